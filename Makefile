@@ -18,6 +18,28 @@ PYTEST ?= $(BIN)/python -m pytest
 WORKERS ?= 2
 MEMBERS := $(wildcard environments/*/pyproject.toml plugins/*/pyproject.toml)
 
+# `make test PART=rollouts` runs the tests of a room of core/quintain, a plugin, an environment, or of
+# another folder under tests/. Names of plugins have hyphens, their folders underscores.
+PART ?=
+folders = $(sort $(notdir $(patsubst %/,%,$(dir $(wildcard $(1)/*/test_*.py)))))
+ROOMS := $(call folders,tests/core)
+PLUGINS := $(call folders,tests/plugins)
+ENVIRONMENTS := $(call folders,tests/environments)
+OTHERS := core docs environments integration plugins
+define UNKNOWN
+no part "$(1)". The parts are
+  of core       $(ROOMS)
+  plugins       $(subst _,-,$(PLUGINS))
+  environments  $(ENVIRONMENTS)
+  folders       $(OTHERS)
+endef
+path = $(or $(if $(filter $(1),$(ROOMS)),tests/core/$(1)),\
+            $(if $(filter $(1),$(PLUGINS)),tests/plugins/$(1)),\
+            $(if $(filter $(1),$(ENVIRONMENTS)),tests/environments/$(1)),\
+            $(if $(filter $(1),$(OTHERS)),tests/$(1)),\
+            $(error $(call UNKNOWN,$(1))))
+PATHS := $(foreach part,$(subst -,_,$(PART)),$(call path,$(part)))
+
 .PHONY: help setup train test test-all test-ci lint format docs site bench registry clean
 
 help:
@@ -32,11 +54,11 @@ $(READY): pyproject.toml requirements-dev.txt constraints.txt $(MEMBERS)
 
 setup: $(READY)  ## virtual environment and editable install of the whole workspace
 
-train: $(READY)  ## train the default model on arithmetic, from nothing, in minutes (ARGS="--seed 1")
+train: $(READY)  ## train the default model on arithmetic, in a minute or two (ARGS="--seed 1" for another seed)
 	$(TRAIN) $(ARGS)
 
-test: $(READY)  ## the tests, without the long ones (WORKERS=0: in one process)
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not ci" $(ARGS)
+test: $(READY)  ## the tests, without the long ones (PART=rollouts: of one room, plugin or environment; WORKERS=0: in one process)
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not ci" $(PATHS) $(ARGS)
 
 test-all: $(READY)  ## every test that needs no daemon
 	$(PYTEST) -m "not ci" $(ARGS)
@@ -49,9 +71,10 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(READY)  ## apply the fixes and the format of ruff
+format: $(READY)  ## apply the fixes and the format of ruff, wrap the pages
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python tools/wrap_docs.py
 
 docs: $(READY)  ## write the tables of docs/algorithms.md, run the snippets of README.md and docs/
 	$(BIN)/python tools/algorithms.py
@@ -64,14 +87,15 @@ $(SITE): $(READY) pyproject.toml
 site: $(SITE)  ## the documentation as a site, in build/site
 	$(BIN)/python -m mkdocs build --strict $(ARGS)
 
-bench: $(READY)  ## every figure of docs/benchmarks.md (one command each in benchmarks/)
-	$(BIN)/python -m benchmarks $(ARGS)
+bench: $(READY)  ## every figure of docs/benchmarks.md (one command each in studies/benchmarks/)
+	$(BIN)/python -m studies.benchmarks $(ARGS)
 
-registry: $(READY)  ## write registry.toml, llms.txt, docs/recipes.md, docs/gallery.md, tables of docs/algorithms.md and docs/models.md
+registry: $(READY)  ## write registry.toml and all lists of members, llms.txt, docs/recipes.md, docs/gallery.md, docs/decisions/README.md, tables of docs/algorithms.md and docs/models.md
 	$(BIN)/python tools/algorithms.py
 	$(BIN)/python tools/registry.py
 	$(BIN)/python tools/recipes.py
 	$(BIN)/python tools/gallery.py
+	$(BIN)/python tools/decisions.py
 	$(BIN)/python tools/llms.py
 	$(BIN)/python tools/models.py
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
-# Before any library is imported: no network, no telemetry, no window, and threads that leave a core to the rest.
+from .small_run import make_small_run
+
+# Before any library is imported: no network, no telemetry, no window, and threads that leave a core
+# to the rest.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -18,18 +23,25 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A job in the background begins with Ctrl-C ignored, and so would every process that a test starts and interrupts.
+# A job in the background begins with Ctrl-C ignored, and so would every process that a test starts
+# and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples in each run, so that a change is judged by what it did; QUINTAIN_FUZZ=1 looks for new ones.
+# The same examples in each run, so that a change is judged by what it did; QUINTAIN_FUZZ=1 looks
+# for new ones.
 for name, same in (("same", True), ("fuzz", False)):
     hypothesis.settings.register_profile(
-        name, derandomize=same, deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+        name,
+        derandomize=same,
+        deadline=None,
+        database=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
 hypothesis.settings.load_profile("fuzz" if os.environ.get("QUINTAIN_FUZZ") else "same")
 
-# To rewrite the assertions of all tests takes several seconds: what is compiled until the tests begin is kept on disk.
+# To rewrite the assertions of all tests takes several seconds: what is compiled until the tests
+# begin is kept on disk.
 _NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,11 +68,38 @@ def real_data() -> Path:
 
 
 @pytest.fixture
+def small_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_curves: None
+) -> Callable[..., Path]:
+    """Make the working directory of a small run: called with the arguments of `make_small_run`
+    without the folder, it is a temporary one.
+    """
+
+    def make(recipe: str, **settings: Any) -> Path:
+        monkeypatch.chdir(tmp_path)
+        return make_small_run(tmp_path, recipe, **settings)
+
+    return make
+
+
+@pytest.fixture
+def own_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the pieces of algorithms that a test defines or imports."""
+    from quintain.interfaces import pieces
+
+    monkeypatch.setattr(pieces, "_PIECES", dict(pieces._PIECES))
+
+
+@pytest.fixture
 def no_curves(monkeypatch: pytest.MonkeyPatch, _plain_environment: None) -> None:
-    """Runs do not draw their curves, which takes longer than a few steps; all other hook plugins observe them."""
+    """Runs do not draw their curves, which takes longer than a few steps; all other hook plugins
+    observe them.
+    """
     from quintain.registry.lookup import current
 
-    others = [component.id for component in current().components("hooks") if component.name != "curves"]
+    others = [
+        component.id for component in current().components("hooks") if component.name != "curves"
+    ]
     monkeypatch.setenv("QUINTAIN_PLUGINS", ",".join(others))
 
 

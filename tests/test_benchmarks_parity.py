@@ -1,4 +1,6 @@
-"""`python -m benchmarks.parity`: our side alone in the ordinary suite, both sides where TRL is installed."""
+"""`python -m studies.benchmarks.parity`: our side alone in the ordinary suite, both sides where TRL
+is installed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PEERS = ROOT / "benchmarks" / ".peers"
+PEERS = ROOT / "studies" / "benchmarks" / ".peers"
 
 
 @pytest.fixture
@@ -18,13 +20,13 @@ def parity(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The command as a module."""
     pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(ROOT))
-    import benchmarks.parity.__main__ as command
+    import studies.benchmarks.parity.__main__ as command
 
     return command
 
 
 def test_every_case_names_an_algorithm_that_takes_its_values(parity: Any) -> None:
-    from benchmarks.parity.ours import algorithm_of
+    from studies.benchmarks.parity.ours import algorithm_of
 
     assert len({case.name for case in parity.CASES}) == len(parity.CASES)
     for case in parity.CASES:
@@ -51,15 +53,25 @@ def test_a_wrong_value_is_noticed(parity: Any, tmp_path: Path) -> None:
         return parity.complaints(case, {"float64": one})
 
     assert said(ours()) == []
-    for changes in ({"objective": {"high": 0.21}}, {"advantage": {"ddof": 0}}, {"kl": {"coefficient": 0.041}}):
+    for changes in (
+        {"objective": {"high": 0.21}},
+        {"advantage": {"ddof": 0}},
+        {"kl": {"coefficient": 0.041}},
+    ):
         assert len(said(ours(**changes))) == 1, changes
     assert "never happened" in said(ours(objective={"low": 0.99, "high": 99.0}))[-1]
 
 
 @pytest.mark.ci
-@pytest.mark.skipif(not (PEERS / ".ready").exists(), reason="TRL is not installed: benchmarks/peers/make_env.sh")
+@pytest.mark.skipif(
+    not (PEERS / ".ready").exists(),
+    reason="TRL is not installed: studies/benchmarks/peers/make_env.sh",
+)
 def test_losses_and_gradients_are_those_of_trl() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.parity", "--quick"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "studies.benchmarks.parity", "--quick"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]

@@ -1,4 +1,4 @@
-"""`benchmarks.pool` on its simulated clock, and the commands of `benchmarks/gpu`."""
+"""`studies.benchmarks.pool` on its simulated clock, and the commands of its folder `gpu`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_repacked_replicas_wait_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of equal turns: an update that waits for all costs most, one that waits for none least; runs repeat exactly."""
+    """Of equal turns: an update that waits for all costs most, one that waits for none least; runs
+    repeat exactly.
+    """
     pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks.pool import ROWS, train
-    from benchmarks.simulated import Costs, simulated
+    from studies.benchmarks.pool import ROWS, train
+    from studies.benchmarks.simulated import Costs, simulated
 
     def run(row: str) -> dict[str, float]:
         with simulated(Costs()):
@@ -38,12 +40,17 @@ def test_the_gpu_commands_have_a_case_of_vllm(has_vllm: bool, tmp_path: Path) ->
     python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit {int(not has_vllm)}\necho ran "$@"\n')
     python.chmod(0o755)
     environment = {**os.environ, "PYTHON": str(python), "DEVICE": "cpu"}
-    script = ["sh", "benchmarks/gpu/run.sh", "--quick"]
-    done = subprocess.run(script, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    script = ["sh", "studies/benchmarks/gpu/run.sh", "--quick"]
+    done = subprocess.run(
+        script, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
     *others, last = done.stdout.splitlines()
 
-    assert others == [f"ran -m benchmarks.{name} --device cpu --quick" for name in ("memory", "engine", "step")]
+    assert others == [
+        f"ran -m studies.benchmarks.{name} --device cpu --quick"
+        for name in ("memory", "engine", "step")
+    ]
     if has_vllm:
-        assert last == "ran -m benchmarks.engines --device cpu --quick"
+        assert last == "ran -m studies.benchmarks.engines --device cpu --quick"
     else:
-        assert "benchmarks.engines is left out" in last and "quintain-vllm[gpu]" in last
+        assert "studies.benchmarks.engines is left out" in last and "quintain-vllm[gpu]" in last

@@ -1,4 +1,6 @@
-"""The studies run, and what they rest on is right: exact tables, the pieces' own updates, intervals over seeds."""
+"""The studies run, and what they rest on is right: exact tables, the pieces' own updates, intervals
+over seeds.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import pytest
 pytest.importorskip("torch", reason="studies need quintain[train]")
 
 import torch
-from experiments.common import Line, Panel, Report, generator, main, table, to_json
-from experiments.tables import END, Played, Pupil, World, accepted, joined, learn, play
+from studies.experiments.common import Line, Panel, Report, generator, main, table, to_json
+from studies.experiments.tables import END, Played, Pupil, World, accepted, joined, learn, play
 
 from quintain.learning.algorithms import DR_GRPO, GRPO, REINFORCE
 from quintain_algorithms import OTB
@@ -23,7 +25,11 @@ from .docs.commands import parse
 from .docs.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-STUDIES = sorted(p.stem for p in (ROOT / "experiments").glob("*.py") if p.stem not in ("__init__", "common", "tables"))
+STUDIES = sorted(
+    p.stem
+    for p in (ROOT / "studies" / "experiments").glob("*.py")
+    if p.stem not in ("__init__", "common", "tables")
+)
 PAGES = ROOT / "docs" / "experiments"
 
 
@@ -48,33 +54,37 @@ def _own_log_level() -> Iterator[None]:
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_runs(name: str, tmp_path: Path) -> None:
     """Tiny sizes, two seeds: a figure, and numbers with their seeds and command."""
-    module = importlib.import_module(f"experiments.{name}")
+    module = importlib.import_module(f"studies.experiments.{name}")
     main(module.study, ["--quick", "--out", str(tmp_path)])
     held = json.loads((tmp_path / f"{name}.json").read_text())
 
-    assert f"python -m experiments.{name} --quick --out {tmp_path}" == held["command"]
-    assert 2 == held["seeds"] and held["panels"] and held["contrasts"]
+    assert f"python -m studies.experiments.{name} --quick --out {tmp_path}" == held["command"]
+    assert held["seeds"] == 2 and held["panels"] and held["contrasts"]
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_page_has_the_results_of_a_full_run(name: str) -> None:
-    """Each study that is written up has its figure and numbers from at least five seeds (or what it says) beside it."""
+    """Each study that is written up has its figure and numbers from at least five seeds (or what it
+    says) beside it.
+    """
     page = PAGES / f"{name}.md"
     if not page.exists():
         pytest.skip(f"{name} is not written up")
     text = page.read_text()
     held = json.loads((PAGES / f"{name}.json").read_text())
 
-    least = getattr(importlib.import_module(f"experiments.{name}"), "LEAST_SEEDS", 5)
+    least = getattr(importlib.import_module(f"studies.experiments.{name}"), "LEAST_SEEDS", 5)
     assert held["seeds"] >= least and "--quick" not in held["command"]
-    assert f"python -m experiments.{name}" in text and f"({name}.png)" in text
+    assert f"python -m studies.experiments.{name}" in text and f"({name}.png)" in text
     assert held["date"] in text and (PAGES / f"{name}.png").exists()
 
 
-# ------------------------------------------------------------------------------------------------- the tables
+# --------------------------------------------------------------------------------------- the tables
 
-CHAIN = World(next=torch.tensor([[1, END, 0], [END, END, 1]]), start=torch.tensor([0, 1]), longest=4)
+CHAIN = World(
+    next=torch.tensor([[1, END, 0], [END, END, 1]]), start=torch.tensor([0, 1]), longest=4
+)
 LOGITS = torch.tensor([[0.3, -0.2, 0.5], [-1.0, 0.4, 0.1]], dtype=torch.float64)
 
 
@@ -84,7 +94,9 @@ def answers(count: int = 200, seed: int = 0) -> Played:
 
 
 def test_answers_follow_the_table() -> None:
-    """States obey the world, log-probs are the table's, first tokens come as often as they should."""
+    """States obey the world, log-probs are the table's, first tokens come as often as they
+    should.
+    """
     played = answers(8000)
     starts = [0, *(played.owner.diff() != 0).nonzero().squeeze(1).add(1).tolist()]
     logp = LOGITS.log_softmax(-1)
@@ -127,9 +139,15 @@ def test_an_update_is_that_of_the_formula(name: str) -> None:
         indices = [j for j in range(24) if played.group[j] == played.group[i]]
         gain = r - sum(played.rewards[j] for j in indices) / len(indices)
         tokens = sum(lengths[j] for j in indices)
-        weight = {"constant": 1 / (24 * 4), "sequence": 1 / (24 * lengths[i]), "token": 1 / sum(lengths)}
+        weight = {
+            "constant": 1 / (24 * 4),
+            "sequence": 1 / (24 * lengths[i]),
+            "token": 1 / sum(lengths),
+        }
         c = (weight | {"prompt": 1 / (4 * tokens)})[name]
-        for state, token in zip(played.state[played.owner == i], played.token[played.owner == i], strict=True):
+        for state, token in zip(
+            played.state[played.owner == i], played.token[played.owner == i], strict=True
+        ):
             want[state] -= c * gain * LOGITS[state].softmax(-1)
             want[state, token] += c * gain
 
@@ -137,7 +155,9 @@ def test_an_update_is_that_of_the_formula(name: str) -> None:
 
 
 def test_the_expected_update_is_the_gradient() -> None:
-    """REINFORCE on all actions in proportion to their chance: the exact gradient of the expected reward."""
+    """REINFORCE on all actions in proportion to their chance: the exact gradient of the expected
+    reward.
+    """
     algorithm = REINFORCE.replace(advantage="raw", aggregation={"use": "constant", "length": 1})
     logits = torch.tensor(
         [[3.0, 1.0]], dtype=torch.float64
@@ -166,7 +186,7 @@ def test_minibatches_meet_a_ratio_that_is_not_one() -> None:
     logits = LOGITS.clone().requires_grad_()
     shares = learn(algorithm, lambda: logits, torch.optim.SGD([logits], lr=2.0), answers(24), 4)
 
-    assert 0 < shares["clip_high"] < 1 and 1.0 == shares["correction"]
+    assert 0 < shares["clip_high"] < 1 and shares["correction"] == 1.0
 
 
 def test_pieces_that_read_statistics_get_them() -> None:
@@ -181,41 +201,49 @@ def test_group_filter_drops_whole_groups() -> None:
     played = answers(16).scored([1, 0, 1, 0] + [1] * 4 + [0] * 4 + [0, 0, 0, 1])
     kept = accepted(DR_GRPO.replace(group_filter="varied"), played)
 
-    assert kept is not None and [1, 0, 1, 0, 0, 0, 0, 1] == list(kept.rewards)
+    assert kept is not None and list(kept.rewards) == [1, 0, 1, 0, 0, 0, 0, 1]
     assert accepted(DR_GRPO.replace(group_filter="varied"), played.scored([1] * 16)) is None
 
 
 def test_a_pupil_knows_its_own_chances() -> None:
-    """Exact success is what many draws give; pass@k follows from it; what is hidden cannot be learnt."""
+    """Exact success is what many draws give; pass@k follows from it; what is hidden cannot be
+    learnt.
+    """
     pupil = Pupil.born(0, prompts=4, features=3, actions=6, right=2)
-    played = pupil.scored(play(pupil.world, pupil.table().detach(), [0, 1, 2, 3], 4000, generator(1)))
+    played = pupil.scored(
+        play(pupil.world, pupil.table().detach(), [0, 1, 2, 3], 4000, generator(1))
+    )
     share = torch.tensor(played.rewards, dtype=torch.float64).view(4, -1).mean(1)
 
     assert torch.allclose(share, pupil.success(held_out=False), atol=4 * 0.5 / 4000**0.5)
-    assert 2 * 4 == int(pupil.right_train.sum())
+    assert int(pupil.right_train.sum()) == 2 * 4
     one = pupil.success(held_out=True)
     assert float((1 - (1 - one) ** 5).mean()) == pytest.approx(pupil.passes(5))
     assert Pupil.born(0, hidden=4).train.shape == Pupil.born(0).train.shape
 
 
-# ------------------------------------------------------------------------------------------------- the reports
+# -------------------------------------------------------------------------------------- the reports
 
 
 def test_a_report_says_how_sure_it_is() -> None:
     line = Line(label="a", x=[0, 1], values=[[0.0, 1.0], [0.0, 2.0], [0.0, 3.0]])
-    report = Report(panels=[Panel(title="t", xlabel="step", lines=[line])], contrasts={"d": [1.0, 2.0, 3.0]})
+    report = Report(
+        panels=[Panel(title="t", xlabel="step", lines=[line])], contrasts={"d": [1.0, 2.0, 3.0]}
+    )
     held = to_json(report, "command", "2026-01-01", 3, 0.0)
 
     assert 2.0 == held["panels"]["t, by step"]["a"]["end"]["mean"] == held["contrasts"]["d"]["mean"]
-    assert -0.48414 == pytest.approx(held["contrasts"]["d"]["low"], abs=1e-4)
+    assert pytest.approx(held["contrasts"]["d"]["low"], abs=1e-4) == -0.48414
     assert any("| a | 1 | 2 | -0.4841 to 4.484 |" in row for row in table(report))
 
 
-# ------------------------------------------------------------------------------------------------- the pages
+# ---------------------------------------------------------------------------------------- the pages
 
 
 def test_links_of_the_pages_resolve_and_their_commands_parse() -> None:
-    """Pages, figures and headings that are pointed at exist; `quintain` takes the options that are shown."""
+    """Pages, figures and headings that are pointed at exist; `quintain` takes the options that are
+    shown.
+    """
     for path in sorted(PAGES.glob("*.md")):
         page = Page(path=path)
         for link in page.links:
@@ -231,4 +259,6 @@ def test_every_study_is_in_the_index() -> None:
     """What is written up is linked from the index, and only that."""
     written = {p.name for p in PAGES.glob("*.md")} - {"README.md"}
 
-    assert written == {link for link in Page(path=PAGES / "README.md").links if link.endswith(".md")}
+    assert written == {
+        link for link in Page(path=PAGES / "README.md").links if link.endswith(".md")
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from quintain import __version__
-from quintain.registry.discovery import PLUGINS
+from quintain.registry.known import known_plugins
 
+from .lazy import lazily
 from .tools import load_tool
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,33 +25,33 @@ MEMBERS: list[Path] = TOOL.members()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_requirements_name_every_member() -> None:
-    """requirements-dev.txt installs the root and each folder that has a pyproject.toml."""
-    lines = re.findall(r"^-e (\S+)", (ROOT / "requirements-dev.txt").read_text(), re.M)
-
-    assert re.match(r"\.\[.*dev.*\]", lines[0])
-    assert [f"./{m.relative_to(ROOT).as_posix()}" for m in MEMBERS[1:]] == lines[1:]
+@pytest.mark.parametrize("path", TOOL.render(), ids=lambda p: p.name)
+def test_lists_of_members_are_up_to_date(path: Path) -> None:
+    """Each file that names the members is what `make registry` would write."""
+    assert path.read_text(encoding="utf-8") == TOOL.render()[path], "run `make registry`"
 
 
-def test_uv_workspace_names_every_member() -> None:
-    """The uv spelling knows the same members: by glob, in the dependency group and among the sources."""
-    names = [TOOL.project(m)["project"]["name"] for m in MEMBERS[1:]]
+def test_uv_and_pip_take_the_members_from_one_extra() -> None:
+    """uv finds the folders by a glob, and installs what `pip install 'quintain[all]'` does."""
+    assert PROJECT["tool"]["uv"]["workspace"]["members"] == ["environments/*", "plugins/*"]
+    assert PROJECT["dependency-groups"]["members"] == ["quintain[all]"]
+    assert PROJECT["project"]["optional-dependencies"]["all"][0] == "quintain[train,lora]"
 
-    assert ["environments/*", "plugins/*"] == PROJECT["tool"]["uv"]["workspace"]["members"]
-    assert sorted(names) == sorted(PROJECT["dependency-groups"]["members"])
-    assert sorted(names) == sorted(PROJECT["tool"]["uv"]["sources"])
+
+def test_a_list_that_is_missing_or_there_twice_is_refused() -> None:
+    """A run of lines that looks like the list, elsewhere in the file, is not rewritten silently."""
+    for text in ("[a]\n", "b = 1\n\nb = 2\n"):
+        with pytest.raises(ValueError, match="not one"):
+            TOOL._listed(text, "b = .", ["3"], "b = {}")
 
 
 def test_every_folder_is_a_member() -> None:
     """uv's globs are strict: a folder without pyproject.toml would fail the sync."""
-    folders = [f for place in ("environments", "plugins") for f in (ROOT / place).iterdir() if f.is_dir()]
+    folders = [
+        f for place in ("environments", "plugins") for f in (ROOT / place).iterdir() if f.is_dir()
+    ]
 
     assert set(folders) == set(MEMBERS[1:])
-
-
-def test_registry_is_up_to_date() -> None:
-    """registry.toml is what `make registry` would write."""
-    assert TOOL.render() == (ROOT / "registry.toml").read_text(), "run `make registry`"
 
 
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda m: m.name)
@@ -61,19 +63,50 @@ def test_manifest_and_entry_points_agree(member: Path) -> None:
     assert manifest.licence == TOOL.project(member)["project"]["license"]
 
 
+LAZY = [
+    TOOL.package(member).name
+    for member in MEMBERS[1:]
+    if "lazy_names(" in (TOOL.package(member) / "__init__.py").read_text(encoding="utf-8")
+]
+"""The packages of members that import their public names when they are used."""
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_type_checkers_see_the_names_of_a_lazy_package(name: str) -> None:
+    """Each name under TYPE_CHECKING is the object of the module that it names, and is listed."""
+    package = importlib.import_module(name)
+
+    assert lazily(package) == set(package.__all__)
+
+
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda m: m.name)
 def test_members_support_the_same_pythons(member: Path) -> None:
     """3.11 and newer, everywhere."""
-    assert ">=3.11" == TOOL.project(member)["project"]["requires-python"]
+    assert TOOL.project(member)["project"]["requires-python"] == ">=3.11"
 
 
-def test_core_names_the_plugins_that_bring_commands_and_algorithms() -> None:
-    """`PLUGINS` has every command and algorithm of a member, and nothing that no member declares."""
-    declared = {key: TOOL.project(m)["project"]["name"] for m in MEMBERS[1:] for key in TOOL.declared(m)}
+def test_core_knows_every_component_of_a_plugin() -> None:
+    """So an error about a missing one names what to install."""
+    declared = {
+        key: TOOL.project(m)["project"]["name"] for m in MEMBERS[1:] for key in TOOL.declared(m)
+    }
 
-    assert PLUGINS.items() <= declared.items()
-    for kind in ("command", "algorithm"):
-        assert {key for key in PLUGINS if key[0] == kind} == {key for key in declared if key[0] == kind}
+    assert known_plugins() == declared
+
+
+def test_no_line_of_core_names_a_plugin() -> None:
+    """Neither a distribution nor its package; known.json, which the tool writes, has them all."""
+    names = {TOOL.project(m)["project"]["name"] for m in MEMBERS[1:]}
+    names |= {TOOL.package(m).name for m in MEMBERS[1:]}
+    pattern = re.compile(rf"\b(?:{'|'.join(sorted(names))})\b")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "core").rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+    assert found == []
 
 
 def test_version_is_in_two_places() -> None:

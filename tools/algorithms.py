@@ -1,4 +1,5 @@
-"""Write the tables of docs/algorithms.md from the installed algorithms. A test compares the page with this output.
+"""Write the tables of docs/algorithms.md from the installed algorithms. A test compares the page
+with this output.
 
 python tools/algorithms.py
 """
@@ -24,7 +25,14 @@ from quintain.learning.algorithms import ALGORITHMS
 from quintain.learning.loss_inputs import LossInputs, RatioPool
 from quintain.registry.discovery import discover
 from quintain.registry.lookup import Registry
-from quintain_devtools.describe import Difference, differences, kl_words, piece_words, settings, shown
+from quintain_devtools.describe import (
+    Difference,
+    differences,
+    kl_words,
+    piece_words,
+    settings,
+    shown,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "algorithms.md"
@@ -56,8 +64,11 @@ PAIRS = (
     ("dpo", "grpo"),
     ("dpo_norm", "dpo"),
     ("simpo", "dpo_norm"),
+    ("kto", "dpo"),
 )
-"""Pairs for the table of differences; every algorithm except `reinforce` is on the left exactly once."""
+"""Pairs for the table of differences; every algorithm except `reinforce` is on the left exactly
+once.
+"""
 
 REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("grpo", {"ratio_to": "mu", "correction": "tis"}),
@@ -86,7 +97,15 @@ NOTED: tuple[tuple[str, dict[str, Any]], ...] = (
 """Algorithms with changes that are allowed and print a note."""
 
 CHOICES = (
-    *("algorithm", "advantage", "objective, trust region", "ratio", "correction", "aggregation", "KL"),
+    *(
+        "algorithm",
+        "advantage",
+        "objective, trust region",
+        "ratio",
+        "correction",
+        "aggregation",
+        "KL",
+    ),
     *("group filter, resampling", "updates", "what else"),
 )
 """The columns of the table of choices."""
@@ -96,17 +115,27 @@ _SENTENCE = re.compile(r"(?<!\bDr)(?<!\bal)(?<!\be\.g)\.\s+(?=[A-Z`*])")
 
 
 def algorithms() -> dict[str, tuple[str, Algorithm]]:
-    """All algorithms of the workspace by name, each with its distribution; those of core come first."""
+    """All algorithms of the workspace by name, each with its distribution; those of core come
+    first.
+    """
     held = {name: ("quintain", algorithm) for name, algorithm in ALGORITHMS.items()}
-    members = [tomllib.loads(p.read_text())["project"]["name"] for p in sorted(ROOT.glob("plugins/*/pyproject.toml"))]
+    members = [
+        tomllib.loads(p.read_text())["project"]["name"]
+        for p in sorted(ROOT.glob("plugins/*/pyproject.toml"))
+    ]
     for component in sorted(discover(), key=lambda c: (c.distribution, c.name)):
         if component.kind == "algorithm" and component.distribution in members:
-            held[component.name] = (component.distribution, Registry([component]).resolve(component))
+            held[component.name] = (
+                component.distribution,
+                Registry([component]).resolve(component),
+            )
     return held
 
 
 def pieces() -> dict[str, tuple[str, Piece]]:
-    """All pieces of these packages by ``kind.name``, each with its distribution; those of core come first."""
+    """All pieces of these packages by ``kind.name``, each with its distribution; those of core come
+    first.
+    """
     packages = {owner.replace("-", "_"): owner for owner, _ in algorithms().values()}
     held = {
         f"{piece.kind}.{piece.name}": (packages[package], piece)
@@ -114,11 +143,13 @@ def pieces() -> dict[str, tuple[str, Piece]]:
         if (package := piece.function.__module__.partition(".")[0]) in packages
     }
     owners = list(packages.values())
-    return dict(sorted(held.items(), key=lambda x: (KINDS.index(x[1][1].kind), owners.index(x[1][0]))))
+    return dict(
+        sorted(held.items(), key=lambda x: (KINDS.index(x[1][1].kind), owners.index(x[1][0])))
+    )
 
 
 def summary(piece: Piece) -> str:
-    """The first sentence of a piece's docstring."""
+    """Return the first sentence of a piece's docstring."""
     text = " ".join((piece.function.__doc__ or "").partition("\n\n")[0].split())
     return _SENTENCE.split(text, maxsplit=1)[0].rstrip(".") + "."
 
@@ -130,39 +161,57 @@ PHRASES: dict[str, Words] = {
     "ratio_to": lambda policy: f"ratio to {policy}",
     "epochs": lambda n: counted(n, "epoch"),
     "minibatches": lambda n: counted(n, "minibatch"),
-    "mask_truncated": lambda on: "truncated samples left out" if on else "truncated samples trained",
+    "mask_truncated": lambda on: (
+        "truncated samples left out" if on else "truncated samples trained"
+    ),
     "overlong": lambda share: (
-        f"overlong answers punished over the last {100 * share:g} %" if share else "length not punished"
+        f"overlong answers punished over the last {100 * share:g} %"
+        if share
+        else "length not punished"
     ),
     "reset_optimizer": lambda on: "optimizer reset before every batch" if on else "optimizer kept",
     "float32_head": lambda on: "float32 head" if on else "head as precise as the rest",
-    "prune": lambda share: f"vocabulary pruned at {share:.3g} of the likeliest" if share else "whole vocabulary",
-    "services": lambda held: "; ".join(f"service {slot} is {use}" for slot, use in held.items()) or "no service",
-    "plan.resample": lambda way: {"none": "no resampling", "dynamic": "dynamic sampling", "active": "active sampling"}[
-        way
-    ],
+    "prune": lambda share: (
+        f"vocabulary pruned at {share:.3g} of the likeliest" if share else "whole vocabulary"
+    ),
+    "services": lambda held: (
+        "; ".join(f"service {slot} is {use}" for slot, use in held.items()) or "no service"
+    ),
+    "plan.resample": lambda way: {
+        "none": "no resampling",
+        "dynamic": "dynamic sampling",
+        "active": "active sampling",
+    }[way],
     "plan.attempts": lambda n: f"at most {counted(n, 'batch')} tried per step",
     "plan.order": lambda way: {
         "shuffled": "tasks shuffled",
         "easy_to_hard": "tasks from easy to hard",
         "hard_first": "tasks drawn by failure rate",
     }[way],
-    "plan.drop_solved": lambda rate: "no task dropped" if rate is None else f"tasks dropped at success rate {rate:g}",
+    "plan.drop_solved": lambda rate: (
+        "no task dropped" if rate is None else f"tasks dropped at success rate {rate:g}"
+    ),
     "plan.difficulty_samples": lambda n: (
         f"difficulty filter from {counted(n, 'sample')} per task" if n else "no difficulty filter"
     ),
-    "plan.difficulty_file": lambda file: f"difficulty filter by {file}" if file else "no file of success rates",
+    "plan.difficulty_file": lambda file: (
+        f"difficulty filter by {file}" if file else "no file of success rates"
+    ),
     "plan.difficulty_range": lambda rates: f"success rates {rates[0]:g} to {rates[1]:g} kept",
-    "plan.staleness": lambda n: f"sampler {counted(n, 'version')} behind" if n else "sampler up to date",
+    "plan.staleness": lambda n: (
+        f"sampler {counted(n, 'version')} behind" if n else "sampler up to date"
+    ),
     "plan.thinking_budget": lambda at: (
-        f"thinking budget of {at['min_tokens']:,} to {at['max_tokens']:,} tokens" if at else "no thinking budget"
+        f"thinking budget of {at['min_tokens']:,} to {at['max_tokens']:,} tokens"
+        if at
+        else "no thinking budget"
     ),
 }
 """What a value of a setting means; pieces and the KL term have functions of their own."""
 
 
 def phrase(setting: str, value: Any) -> str:
-    """What *value* of *setting* means, in a few words."""
+    """Return what *value* of *setting* means, in a few words."""
     kind, _, argument = setting.partition(".")
     if setting in PHRASES:
         return PHRASES[setting](value)
@@ -176,7 +225,7 @@ def phrase(setting: str, value: Any) -> str:
 
 
 def words(difference: Difference) -> str:
-    """What the left algorithm does in place of what the right one does."""
+    """Return what the left algorithm does in place of what the right one does."""
     right = phrase(difference.setting, difference.right)
     if difference.setting.partition(".")[0] in KINDS:  # what it is stands there once
         right = right.removeprefix(f"{difference.setting.replace('.', ' ')} ")
@@ -190,7 +239,9 @@ def counted(n: int, noun: str) -> str:
 
 # ---------------------------------------------------------------- the tables of docs/algorithms.md
 def page(text: str) -> str:
-    """Replace the tables of docs/algorithms.md, between ``<!-- NAME -->`` and ``<!-- end NAME -->``."""
+    """Replace the tables of docs/algorithms.md, between ``<!-- NAME -->`` and ``<!-- end NAME
+    -->``.
+    """
     for name, lines in TABLES.items():
         head, begin, rest = text.partition(f"<!-- {name} -->\n")
         _, end, tail = rest.partition(f"<!-- end {name} -->\n")
@@ -230,7 +281,10 @@ def what_else(algorithm: Algorithm) -> Iterator[str]:
     usual = {key: _default(key) for key in PHRASES}
     own = _flat(settings(algorithm))
     for key in PHRASES:
-        if key not in ("ratio_to", "epochs", "minibatches", "plan.resample") and own[key] != usual[key]:
+        if (
+            key not in ("ratio_to", "epochs", "minibatches", "plan.resample")
+            and own[key] != usual[key]
+        ):
             yield phrase(key, own[key])
 
 
@@ -301,7 +355,8 @@ def ratio(algorithm: Algorithm) -> str:
     told: dict[str, Tensor] = dict.fromkeys(("entropy", "square", "mean_logp"), logp)
     algorithm.objective(
         Watched(
-            logp=logp, mu_logp=logp, prox_logp=logp, ref_logp=logp, advantage=logp, entropy=logp, sample=ids,
+            logp=logp, mu_logp=logp, prox_logp=logp, ref_logp=logp, advantage=logp, entropy=logp,
+            sample=ids,
             group=torch.tensor([0, 0]), ratio_to=algorithm.ratio_to,
             statistics=told | {"top_logp": wide, "prox_top_logp": wide},
         )
@@ -311,7 +366,10 @@ def ratio(algorithm: Algorithm) -> str:
         "product": "of an answer",
         "geometric": "of an answer, geometric mean",
     }
-    return f"theta / {algorithm.ratio_to} {' and '.join(over[pool] for pool in dict.fromkeys(Watched.seen))}"
+    return (
+        f"theta / {algorithm.ratio_to} "
+        f"{' and '.join(over[pool] for pool in dict.fromkeys(Watched.seen))}"
+    )
 
 
 class Watched(LossInputs):
@@ -326,7 +384,11 @@ class Watched(LossInputs):
 
 def _group_filter(algorithm: Algorithm) -> str:
     told = piece_words(algorithm.group_filter, only=algorithm.group_filter.args)
-    return told if algorithm.plan.resample == "none" else f"{told}, {phrase('plan.resample', algorithm.plan.resample)}"
+    return (
+        told
+        if algorithm.plan.resample == "none"
+        else f"{told}, {phrase('plan.resample', algorithm.plan.resample)}"
+    )
 
 
 def _updates(algorithm: Algorithm) -> str:
@@ -344,10 +406,12 @@ def _default(key: str) -> Any:
 
 
 def _bare() -> Algorithm:
-    """An algorithm with the default of every setting."""
+    """Return an algorithm with the default of every setting."""
     algorithm = ALGORITHMS["reinforce"]
     given = {kind: getattr(algorithm, kind) for kind in KINDS if kind != "optimizer_step"}
-    return Algorithm(name=algorithm.name, summary=algorithm.summary, source=algorithm.source, **given)
+    return Algorithm(
+        name=algorithm.name, summary=algorithm.summary, source=algorithm.source, **given
+    )
 
 
 def _flat(plain: Mapping[str, Any]) -> dict[str, Any]:

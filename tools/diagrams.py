@@ -25,12 +25,22 @@ mermaid.render("diagram", {source}).then(made => {{ document.getElementById("svg
 
 
 def draw(source: str, library: Path) -> str:
-    """The SVG of *source*, drawn by the mermaid *library* in Chromium."""
+    """Return the SVG of *source*, drawn by the mermaid *library* in Chromium."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder, "page.html")
-        plain = re.sub(r"</?b>", "", source)  # labels without HTML, so that a picture needs no browser's fonts
-        page.write_text(PAGE.format(library=library.resolve().as_uri(), source=json.dumps(plain)), encoding="utf-8")
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
+        # labels without HTML, so that a picture needs no browser's fonts
+        plain = re.sub(r"</?b>", "", source)
+        page.write_text(
+            PAGE.format(library=library.resolve().as_uri(), source=json.dumps(plain)),
+            encoding="utf-8",
+        )
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--virtual-time-budget=20000",
+            "--dump-dom",
+        ]
         command = ["chromium", *options, "--allow-file-access-from-files", page.as_uri()]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     found = re.search(r'<pre id="svg">(&lt;svg.*?)</pre>', done.stdout, re.S)
@@ -45,7 +55,9 @@ def main() -> None:
     library = Path(sys.argv[1])
     pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
     sources = [
-        s for p in pages for s in re.findall(r"^```mermaid\n(.*?)^```", p.read_text(encoding="utf-8"), re.M | re.S)
+        s
+        for p in pages
+        for s in re.findall(r"^```mermaid\n(.*?)^```", p.read_text(encoding="utf-8"), re.M | re.S)
     ]
     wanted = {DOCS / diagram_file(source): source for source in sources}
     for path, source in wanted.items():

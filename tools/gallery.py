@@ -1,7 +1,7 @@
 """Write docs/gallery.md: a card for each environment of this repository. A test compares it.
 
-The summary and what it needs are from the manifest, settings and controls from the class; curves and pages are named
-here.
+The summary and what it needs are from the manifest, settings and controls from the class; curves
+and pages are named here.
 
 python tools/gallery.py
 """
@@ -9,12 +9,16 @@ python tools/gallery.py
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
-from quintain.cli import current
+from quintain.registry import current
 from quintain_devtools.docstrings import plain
 from quintain_devtools.info import Details, details_of
+
+sys.path.insert(0, str(Path(__file__).parent))
+from wrap_docs import wrapped
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "gallery.md"
@@ -69,7 +73,7 @@ To add one of your own: [write-an-environment.md](write-an-environment.md).
 
 
 def render() -> str:
-    """The page.
+    """Return the page.
 
     Raises:
         AssertionError: an environment cannot be imported.
@@ -78,20 +82,26 @@ def render() -> str:
     distributions = {project(m) for m in ROOT.glob("environments/*/pyproject.toml")}
     found = [c for c in registry.components("environment") if c.distribution in distributions]
     cards = {c.name: details_of(c, registry) for c in sorted(found, key=lambda c: c.name)}
-    rows = [f"| [{name}](#{name}) | {d.line.summary} | {', '.join(d.line.needs)} |" for name, d in cards.items()]
-    return HEAD + "\n".join(rows) + "\n\n" + "\n".join(card(name, d) for name, d in cards.items())
+    rows = [
+        f"| [{name}](#{name}) | {d.line.summary} | {', '.join(d.line.needs)} |"
+        for name, d in cards.items()
+    ]
+    sections = "\n".join(card(name, d) for name, d in cards.items())
+    return wrapped(HEAD + "\n".join(rows) + "\n\n" + sections)
 
 
 def project(file: Path) -> str:
-    """The name of a distribution."""
+    """Return the name of a distribution."""
     return str(tomllib.loads(file.read_text(encoding="utf-8"))["project"]["name"])
 
 
 def card(name: str, details: Details) -> str:
-    """The section of one environment."""
+    """Return the section of one environment."""
     assert not details.line.error, details.line.error
     marks = current().load("environment", details.line.id).controls()
-    controls = ", ".join(f"`{control}`" + (f" ({mark})" if mark else "") for control, mark in sorted(marks.items()))
+    controls = ", ".join(
+        f"`{control}`" + (f" ({mark})" if mark else "") for control, mark in sorted(marks.items())
+    )
     parts = [f"## {name}", details.line.summary]
     facts = [f"`pip install {details.line.distribution}`"]
     recipe = RECIPES.get(name, name)
@@ -105,7 +115,9 @@ def card(name: str, details: Details) -> str:
     if settings:
         lines = [f"| `{name}` | `{default}` | {cell(text)} |" for name, default, text in settings]
         parts.append("\n".join(["| setting | default | meaning |", "|---|---|---|", *lines]))
-    if picture := CURVES.get(name) or (GAMES if details.line.distribution == "quintain-env-games" else None):
+    if picture := CURVES.get(name) or (
+        GAMES if details.line.distribution == "quintain-env-games" else None
+    ):
         parts.append(f"![Learning curve of {name}]({picture})")
     return "\n\n".join(parts) + "\n"
 

@@ -1,4 +1,5 @@
-"""Draw docs/images/games.png: held-out success of runs of the multi-turn worlds, a panel per world, a line per seed.
+"""Draw docs/images/games.png: held-out success of runs of the multi-turn worlds, a panel per world,
+a line per seed.
 
 python tools/games_curve.py runs/guess-0 runs/guess-1 runs/guess-2 runs/maze-0 ...
 """
@@ -21,7 +22,9 @@ def main(folders: list[str]) -> None:
     for folder in map(Path, folders):
         world, _, seed = folder.name.rpartition("-")
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        held_out = [(row["step"], row["held_out.accuracy"]) for row in rows if "held_out.accuracy" in row]
+        held_out = [
+            (row["step"], row["held_out.accuracy"]) for row in rows if "held_out.accuracy" in row
+        ]
         curves.setdefault(world, {})[seed] = held_out
 
     def paint(figure: Any) -> None:
@@ -29,7 +32,13 @@ def main(folders: list[str]) -> None:
             figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
         ):
             for colour, (seed, points) in zip(COLOURS, sorted(seeds.items()), strict=False):
-                panel.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=f"seed {seed}")
+                panel.plot(
+                    *zip(*points, strict=True),
+                    color=colour,
+                    marker="o",
+                    markersize=3,
+                    label=f"seed {seed}",
+                )
             panel.set_title(world)
             panel.set_xlabel("step")
             panel.set_ylim(0, 1)

@@ -1,4 +1,5 @@
-"""Write llms.txt: what Quintain is and where its pages are, for language models (https://llmstxt.org).
+"""Write llms.txt: what Quintain is and where its pages are, for language models
+(https://llmstxt.org).
 
 A test compares it.
 
@@ -27,23 +28,31 @@ FACTS = """\
 
 
 def render() -> str:
-    """The text.
+    """Return the text.
 
     Raises:
         KeyError: a page of the index has no title.
     """
-    description = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["description"]
+    description = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "description"
+    ]
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    parts = [f"# Quintain\n\n> {description}\n\n{FACTS}\n- [README](README.md): two commands, examples, installation"]
+    parts = [
+        f"# Quintain\n\n> {description}\n\n{FACTS}\n- [README](README.md): two commands, examples, "
+        f"installation"
+    ]
     for title, text in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", index, re.M | re.S):
         rows = re.findall(r"^\| \[[^\]]+\]\(([^)]+)\) \| (.+?) \|$", text, re.M)
         name = "Optional" if title == "Contributors" else title  # the name for what may be left out
-        parts.append(f"## {name}\n\n" + "\n".join(f"- [{_title(file)}](docs/{file}): {about}" for file, about in rows))
+        parts.append(
+            f"## {name}\n\n"
+            + "\n".join(f"- [{_title(file)}](docs/{file}): {about}" for file, about in rows)
+        )
     return "\n\n".join(parts) + "\n"
 
 
 def _title(file: str) -> str:
-    """The first heading of a page or notebook of docs/."""
+    """Return the first heading of a page or notebook of docs/."""
     text = (ROOT / "docs" / file).read_text(encoding="utf-8")
     if file.endswith(".ipynb"):
         text = "".join(json.loads(text)["cells"][0]["source"])

@@ -1,4 +1,5 @@
-"""Compare `quintain_math_verify` with the cases that Math-Verify publishes in the tests of its source distribution.
+"""Compare `quintain_math_verify` with the cases that Math-Verify publishes in the tests of its
+source distribution.
 
     pip download --no-deps --no-binary :all: math-verify==0.9.0; tar xzf math_verify-0.9.0.tar.gz
     python tools/math_verify_cases.py math_verify-0.9.0
@@ -21,11 +22,19 @@ def cases(folder: Path) -> Iterator[tuple[str, str, str, bool]]:
     for file in sorted((folder / "tests").glob("test_*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             for decorator in getattr(node, "decorator_list", []):
-                if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.parametrize":
+                if (
+                    isinstance(decorator, ast.Call)
+                    and ast.unparse(decorator.func) == "pytest.mark.parametrize"
+                ):
                     for row in _rows(decorator):
                         expected = row.get("expected", row.get("result"))
                         if {"gold", "pred"} <= row.keys() and expected is not None:
-                            yield node.name, _single(row["gold"]), _single(row["pred"]), bool(expected)
+                            yield (
+                                node.name,
+                                _single(row["gold"]),
+                                _single(row["pred"]),
+                                bool(expected),
+                            )
 
 
 def _rows(decorator: ast.Call) -> Iterator[Mapping[str, Any]]:
@@ -53,7 +62,11 @@ def main() -> int:
         except UsageError:
             kind = "unreadable reference"
         same = (kind == "correct") == expected
-        counts["the same outcome" if same else f"{kind}, expected {'equal' if expected else 'different'}"] += 1
+        counts[
+            "the same outcome"
+            if same
+            else f"{kind}, expected {'equal' if expected else 'different'}"
+        ] += 1
         if not same:
             print(f"{name}: {kind}: {gold[-70:]!r} <- {reply[-70:]!r}")
     print(*(f"{count:4} {what}" for what, count in counts.most_common()), sep="\n")

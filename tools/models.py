@@ -1,4 +1,5 @@
-"""Write the tables of docs/models.md from measurements over `tests/core/architectures.py`. A test repeats them.
+"""Write the tables of docs/models.md from measurements over `tests/core/models/architectures.py`. A
+test repeats them.
 
 python tools/models.py
 """
@@ -21,7 +22,12 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from quintain.engines.embedded.decoding import BatchForward, DecodingForward, LayerForward, ModuleForward
+from quintain.engines.embedded.decoding import (
+    BatchForward,
+    DecodingForward,
+    LayerForward,
+    ModuleForward,
+)
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import UsageError
 from quintain.models.forward import Forward, TokenSequence
@@ -32,18 +38,25 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "models.md"
 sys.path.insert(0, str(ROOT))
 
-from tests.core.architectures import ARCHITECTURES, VOCABULARY, architecture  # noqa: E402 -- needs the path above
+from tests.core.models.architectures import ARCHITECTURES, VOCABULARY, architecture  # noqa: E402 -- needs the path above
 
 BOUND = 1e-4
-"""Nats by which no log-prob of a supported architecture may differ from the module's own forward."""
+"""Nats by which no log-prob of a supported architecture may differ from the module's own
+forward.
+"""
 
 ENGINES: Mapping[type[DecodingForward], str] = {
     LayerForward: "own layers",
     ModuleForward: "module",
     BatchForward: "fixed batches",
 }
-PROMPTS = [[(7 * i + 3 * j) % (VOCABULARY - 2) for j in range(n)] for i, n in enumerate((14, 3, 9, 2, 20, 6))]
-"""Ids of different lengths, shorter and longer than the windows of the table; three of them fill the engine's slots."""
+PROMPTS = [
+    [(7 * i + 3 * j) % (VOCABULARY - 2) for j in range(n)]
+    for i, n in enumerate((14, 3, 9, 2, 20, 6))
+]
+"""Ids of different lengths, shorter and longer than the windows of the table; three of them fill
+the engine's slots.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +66,8 @@ class Measured:
     Attributes:
         name, module: of the table, and of transformers.
         attention, engine, layout: the choices made for it.
-        engine_error, learner_error: largest difference in nats of a log-prob from that of the module's own forward.
+        engine_error, learner_error: largest difference in nats of a log-prob from that of the
+            module's own forward.
         refusal: the sentence with which the engine or the learner refuses it, else empty.
     """
 
@@ -68,11 +82,15 @@ class Measured:
 
 
 def measure(name: str) -> Measured:
-    """Save the model of the table, load it as a run does, and compare engine and learner with its own forward."""
+    """Save the model of the table, load it as a run does, and compare engine and learner with its
+    own forward.
+    """
     with tempfile.TemporaryDirectory() as folder:
         architecture(name).save_pretrained(folder)
         # Fewer words than embeddings: some families add special tokens.
-        tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY // 2)}, unk_token="w0"))
+        tokenizer = Tokenizer(
+            models.WordLevel({f"w{i}": i for i in range(VOCABULARY // 2)}, unk_token="w0")
+        )
         PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
         loaded = load_model(folder)
     module: Any = loaded.module
@@ -98,7 +116,9 @@ def _engine_error(engine: EmbeddedEngine, loaded: LoadedModel) -> float:
         return await asyncio.gather(*map(engine.sample, PROMPTS, samplings))
 
     errors = [
-        (torch.tensor(out.logps) - _plain(loaded, [*prompt, *out.ids])[len(prompt) - 1 :]).abs().max()
+        (torch.tensor(out.logps) - _plain(loaded, [*prompt, *out.ids])[len(prompt) - 1 :])
+        .abs()
+        .max()
         for prompt, out in zip(PROMPTS, asyncio.run(sampled()), strict=True)
     ]
     return float(max(errors))
@@ -116,26 +136,38 @@ def _learner_error(forward: Forward, loaded: LoadedModel) -> float:
 @torch.no_grad()
 def _plain(loaded: LoadedModel, ids: Sequence[int]) -> torch.Tensor:
     module: Any = loaded.module
-    log_probs = module(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1].float().log_softmax(-1)
+    log_probs = (
+        module(input_ids=torch.tensor([ids]), use_cache=False)
+        .logits[0, :-1]
+        .float()
+        .log_softmax(-1)
+    )
     return log_probs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
 
 
 def tables(measured: Sequence[Measured]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each table of the page."""
     good = [row for row in measured if not row.refusal]
-    lines = ["| architecture | class | attention | engine | layout | engine error | learner error |"]
+    lines = [
+        "| architecture | class | attention | engine | layout | engine error | learner error |"
+    ]
     lines += ["|---|---|---|---|---|---|---|"]
     for row in good:
         errors = f"{_rounded(row.engine_error)} | {_rounded(row.learner_error)}"
-        lines.append(f"| `{row.name}` | `{row.module}` | {row.attention} | {row.engine} | {row.layout} | {errors} |")
+        lines.append(
+            f"| `{row.name}` | `{row.module}` | {row.attention} | {row.engine} | {row.layout} | "
+            f"{errors} |"
+        )
     yield "supported", "\n".join(lines)
     lines = ["| architecture | error |", "|---|---|"]
-    lines += [f"| `{row.name}` | {row.refusal.partition('; ')[0]} |" for row in measured if row.refusal]
+    lines += [
+        f"| `{row.name}` | {row.refusal.partition('; ')[0]} |" for row in measured if row.refusal
+    ]
     yield "refused", "\n".join(lines)
 
 
 def _rounded(error: float) -> str:
-    """The next power of ten: digits would depend on the machine."""
+    """Return the next power of ten: digits would depend on the machine."""
     return "0" if error == 0 else f"1e{ceil(log10(error))}"
 
 
@@ -143,7 +175,9 @@ def render(page: str, measured: Sequence[Measured]) -> str:
     """Return *page* with its tables rewritten."""
     for name, table in tables(measured):
         start, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
-        page = re.sub(f"{start}.*?{end}", lambda _, text=f"{start}{table}\n{end}": text, page, flags=re.DOTALL)
+        page = re.sub(
+            f"{start}.*?{end}", lambda _, text=f"{start}{table}\n{end}": text, page, flags=re.DOTALL
+        )
     return page
 
 

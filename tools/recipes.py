@@ -1,4 +1,5 @@
-"""Write docs/recipes.md: every key of a recipe, with the meanings below; and these meanings for `quintain schema`.
+"""Write docs/recipes.md: every key of a recipe, with the meanings below; and these meanings for
+`quintain schema`.
 
 A test compares them.
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,10 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from quintain.training.recipe.tables import Recipe
+from quintain.recipe.tables import Recipe
+
+sys.path.insert(0, str(Path(__file__).parent))
+from wrap_docs import wrapped
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "recipes.md"
@@ -30,7 +35,9 @@ COUNT_OR_WORDS = {
     "environments.limits.seconds": 'number > 0, or `"none"`',
     "environments.limits.reward_seconds": 'number > 0, or `"none"`',
     "evaluation.tasks": 'whole number >= 1, or `"all"`',
+    "evaluation.temperature": 'number >= 0, <= 100, or `"sampling"`',
     "evaluation.test.tasks": 'whole number >= 0, or `"all"`',
+    "evaluation.test.other_decoding": 'true or false, or `"auto"`',
     "evaluation.environments.tasks": 'whole number >= 1, or `"all"`',
     "rollouts.keep": 'whole number >= 1, `"all"` or `"none"`',
     "model.lora.target_modules": 'list of text, or `"all-linear"`',
@@ -44,6 +51,7 @@ UNSET = {
     "model.lora": "no adapters",
     "environments.reward": "the environment's",
     "environments.shaping": "the environment's",
+    "environments.yardstick": "the environment's",
     "environments.system": "the environment's",
     "environments.limits.turns": "the environment's",
     "environments.limits.tokens": "the environment's",
@@ -71,8 +79,14 @@ OF_EVALUATED = "evaluation.environments"
 SECTIONS = {
     "run": "The run as a whole.",
     "model": "The model to train. The learner's master weights are always float32.",
-    "model.lora": "Low-rank adapters (Hu et al. 2021, arXiv:2106.09685); names as in peft, from `quintain[lora]`.",
-    "model.start": "Settings of a model source; those of `default` are of its warm start (`quintain info default`).",
+    "model.lora": (
+        "Low-rank adapters (Hu et al. 2021, arXiv:2106.09685); names as in peft, from "
+        "`quintain[lora]`."
+    ),
+    "model.start": (
+        "Settings of a model source; those of `default` are of its warm start (`quintain info "
+        "default`)."
+    ),
     "engine": "The engine that samples. Training needs one that returns exact tokens.",
     "schedule": (
         "How far sampling runs ahead of the learner: a schedule by name, and changes to it: "
@@ -81,29 +95,35 @@ SECTIONS = {
     "environments": "At least one table `[[environments]]`; the fields of the environment go under `args`.",
     "environments.limits": 'Limits of one episode; `"none"` removes a limit.',
     "algorithm": (
-        "An algorithm by name, and changes to it: `args = { objective = { high = 0.28 }, epochs = 2 }`. "
-        "`quintain info grpo` shows the settings of one."
+        "An algorithm by name, and changes to it: `args = { objective = { high = 0.28 }, epochs = "
+        "2 }`. `quintain info grpo` shows the settings of one."
     ),
-    "sampling": "Sampling in training. Truncated sampling is an error: the learner would optimise a different policy.",
+    "sampling": (
+        "Sampling in training. Truncated sampling is an error: the learner would optimise a "
+        "different policy."
+    ),
     "batch": "The batch of one step.",
     "learner": "The optimizer, AdamW.",
     "evaluation": "Held-out accuracy during training, by greedy decoding unless changed.",
     "evaluation.test": "The evaluation before and after training, as reported in `summary.json`.",
     "evaluation.environments": (
-        "What the evaluations measure instead of `[[environments]]`: other environments, arguments or splits. Each is "
-        "a table `[[evaluation.environments]]` with the keys of `[[environments]]` and these. With several, "
-        "`held_out.accuracy` is their weighted mean, and `held_out.NAME.accuracy` that of each."
+        "What the evaluations measure instead of `[[environments]]`: other environments, arguments "
+        "or splits. Each is a table `[[evaluation.environments]]` with the keys of "
+        "`[[environments]]` and these. With several, `held_out.accuracy` is their weighted mean, "
+        "and `held_out.NAME.accuracy` that of each."
     ),
     "checkpoint": "Model folders in Hugging Face format, with the state that a resumed run needs.",
     "rollouts": "The Parquet files of the run folder.",
     "stop": "Conditions that end the run before `run.steps`; the first that holds.",
     "services": (
-        "One table per service: `[services.workers]`. For a name without a table, the installed service of that name "
-        "is used, if there is one. A service starts once per run, and all environments share it: environments that "
-        "need different settings of one service train in separate runs."
+        "One table per service: `[services.workers]`. For a name without a table, the installed "
+        "service of that name is used, if there is one. A service starts once per run, and all "
+        "environments share it: environments that need different settings of one service train in "
+        "separate runs."
     ),
     "trackers": (
-        'Experiment trackers, one table each: `[[trackers]]` with `use = "wandb"` ([hooks.md](hooks.md#trackers)). '
+        'Experiment trackers, one table each: `[[trackers]]` with `use = "wandb"` '
+        "([hooks.md](hooks.md#trackers)). "
         "`quintain train --tracker wandb` adds one with its defaults."
     ),
 }
@@ -113,14 +133,25 @@ MEANINGS = {
     "run.seed": "random seed",
     "run.steps": "optimizer steps",
     "run.folder": "parent folder of the run folders",
-    "run.max_sample_mismatch": "largest `mismatch.sample` in nats at which a run continues ([health.md](health.md)); "
+    "run.max_sample_mismatch": "largest `mismatch.sample` in nats at which a run continues "
+    "([health.md](health.md)); "
     '`"none"` switches the check off',
-    "model.name": '`"default"` (the small model that Quintain trains itself), a Hugging Face id, a folder, or a source',
+    "model.name": (
+        '`"default"` (the small model that Quintain trains itself), a Hugging Face id, a folder, '
+        "or a source"
+    ),
     "model.dtype": "precision of the engine; `bf16` and `fp16` are short names",
     "model.device": '`"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"`',
-    "model.tool_format": "how tool calls are written (`quintain list tool_format`, [tools.md](tools.md)); "
+    "model.tool_format": "how tool calls are written (`quintain list tool_format`, "
+    "[tools.md](tools.md)); "
     '`"auto"`: as in the model\'s chat template',
-    "model.template": "arguments of the chat template, such as `{ enable_thinking = false }`; saved with the model",
+    "model.template": (
+        "arguments of the chat template, such as `{ enable_thinking = false }`; saved with the "
+        "model"
+    ),
+    "model.history": '`"append"`: later messages are added to a conversation, whatever the '
+    "template rewrites; "
+    "saved with the model ([tools.md](tools.md))",
     "model.lora.r": "rank",
     "model.lora.lora_alpha": "scale of the adapters is `lora_alpha / r`",
     "model.lora.target_modules": "modules with adapters",
@@ -134,6 +165,7 @@ MEANINGS = {
     "environments.weight": "share of the groups of a batch",
     "environments.reward": "expression that replaces its outcome reward",
     "environments.shaping": "expression that replaces its shaping",
+    "environments.yardstick": "expression that replaces its yardstick, which is reported and never trains",
     "environments.system": "replaces its system message",
     "environments.limits.turns": "turns of the policy, over all its players",
     "environments.limits.tokens": "sampled tokens of the episode",
@@ -157,7 +189,7 @@ MEANINGS = {
     "learner.warmup_steps": "steps of linear warm-up to `lr`",
     "learner.weight_decay": "decoupled weight decay",
     "learner.betas": "betas of AdamW",
-    "learner.max_grad_norm": "maximum norm of the gradient; larger gradients are clipped",
+    "learner.max_grad_norm": "maximum norm of the gradient; larger gradients are clipped, 0 clips none",
     "learner.precision": "`bf16` is autocast over float32 master weights; `bfloat16` and `float16` are other names",
     "learner.float32_head": "compute logits in float32 also with a lower `precision`; an algorithm can require it",
     "learner.token_budget": "maximum tokens of a micro-batch; the gradient does not depend on it",
@@ -166,7 +198,7 @@ MEANINGS = {
     "evaluation.split": "split evaluated during training",
     "evaluation.tasks": "tasks per environment",
     "evaluation.samples": "rollouts per task",
-    "evaluation.temperature": "0 is greedy",
+    "evaluation.temperature": '0 is greedy; `"sampling"` is the temperature of `[sampling]`',
     "evaluation.max_tokens": "new tokens of one turn",
     "evaluation.environments.weight": "share of the accuracy; 0 reports without counting",
     "evaluation.environments.name": "of its metrics",
@@ -174,6 +206,11 @@ MEANINGS = {
     "evaluation.environments.tasks": "tasks evaluated during training",
     "evaluation.test.split": "split evaluated before and after training",
     "evaluation.test.tasks": "tasks per environment; 0 disables this evaluation",
+    "evaluation.test.other_decoding": "also on the first 200 tasks: greedy beside a sampled "
+    "accuracy, or at "
+    "`sampling.temperature` beside a greedy one. "
+    '`"auto"`: not with a service `judge`, or one that needs the network or keys, whose calls may '
+    "cost money",
     "checkpoint.every": "steps between checkpoints; 0 means only at the end",
     "checkpoint.keep": "number of last checkpoints to keep",
     "checkpoint.best": "also keep the checkpoint with the best held-out accuracy, without the optimizer",
@@ -185,7 +222,10 @@ MEANINGS = {
     "stop.seconds": "seconds of rollouts and updates, without evaluation",
     "services.use": "name of a service (`quintain list services`)",
     "services.args": "settings of the service",
-    "trackers.use": "`tensorboard`, `wandb`, `mlflow`, `trackio` (plugin `quintain-trackers`), or of another plugin",
+    "trackers.use": (
+        "`tensorboard`, `wandb`, `mlflow`, `trackio` (plugin `quintain-trackers`), or of another "
+        "plugin"
+    ),
     "trackers.args": "settings of the tracker",
 }
 
@@ -252,7 +292,9 @@ Arguments of components, reward expressions and relations between keys are check
 COLUMNS = "| key | value | default | meaning |\n|---|---|---|---|"
 
 
-def tables(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+def tables(
+    model: type[BaseModel] = Recipe, prefix: str = ""
+) -> Iterator[tuple[str, type[BaseModel]]]:
     """Every table of a recipe by its dotted name, in order."""
     for name, field in model.model_fields.items():
         inner = table_of(field.annotation)
@@ -262,19 +304,25 @@ def tables(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:
-    """The table inside an annotation, also inside a list, a dict or an optional."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel) and get_origin(annotation) is None:
+    """Return the table inside an annotation, also inside a list, a dict or an optional."""
+    if (
+        isinstance(annotation, type)
+        and issubclass(annotation, BaseModel)
+        and get_origin(annotation) is None
+    ):
         return annotation
     return next((found for a in get_args(annotation) if (found := table_of(a)) is not None), None)
 
 
 def keys(section: str, table: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The keys of a table that are not tables themselves, by dotted name."""
+    """Return the keys of a table that are not tables themselves, by dotted name."""
     fields = {f"{section}.{name}": field for name, field in table.model_fields.items()}
     chosen = {name: field for name, field in fields.items() if table_of(field.annotation) is None}
     if section == OF_EVALUATED:
         return {
-            name: field for name, field in chosen.items() if name.rpartition(".")[2] in vars(table)["__annotations__"]
+            name: field
+            for name, field in chosen.items()
+            if name.rpartition(".")[2] in vars(table)["__annotations__"]
         }
     return chosen
 
@@ -287,7 +335,7 @@ def expected(name: str, field: FieldInfo) -> str:
 
 
 def kind(annotation: Any) -> str:
-    """What TOML has to hold."""
+    """Return what TOML has to hold."""
     if get_origin(annotation) is Literal:
         return " or ".join(f"`{json.dumps(word)}`" for word in get_args(annotation))
     if get_origin(annotation) in (Union, types.UnionType):
@@ -297,18 +345,28 @@ def kind(annotation: Any) -> str:
     origin = get_origin(annotation) or annotation
     if origin is tuple:
         return f"list of {kind(get_args(annotation)[0])}"
-    return {str: "text", bool: "true or false", int: "whole number", float: "number", dict: "table"}[origin]
+    return {
+        str: "text",
+        bool: "true or false",
+        int: "whole number",
+        float: "number",
+        dict: "table",
+    }[origin]
 
 
 def bounds(metadata: list[Any]) -> str:
-    """The range that *metadata* sets; what 64 bits hold is no news."""
+    """Return the range that *metadata* sets; what 64 bits hold is no news."""
     signs = {Ge: ">= {0.ge:g}", Gt: "> {0.gt:g}", Lt: "< {0.lt:g}", Le: "<= {0.le:g}"}
-    limits = [signs[type(m)].format(m) for m in metadata if type(m) in signs and getattr(m, "lt", 0) != 2**63]
+    limits = [
+        signs[type(m)].format(m)
+        for m in metadata
+        if type(m) in signs and getattr(m, "lt", 0) != 2**63
+    ]
     return " " + ", ".join(limits) if limits else ""
 
 
 def default(name: str, field: FieldInfo) -> str:
-    """The default of a key."""
+    """Return the default of a key."""
     if field.is_required():
         return "required"
     value = field.get_default()
@@ -324,14 +382,14 @@ def default(name: str, field: FieldInfo) -> str:
 
 
 def heading(section: str) -> str:
-    """The section as a recipe spells it."""
+    """Return the section as a recipe spells it."""
     if section.endswith(("environments", "trackers")):
         return f"[[{section}]]"
     return {"services": "[services.SLOT]"}.get(section, f"[{section}]")
 
 
 def render() -> str:
-    """The page.
+    """Return the page.
 
     Raises:
         KeyError: a key or a section has no meaning above.
@@ -339,17 +397,23 @@ def render() -> str:
     parts = [HEAD]
     for section, table in tables():
         parts.append(
-            f"## {heading(section)}\n\n{SECTIONS[section]}\n\n| key | value | default | meaning |\n|---|---|---|---|"
+            f"## {heading(section)}\n\n{SECTIONS[section]}\n\n| key | value | default | meaning "
+            f"|\n|---|---|---|---|"
         )
         for name, field in keys(section, table).items():
             shown = name.removeprefix(f"{section}.")
-            parts[-1] += f"\n| `{shown}` | {expected(name, field)} | {default(name, field)} | {MEANINGS[name]} |"
+            parts[-1] += (
+                f"\n| `{shown}` | {expected(name, field)} | {default(name, field)} | "
+                f"{MEANINGS[name]} |"
+            )
         parts[-1] += "\n"
-    return "\n".join(parts)
+    return wrapped("\n".join(parts))
 
 
 def meanings() -> str:
-    """The meanings of tables and keys as `quintain schema` reads them: JSON without Markdown."""
+    """Return the meanings of tables and keys as `quintain schema` reads them: JSON without
+    Markdown.
+    """
     texts = {
         name: re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("`", "")
         for name, text in (SECTIONS | MEANINGS).items()

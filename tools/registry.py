@@ -1,11 +1,14 @@
-"""Write ``registry.toml``, the directory of known plugins, from the workspace's manifests and project files.
+"""Write ``registry.toml``, the directory of known plugins, and every list that names the members of
+the workspace, from their manifests and project files.
 
-Run ``make registry`` after adding a member or a component; a test fails where the file is out of date.
+Run ``make registry`` after adding a member or a component; a test fails where a file is out of
+date.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -24,17 +27,21 @@ HEAD = """\
 
 def members(root: Path = ROOT) -> list[Path]:
     """Folders of the workspace's distributions, core's own first."""
-    found = [p.parent for place in ("environments", "plugins") for p in (root / place).glob("*/pyproject.toml")]
+    found = [
+        p.parent
+        for place in ("environments", "plugins")
+        for p in (root / place).glob("*/pyproject.toml")
+    ]
     return [root, *sorted(found)]
 
 
 def project(member: Path) -> dict[str, Any]:
-    """What a member's ``pyproject.toml`` says."""
+    """Return what a member's ``pyproject.toml`` says."""
     return tomllib.loads((member / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def package(member: Path) -> Path:
-    """The folder of a member's import package."""
+    """Return the folder of a member's import package."""
     return member / project(member)["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"][0]
 
 
@@ -45,7 +52,7 @@ def declared(member: Path) -> set[tuple[str, str]]:
 
 
 def manifest(member: Path) -> Manifest:
-    """A member's manifest.
+    """Return a member's manifest.
 
     Raises:
         PluginError: it is faulty.
@@ -54,9 +61,64 @@ def manifest(member: Path) -> Manifest:
     return parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def render(root: Path = ROOT) -> str:
-    """The text of ``registry.toml``."""
-    return HEAD + "".join("\n" + "\n".join(_record(member, root)) + "\n" for member in members(root))
+def render(root: Path = ROOT) -> dict[Path, str]:
+    """Return the text of each file that names the members, under the file's path."""
+    found = members(root)
+    about = [project(member)["project"] for member in found]
+    names = sorted(row["name"] for row in about[1:])
+    paths = [f"./{member.relative_to(root).as_posix()}" for member in found[1:]]
+    rows = [f"| `{row['name']}` | {row['description']} |" for row in about]
+
+    pyproject = root / "pyproject.toml"
+    text = _listed(
+        pyproject.read_text(encoding="utf-8"), r'    "quintain-[\w-]+",', names, '    "{}",'
+    )
+    text = _listed(text, r"quintain-[\w-]+ =.*", names, "{} = {{ workspace = true }}")
+    requirements = root / "requirements-dev.txt"
+    packages = root / "docs" / "packages.md"
+    return {
+        root / "registry.toml": HEAD
+        + "".join("\n" + "\n".join(_record(member, root)) + "\n" for member in found),
+        root / "core" / "quintain" / "registry" / "known.json": _known(found[1:]),
+        pyproject: text,
+        requirements: _listed(
+            requirements.read_text(encoding="utf-8"), r"-e \./.*", paths, "-e {}"
+        ),
+        packages: _listed(
+            packages.read_text(encoding="utf-8"), r"\| `quintain[\w-]*` \|.*", rows, "{}"
+        ),
+    }
+
+
+def _listed(text: str, line: str, items: list[str], form: str) -> str:
+    """Replace the only run of lines of *text* that each match *line* by one line per item.
+
+    Raises:
+        ValueError: there is no such run, or there are several.
+    """
+    lines = "".join(form.format(item) + "\n" for item in items)
+    text, count = re.subn(rf"^(?:{line}\n)+", lambda _: lines, text, flags=re.M)
+    if count != 1:
+        raise ValueError(f"{count} lists of lines {line!r}, not one")
+    return text
+
+
+def _known(plugins: list[Path]) -> str:
+    """The components of *plugins* by distribution and kind, one line per distribution.
+
+    Raises:
+        ValueError: two plugins have a component of the same kind and name.
+    """
+    owners: dict[tuple[str, str], str] = {}
+    lines = []
+    for plugin in plugins:
+        distribution, kinds = project(plugin)["project"]["name"], dict[str, list[str]]()
+        for kind, name in sorted(declared(plugin)):
+            if (owner := owners.setdefault((kind, name), distribution)) != distribution:
+                raise ValueError(f"{kind} {name!r} is in {owner} and in {distribution}")
+            kinds.setdefault(kind, []).append(name)
+        lines.append(f"  {json.dumps(distribution)}: {json.dumps(kinds)}")
+    return "{\n" + ",\n".join(sorted(lines)) + "\n}\n"
 
 
 def _record(member: Path, root: Path) -> Iterator[str]:
@@ -70,12 +132,13 @@ def _record(member: Path, root: Path) -> Iterator[str]:
     yield f"tags = {json.dumps(list(told.tags))}"
     yield "provides = ["
     yield from (
-        f"    {json.dumps(f'{kind}:{name}')}," for kind, name in sorted((e.kind, e.name) for e in told.components)
+        f"    {json.dumps(f'{kind}:{name}')},"
+        for kind, name in sorted((e.kind, e.name) for e in told.components)
     )
     yield "]"
 
 
 if __name__ == "__main__":
-    target = ROOT / "registry.toml"
-    target.write_text(render(), encoding="utf-8")
-    sys.stdout.write(f"wrote {target.relative_to(ROOT)}: {len(members())} distributions\n")
+    for path, text in render().items():
+        path.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"wrote the lists of {len(members())} distributions\n")

@@ -1,4 +1,5 @@
-"""Draw ``docs/images/shaping/*.png``, a plot of each reward of quintain-shaping, by scoring rollouts with the rewards.
+"""Draw ``docs/images/shaping/*.png``, a plot of each reward of quintain-shaping, by scoring
+rollouts with the rewards.
 
 Run it after changing a reward; a test fails where a reward has no plot.
 """
@@ -25,33 +26,43 @@ TASK = Task(prompt="What is 2 + 2?", answer="4")
 
 
 def of_length(tokens: int) -> Rollout[Any, Any]:
-    """A rollout of one turn with *tokens* sampled tokens."""
+    """Return a rollout of one turn with *tokens* sampled tokens."""
     return rollout(TASK).replace(turns=(Turn(text="4", reply="4", tokens=tokens),))
 
 
 def of_probability(probability: float) -> Rollout[Any, Any]:
-    """A rollout whose tokens all have this probability."""
-    branch = Branch(ids=(1,), sources=(TokenSource.MODEL,), logps=(math.log(probability),), versions=(0,))
+    """Return a rollout whose tokens all have this probability."""
+    branch = Branch(
+        ids=(1,), sources=(TokenSource.MODEL,), logps=(math.log(probability),), versions=(0,)
+    )
     return rollout(TASK, "4", transcripts={"": Transcript(branches=(branch,))})
 
 
 def totals(reward: Reward, rollouts: Iterable[Rollout[Any, Any]]) -> list[float]:
-    """The total of each of *rollouts*, which are one group."""
+    """Return the total of each of *rollouts*, which are one group."""
     scores = asyncio.run(reward.score_all(list(rollouts), RewardContext()))
     return [score.total if isinstance(score, Score) else math.nan for score in scores]
 
 
 def lines(
-    panel: Any, x: Sequence[float], said: Sequence[Rollout[Any, Any]], rewards: Mapping[str, Reward], style: str = "-"
+    panel: Any,
+    x: Sequence[float],
+    said: Sequence[Rollout[Any, Any]],
+    rewards: Mapping[str, Reward],
+    style: str = "-",
 ) -> None:
     """One line per reward; *x* has a number for each rollout of *said*."""
     for colour, (label, reward) in zip(COLOURS, rewards.items(), strict=False):
-        panel.plot(x, totals(reward, said), style, label=label, linewidth=1.8, markersize=4, color=colour)
+        panel.plot(
+            x, totals(reward, said), style, label=label, linewidth=1.8, markersize=4, color=colour
+        )
     if len(rewards) > 1:
         add_legend(panel)
 
 
-def over_length(longest: int, rewards: Mapping[str, Reward], *, shortest: int = 0) -> Callable[[Any], None]:
+def over_length(
+    longest: int, rewards: Mapping[str, Reward], *, shortest: int = 0
+) -> Callable[[Any], None]:
     def paint(panel: Any) -> None:
         lengths = [shortest + round((longest - shortest) * i / 200) for i in range(201)]
         lines(panel, lengths, [of_length(n) for n in lengths], rewards)
@@ -61,10 +72,14 @@ def over_length(longest: int, rewards: Mapping[str, Reward], *, shortest: int = 
 
 
 def over_replies(reward: Reward, replies: Sequence[str]) -> Callable[[Any], None]:
-    """A bar for each of *replies*, the first on top."""
+    """Return a bar for each of *replies*, the first on top."""
 
     def paint(panel: Any) -> None:
-        panel.barh(range(len(replies)), totals(reward, [rollout(TASK, text) for text in replies]), height=0.5)
+        panel.barh(
+            range(len(replies)),
+            totals(reward, [rollout(TASK, text) for text in replies]),
+            height=0.5,
+        )
         panel.set_yticks(range(len(replies)), replies, family="monospace", fontsize=8)
         panel.invert_yaxis()
         panel.set_xlim(-0.02, 1.05)
@@ -76,14 +91,18 @@ def repetition(panel: Any) -> None:
     sentence = " ".join(f"w{i}" for i in range(20))
     times = list(range(1, 13))
     said = [rollout(TASK, " ".join([sentence] * n)) for n in times]
-    lines(panel, times, said, {f"ngram={n}": shaping.repetition(ngram=n) for n in (3, 10, 40)}, "o-")
+    lines(
+        panel, times, said, {f"ngram={n}": shaping.repetition(ngram=n) for n in (3, 10, 40)}, "o-"
+    )
     panel.set_xlabel("times that a sentence of 20 words is said")
 
 
 def language_consistency(panel: Any) -> None:
     english = list(range(21))
     said = [rollout(TASK, f"<think>{'so ' * n}{'好' * (20 - n)}</think>4") for n in english]
-    rewards = {f'script="{name}"': shaping.language_consistency(script=name) for name in ("han", "latin")}
+    rewards = {
+        f'script="{name}"': shaping.language_consistency(script=name) for name in ("han", "latin")
+    }
     lines(panel, english, said, rewards, "o-")
     panel.set_xticks(range(0, 21, 4))
     panel.set_xlabel("English words among 20 words, the others Chinese")
@@ -93,7 +112,10 @@ def keyword(panel: Any) -> None:
     words = ("first", "then", "because", "so", "check")
     present = list(range(len(words) + 1))
     said = [rollout(TASK, " ".join(words[:n])) for n in present]
-    rewards = {"all needed": shaping.keyword(words=words), "needed=2": shaping.keyword(words=words, needed=2)}
+    rewards = {
+        "all needed": shaping.keyword(words=words),
+        "needed=2": shaping.keyword(words=words, needed=2),
+    }
     lines(panel, present, said, rewards, "o-")
     panel.set_xlabel("different keywords that appear, of 5")
 
@@ -117,7 +139,8 @@ PLOTS: Mapping[str, Callable[[Any], None]] = {
         ],
     ),
     "boxed": over_replies(
-        shaping.boxed, [r"so \boxed{4}", r"\boxed{4} or \boxed{5}", r"\boxed{}", r"\boxed{4", "so 4"]
+        shaping.boxed,
+        [r"so \boxed{4}", r"\boxed{4} or \boxed{5}", r"\boxed{}", r"\boxed{4", "so 4"],
     ),
     "length_l1": over_length(
         6000,
@@ -128,14 +151,19 @@ PLOTS: Mapping[str, Callable[[Any], None]] = {
     ),
     "length_kimi": over_length(
         900,
-        {'answers="right"': shaping.length_kimi, 'answers="wrong"': shaping.length_kimi(answers="wrong")},
+        {
+            'answers="right"': shaping.length_kimi,
+            'answers="wrong"': shaping.length_kimi(answers="wrong"),
+        },
         shortest=300,
     ),
     "length_cosine": over_length(
         5000,
         {
             "right: limit=4096, start=1, end=0, over=-1": shaping.length_cosine(limit=4096),
-            "wrong: limit=4096, start=-1, end=0, over=-1": shaping.length_cosine(limit=4096, start=-1.0),
+            "wrong: limit=4096, start=-1, end=0, over=-1": shaping.length_cosine(
+                limit=4096, start=-1.0
+            ),
         },
     ),
     "soft_overlong": over_length(24000, {"": shaping.soft_overlong(limit=20480, buffer=4096)}),
@@ -148,7 +176,7 @@ PLOTS: Mapping[str, Callable[[Any], None]] = {
 
 
 def render(name: str) -> bytes:
-    """The plot of one reward, as a PNG."""
+    """Return the plot of one reward, as a PNG."""
 
     def paint(figure: Any) -> None:
         panel = figure.subplots()

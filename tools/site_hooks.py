@@ -1,8 +1,8 @@
 """Hooks of mkdocs.yml: what the pages of docs/ need besides Markdown to be a site.
 
-The sections of docs/README.md are the navigation, the README is the front page, links to files outside docs/ lead to
-copies of these files, public names have an API reference, notebooks are pages, and diagrams are pictures that
-`tools/diagrams.py` drew, so that the site needs no network.
+The sections of docs/README.md are the navigation, the README is the front page, links to files
+outside docs/ lead to copies of these files, public names have an API reference, notebooks are
+pages, and diagrams are pictures that `tools/diagrams.py` drew, so that the site needs no network.
 """
 
 from __future__ import annotations
@@ -27,17 +27,26 @@ DOCS = ROOT / "docs"
 API = {
     "quintain": "Environments, rewards and the pieces of algorithms. Needs no torch.",
     "quintain.testing": "A scripted engine and suites of tests for environments and rewards.",
+    "quintain.types": "Records of an episode, besides those of `quintain`.",
+    "quintain.interfaces": "What a plugin implements, besides what `quintain` has.",
+    "quintain.registry": "From a name in a recipe to a component.",
+    "quintain.rollouts": "Running episodes.",
+    "quintain.services": "Starting services.",
     "quintain.learning": "Algorithms and what their pieces see.",
     "quintain.models": "Loading of models, log-probs, tokenizers.",
-    "quintain.training": "Recipes, runs, run folders and hooks.",
     "quintain.evaluation": "Evaluation of an engine on an environment.",
+    "quintain.recipe": "Recipes, and the components that they name.",
+    "quintain.store": "Run folders and checkpoints.",
+    "quintain.run": "Runs and hooks.",
+    "quintain.console": "The screen, and the metrics behind it.",
+    "quintain.process": "Signals and the watchdog.",
     "quintain.cli": "What plugins with a command use.",
     "quintain.errors": "Error classes.",
 }
 """The public modules; plugins import from these only."""
 
-HISTORY = ("decisions.md", "log.md", "benchmarks.md", "files/CHANGELOG.md.md")
-"""Pages that mention everything."""
+HISTORY = ("benchmarks.md", "decisions/", "files/")
+"""Pages that mention everything, by the beginning of their path."""
 
 _FENCE = re.compile(r"^( *)(```+)[^\n]*\n.*?^\1\2", re.M | re.S)
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
@@ -54,15 +63,18 @@ def sections(index: str) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The navigation."""
+    """Return the navigation."""
     nav: list[Any] = [{"Quintain": "index.md"}]
     for title, rows in sections((DOCS / "README.md").read_text(encoding="utf-8")):
         files: list[Any] = [_markdown(file) for file, _ in rows]
         if title == "Reference":
             files.append({"Python API": [{name: f"api/{name}.md"} for name in API]})
-        if "experiments/README.md" in files:
-            studies = sorted(p.relative_to(DOCS).as_posix() for p in (DOCS / "experiments").glob("[!R]*.md"))
-            files[files.index("experiments/README.md")] = {"Experiments": ["experiments/README.md", *studies]}
+        for at, file in enumerate(files):
+            folder, _, name = str(file).rpartition("/")
+            if name == "README.md":
+                inside = sorted((DOCS / folder).glob("[!R]*.md"))
+                pages = [p.relative_to(DOCS).as_posix() for p in inside]
+                files[at] = {folder.capitalize(): [file, *pages]}
         nav.append({title: files})
     config.nav = nav
     return config
@@ -81,8 +93,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     shown: dict[str, str] = {}
     made |= {f"api/{name}.md": _api(name, about, shown) for name, about in API.items()}
     for notebook in DOCS.glob("notebooks/*.ipynb"):
-        made[_markdown(notebook.relative_to(DOCS).as_posix())] = page_of(json.loads(notebook.read_text()))
-    waiting = [((DOCS / f.src_uri).parent, f.content_string) for f in files.documentation_pages()] + [(ROOT, front)]
+        made[_markdown(notebook.relative_to(DOCS).as_posix())] = page_of(
+            json.loads(notebook.read_text())
+        )
+    waiting = [
+        ((DOCS / f.src_uri).parent, f.content_string) for f in files.documentation_pages()
+    ] + [(ROOT, front)]
     while waiting:
         base, text = waiting.pop()
         for file in _outside(text, base):
@@ -91,12 +107,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 waiting += [((ROOT / file).parent, _copy(file))] if file.endswith(".md") else []
     for at, text in made.items():
         files.append(File.generated(config, at, content=text))
-    files.append(File.generated(config, "llms.txt", content=(ROOT / "llms.txt").read_text(encoding="utf-8")))
+    files.append(
+        File.generated(config, "llms.txt", content=(ROOT / "llms.txt").read_text(encoding="utf-8"))
+    )
     return files
 
 
 def _outside(text: str, base: Path) -> set[str]:
-    """Files of the repository outside docs/ that *text* links to, relative to the root; *base* is its folder."""
+    """Files of the repository outside docs/ that *text* links to, relative to the root; *base* is
+    its folder.
+    """
     found = set()
     for _, link, _ in _LINK.findall(_FENCE.sub("", text)):
         path = (base / link.partition("#")[0]).resolve()
@@ -107,7 +127,7 @@ def _outside(text: str, base: Path) -> set[str]:
 
 
 def _copy(file: str) -> str:
-    """A page with the file *file*."""
+    """Return a page with the file *file*."""
     text = (ROOT / file).read_text(encoding="utf-8")
     if file.endswith(".md"):
         return text
@@ -116,7 +136,7 @@ def _copy(file: str) -> str:
 
 
 def _api(module: str, about: str, shown: dict[str, str]) -> str:
-    """The page of the public names of *module*; static, as mkdocstrings reads the source.
+    """Return the page of the public names of *module*; static, as mkdocstrings reads the source.
 
     Args:
         shown: the page of each name so far, by the name's place; another page links to it.
@@ -129,7 +149,9 @@ def _api(module: str, about: str, shown: dict[str, str]) -> str:
     package = module if source.is_dir() else module.rpartition(".")[0]
     targets = {}
     for node in imported:
-        base = ".".join([*package.split(".")[: len(package.split(".")) + 1 - node.level], node.module or ""])
+        base = ".".join(
+            [*package.split(".")[: len(package.split(".")) + 1 - node.level], node.module or ""]
+        )
         targets |= {alias.name: f"{base}.{alias.name}" for alias in node.names}
     if not targets:
         targets = {
@@ -148,19 +170,23 @@ def _api(module: str, about: str, shown: dict[str, str]) -> str:
 
 
 def _reference(name: str, target: str) -> str:
-    """The section of one name: mkdocstrings', or the text given to the call that made it, as in ``f = make("...")``."""
+    """Return the section of one name: mkdocstrings', or the text given to the call that made it, as
+    in ``f = make("...")``.
+    """
     file = ROOT / "core" / Path(*target.split(".")[:-1]).with_suffix(".py")
     for node in ast.parse(file.read_text(encoding="utf-8")).body if file.exists() else ():
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
             continue
-        texts = [a.value for a in node.value.args if isinstance(a, ast.Constant) and " " in str(a.value)]
+        texts = [
+            a.value for a in node.value.args if isinstance(a, ast.Constant) and " " in str(a.value)
+        ]
         if texts and [name] == [t.id for t in node.targets if isinstance(t, ast.Name)]:
             return f"## {name}\n\n{cleandoc(str(texts[0]))}"
     return f"::: {target}"
 
 
 def page_of(notebook: dict[str, Any]) -> str:
-    """A notebook as Markdown: text, code, and the text that the code printed."""
+    """Return a notebook as Markdown: text, code, and the text that the code printed."""
     parts = []
     for cell in notebook["cells"]:
         text = "".join(cell["source"])
@@ -173,7 +199,7 @@ def page_of(notebook: dict[str, Any]) -> str:
 
 
 def diagram_file(source: str) -> str:
-    """The picture of a mermaid diagram, relative to docs/."""
+    """Return the picture of a mermaid diagram, relative to docs/."""
     return f"images/diagrams/{sha256(source.encode()).hexdigest()[:12]}.svg"
 
 
@@ -181,13 +207,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Links that leave docs/, diagrams, and lists that follow a paragraph without an empty line."""
     at = page.file.src_uri
     folder = str(PurePosixPath(at).parent)
-    if at in HISTORY or at.startswith("files/"):
+    if at.startswith(HISTORY):
         page.meta["search"] = {"boost": 0.2}  # below the pages for users
 
     def diagram(match: re.Match[str]) -> str:
         picture = diagram_file(match[1])
         if not (DOCS / picture).exists():
-            raise PluginError(f"{at}: a diagram has no picture {picture}; run python tools/diagrams.py")
+            raise PluginError(
+                f"{at}: a diagram has no picture {picture}; run python tools/diagrams.py"
+            )
         return f"![Diagram]({relpath(picture, folder)})"
 
     def link(match: re.Match[str]) -> str:
@@ -209,7 +237,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _on_site(path: str, files: Files) -> str:
-    """The source of the site's page or picture for *path*, relative to the root of the repository."""
+    """Return the source of the site's page or picture for *path*, relative to the root of the
+    repository.
+    """
     if path in ("README.md", "docs/README.md", "docs"):
         return "index.md"
     for candidate in (_markdown(path.removeprefix("docs/")), path, f"files/{path}.md"):
@@ -220,4 +250,6 @@ def _on_site(path: str, files: Files) -> str:
 
 def _text(text: str) -> str:
     # GitHub begins a list after a line of text, Python-Markdown only after an empty line.
-    return re.sub(r"^(?![ \t]*(?:[-*]|\d+\.) )(\S.*)\n(?=(?:[-*]|\d+\.) )", r"\1\n\n", text, flags=re.M)
+    return re.sub(
+        r"^(?![ \t]*(?:[-*]|\d+\.) )(\S.*)\n(?=(?:[-*]|\d+\.) )", r"\1\n\n", text, flags=re.M
+    )

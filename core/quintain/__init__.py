@@ -1,4 +1,5 @@
-"""Reinforcement learning for language models: a small policy-gradient core, everything else a plugin.
+"""Reinforcement learning for language models: a small policy-gradient core, everything else a
+plugin.
 
 Public names are imported when first used, so ``import quintain`` costs next to nothing.
 """
@@ -6,8 +7,7 @@ Public names are imported when first used, so ``import quintain`` costs next to 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     )
     from .interfaces.reward import Reward, group_reward, reward
     from .interfaces.sampling_plan import SamplingPlan
+    from .interfaces.server_watch import ServerWatch
     from .interfaces.service import Judge, Judgement, Likelihood, Sandbox, Service, Workers, need
     from .interfaces.tools import Tool, ToolSpec, as_tool
-    from .training.replays import Replay
+    from .run.replays import Replay
     from .types.rollout import Group, Rollout, Score, Termination, Turn
     from .types.sampling import Sampling, ThinkingBudget
     from .types.task import Message, Task, ToolCall
@@ -40,43 +41,68 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 API_VERSION = 1
-"""Of the contract with plugins; a manifest names the one it was written for. It changes only when something breaks."""
+"""Of the contract with plugins; a manifest names the one it was written for. It changes only when
+something breaks.
+"""
 
 __all__ = [  # noqa: RUF022 - in alphabetical order, whatever the case
-    "advantage", "Agent", "aggregation", "Algorithm", "API_VERSION", "as_tool", "control", "correction",
-    "Demonstration", "Engine", "Environment", "Group", "group_filter", "group_reward", "InfrastructureError", "Judge",
-    "Judgement", "KL", "Likelihood", "LimitReached", "Limits", "Message", "need", "objective", "optimizer_step",
-    "per_group", "Piece", "PolicyFault", "QuintainError", "Replay", "Reply", "Reward", "reward", "Rollout", "Sampled",
-    "Sampling", "SamplingPlan", "Sandbox", "Score", "Service", "Task", "Termination", "ThinkingBudget", "TokenEngine",
-    "Tool", "ToolCall", "ToolError", "ToolSpec", "Transcript", "Turn", "Weights", "Workers",
+    "advantage", "Agent", "aggregation", "Algorithm", "API_VERSION", "as_tool", "control",
+    "correction", "Demonstration", "Engine", "Environment", "Group", "group_filter", "group_reward",
+    "InfrastructureError", "Judge", "Judgement", "KL", "lazy_names", "Likelihood", "LimitReached",
+    "Limits", "Message", "need", "objective", "optimizer_step", "per_group", "Piece", "PolicyFault",
+    "QuintainError", "Replay", "Reply", "Reward", "reward", "Rollout", "Sampled", "Sampling",
+    "SamplingPlan", "Sandbox", "Score", "ServerWatch", "Service", "Task", "Termination",
+    "ThinkingBudget", "TokenEngine", "Tool", "ToolCall", "ToolError", "ToolSpec", "Transcript",
+    "Turn", "Weights", "Workers",
 ]  # fmt: skip
 
 
-def lazy_names(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of *package*: each name that its ``if TYPE_CHECKING:`` imports is imported at
-    first use, so that one table serves type checkers and Python; ``__all__`` has these names and *more*.
+def lazy_names(
+    package: str, homes: Mapping[str, str], *more: str
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` for a package whose names are imported when they are
+    first used, and whose ``__all__`` they are.
+
+    Args:
+        package: its ``__name__``.
+        homes: the names of each module, with spaces between them. A test compares them with the
+            imports of the package's ``if TYPE_CHECKING:``, which type checkers read.
+        more: names of the package itself that belong to its ``__all__``.
     """
-    module = sys.modules[package]
-
-    @cache
-    def homes() -> dict[str, str]:
-        import ast
-        import inspect
-
-        block = next(node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If))
-        imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-        return {alias.name: f"{'.' * node.level}{node.module}" for node in imports for alias in node.names}
+    home = {name: where for where, names in homes.items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name == "__all__":
-            return sorted([*more, *homes()], key=str.casefold)
-        if name.startswith("__") or name not in homes():
+            return sorted([*more, *home], key=str.casefold)
+        if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(homes()[name], package), name)
-        setattr(module, name, value)
+        value = getattr(import_module(home[name], package), name)
+        setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted({*vars(module), *homes()})
+    return get, lambda: sorted({*vars(sys.modules[package]), *home})
 
 
-__getattr__, __dir__ = lazy_names(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".errors": "InfrastructureError LimitReached PolicyFault QuintainError ToolError",
+        ".interfaces.agent": "Agent Limits",
+        ".interfaces.algorithm": "KL Algorithm",
+        ".interfaces.engine": "Engine Reply TokenEngine Weights",
+        ".interfaces.environment": "Demonstration Environment control",
+        ".interfaces.pieces": (
+            "Piece advantage aggregation correction group_filter objective optimizer_step per_group"
+        ),
+        ".interfaces.reward": "Reward group_reward reward",
+        ".interfaces.sampling_plan": "SamplingPlan",
+        ".interfaces.server_watch": "ServerWatch",
+        ".interfaces.service": "Judge Judgement Likelihood Sandbox Service Workers need",
+        ".interfaces.tools": "Tool ToolSpec as_tool",
+        ".run.replays": "Replay",
+        ".types.rollout": "Group Rollout Score Termination Turn",
+        ".types.sampling": "Sampling ThinkingBudget",
+        ".types.task": "Message Task ToolCall",
+        ".types.transcript": "Sampled Transcript",
+    },
+)

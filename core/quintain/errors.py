@@ -1,7 +1,9 @@
-"""Every error that Quintain raises on purpose; messages name what failed and where, what was expected, and the fix.
+"""Every error that Quintain raises on purpose; messages name what failed and where, what was
+expected, and the fix.
 
-`UsageError` is an error in the command line, a recipe or the user's code; `PluginError` is a broken plugin; `RunError`
-is a run that cannot continue; `EpisodeError` is a failed episode, and its class decides the episode's termination.
+`UsageError` is an error in the command line, a recipe or the user's code; `PluginError` is a broken
+plugin; `RunError` is a run that cannot continue; `EpisodeError` is a failed episode, and its class
+decides the episode's termination.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from collections.abc import Iterable
 
 __all__ = [
     "BindingError", "EnvironmentFault", "EpisodeError", "InfrastructureError", "Interrupted",
-    "LimitReached", "NoTasksError", "PluginError", "PolicyFault", "QuintainError", "RecipeError", "RewardFault",
-    "RunError", "RunLockedError", "StorageError", "ToolError", "UnknownNameError", "UsageError", "did_you_mean",
+    "LimitReached", "NoTasksError", "PluginError", "PolicyFault", "QuintainError", "RecipeError",
+    "RewardFault",
+    "RunError", "RunLockedError", "StorageError", "ToolError", "UnknownNameError", "UsageError",
+    "did_you_mean",
 ]  # fmt: skip
 
 
@@ -21,7 +25,9 @@ class QuintainError(Exception):
 
 
 class UsageError(QuintainError, ValueError):
-    """The user can correct it; the command line prints its message without a traceback and exits with status 2."""
+    """The user can correct it; the command line prints its message without a traceback and exits
+    with status 2.
+    """
 
 
 class RecipeError(UsageError):
@@ -33,7 +39,7 @@ class UnknownNameError(UsageError, LookupError):
 
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownNameError:
-        """The error for *name*: its message shows the nearest of *known*, then *hint*."""
+        """Return the error for *name*: its message shows the nearest of *known*, then *hint*."""
         near = did_you_mean(name, known)
         end = "" if near.endswith("?") else "."
         return cls(f"unknown {kind} {name!r}{near}{end + ' ' + hint if hint else ''}")
@@ -44,11 +50,15 @@ class BindingError(UsageError, TypeError):
 
 
 class PluginError(QuintainError):
-    """A plugin failed to load, or two of them claim one name; the message names the distribution."""
+    """A plugin failed to load, or two of them claim one name; the message names the
+    distribution.
+    """
 
 
 class Interrupted(QuintainError):
-    """The user asked to stop, or a budget is spent (a reward may raise it); every complete step is saved."""
+    """The user asked to stop, or a budget is spent (a reward may raise it); every complete step is
+    saved.
+    """
 
 
 class RunError(QuintainError):
@@ -68,7 +78,9 @@ class NoTasksError(RunError):
 
 
 class EpisodeError(QuintainError):
-    """Base of the failures of one episode. Those of the policy are scored; all others are masked and counted."""
+    """Base of the failures of one episode. Those of the policy are scored; all others are masked
+    and counted.
+    """
 
 
 class PolicyFault(EpisodeError):
@@ -92,7 +104,9 @@ class EnvironmentFault(EpisodeError):
 
 
 class ToolError(EnvironmentFault):
-    """A tool cannot do what it is asked to; the policy reads the message as the result of its call."""
+    """A tool cannot do what it is asked to; the policy reads the message as the result of its
+    call.
+    """
 
 
 class RewardFault(EpisodeError):
@@ -104,7 +118,9 @@ class InfrastructureError(EpisodeError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the nearest known name, else up to 12 known names, else an empty string."""
+    """``"; did you mean 'x'?"`` for the nearest known name, else up to 12 known names, else an
+    empty string.
+    """
     names = sorted(set(known))
     if near := nearest(name, names):
         return meaning(near)
@@ -112,7 +128,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name most similar to *name*; empty if none is similar."""
+    """Return the known name most similar to *name*; empty if none is similar."""
     return next(iter(difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.6)), "")
 
 

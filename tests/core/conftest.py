@@ -1,4 +1,6 @@
-"""Models in these tests are tiny: a second thread only waits, ten times over when the machine is shared."""
+"""Models in these tests are tiny: a second thread only waits, ten times over when the machine is
+shared.
+"""
 
 from __future__ import annotations
 

@@ -11,16 +11,24 @@ from typing import Any
 import pytest
 
 from quintain import Environment, tracebacks
-from quintain.errors import BindingError, EnvironmentFault, PluginError, RewardFault, did_you_mean, meaning, nearest
+from quintain.errors import (
+    BindingError,
+    EnvironmentFault,
+    PluginError,
+    RewardFault,
+    did_you_mean,
+    meaning,
+    nearest,
+)
 from quintain.evaluation.controls import ControlEngine
 from quintain.evaluation.evaluation import tasks_of
+from quintain.interfaces.curriculum import Curriculum
 from quintain.interfaces.environment import yielded
 from quintain.registry.binding import bind
 from quintain.registry.lookup import current
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_episode
 from quintain.testing import rollout
 from quintain.tracebacks import place_of, said_by
-from quintain.training.tasks import Curriculum
 from quintain.types.sampling import Sampling
 from quintain.types.task import Task
 
@@ -90,17 +98,23 @@ def message(error: type[Exception], run: Callable[[], Any]) -> str:
 
 def meant(name: str) -> str:
     """The suggestion of a keyword: Python's own from 3.13 on."""
-    return f". Did you mean {name!r}?" if sys.version_info >= (3, 13) else f"; did you mean {name!r}?"
+    return (
+        f". Did you mean {name!r}?" if sys.version_info >= (3, 13) else f"; did you mean {name!r}?"
+    )
 
 
 def test_tasks(mistaken: type[Environment[Any, Any]]) -> None:
     """Where the mistake is, and the keyword that was meant, also behind a module's name."""
-    known = f"TypeError: Task.__init__() got an unexpected keyword argument 'promt'{meant('prompt')}"
+    known = (
+        f"TypeError: Task.__init__() got an unexpected keyword argument 'promt'{meant('prompt')}"
+    )
     assert message(EnvironmentFault, lambda: tasks_of(mistaken(), "test", name="mine")) == (
-        f"environment 'mine' failed in tasks('test'): {known} (mistakes.py, line {line('yield Task(promt')})"
+        f"environment 'mine' failed in tasks('test'): {known} (mistakes.py, line "
+        f"{line('yield Task(promt')})"
     )
     assert message(EnvironmentFault, lambda: tasks_of(mistaken(), "dev", name="mine")) == (
-        f"environment 'mine' failed in tasks('dev'): {known} (mistakes.py, line {line('quintain.Task(promt')})"
+        f"environment 'mine' failed in tasks('dev'): {known} (mistakes.py, line "
+        f"{line('quintain.Task(promt')})"
     )
     assert message(EnvironmentFault, lambda: Curriculum([mistaken()], names=["mine"]).pick(1)) == (
         "environment 'mine' failed in tasks('train'): NameError: name 'answr' is not defined "
@@ -110,9 +124,11 @@ def test_tasks(mistaken: type[Environment[Any, Any]]) -> None:
 
 def test_demonstrations(mistaken: type[Environment[Any, Any]]) -> None:
     """A function of the author's own has keywords, too."""
-    assert message(EnvironmentFault, lambda: list(yielded(mistaken(), "demonstrations", "train"))) == (
-        "environment 'Mistaken' failed in demonstrations('train'): TypeError: helper() got an unexpected keyword "
-        f"argument 'sise'{meant('size')} (mistakes.py, line {line('sise=')})"
+    assert message(
+        EnvironmentFault, lambda: list(yielded(mistaken(), "demonstrations", "train"))
+    ) == (
+        "environment 'Mistaken' failed in demonstrations('train'): TypeError: helper() got an "
+        f"unexpected keyword argument 'sise'{meant('size')} (mistakes.py, line {line('sise=')})"
     )
 
 
@@ -120,23 +136,27 @@ def test_rollout(mistaken: type[Environment[Any, Any]]) -> None:
     """The line is the author's, not that of the library which it called."""
     environment = mistaken()
     request = RolloutRequest(environment=environment, task=Task(prompt="?"), group_size=1)
-    played = asyncio.run(run_episode(request, 0, RolloutContext(engine=ControlEngine(environment, "nop"))))
+    played = asyncio.run(
+        run_episode(request, 0, RolloutContext(engine=ControlEngine(environment, "nop")))
+    )
     assert played.termination.reason == (
-        "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1) "
-        f"(mistakes.py, line {line('json.loads')})"
+        "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 "
+        f"(char 1) (mistakes.py, line {line('json.loads')})"
     )
 
 
 def test_reward_and_control(mistaken: type[Environment[Any, Any]]) -> None:
     """An attribute gets the nearest one that is there."""
-    assert message(RewardFault, lambda: mistaken.reward.score(rollout(Task(prompt="?"), "yes"))) == (
-        "reward 'exact' failed: AttributeError: 'Rollout' object has no attribute 'repl'; did you mean 'reply'? "
-        f"(mistakes.py, line {line('rollout.repl')})"
+    assert message(
+        RewardFault, lambda: mistaken.reward.score(rollout(Task(prompt="?"), "yes"))
+    ) == (
+        "reward 'exact' failed: AttributeError: 'Rollout' object has no attribute 'repl'; did you "
+        f"mean 'reply'? (mistakes.py, line {line('rollout.repl')})"
     )
     engine = ControlEngine(mistaken(), "oracle").for_task(Task(prompt="?"))
     assert message(EnvironmentFault, lambda: asyncio.run(engine.reply([], [], Sampling()))) == (
-        "the control Mistaken.oracle failed: AttributeError: 'Mistaken' object has no attribute 'sizes'; did you mean "
-        f"'size'? (mistakes.py, line {line('self.sizes')})"
+        "the control Mistaken.oracle failed: AttributeError: 'Mistaken' object has no attribute "
+        f"'sizes'; did you mean 'size'? (mistakes.py, line {line('self.sizes')})"
     )
 
 
@@ -164,7 +184,9 @@ def raised_by(path: Path, source: str) -> Exception:
 def test_what_is_installed_is_named_only_where_nothing_else_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plugin's own line, though it is installed, and not that of a library that the plugin called."""
+    """A plugin's own line, though it is installed, and not that of a library that the plugin
+    called.
+    """
     site = tmp_path / "site-packages"
     monkeypatch.setattr(tracebacks, "_INSTALLED", {site})
     library = site / "library" / "parts.py"
@@ -181,7 +203,10 @@ def test_what_is_installed_is_named_only_where_nothing_else_ran(
     script = raised_by(tmp_path / "script.py", use)
     # This file's own frames are an author's too, so the traceback begins at the plugin.
     assert plugin.__traceback__ is not None and script.__traceback__ is not None
-    assert said_by(plugin.with_traceback(plugin.__traceback__.tb_next)) == "KeyError: 'x' (plugin/__init__.py, line 6)"
+    assert (
+        said_by(plugin.with_traceback(plugin.__traceback__.tb_next))
+        == "KeyError: 'x' (plugin/__init__.py, line 6)"
+    )
     assert said_by(script) == "KeyError: 'x' (script.py, line 6)"
 
 
@@ -199,10 +224,14 @@ def test_a_line_that_is_not_python(tmp_path: Path) -> None:
 def test_nothing_is_guessed(tmp_path: Path) -> None:
     """What is like no name gets no suggestion; a function out of reach gets none either."""
     far = raised_by(tmp_path / "far.py", "class A:\n    pass\nA().wholly_other\n")
-    assert said_by(far) == "AttributeError: 'A' object has no attribute 'wholly_other' (far.py, line 3)"
+    assert (
+        said_by(far)
+        == "AttributeError: 'A' object has no attribute 'wholly_other' (far.py, line 3)"
+    )
     hidden = raised_by(tmp_path / "hidden.py", "import json\njson.JSONEncoder().encode(1, kye=2)\n")
     assert said_by(hidden) == (
-        "TypeError: JSONEncoder.encode() got an unexpected keyword argument 'kye' (hidden.py, line 2)"
+        "TypeError: JSONEncoder.encode() got an unexpected keyword argument 'kye' (hidden.py, line "
+        "2)"
     )
     assert (nearest("lettrs", ["letters", "size"]), nearest("x", ["letters"])) == ("letters", "")
     assert (meaning("letters"), meaning("")) == ("; did you mean 'letters'?", "")

@@ -16,29 +16,32 @@ from quintain.cli import main, root
 
 WHOLE_RUN = "tests/integration/test_run.py::test_summary_holds_what_programs_read"
 QUICKSTART = "tests/integration/test_quickstart.py::test_the_quickstart_ends_with_a_better_model"
-INSTALLED = "tests/core/test_plugins_extension.py::test_list_shows_its_components_and_the_clash"
+INSTALLED = "tests/core/registry/test_extension.py::test_list_shows_its_components_and_the_clash"
 OWN = "tests/docs/test_own_code.py::test_the_readmes_environment_trains"
 COACHED = "tests/docs/test_own_code.py::test_the_readmes_recipe_trains"
 GSM8K = "tests/integration/test_gsm8k.py::test_twenty_steps_on_gsm8k_survive_a_kill"
-FILE = "tests/environments/test_dataset.py::test_a_file_and_a_function_train"
-SERVER = "tests/plugins/test_openai_eval.py::test_eval_against_a_local_server"
-COMPARED = "tests/plugins/test_compare.py::test_a_comparison_from_end_to_end"
-CODE = "tests/environments/test_code_rows.py::test_the_command_line_evaluates_a_file"
-CHECKED = "tests/environments/test_code_rows.py::test_check_lists_the_rows_that_cannot_be_used"
+FILE = "tests/environments/dataset/test_dataset.py::test_a_file_and_a_function_train"
+SERVER = "tests/plugins/openai/test_eval.py::test_eval_against_a_local_server"
+COMPARED = "tests/plugins/compare/test_compare.py::test_a_comparison_from_end_to_end"
+CODE = "tests/environments/code/test_rows.py::test_the_command_line_evaluates_a_file"
+CHECKED = "tests/environments/code/test_rows.py::test_check_lists_the_rows_that_cannot_be_used"
 FUNCTIONS = "tests/integration/test_code_run.py::test_the_default_model_learns_to_write_functions"
 SEARCHER = "tests/integration/test_search_run.py::test_the_default_model_learns_to_search"
 MAZE = "tests/integration/test_games_run.py::test_the_default_model_learns_to_play"
-SEARCH = "tests/plugins/test_mcp_search.py::test_the_page_shows_commands_that_work"
-SERVE = "tests/plugins/test_gateway_serve.py::test_the_command_serves_a_model_until_it_is_interrupted"
-AGENT = "tests/environments/test_agent_training.py::test_the_page_shows_a_recipe_that_trains"
-BOXED = "tests/environments/test_agent_sandboxed_training.py::test_the_page_shows_a_recipe_that_trains_in_boxes"
-MCP = "tests/plugins/test_mcp_command.py::test_the_page_shows_commands_that_work"
-OWN_MCP = "tests/plugins/test_mcp_command.py::test_a_server_of_ones_own_is_as_the_page_shows"
-STORY = "tests/environments/test_story_books.py::test_the_page_shows_commands_that_work"
+SEARCH = "tests/plugins/mcp/test_search.py::test_the_page_shows_commands_that_work"
+SERVE = (
+    "tests/plugins/gateway/test_serve.py::test_the_command_serves_a_model_until_it_is_interrupted"
+)
+AGENT = "tests/environments/agent/test_training.py::test_the_page_shows_a_recipe_that_trains"
+BOXED = "tests/environments/agent/test_sandboxed_training.py::test_the_page_shows_a_recipe_that_trains_in_boxes"
+MCP = "tests/plugins/mcp/test_command.py::test_the_page_shows_commands_that_work"
+OWN_MCP = "tests/plugins/mcp/test_command.py::test_a_server_of_ones_own_is_as_the_page_shows"
+RUBRICS = "tests/plugins/judge/test_rubrics.py::test_the_command_writes_rubrics_of_an_environment"
+STORY = "tests/environments/story/test_books.py::test_the_page_shows_commands_that_work"
 STORY_RUN = "tests/integration/test_story_run.py::test_the_default_model_learns_to_plan"
-STORY_PAIRS = "tests/environments/test_story_quality.py::test_the_page_shows_commands_that_work"
+STORY_PAIRS = "tests/environments/story/test_quality.py::test_the_page_shows_commands_that_work"
 STOPPED = "tests/docs/test_debugging_page.py::test_a_breakpoint_stops_in_the_reward"
-RESCORED = "tests/plugins/test_authoring.py::test_stored_rollouts_are_scored_again"
+RESCORED = "tests/plugins/authoring/test_authoring.py::test_stored_rollouts_are_scored_again"
 VLLM = "tests/integration/test_vllm_lane.py::test_vllm_lane"
 VLLM_RUN = "tests/integration/test_vllm_lane.py::test_the_command_trains"
 DRY = "tests/docs/test_worked_recipes.py::test_the_recipe_passes_the_dry_run"
@@ -47,6 +50,8 @@ CAPITALS = "tests/docs/test_worked_recipes.py::test_the_controls_play_the_file"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
+    "quintain judge rubrics prompts.jsonl --search articles --url http://127.0.0.1:8000/v1 --out "
+    "new.jsonl": RUBRICS,
     "bash tools/vllm_env.sh": VLLM,
     ".venv-vllm/bin/quintain train --set engine.use=vllm": VLLM_RUN,
     "make test": WORKSPACE,
@@ -83,19 +88,26 @@ ELSEWHERE = {
     "quintain-story build alice.txt --out stories": STORY,
     "quintain eval story --data stories --split train --controls": STORY,
     "quintain-story quality @oracle --against @filler": STORY_PAIRS,
-    "quintain-story quality @oracle --against @wrong_chapter --tasks 40 --out chapters.jsonl --json": STORY_PAIRS,
+    "quintain-story quality @oracle --against @wrong_chapter --tasks 40 --out chapters.jsonl "
+    "--json": STORY_PAIRS,
     "quintain eval debugged.py:Wordy --engine @oracle --tasks 1": STOPPED,
     "pip install -e .": INSTALLED,
-    **{f"quintain train recipes/{name}.toml": DRY for name in ("gsm8k", "gsm8k-lora", "gsm8k-vllm", "mbpp")},
-    **{f"quintain train recipes/{name}.toml": DRY for name in ("search", "rubrics", "story")},
-    "quintain train recipes/capitals.toml": OWN_DATA,
-    "quintain eval dataset --arg path=recipes/capitals.jsonl --controls": CAPITALS,
+    **{
+        f"quintain train examples/{name}.toml": DRY
+        for name in ("gsm8k", "gsm8k-lora", "gsm8k-vllm", "mbpp")
+    },
+    **{f"quintain train examples/{name}.toml": DRY for name in ("search", "rubrics", "story")},
+    "quintain train examples/capitals.toml": OWN_DATA,
+    "quintain eval dataset --arg path=examples/capitals.jsonl --controls": CAPITALS,
     "quintain sft arithmetic-1 --model arithmetic-1 --epochs 1 --out student": QUICKSTART,
-    "quintain eval arithmetic --model student --arg 'levels=[1,2,3]' --arg reworded=0.6 --tasks 200": QUICKSTART,
+    "quintain eval arithmetic --model student --arg 'levels=[1,2,3]' --arg reworded=0.6 --tasks "
+    "200": QUICKSTART,
     "quintain rescore arithmetic-1 --reward 'math_equal * format_tags'": RESCORED,
     "quintain rescore arithmetic-1 --reward shapes.py:shortness --last 10": RESCORED,
 }
-"""Command to the test that does the same in its own way: what takes minutes, a network or a server."""
+"""Command to the test that does the same in its own way: what takes minutes, a network or a
+server.
+"""
 
 
 def parse(command: str) -> None:
@@ -138,7 +150,9 @@ def _inside(words: Sequence[str]) -> tuple[int, str]:
 
 def shows(expected: str, output: str) -> bool:
     """Whether *output* has the lines of *expected*, in order; ``...`` stands for anything."""
-    lines = [line.strip() for line in expected.splitlines() if line.strip() and line.strip() != "..."]
+    lines = [
+        line.strip() for line in expected.splitlines() if line.strip() and line.strip() != "..."
+    ]
     patterns = [r"\s+".join(map(_pattern, line.split())) for line in lines]
     return re.search(r".*?\s*".join(patterns), output, re.S) is not None
 

@@ -12,7 +12,9 @@ import torch
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Two threads gain nothing on such small models, and wait for each other where the machine has other work."""
+    """Two threads gain nothing on such small models, and wait for each other where the machine has
+    other work.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -21,7 +23,9 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working directory with caches of its own; modules written there are forgotten afterwards."""
+    """An empty working directory with caches of its own; modules written there are forgotten
+    afterwards.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")

@@ -12,7 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 _FENCE = re.compile(
-    r"^(?P<indent> *)(?P<ticks>```+)(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^(?P=indent)(?P=ticks)", re.M | re.S
+    r"^(?P<indent> "
+    r"*)(?P<ticks>```+)(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^(?P=indent)(?P=ticks)",
+    re.M | re.S,
 )
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _FILE = re.compile(r"# file: (\S+)")
@@ -28,7 +30,9 @@ class Block:
 
     @property
     def file(self) -> str:
-        """The file that the block is the text of, named by its first line; empty where there is none."""
+        """The file that the block is the text of, named by its first line; empty where there is
+        none.
+        """
         found = _FILE.match(self.text)
         return found[1] if found else ""
 
@@ -42,7 +46,10 @@ class Block:
     def talks(self) -> list[tuple[str, str]]:
         """Command and output, for each ``$`` of a ``console`` block."""
         said = re.split(r"^\$ ", self.text, flags=re.M)
-        return [(head.strip(), tail.strip()) for head, _, tail in (part.partition("\n") for part in said[1:])]
+        return [
+            (head.strip(), tail.strip())
+            for head, _, tail in (part.partition("\n") for part in said[1:])
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,6 @@
-"""docs/algorithms.md says what the algorithms are; docs/write-an-algorithm.md shows a package that is."""
+"""docs/algorithms.md says what the algorithms are; docs/write-an-algorithm.md shows a package that
+is.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_the_tables_are_up_to_date() -> None:
 
 
 def test_every_algorithm_is_compared_with_a_relative() -> None:
-    """The table of differences leaves none out, names only algorithms there are, and says something of each pair."""
+    """The table of differences leaves none out, names only algorithms there are, and says something
+    of each pair.
+    """
     known = TOOL.algorithms()
 
     assert set(known) - {"reinforce"} == {left for left, _ in TOOL.PAIRS}
@@ -46,20 +50,25 @@ def test_every_algorithm_is_compared_with_a_relative() -> None:
 
 
 def test_ratios_are_seen() -> None:
-    """Which policies and what pooling: told by running the objective, so that no table can say otherwise."""
+    """Which policies and what pooling: told by running the objective, so that no table can say
+    otherwise.
+    """
     known = TOOL.algorithms()
-    shown = {name: TOOL.ratio(known[name][1]) for name in ("grpo", "gspo", "rloo", "kimi", "dppo", "cispo")}
+    shown = {
+        name: TOOL.ratio(known[name][1])
+        for name in ("grpo", "gspo", "rloo", "kimi", "dppo", "cispo")
+    }
 
-    assert {
+    assert shown == {
         "grpo": "theta / prox of a token",
         "gspo": "theta / prox of an answer, geometric mean",
         "rloo": "none",
         "kimi": "theta / prox of an answer",
         "dppo": "theta / mu of a token",
         "cispo": "theta / prox of a token",
-    } == shown
+    }
     product = ALGORITHMS["grpo"].replace(objective="sequence_clip")
-    assert "theta / prox of an answer" == TOOL.ratio(product)
+    assert TOOL.ratio(product) == "theta / prox of an answer"
 
 
 def test_differences_are_described_in_words() -> None:
@@ -69,21 +78,28 @@ def test_differences_are_described_in_words() -> None:
     def words(**changes: Any) -> list[str]:
         return [TOOL.words(d) for d in TOOL.differences(grpo.replace(**changes), grpo)]
 
-    assert ["objective `cispo` (cap 3) instead of `ppo_clip` (low 0.2)"] == words(
-        objective={"use": "cispo", "cap": 3.0}
-    )
-    assert ["objective low 0.1 instead of 0.2"] == words(objective={"low": 0.1})
-    assert ["no KL instead of KL k3 in the loss, 0.04"] == words(kl={"coefficient": 0.0})
-    assert ["ratio to mu instead of ratio to prox"] == words(ratio_to="mu")
-    assert ["truncated samples left out instead of truncated samples trained"] == words(mask_truncated=True)
-    assert ["2 epochs instead of 1 epoch", "3 minibatches instead of 1 minibatch"] == words(epochs=2, minibatches=3)
-    assert ["thinking budget of 5 to 9 tokens instead of no thinking budget"] == words(
-        plan=SamplingPlan(thinking_budget=ThinkingBudget(min_tokens=5, max_tokens=9))
-    )
+    assert words(objective={"use": "cispo", "cap": 3.0}) == [
+        "objective `cispo` (cap 3) instead of `ppo_clip` (low 0.2)"
+    ]
+    assert words(objective={"low": 0.1}) == ["objective low 0.1 instead of 0.2"]
+    assert words(kl={"coefficient": 0.0}) == ["no KL instead of KL k3 in the loss, 0.04"]
+    assert words(ratio_to="mu") == ["ratio to mu instead of ratio to prox"]
+    assert words(mask_truncated=True) == [
+        "truncated samples left out instead of truncated samples trained"
+    ]
+    assert words(epochs=2, minibatches=3) == [
+        "2 epochs instead of 1 epoch",
+        "3 minibatches instead of 1 minibatch",
+    ]
+    assert words(plan=SamplingPlan(thinking_budget=ThinkingBudget(min_tokens=5, max_tokens=9))) == [
+        "thinking budget of 5 to 9 tokens instead of no thinking budget"
+    ]
 
 
 def test_every_setting_has_a_phrase() -> None:
-    """A field that is added to `Algorithm` or `SamplingPlan` gets words, or a listing would fail on it."""
+    """A field that is added to `Algorithm` or `SamplingPlan` gets words, or a listing would fail on
+    it.
+    """
     about = {"name", "summary", "source", "published"}
     of_algorithm = {f.name for f in dataclasses.fields(Algorithm)} - {*about, *KINDS, "kl", "plan"}
     of_plan = {f"plan.{f.name}" for f in dataclasses.fields(SamplingPlan)}
@@ -99,7 +115,10 @@ def test_every_setting_has_a_phrase() -> None:
 
 def test_first_sentences() -> None:
     """Names with dots do not end a sentence."""
-    assert "R - mean(group): Dr. GRPO (Liu et al. 2025, 2503.20783)." == TOOL.summary(ALGORITHMS["dr_grpo"].advantage)
+    assert (
+        TOOL.summary(ALGORITHMS["dr_grpo"].advantage)
+        == "R - mean(group): Dr. GRPO (Liu et al. 2025, 2503.20783)."
+    )
     assert all(TOOL.summary(piece).endswith(".") for _, piece in TOOL.pieces().values())
 
 
@@ -110,12 +129,15 @@ def test_every_refusal_of_a_pair_is_on_the_page() -> None:
         with pytest.raises(UsageError) as e:
             TOOL.algorithms()[name][1].replace(**changes)
         last = traceback.extract_tb(e.value.__traceback__)[-1]
-        if last.filename == inspect.getsourcefile(Algorithm):  # the others are refused by a piece of theirs
+        # the others are refused by a piece of theirs
+        if last.filename == inspect.getsourcefile(Algorithm):
             reached.add(last.lineno)
 
     of_kl = [line for line, said in raises(KL.__post_init__).items() if "zero gradient" in said]
     of_pairs = [
-        line for line, said in raises(Algorithm.__post_init__).items() if "correction" in said or "surrogate" in said
+        line
+        for line, said in raises(Algorithm.__post_init__).items()
+        if "correction" in said or "surrogate" in said
     ]
     assert {*of_pairs, *of_kl} == reached, "add an example to REFUSED in tools/algorithms.py"
 
@@ -124,7 +146,11 @@ def raises(function: Callable[..., object]) -> dict[int, str]:
     """The lines on which *function* raises, each with the statement."""
     lines, start = inspect.getsourcelines(function)
     tree = ast.parse(textwrap.dedent("".join(lines)))
-    return {start + node.lineno - 1: ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Raise)}
+    return {
+        start + node.lineno - 1: ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise)
+    }
 
 
 def test_every_note_is_on_the_page() -> None:
@@ -139,7 +165,7 @@ def test_every_note_is_on_the_page() -> None:
     own = {note for algorithm in variants for note in algorithm.notes()} - of_pieces
 
     assert inspect.getsource(Algorithm.notes).count("notes.append(") == len(own)
-    assert 2 == len(of_pieces)
+    assert len(of_pieces) == 2
 
 
 def test_the_page_shows_the_very_files_of_the_example() -> None:
@@ -147,7 +173,8 @@ def test_the_page_shows_the_very_files_of_the_example() -> None:
     package = EXAMPLE / "src" / "quintain_sapo"
     files = {"sapo.py": package, "quintain.toml": package, "pyproject.toml": EXAMPLE}
     blocks = page("docs/write-an-algorithm.md").blocks
-    shown = {b.file: b.text.partition("\n")[2] for b in blocks if b.file in files}  # others belong to no package
+    # others belong to no package
+    shown = {b.file: b.text.partition("\n")[2] for b in blocks if b.file in files}
 
     assert {name: (place / name).read_text() for name, place in files.items()} == shown
 
@@ -155,6 +182,10 @@ def test_the_page_shows_the_very_files_of_the_example() -> None:
 def test_the_example_is_as_short_as_it_says() -> None:
     """One function and one algorithm in about twenty lines besides imports."""
     text = (EXAMPLE / "src" / "quintain_sapo" / "sapo.py").read_text()
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("from", "import"))]
+    lines = [
+        line
+        for line in text.splitlines()
+        if line.strip() and not line.startswith(("from", "import"))
+    ]
 
     assert len(lines) <= 20

@@ -1,4 +1,6 @@
-"""docs/architecture.md describes the source as it is: folders, layers, and a reading order for one sitting."""
+"""docs/architecture.md describes the source as it is: folders, layers, and a reading order for one
+sitting.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ PAGE = page("docs/architecture.md")
 LAYOUT = runpy.run_path(str(ROOT / "tools" / "layout.py"), run_name="layout")
 
 MOST_FILES = 12
-MOST_LINES = 2_500
+MOST_TOKENS = 18_500
 
 
 def section(title: str) -> str:
@@ -23,7 +25,9 @@ def section(title: str) -> str:
 
 
 def reading_order() -> dict[str, str]:
-    """Path of each file of the reading order, from the package, with what the page says about it."""
+    """Path of each file of the reading order, from the package, with what the page says about
+    it.
+    """
     text = section("Reading order")
     item = r"^(\d+)\. \[`([\w/.]+)`\]\(\.\./core/quintain/([\w/.]+)\): (.+?)(?=^\d+\. |^$)"
     items = re.findall(item, text, re.M | re.S)
@@ -34,13 +38,21 @@ def reading_order() -> dict[str, str]:
 
 
 def test_the_reading_order_fits_into_one_sitting() -> None:
-    """At most 12 files and 2,500 lines, from the loop to the weight sync."""
+    """At most 12 files and 18,500 tokens, from the loop to the weight sync; the kernel has the same
+    files.
+    """
     order = list(reading_order())
-    lines = {path: len((PACKAGE / path).read_text(encoding="utf-8").splitlines()) for path in order}
+    sizes = {
+        path: len(LAYOUT["code_lines"]((PACKAGE / path).read_text(encoding="utf-8")))
+        for path in order
+    }
 
-    assert 2 < len(lines) == len(order) <= MOST_FILES
-    assert (order[0], order[-1]) == ("training/loop.py", "training/weight_sync.py")
-    assert sum(lines.values()) <= MOST_LINES, lines
+    assert 2 < len(sizes) == len(order) <= MOST_FILES
+    assert [path.removesuffix(".py").replace("/", ".") for path in order] == list(
+        LAYOUT["READING_ORDER"]
+    )
+    assert (order[0], order[-1]) == ("run/loop.py", "run/weight_sync.py")
+    assert sum(sizes.values()) <= MOST_TOKENS, sizes
 
 
 @pytest.mark.parametrize("path", reading_order())
@@ -54,20 +66,15 @@ def test_what_the_reading_order_points_at_is_in_the_file(path: str) -> None:
 
 
 def test_the_picture_shows_every_folder() -> None:
-    """All folders of the package, with the kernel marked, and all distributions of the workspace."""
+    """All folders of the package, with the base marked, and the layers as they are."""
     (picture, chain) = (block.text for block in PAGE.blocks if block.language == "text")
-    shown = {name: bool(kernel) for kernel, name in re.findall(r"^(K?) +(\w+)/ ", picture, re.M)}
-    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.iterdir())} - {"__pycache__"}
-    distributions = {
-        place: re.findall(r"[\w-]+", re.search(rf"^{place}/ +(.+)$", picture, re.M)[1])  # type: ignore[index]
-        for place in ("plugins", "environments")
+    shown = {name: bool(base) for base, name in re.findall(r"^(B?) +(\w+)/ ", picture, re.M)}
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.iterdir())} - {
+        "__pycache__"
     }
 
     assert set(shown) == folders
-    assert {name for name, kernel in shown.items() if kernel} == LAYOUT["KERNEL_FOLDERS"]
-    assert distributions == {
-        place: sorted(path.parent.name for path in (ROOT / place).glob("*/pyproject.toml")) for place in distributions
-    }
+    assert {name for name, base in shown.items() if base} == LAYOUT["BASE_FOLDERS"]
     assert [part.split(", ") for part in chain.strip().split(" < ")] == [
         list(layer) for layer in LAYOUT["LAYERS"] if layer != ("__main__",)
     ]
@@ -76,9 +83,16 @@ def test_the_picture_shows_every_folder() -> None:
 def test_paths_in_the_text_exist() -> None:
     """Files and folders named in the text or in the picture of a step."""
     boxes = [
-        part for block in PAGE.blocks if block.language == "mermaid" for part in re.findall(r"[\w/]+\.py", block.text)
+        part
+        for block in PAGE.blocks
+        if block.language == "mermaid"
+        for part in re.findall(r"[\w/]+\.py", block.text)
     ]
     spans = [span for span in PAGE.spans if re.fullmatch(r"[\w/]+(/|\.py)", span)]
-    missing = [path for path in (*boxes, *spans) if not (PACKAGE / path).exists() and not (ROOT / path).exists()]
+    missing = [
+        path
+        for path in (*boxes, *spans)
+        if not (PACKAGE / path).exists() and not (ROOT / path).exists()
+    ]
 
     assert boxes and not missing

@@ -1,11 +1,13 @@
-"""Each key that docs/coming-from.md gives is a key of a recipe, and its algorithms are what it says."""
+"""Each key that docs/coming-from.md gives is a key of a recipe, and its algorithms are what it
+says.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from quintain.training import Recipe, resolve_algorithm
+from quintain.recipe import Recipe, resolve_algorithm
 from quintain_devtools.schema import recipe_schema
 
 from .pages import page
@@ -38,6 +40,7 @@ def test_settings_in_the_remarks_are_accepted() -> None:
     assert len(settings) >= 10
     for text in settings:
         recipe = Recipe.parse(
-            f'environments = [{{ use = "arithmetic" }}]\n[algorithm]\nuse = "grpo"\nargs = {{ {text} }}'
+            f'environments = [{{ use = "arithmetic" }}]\n[algorithm]\nuse = "grpo"\nargs = {{ '
+            f"{text} }}"
         )
         resolve_algorithm(recipe)

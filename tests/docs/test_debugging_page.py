@@ -25,7 +25,7 @@ def test_a_breakpoint_stops_in_the_reward(tmp_path: Path) -> None:
         cwd=tmp_path, input="p rollout.reply\nc\n", capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     assert "debugged.py(8)long_enough()" in done.stdout.replace(str(tmp_path) + "/", "")
     assert "(Pdb) 'rain is interesting'" in done.stdout
     assert "pass@1" in done.stdout
@@ -38,5 +38,7 @@ def test_the_configurations_start_commands_that_exist() -> None:
 
     for configuration in json.loads(shown)["configurations"]:
         if configuration["module"] == "quintain":
-            words = " ".join(configuration["args"]).replace("${file}:${input:class}", "debugged.py:Wordy")
+            words = " ".join(configuration["args"]).replace(
+                "${file}:${input:class}", "debugged.py:Wordy"
+            )
             parse(f"quintain {words}")

@@ -1,4 +1,6 @@
-"""docs/models.md is what the models of the table do: how they load, sample and train, and what is refused."""
+"""docs/models.md is what the models of the table do: how they load, sample and train, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import re
 
 import pytest
 
-from ..core.architectures import ARCHITECTURES, kinds_first
+from ..core.models.architectures import ARCHITECTURES, kinds_first
 from ..tools import load_tool
 
 TOOL = load_tool("models")
@@ -27,5 +29,7 @@ def test_every_architecture_has_a_row() -> None:
 def test_a_row_is_what_is_measured(name: str) -> None:
     """The same class, choices and refusal, and errors within the bound."""
     measured = TOOL.measure(name)
-    assert rows(TOOL.render(PAGE, [measured])) == {name: rows(PAGE)[name]}, "run python tools/models.py"
+    assert rows(TOOL.render(PAGE, [measured])) == {name: rows(PAGE)[name]}, (
+        "run python tools/models.py"
+    )
     assert max(measured.engine_error, measured.learner_error) < TOOL.BOUND

@@ -1,4 +1,6 @@
-"""The notebook of the documentation: its stored outputs are whole, and it runs from top to bottom."""
+"""The notebook of the documentation: its stored outputs are whole, and it runs from top to
+bottom.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def cells(path: Path, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_it_was_run_in_order_without_an_error(path: Path) -> None:
-    """A reader without a kernel sees results; no output has a path of the machine, or a picture, which is large."""
+    """A reader without a kernel sees results; no output has a path of the machine, or a picture,
+    which is large.
+    """
     counts = [cell["execution_count"] for cell in cells(path, "code")]
     outputs = [output for cell in cells(path, "code") for output in cell["outputs"]]
 
@@ -33,10 +37,14 @@ def test_it_was_run_in_order_without_an_error(path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_its_links_resolve(path: Path) -> None:
     """Links of its text are files of docs/."""
-    links = [link for cell in cells(path, "markdown") for link in re.findall(r"\]\(([^)#]+)", "".join(cell["source"]))]
+    links = [
+        link
+        for cell in cells(path, "markdown")
+        for link in re.findall(r"\]\(([^)#]+)", "".join(cell["source"]))
+    ]
 
     assert links
-    assert [] == [link for link in links if not (path.parent / link).exists()]
+    assert [link for link in links if not (path.parent / link).exists()] == []
 
 
 @pytest.mark.ci
@@ -51,5 +59,7 @@ def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
     text = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", ()))
-    before, after = (float(re.search(rf"{when} +([\d.]+)%", text)[1]) for when in ("before", "after"))  # type: ignore[index]
+    before, after = (
+        float(re.search(rf"{when} +([\d.]+)%", text)[1]) for when in ("before", "after")
+    )  # type: ignore[index]
     assert after > before + 10

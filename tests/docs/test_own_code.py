@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from quintain.cli import main
-from quintain.training.recipe.load import bundled
-from quintain.training.recipe.tables import Recipe
+from quintain.recipe.load import bundled
+from quintain.recipe.tables import Recipe
 
-from ..core.models import save_tiny
+from ..core.models.tiny import save_tiny
 from .pages import page
 
 SMALL = {
@@ -27,7 +27,9 @@ SMALL = {
 
 @pytest.fixture
 def typed(desk: Path) -> Path:
-    """The working directory of a reader who has saved the files of the README; a small model lies beside them."""
+    """The working directory of a reader who has saved the files of the README; a small model lies
+    beside them.
+    """
     for block in page("README.md").blocks:
         if block.file:
             (desk / block.file).write_text(block.text)
@@ -36,25 +38,39 @@ def typed(desk: Path) -> Path:
 
 
 def test_the_readmes_environment_trains(typed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--env reverse.py:Reverse` with the reward of the other file as shaping: two steps, and a summary."""
+    """`--env reverse.py:Reverse` with the reward of the other file as shaping: two steps, and a
+    summary.
+    """
     shaping = """environments.0.shaping=0.2 * use("closeness.py:in_place")"""
     sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    words = ["--model", "model", "--env", "reverse.py:Reverse", "--set", shaping, "--steps", "2", "--json"]
+    words = [
+        "--model",
+        "model",
+        "--env",
+        "reverse.py:Reverse",
+        "--set",
+        shaping,
+        "--steps",
+        "2",
+        "--json",
+    ]
     status = main(["train", *words, *sets])
 
     summary = json.loads(capsys.readouterr().out)
-    assert (0, 2, 16) == (status, summary["steps"], summary["samples"])
+    assert (status, summary["steps"], summary["samples"]) == (0, 2, 16)
     metrics = (typed / "runs" / "reverse-1" / "metrics.jsonl").read_text().splitlines()
     assert "reward.part.in_place.mean" in json.loads(metrics[-1])
 
 
 def test_the_readmes_recipe_trains(typed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`coached.toml` with a small batch: two steps as it says, with what it leaves out as in the quickstart."""
+    """`coached.toml` with a small batch: two steps as it says, with what it leaves out as in the
+    quickstart.
+    """
     sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     status = main(["train", "coached.toml", "--model", "model", "--steps", "2", "--json", *sets])
 
     summary = json.loads(capsys.readouterr().out)
-    assert (0, 2, 16) == (status, summary["steps"], summary["samples"])
+    assert (status, summary["steps"], summary["samples"]) == (0, 2, 16)
     recipe = Recipe.load(typed / "runs" / "reverse-1" / "recipe.toml")
     quickstart = Recipe.parse(bundled("quickstart"))
     assert (recipe.learner.lr, recipe.sampling.temperature) == (quickstart.learner.lr, 0.5)

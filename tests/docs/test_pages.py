@@ -1,4 +1,6 @@
-"""What the documentation shows is what happens: its code and its commands run, its recipes parse, its links resolve."""
+"""What the documentation shows is what happens: its code and its commands run, its recipes parse,
+its links resolve.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,21 @@ from typing import Any
 import pytest
 
 from quintain.cli import COMMANDS, main
+from quintain.recipe.resolve import resolve_algorithm, resolve_environment_table
+from quintain.recipe.tables import Recipe
 from quintain.registry.binding import bind, signature_of
 from quintain.registry.discovery import GROUPS
 from quintain.registry.lookup import current
 from quintain.registry.manifest import parse as parse_manifest
-from quintain.training.recipe.tables import Recipe
-from quintain.training.resolve import resolve_algorithm, resolve_environment_table
 
-from ..core.models import save_tiny
+from ..core.models.tiny import save_tiny
 from .commands import ELSEWHERE, parse, run, shows
 from .pages import PAGES, ROOT, Block, Page
 
 SHOWS_ONLY = {"", "text", "mermaid", "json", "markdown"}
 """Languages of blocks that nothing can run."""
 
-WORKED = {path.read_text() for path in (ROOT / "recipes").glob("*.toml")}
+WORKED = {path.read_text() for path in (ROOT / "examples").glob("*.toml")}
 
 TRAINED = """
 run.name = "arithmetic-1"
@@ -49,7 +51,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "small.toml").write_text(TRAINED)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        assert 0 == main(["train", "small.toml", "--quiet"])
+        assert main(["train", "small.toml", "--quiet"]) == 0
     return place
 
 
@@ -77,7 +79,9 @@ class Reader:
         del sys.modules[module.__name__]
 
     def show(self, block: Block) -> None:
-        assert block.language in SHOWS_ONLY, f"{self.at(block)}: no test knows what to do with {block.language!r}"
+        assert block.language in SHOWS_ONLY, (
+            f"{self.at(block)}: no test knows what to do with {block.language!r}"
+        )
 
     def at(self, block: Block) -> str:
         return f"{self.page.path.relative_to(ROOT)}:{block.line}"
@@ -100,7 +104,9 @@ class Reader:
     def do_console(self, block: Block) -> None:
         for command, expected in block.talks:
             _, said = run(command)
-            assert shows(expected, said), f"{self.at(block)}: {command} said\n{said}\ninstead of\n{expected}"
+            assert shows(expected, said), (
+                f"{self.at(block)}: {command} said\n{said}\ninstead of\n{expected}"
+            )
 
     def do_toml(self, block: Block) -> None:
         if block.file:
@@ -128,7 +134,9 @@ def check_toml(text: str, where: str) -> None:
     elif "api" in data:
         parse_manifest(text, where)
     else:
-        whole = text if "environments" in data else f'{text}\n[[environments]]\nuse = "arithmetic"\n'
+        whole = (
+            text if "environments" in data else f'{text}\n[[environments]]\nuse = "arithmetic"\n'
+        )
         recipe = Recipe.parse(whole, source=where)
         resolve_algorithm(recipe)
         for table in recipe.environments:
@@ -156,8 +164,16 @@ def test_links_resolve(path: Path) -> None:
 
 
 def test_commands_that_run_elsewhere_are_run_there() -> None:
-    """Every test that the table names exists, every command in it is in the documentation and takes its options."""
-    shown = {c for path in PAGES for b in Page(path=path).blocks if b.language == "bash" for c in b.commands}
+    """Every test that the table names exists, every command in it is in the documentation and takes
+    its options.
+    """
+    shown = {
+        c
+        for path in PAGES
+        for b in Page(path=path).blocks
+        if b.language == "bash"
+        for c in b.commands
+    }
 
     assert not set(ELSEWHERE) - shown
     for command, test in ELSEWHERE.items():
@@ -171,7 +187,9 @@ def test_every_page_is_in_the_index() -> None:
     """docs/README.md links to each page of its folder."""
     index = ROOT / "docs" / "README.md"
 
-    assert {p.name for p in PAGES if p.parent == index.parent} - {index.name} <= set(Page(path=index).links)
+    assert {p.name for p in PAGES if p.parent == index.parent} - {index.name} <= set(
+        Page(path=index).links
+    )
 
 
 def test_commands_in_the_text_exist() -> None:
@@ -196,12 +214,14 @@ def test_promises_name_tests_that_exist() -> None:
 
 
 def test_the_examples_of_the_readme_are_as_short_as_it_says() -> None:
-    """About twenty lines for an environment, five for a reward, and the README itself is read in ten minutes."""
+    """About twenty lines for an environment, five for a reward, and the README itself is read in
+    ten minutes.
+    """
     files = {b.file: b.text for b in Page(path=PAGES[0]).blocks if b.file}
     lines = [line for line in files["reverse.py"].splitlines()[1:] if line.strip()]
 
     assert len(lines) <= 22
-    assert len(Page(path=PAGES[0]).text.splitlines()) < 255
+    assert len(Page(path=PAGES[0]).text.split()) < 2_000
     assert len(files["closeness.py"].splitlines()) <= 9
 
 

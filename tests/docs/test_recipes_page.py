@@ -1,4 +1,6 @@
-"""docs/recipes.md and the meanings of `quintain schema` are what the code says, every key with a meaning."""
+"""docs/recipes.md and the meanings of `quintain schema` are what the code says, every key with a
+meaning.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,13 @@ TOOL = load_tool("recipes")
 
 
 def test_page_is_up_to_date() -> None:
-    """docs/recipes.md and the meanings of `quintain schema` are what `python tools/recipes.py` would write."""
+    """docs/recipes.md and the meanings of `quintain schema` are what `python tools/recipes.py`
+    would write.
+    """
     assert TOOL.meanings() == TOOL.MEANT.read_text(), "run python tools/recipes.py"
-    assert TOOL.render() == (ROOT / "docs" / "recipes.md").read_text(), "run python tools/recipes.py"
+    assert TOOL.render() == (ROOT / "docs" / "recipes.md").read_text(), (
+        "run python tools/recipes.py"
+    )
 
 
 def test_every_key_has_a_meaning_and_no_meaning_is_left_over() -> None:

@@ -1,4 +1,6 @@
-"""docs/shaping.md describes every reward of quintain-shaping, with its arguments, and shows its plot."""
+"""docs/shaping.md describes every reward of quintain-shaping, with its arguments, and shows its
+plot.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ def test_each_reward_has_a_section() -> None:
 @pytest.mark.parametrize("name", REWARDS)
 def test_section_shows_the_plot_and_names_every_argument(name: str) -> None:
     assert f"](images/shaping/{name}.png)" in SECTIONS[name]
-    missing = [f.name for f in signature_of(current().load("reward", name)).fields if f.name not in SECTIONS[name]]
+    missing = [
+        f.name
+        for f in signature_of(current().load("reward", name)).fields
+        if f.name not in SECTIONS[name]
+    ]
     assert not missing, f"docs/shaping.md, {name}: the arguments {missing} are missing"
 
 

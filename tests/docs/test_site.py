@@ -43,7 +43,7 @@ def test_the_index_has_the_sections_of_the_site() -> None:
     """docs/README.md is the navigation: each page is in a row of one of its tables."""
     index = page("docs/README.md").text
 
-    assert SECTIONS == re.findall(r"^## (.+)$", index, re.M)
+    assert re.findall(r"^## (.+)$", index, re.M) == SECTIONS
     rows = re.findall(r"^\| \[[^\]]+\]\(([^)]+)\) \| .+ \|$", index, re.M)
     assert sorted(set(rows)) == sorted(rows)
     assert sorted(rows) == sorted(page("docs/README.md").links)
@@ -53,25 +53,42 @@ def test_the_index_has_the_sections_of_the_site() -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built without a network and without a warning."""
     folder = tmp_path_factory.mktemp("site")
-    dead = {f"{scheme}_proxy": "http://127.0.0.1:9" for scheme in ("http", "https", "HTTP", "HTTPS")}
+    dead = {
+        f"{scheme}_proxy": "http://127.0.0.1:9" for scheme in ("http", "https", "HTTP", "HTTPS")
+    }
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **dead}, capture_output=True, text=True, timeout=300)
-    assert 0 == done.returncode, done.stderr
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **dead}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
     return folder
 
 
 @pytest.mark.ci
 def test_every_page_is_there(site: Path) -> None:
-    """Pages of docs/, the API reference of the public names, llms.txt, and a search index that finds them."""
+    """Pages of docs/, the API reference of the public names, llms.txt, and a search index that
+    finds them.
+    """
     made = {p.relative_to(site).with_suffix("").as_posix() for p in site.rglob("*.html")}
-    pages = {p.relative_to(ROOT / "docs").with_suffix("").as_posix() for p in (ROOT / "docs").rglob("*.md")}
+    pages = {
+        p.relative_to(ROOT / "docs").with_suffix("").as_posix()
+        for p in (ROOT / "docs").rglob("*.md")
+    }
 
-    assert pages - {"README", "experiments/README"} <= made
-    assert {"index", "api/quintain", "experiments/index", "files/CONTRIBUTING.md"} <= made
+    assert pages - {"README", "decisions/README", "experiments/README"} <= made
+    assert {
+        "index",
+        "api/quintain",
+        "decisions/index",
+        "experiments/index",
+        "files/CONTRIBUTING.md",
+    } <= made
     reference = Html(site / "api" / "quintain.html").anchors
     assert {"quintain.interfaces.environment.Environment", "advantage"} <= reference
     found = json.loads((site / "search" / "search_index.json").read_text())["docs"]
-    assert {"recipes.html", "start.html"} <= {entry["location"].partition("#")[0] for entry in found}
+    assert {"recipes.html", "start.html"} <= {
+        entry["location"].partition("#")[0] for entry in found
+    }
     assert (ROOT / "llms.txt").read_text() == (site / "llms.txt").read_text()
 
 
@@ -96,4 +113,4 @@ def test_no_link_is_broken_and_nothing_is_loaded_from_another_host(site: Path) -
                 broken.append(f"{path.relative_to(site)} -> {link}: no such heading")
 
     assert len(files) >= 60
-    assert [] == broken
+    assert broken == []

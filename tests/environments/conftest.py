@@ -8,7 +8,7 @@ import pytest
 
 from quintain_sandbox import Bubblewrap
 
-from ..plugins.sandbox_service import started
+from ..plugins.sandbox.service import started
 
 
 @pytest.fixture(scope="session")

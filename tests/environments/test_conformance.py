@@ -1,4 +1,6 @@
-"""What every environment owes a trainer, for those that no other file here tests so; and that none is left out."""
+"""What every environment owes a trainer, for those that no other file here tests so; and that none
+is left out.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ class TestAgentProgram(EnvironmentSuite):
     """An agent that asks once and returns the reply: what the policy says is the answer."""
 
     environment = AgentProgram
-    args = {"function": f"{HERE / 'agent_programs.py'}:solve", "data": str(HERE / "agent" / "rows.jsonl")}
+    args = {
+        "function": f"{HERE / 'agent' / 'programs.py'}:solve",
+        "data": str(HERE / "agent" / "rows.jsonl"),
+    }
     episodes = 2
 
     @classmethod
@@ -45,15 +50,19 @@ class TestSandboxedAgent(EnvironmentSuite):
 
     environment = SandboxedAgent
     args = {
-        "argv": ["python3", "agent_programs.py", "plain"],
-        "files": [str(HERE / "agent_programs.py")],
+        "argv": ["python3", "programs.py", "plain"],
+        "files": [str(HERE / "agent" / "programs.py")],
         "data": str(HERE / "agent" / "rows.jsonl"),
     }
     episodes = 2
 
     @classmethod
     def services(cls) -> Mapping[str, Any]:
-        return {**super().services(), "gateway": Gateway(), "sandbox": Bubblewrap(slots=4, enforce=())}
+        return {
+            **super().services(),
+            "gateway": Gateway(),
+            "sandbox": Bubblewrap(slots=4, enforce=()),
+        }
 
 
 def test_every_shipped_environment_has_a_suite() -> None:
@@ -67,7 +76,7 @@ def test_every_shipped_environment_has_a_suite() -> None:
     }
     tested = {
         line.value.id
-        for file in HERE.glob("test_*.py")
+        for file in HERE.rglob("test_*.py")
         for suite in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(suite, ast.ClassDef) and suite.name.startswith("Test")
         for line in suite.body

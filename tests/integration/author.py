@@ -1,4 +1,6 @@
-"""Environments whose code misbehaves in the way that its field `mode` says; it touches the file ``here`` first."""
+"""Environments whose code misbehaves in the way that its field `mode` says; it touches the file
+``here`` first.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +65,8 @@ async def _exits() -> None:
 
 
 class Misbehaving(Environment[Task, None]):
-    """From the fourth of eight tasks on, each misbehaves by one word of *mode*: in the reward or (*where*) in the
-    episode or the list of tasks.
+    """From the fourth of eight tasks on, each misbehaves by one word of *mode*: in the reward or
+    (*where*) in the episode or the list of tasks.
     """
 
     reward = judged
@@ -78,7 +80,10 @@ class Misbehaving(Environment[Task, None]):
             sys.exit(0)
         modes = dict(enumerate(self.mode.split(", ")))  # of the tasks from the fourth on
         modes = modes if self.where == "reward" else {}
-        return [Task(prompt=f"{split} {i}", answer=modes.get(i - 3, ""), id=f"task-{i}") for i in range(8)]
+        return [
+            Task(prompt=f"{split} {i}", answer=modes.get(i - 3, ""), id=f"task-{i}")
+            for i in range(8)
+        ]
 
     async def rollout(self, task: Task, agent: Any) -> None:
         agent.user(task.prompt)

@@ -1,5 +1,5 @@
-"""Processes that run `quintain`, forked from one that has imported everything: imports take seconds, and most of these
-processes are killed after one.
+"""Processes that run `quintain`, forked from one that has imported everything: imports take
+seconds, and most of these processes are killed after one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import os, sys
 import matplotlib.figure, pandas, pyarrow.parquet, rich.live, tokenizers, transformers.generation
 from transformers.models.qwen3 import modeling_qwen3
 import quintain.engines.embedded.engine, quintain.learning, quintain.models.load, quintain_schedules
-import quintain.training.build, quintain.training.rollout_table
+import quintain.run.build, quintain.store.rollout_table
 from quintain.cli import main
-from quintain.training import Hooks
+from quintain.run import Hooks
 Hooks.installed()
 for words in sys.stdin:
     if not (pid := os.fork()):
@@ -33,7 +33,9 @@ for words in sys.stdin:
 
 @dataclass(frozen=True)
 class ForkedRun:
-    """A process that runs `quintain`; `finish` waits for its end and returns its status, -9 after SIGKILL."""
+    """A process that runs `quintain`; `finish` waits for its end and returns its status, -9 after
+    SIGKILL.
+    """
 
     pid: int
     finish: Callable[[], int]
@@ -78,6 +80,7 @@ def wait_for_step(run: Path, step: int, process: ForkedRun) -> None:
     """Wait until the run in the folder *run* has completed *step*, or its process has ended."""
     deadline, metrics = time.monotonic() + 120, run / "metrics.jsonl"
     while time.monotonic() < deadline and process.runs:
-        if metrics.exists() and metrics.read_text().count("\n") >= step + 1:  # the first line is from before training
+        # the first line is from before training
+        if metrics.exists() and metrics.read_text().count("\n") >= step + 1:
             return
         time.sleep(0.01)

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from quintain.training.build import curriculum_for, run_training
-from quintain.training.checkpoint import Checkpoint
-from quintain.training.recipe.tables import Recipe
-from quintain.training.resolve import resolve_algorithm, resolve_environment_table
-from quintain.training.run_folder import RunFolder
-from quintain.training.screen import Screen
+from quintain.console.screen import Screen
+from quintain.recipe.plan import RunPlan
+from quintain.recipe.resolve import resolve_environment_table
+from quintain.recipe.tables import Recipe
+from quintain.run.build import curriculum_for, run_training
+from quintain.store.checkpoint import Checkpoint
+from quintain.store.run_folder import RunFolder
 from quintain.types.transcript import TokenSource
 
 
@@ -28,8 +29,9 @@ class Killed(BaseException):
 class Life:
     """Counts the boundaries that a process passes and ends it at the one of number *at*.
 
-    A boundary is the end of a callback of the event loop (hence every ``await`` that suspends), the entry of a write to
-    the run folder, or the moment before or after data reaches the disk (``fsync``, ``rename``, ``replace``).
+    A boundary is the end of a callback of the event loop (hence every ``await`` that suspends), the
+    entry of a write to the run folder, or the moment before or after data reaches the disk
+    (``fsync``, ``rename``, ``replace``).
     """
 
     def __init__(self, at: int | None) -> None:
@@ -49,7 +51,9 @@ class Life:
 
 @contextmanager
 def living(at: int | None) -> Iterator[Life]:
-    """Inside the block, a run passes boundaries and dies with `Killed` at number *at* (``None``: never)."""
+    """Inside the block, a run passes boundaries and dies with `Killed` at number *at* (``None``:
+    never).
+    """
     life = Life(at)
     handle, check = asyncio.events.Handle._run, RunFolder.check
 
@@ -80,14 +84,17 @@ def living(at: int | None) -> Iterator[Life]:
 
 
 def run_once(place: Path, recipe: Recipe, at: int | None = None) -> Life:
-    """One process of the run in *place*, started or continued; it dies at boundary *at* or finishes."""
+    """One process of the run in *place*, started or continued; it dies at boundary *at* or
+    finishes.
+    """
     if not place.exists():
         RunFolder.create(place, recipe.to_toml()).close()
     with living(at) as life:
         try:
             with RunFolder.open(place) as folder:
                 run_training(Recipe.parse(folder.recipe()), folder, Screen(quiet=True))
-        except BaseException:  # what is cleaned up after `Killed` may fail in other ways, which nobody would see
+        except BaseException:
+            # what is cleaned up after `Killed` may fail in other ways, which nobody would see
             if not life.dead:
                 raise
     return life
@@ -100,36 +107,45 @@ def last_state(place: Path) -> dict[str, Any]:
 
 def pending(state: Mapping[str, Any]) -> list[int]:
     """The index of each group in the queue of a checkpoint."""
-    return [entry["index"] for part in ("groups", "prompts") for entry in state["queue"].get(part, ())]
+    return [
+        entry["index"] for part in ("groups", "prompts") for entry in state["queue"].get(part, ())
+    ]
 
 
 def stream(recipe: Recipe, count: int) -> list[str]:
     """The ids of the first *count* tasks that the curriculum of *recipe* draws."""
     environments = [resolve_environment_table(table).make({}) for table in recipe.environments]
-    return [pick.task.id for pick in curriculum_for(recipe, environments, resolve_algorithm(recipe)).pick(count)]
+    return [pick.task.id for pick in curriculum_for(RunPlan.of(recipe), environments).pick(count)]
 
 
 def check_history(place: Path, max_staleness: int) -> dict[str, int]:
-    """Assert that the stored history of a finished run is that of one run without a kill; return what it counted.
+    """Assert that the stored history of a finished run is that of one run without a kill; return
+    what it counted.
 
     - Each step has one line of metrics and one file of rollouts.
-    - Each task that the curriculum drew is in exactly one step, under the index of its draw, with all its samples;
-      abandoned groups alone are in none. The last checkpoint has nothing left over.
-    - The versions of a sequence never fall; none is of a later step, and no trained one is older than *max_staleness*.
+    - Each task that the curriculum drew is in exactly one step, under the index of its draw, with
+      all its samples; abandoned groups alone are in none. The last checkpoint has nothing left
+      over.
+    - The versions of a sequence never fall; none is of a later step, and no trained one is older
+      than *max_staleness*.
     """
     folder = RunFolder(place, lock=False)
     recipe = Recipe.parse(folder.recipe())
     steps, size = recipe.run.steps, recipe.batch.group_size
     records = folder.metrics()
     assert [*range(steps + 1)] == [record["step"] for record in records]
-    assert [*range(1, steps + 1)] == [int(p.stem[-6:]) for p in sorted((place / "rollouts").glob("*.parquet"))]
+    assert [*range(1, steps + 1)] == [
+        int(p.stem[-6:]) for p in sorted((place / "rollouts").glob("*.parquet"))
+    ]
     groups: dict[int, int] = {}
     samples: dict[int, list[int]] = {}
     tasks: dict[int, set[str]] = {}
     for step in range(1, steps + 1):
         rows = folder.read_rollouts(step)
         for row in rows:
-            assert step == groups.setdefault(row["group"], step), f"group {row['group']} trained twice"
+            assert step == groups.setdefault(row["group"], step), (
+                f"group {row['group']} trained twice"
+            )
             samples.setdefault(row["group"], []).append(row["sample"])
             tasks.setdefault(row["group"], set()).add(row["task_id"])
             versions = [
@@ -141,10 +157,12 @@ def check_history(place: Path, max_staleness: int) -> dict[str, int]:
         assert records[step]["groups"] == len({row["group"] for row in rows})
         assert records[step].get("staleness.max", 0) <= max_staleness
     state = last_state(place)
-    drawn, abandoned = state["curriculum"]["picked"], sum(r.get("groups.abandoned", 0) for r in records)
+    drawn = state["curriculum"]["picked"]
+    abandoned = sum(r.get("groups.abandoned", 0) for r in records)
     assert all([*range(size)] == sorted(of) for of in samples.values())
     left = pending(state)
-    assert not left or recipe.algorithm.args["plan"].get("resample")  # resampling ends with groups that it did not need
+    # resampling ends with groups that it did not need
+    assert not left or recipe.algorithm.args["plan"].get("resample")
     assert not {*left} & {*groups}
     assert drawn == len(groups) + len(left) + abandoned
     order = stream(recipe, drawn)

@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quintain.training.build import run_training
-from quintain.training.recipe.load import bundled
-from quintain.training.recipe.tables import Recipe
-from quintain.training.run_folder import RunFolder
-from quintain.training.screen import Screen
+from quintain.console.screen import Screen
+from quintain.recipe.load import bundled
+from quintain.recipe.tables import Recipe
+from quintain.run.build import run_training
+from quintain.store.run_folder import RunFolder
 
 
-def recipe_run(name: str, folder: Path, changes: Sequence[str] = ()) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train the recipe *name* with *changes* in *folder*; the summary, and the metrics step by step."""
+def recipe_run(
+    name: str, folder: Path, changes: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Train the recipe *name* with *changes* in *folder*; the summary, and the metrics step by
+    step.
+    """
     recipe = Recipe.parse(bundled(name), list(changes))
     with RunFolder.create(folder, recipe.to_toml()) as run:
         summary = run_training(recipe, run, Screen(quiet=True))
@@ -28,7 +32,9 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def brief(model: Path, tokens: int, *, evaluated: int = 2) -> list[str]:
-    """Changes for a short run: *model*, few samples of at most *tokens* tokens, few held-out tasks."""
+    """Changes for a short run: *model*, few samples of at most *tokens* tokens, few held-out
+    tasks.
+    """
     return [
         f"model.name={json.dumps(str(model))}",
         "model.device=cpu",

@@ -11,7 +11,9 @@ from .letters import Letters
 
 @reward(range=(0, 1))
 def odd(rollout: Rollout) -> float:
-    """Half of all random replies score 1, so that a tiny random model has something to learn from."""
+    """Half of all random replies score 1, so that a tiny random model has something to learn
+    from.
+    """
     return float(sum(map(ord, rollout.reply)) % 2)
 
 

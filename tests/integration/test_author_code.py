@@ -1,4 +1,6 @@
-"""What an author's code does, seen from outside: statuses, signals, threads and forks of whole processes."""
+"""What an author's code does, seen from outside: statuses, signals, threads and forks of whole
+processes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ..core.models import save_tiny
+from ..core.models.tiny import save_tiny
 
 AUTHOR = Path(__file__).with_name("author.py")
 WALL = 300.0
@@ -25,7 +27,12 @@ def start(place: Path, *words: str, **environ: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "quintain", *words],
         cwd=place,
-        env={**os.environ, "QUINTAIN_GRACE_SECONDS": str(GRACE), "PYTHONPATH": str(AUTHOR.parent), **environ},
+        env={
+            **os.environ,
+            "QUINTAIN_GRACE_SECONDS": str(GRACE),
+            "PYTHONPATH": str(AUTHOR.parent),
+            **environ,
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -86,20 +93,30 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 def test_an_evaluation_whose_author_calls_exit_fails(where: str, tmp_path: Path) -> None:
     status, out, err = finish(start(tmp_path, *evaluation("exits", where)))
 
-    assert 1 == status, err
-    assert "SystemExit: 0 (author.py, line" in out + err
+    assert status == 1, err
+    text = " ".join((out + err).split())  # tables wrap at 80 columns
+    assert "SystemExit: 0 (author.py, line" in text
     assert "Traceback" not in err
 
 
 def test_failures_leave_the_other_rollouts(tmp_path: Path) -> None:
-    """Also where threads of the author never end, and where a task of the author exits, which ends an event loop."""
+    """Also where threads of the author never end, and where a task of the author exits, which ends
+    an event loop.
+    """
     modes = "cancels, exits in a task, waits without end, keeps a thread, leaves a thread"
-    status, out, err = finish(start(tmp_path, *evaluation(modes), "--json", "--max-failures", "0.6"))
+    status, out, err = finish(
+        start(tmp_path, *evaluation(modes), "--json", "--max-failures", "0.6")
+    )
 
-    assert 0 == status, err
-    assert (4, 8) == (json.loads(out)["failed"], json.loads(out)["rollouts"])
-    assert re.search(r"reward_error: reward 'judged' failed: SystemExit: 0 \(author.py, line \d+\)", out)
-    assert re.search(r"SystemExit: 0 \(author.py, line \d+\) in a task that is not Quintain's; the command con", err)
+    assert status == 0, err
+    assert (json.loads(out)["failed"], json.loads(out)["rollouts"]) == (4, 8)
+    assert re.search(
+        r"reward_error: reward 'judged' failed: SystemExit: 0 \(author.py, line \d+\)", out
+    )
+    assert re.search(
+        r"SystemExit: 0 \(author.py, line \d+\) in a task that is not Quintain's; the command con",
+        err,
+    )
     assert "reward 'judged' on task 'task-5' catches its cancellation and still runs" in err
     assert "Traceback" not in err
     assert "still runs; the process ends without it" in err
@@ -119,13 +136,19 @@ MORE: list[Blocks] = [
 ]
 
 
-@pytest.mark.parametrize("blocks", [BLOCKS, pytest.param(MORE, marks=pytest.mark.ci)], ids=["some", "more"])
-def test_code_that_blocks_an_evaluation_is_named_and_stopped(blocks: list[Blocks], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "blocks", [BLOCKS, pytest.param(MORE, marks=pytest.mark.ci)], ids=["some", "more"]
+)
+def test_code_that_blocks_an_evaluation_is_named_and_stopped(
+    blocks: list[Blocks], tmp_path: Path
+) -> None:
     """Whatever it blocks in; all at the same time, since most of this is waiting."""
     processes = []
     for i, (mode, where, _) in enumerate(blocks):
         (tmp_path / str(i)).mkdir()
-        processes.append(start(tmp_path / str(i), *evaluation(mode, where), QUINTAIN_STALL_SECONDS="0.5"))
+        processes.append(
+            start(tmp_path / str(i), *evaluation(mode, where), QUINTAIN_STALL_SECONDS="0.5")
+        )
     for i, process in enumerate(processes):
         wait_for(tmp_path / str(i) / "here", process)
     time.sleep(2)
@@ -140,9 +163,15 @@ def test_code_that_blocks_an_evaluation_is_named_and_stopped(blocks: list[Blocks
             assert 128 + signals[-1] == status, case
             assert "the process was ended" in err, case
         if mode != "backtracks":  # it keeps the global lock
-            name = {"reward": "judged", "rollout": "Misbehaving.rollout", "tasks": "Misbehaving.tasks"}[where]
+            name = {
+                "reward": "judged",
+                "rollout": "Misbehaving.rollout",
+                "tasks": "Misbehaving.tasks",
+            }[where]
             task = "" if where == "tasks" else " on task 'task-3'"
-            assert re.search(rf"s for {name} \(author.py, line \d+\){task}, which blocks", err), case
+            assert re.search(rf"s for {name} \(author.py, line \d+\){task}, which blocks", err), (
+                case
+            )
 
 
 def stop(process: subprocess.Popen[str], *signals: signal.Signals) -> None:
@@ -162,7 +191,9 @@ def test_code_that_blocks_a_run_can_be_stopped_and_the_run_resumes(tmp_path: Pat
     processes = {}
     for mode in cases:
         (tmp_path / mode).mkdir()
-        processes[mode] = start(tmp_path / mode, "train", str(recipe(tmp_path / mode, mode, steps=6)))
+        processes[mode] = start(
+            tmp_path / mode, "train", str(recipe(tmp_path / mode, mode, steps=6))
+        )
     for mode, signals in cases.items():
         wait_for(tmp_path / mode / "here", processes[mode])
         stop(processes[mode], *signals)
@@ -171,21 +202,25 @@ def test_code_that_blocks_a_run_can_be_stopped_and_the_run_resumes(tmp_path: Pat
         status, _, err = finish(processes[mode])
         assert (128 + signals[-1] if mode == "catches" else 130) == status, err
         assert mode != "spins" or "continue with" in err
-        steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        steps = [
+            json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()
+        ]
         saved = sorted(int(p.name[-6:]) for p in (run / "checkpoints").glob("step-*"))
         assert [step for step in steps if step][-1:] == saved[-1:]
 
     (tmp_path / "spins" / "fixed").touch()
     status, _, err = finish(start(tmp_path / "spins", "train", "--resume", "run"))
-    assert 0 == status, err
+    assert status == 0, err
 
 
 def test_an_import_that_blocks_is_named(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(2)\nfrom author import Misbehaving\n")
+    (tmp_path / "slow.py").write_text(
+        "import time\ntime.sleep(2)\nfrom author import Misbehaving\n"
+    )
     words = ["eval", "slow.py:Misbehaving", "--engine", "@oracle", "--json"]
     status, _, err = finish(start(tmp_path, *words, QUINTAIN_STALL_SECONDS="0.5"))
 
-    assert 0 == status, err
+    assert status == 0, err
     assert "s for <module> (slow.py, line 2), which blocks" in err
 
 
@@ -194,10 +229,10 @@ def test_a_fork_does_not_become_a_second_trainer(tmp_path: Path) -> None:
     process = start(tmp_path, "train", str(recipe(tmp_path, "forks", steps=2)))
     status, _, err = finish(process)
 
-    assert 0 == status, err
+    assert status == 0, err
     lines = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [0, 1, 2] == [json.loads(line)["step"] for line in lines]
-    assert [] == processes_in(tmp_path)
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
+    assert processes_in(tmp_path) == []
 
 
 def processes_in(place: Path) -> list[str]:

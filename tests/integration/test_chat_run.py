@@ -1,4 +1,6 @@
-"""Runs with a judge: the bundled recipe, evolving rubrics, a judge with faults, a spent budget and its resume."""
+"""Runs with a judge: the bundled recipe, evolving rubrics, a judge with faults, a spent budget and
+its resume.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ import pytest
 
 from quintain.cli import main
 
-from ..core.models import save_tiny
-from ..plugins.http_kit import in_thread
-from ..plugins.judge_kit import JudgeServer, scored, texts_of
+from ..core.models.tiny import save_tiny
+from ..plugins.judge.kit import JudgeServer, scored, texts_of
+from ..plugins.openai.http_kit import in_thread
 from .recipes import brief, held_out, metrics_of, recipe_run
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -54,13 +56,18 @@ def by_hash(body: Any) -> Any:
 def measures(name: str) -> list[tuple[float, ...]]:
     """What the steps of a run have in common with those of another one that learns the same."""
     records = metrics_of(Path("runs", name))
-    return [tuple(r[k] for k in ("step", "reward.mean", "reward.spread", "grad_norm", "failed")) for r in records[1:]]
+    return [
+        tuple(r[k] for k in ("step", "reward.mean", "reward.spread", "grad_norm", "failed"))
+        for r in records[1:]
+    ]
 
 
 def test_a_spent_budget_and_a_faulty_judge_change_nothing_that_is_learned(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three runs, equal to the last digit: undisturbed; every third request fails; a budget ends it."""
+    """Three runs, equal to the last digit: undisturbed; every third request fails; a budget ends
+    it.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").symlink_to(model)
     requests = 0
@@ -94,23 +101,36 @@ def test_a_spent_budget_and_a_faulty_judge_change_nothing_that_is_learned(
         assert main(["train", "--resume", "runs/stopped", "--force", "--quiet"]) == 0
     assert len(calm.bodies) - before == paid - paid // 2  # what was paid for is not paid for again
     assert measures("calm") == measures("faulty") == measures("stopped")
-    assert [m[0] for m in measures("calm")] == [1, 2, 3] and all(m[-1] == 0 and m[2] > 0 for m in measures("calm"))
+    assert [m[0] for m in measures("calm")] == [1, 2, 3] and all(
+        m[-1] == 0 and m[2] > 0 for m in measures("calm")
+    )
     last = json.loads((tmp_path / "runs" / "faulty" / "judge.jsonl").read_text().splitlines()[-1])
     assert last["step"] == 3 and last["retries"] > 0 and "failures" not in last
 
 
 def test_the_recipe_trains_with_evolving_rubrics(model: Path, tmp_path: Path) -> None:
-    """Two steps of the bundled recipe with a random model; the history of the rubrics is in the run folder."""
+    """Two steps of the bundled recipe with a random model; the history of the rubrics is in the run
+    folder.
+    """
     changes = ['environments.0.shaping="evolving_rubric - rubric_score"', "batch.group_size=6"]
     _, records = recipe_run("chat", tmp_path / "run", [*brief(model, tokens=48), *changes])
-    assert [0.0, 0.0] == [record["failed"] for record in records[1:]]
+    assert [record["failed"] for record in records[1:]] == [0.0, 0.0]
     assert all(math.isfinite(record["reward.mean"]) for record in records[1:])
-    history = [json.loads(line) for line in (tmp_path / "run" / "rubrics.jsonl").read_text().splitlines()]
-    assert {row["event"] for row in history} >= {"added"} and {row["step"] for row in history} <= {1, 2}
+    history = [
+        json.loads(line) for line in (tmp_path / "run" / "rubrics.jsonl").read_text().splitlines()
+    ]
+    assert {row["event"] for row in history} >= {"added"} and {row["step"] for row in history} <= {
+        1,
+        2,
+    }
 
 
-def test_the_policy_judges_itself_while_it_trains_on_verifiable_pairs(model: Path, tmp_path: Path) -> None:
-    """A step of self-critique with the embedded engine: every verdict is read, and no rollout fails."""
+def test_the_policy_judges_itself_while_it_trains_on_verifiable_pairs(
+    model: Path, tmp_path: Path
+) -> None:
+    """A step of self-critique with the embedded engine: every verdict is read, and no rollout
+    fails.
+    """
     changes = [
         "run.steps=1",
         'environments=[{use="chat", shaping="0.5 * self_critique"}, {use="critique"}]',
@@ -118,14 +138,20 @@ def test_the_policy_judges_itself_while_it_trains_on_verifiable_pairs(model: Pat
         "evaluation={every=0, test={tasks=0}}",
     ]
     _, records = recipe_run("chat", tmp_path / "run", [*brief(model, tokens=4), *changes])
-    assert [0.0] == [record["failed"] for record in records[1:]]
-    lines = [json.loads(line) for line in (tmp_path / "run" / "judge.jsonl").read_text().splitlines()]
+    assert [record["failed"] for record in records[1:]] == [0.0]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "judge.jsonl").read_text().splitlines()
+    ]
     assert lines[-1]["calls"] > 0 and "unreadable" not in lines[-1] and "cached" not in lines[-1]
 
 
 @pytest.mark.slow
-def test_the_default_model_learns_to_meet_rubrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`quintain train chat`: held-out success rises by at least 20 points over 25 steps, through rules alone."""
+def test_the_default_model_learns_to_meet_rubrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`quintain train chat`: held-out success rises by at least 20 points over 25 steps, through
+    rules alone.
+    """
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
     _, records = recipe_run("chat", tmp_path / "run", ["run.steps=25", "evaluation.test.tasks=100"])
     curve = held_out(records)

@@ -1,4 +1,6 @@
-"""The recipes of the multi-turn worlds: each trains from prompt to update; three are learned by a wide margin."""
+"""The recipes of the multi-turn worlds: each trains from prompt to update; three are learned by a
+wide margin.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ import torch
 
 from quintain import Sampled, Sampling
 from quintain.models import load_model
-from quintain.training import embedded_engine
-from quintain.training.run_folder import RunFolder
+from quintain.run import embedded_engine
+from quintain.store.run_folder import RunFolder
 from quintain_env_games import Frozen
 
-from ..core.models import save_tiny
+from ..core.models.tiny import save_tiny
 from .recipes import brief, held_out, recipe_run
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -33,18 +35,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_steps_of_each_recipe(name: str, model: Path, tmp_path: Path) -> None:
     """A random model plays, both sides of a game included, is scored, and is updated."""
     _, records = recipe_run(name, tmp_path / "run", brief(model, tokens=3))
-    assert [0, 1, 2] == [record["step"] for record in records]
-    assert [0.0, 0.0] == [record["failed"] for record in records[1:]]
+    assert [record["step"] for record in records] == [0, 1, 2]
+    assert [record["failed"] for record in records[1:]] == [0.0, 0.0]
     assert all(math.isfinite(record["reward.mean"]) for record in records[1:])
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "slot"), [("duel", '{rival = "engine"}', "opponent"), ("returns", "{}", "customer")]
+    ("name", "args", "slot"),
+    [("duel", '{rival = "engine"}', "opponent"), ("returns", "{}", "customer")],
 )
-def test_an_earlier_run_plays_the_other_side(name: str, args: str, slot: str, model: Path, tmp_path: Path) -> None:
-    """`use = "frozen"` samples with the run's checkpoint, whose weights stay as they are; it is not recorded.
+def test_an_earlier_run_plays_the_other_side(
+    name: str, args: str, slot: str, model: Path, tmp_path: Path
+) -> None:
+    """`use = "frozen"` samples with the run's checkpoint, whose weights stay as they are; it is not
+    recorded.
 
-    In `returns` it is the user, a second engine whose words the policy reads and whose tokens do not train.
+    In `returns` it is the user, a second engine whose words the policy reads and whose tokens do
+    not train.
     """
     first, second = tmp_path / "first", tmp_path / "second"
     recipe_run(name, first, [*brief(model, tokens=3), "run.steps=1"])
@@ -54,7 +61,8 @@ def test_an_earlier_run_plays_the_other_side(name: str, args: str, slot: str, mo
         "run.steps=1",
         "learner.lr=0.1",
         f"environments=[{{use='quintain-env-games/{name}', args={args}}}]",
-        f"services.{slot}={{use='quintain-env-games/frozen', args={{model={json.dumps(str(first))}}}}}",
+        f"services.{slot}={{use='quintain-env-games/frozen', "
+        f"args={{model={json.dumps(str(first))}}}}}",
     ]
     before = load_model(checkpoint / "model").module.state_dict()
     recipe_run(name, second, changes)
@@ -66,10 +74,13 @@ def test_an_earlier_run_plays_the_other_side(name: str, args: str, slot: str, mo
     assert all(set(rollout["transcripts"]) == {""} for rollout in rollouts)
     others = [turn for rollout in rollouts for turn in rollout["turns"] if turn["player"]]
     assert all(turn["tokens"] == 0 for turn in others)
-    assert others or name == "duel", "an untrained policy makes no legal move, a customer always greets"
+    assert others or name == "duel", (
+        "an untrained policy makes no legal move, a customer always greets"
+    )
 
     async def replies() -> tuple[Sampled, Sampled]:
-        sampling, ids = Sampling(max_tokens=8, seed=3), load_model(checkpoint / "model").tokenizer.encode("A 3, B 5")
+        sampling = Sampling(max_tokens=8, seed=3)
+        ids = load_model(checkpoint / "model").tokenizer.encode("A 3, B 5")
         async with (
             Frozen(model=str(first)) as frozen,
             embedded_engine(load_model(checkpoint / "model"), slots=4) as engine,
@@ -82,7 +93,9 @@ def test_an_earlier_run_plays_the_other_side(name: str, args: str, slot: str, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["guess", "maze", "returns"])
-def test_the_default_model_learns_to_play(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_model_learns_to_play(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`quintain train NAME`: held-out success rises by at least 15 points over 20 steps."""
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
     _, records = recipe_run(name, tmp_path / "run", ["run.steps=20", "evaluation.test.tasks=100"])

@@ -1,5 +1,5 @@
-"""The code path of `quintain train --model Qwen/Qwen3-0.6B --env gsm8k`, on the real file and a folder shaped like the
-model.
+"""The code path of `quintain train --model Qwen/Qwen3-0.6B --env gsm8k`, on the real file and a
+folder shaped like the model.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from pathlib import Path
 import pytest
 
 from quintain.cli import main
-from quintain.training.run_folder import RunFolder
+from quintain.store.run_folder import RunFolder
 
-from ..core.models import save_tiny
+from ..core.models.tiny import save_tiny
 
 DATA = os.environ.get("QUINTAIN_DATA", "")
 
 
-@pytest.mark.skipif(not (Path(DATA) / "gsm8k").is_dir(), reason="QUINTAIN_DATA does not name a folder with gsm8k/")
+@pytest.mark.skipif(
+    not (Path(DATA) / "gsm8k").is_dir(), reason="QUINTAIN_DATA does not name a folder with gsm8k/"
+)
 def test_twenty_steps_on_gsm8k_survive_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Random weights learn nothing here; the point is that 20 steps run, are killed, resume and end."""
+    """Random weights learn nothing here; the point is that 20 steps run, are killed, resume and
+    end.
+    """
     save_tiny(tmp_path / "Qwen3-0.6B", context=1024)
     changes = {
         "run.name": "gsm8k",
@@ -57,10 +61,12 @@ def test_twenty_steps_on_gsm8k_survive_a_kill(
     status = main(["train", "--resume", "gsm8k", "--json"])
     shown = capsys.readouterr()
 
-    assert 0 == status, shown.err
+    assert status == 0, shown.err
     summary = json.loads(shown.out)
-    assert (20, "gsm8k") == (summary["steps"], summary["environments"][0])
-    assert list(range(21)) == [m["step"] for m in RunFolder.open(metrics.parent, lock=False).metrics()]
+    assert (summary["steps"], summary["environments"][0]) == (20, "gsm8k")
+    assert list(range(21)) == [
+        m["step"] for m in RunFolder.open(metrics.parent, lock=False).metrics()
+    ]
 
 
 def quintain(folder: Path, *words: str) -> subprocess.Popen[str]:

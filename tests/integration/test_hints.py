@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ import pytest
 pytest.importorskip("torch", reason="training needs quintain[train]")
 
 from quintain.cli import main
-from quintain.training import program
+from quintain.console import program
 
-from ..core.models import save_tiny
+from ..small_run import small_recipe
 
 CODE = """
 from collections.abc import Iterator, Mapping
@@ -43,49 +44,37 @@ class Judged(Environment[Task, None]):
             yield Task(prompt=f"{split} {n}")
         yield from (Task(prompt=f"{n}") for n in range(8 if split == "train" else 0))
 """
-RECIPE = """
-[run]
-steps = 1
-[model]
-name = "model"
-[[environments]]
+RECIPE = small_recipe(
+    """
 use = "judged.py:Judged"
 args = { word = "4", numbers = [1e-5, 2.0] }
 reward = '0.5 * use("judged.py:judged")'
+""",
+    evaluation='every = 0\ntest = { split = "dev", tasks = 3 }',
+    tables="""
 [services.judge]
 use = "judged.py:Judge"
 args = { letter = 'say "a"', more = { "deep key" = [1, 2.5, true] } }
-[algorithm]
-use = "grpo"
-[sampling]
-max_tokens = 4
-[batch]
-prompts = 2
-group_size = 2
-[evaluation]
-every = 0
-[evaluation.test]
-split = "dev"
-tasks = 3
-"""
+""",
+)
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
-    monkeypatch.chdir(tmp_path)
-    save_tiny(tmp_path / "model", context=256)
+def place(small_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> Path:
+    folder = small_run(RECIPE)
     capsys.readouterr()
-    (tmp_path / "judged.py").write_text(CODE)
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    return tmp_path
+    (folder / "judged.py").write_text(CODE)
+    return folder
 
 
 def test_what_a_run_prints_as_next_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Arguments, services, reward, split and limits of the run are in the hints; the run's model trains further."""
+    """Arguments, services, reward, split and limits of the run are in the hints; the run's model
+    trains further.
+    """
     assert main(["train", "recipe.toml", "--name", "a run"]) == 0
     shown = capsys.readouterr()
     assert "Writing" not in shown.err and "\r" not in shown.err  # progress bars of the libraries
-    assert re.search(r"step 1/\d+  right \d+%  reward", shown.err)
+    assert re.search(r"step 1/\d+  \d+% of samples right \(T [\d.]+\)  reward", shown.err)
     lines = shown.out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("next"))
     hints = [shlex.split(line[26:].removeprefix(program())) for line in lines[first : first + 3]]
@@ -93,11 +82,26 @@ def test_what_a_run_prints_as_next_runs(place: Path, capsys: pytest.CaptureFixtu
 
     assert main(evaluate) == 0, capsys.readouterr().err
     measured = capsys.readouterr().out
-    assert "3 tasks x 8, temperature 1\n" in measured and "4.0 tokens per rollout" in measured
+    assert "3 tasks x 1, temperature 0\n" in measured and "4.0 tokens per rollout" in measured
     assert main([*chat, "--once", "hello"]) == 0
     assert main(rollouts) == 0
 
-    assert main(["train", "recipe.toml", "--model", "a run", "--name", "next", "--arg", 'word="4"', "--quiet"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "recipe.toml",
+                "--model",
+                "a run",
+                "--name",
+                "next",
+                "--arg",
+                'word="4"',
+                "--quiet",
+            ]
+        )
+        == 0
+    )
     assert main(["train", "recipe.toml", "--arg", "word='4'", "--dry-run"]) == 0
     assert 'word = "4"' in capsys.readouterr().out
     assert main(["train", "recipe.toml", "--model", "a rum", "--dry-run"]) == 2

@@ -1,4 +1,6 @@
-"""A model of the hub is fetched with progress on a terminal: against a small server that speaks the hub's protocol."""
+"""A model of the hub is fetched with progress on a terminal: against a small server that speaks the
+hub's protocol.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from ..core.models import save_tiny
+from ..core.models.tiny import save_tiny
 
 NAME, COMMIT = "someone/tiny", "a" * 40
 
@@ -46,14 +48,22 @@ def hub(tmp_path: Path) -> Iterator[str]:
             file = folder / path.rpartition("/")[2]
             if path.startswith(f"/{NAME}/resolve/") and file.is_file():
                 body = file.read_bytes()
-                self.answer(200, body, ETag=f'"{hashlib.sha1(body).hexdigest()}"', X_Repo_Commit=COMMIT)
+                self.answer(
+                    200, body, ETag=f'"{hashlib.sha1(body).hexdigest()}"', X_Repo_Commit=COMMIT
+                )
             elif path.startswith(f"/api/models/{NAME}/tree"):
                 sizes = {p.name: p.stat().st_size for p in folder.iterdir()}
-                rows = [{"type": "file", "path": name, "size": size, "oid": "0" * 40} for name, size in sizes.items()]
+                rows = [
+                    {"type": "file", "path": name, "size": size, "oid": "0" * 40}
+                    for name, size in sizes.items()
+                ]
                 self.answer(200, json.dumps(rows).encode())
             elif path.startswith(f"/api/models/{NAME}"):
                 files = [{"rfilename": p.name} for p in folder.iterdir()]
-                self.answer(200, json.dumps({"id": NAME, "sha": COMMIT, "siblings": files, "tags": []}).encode())
+                self.answer(
+                    200,
+                    json.dumps({"id": NAME, "sha": COMMIT, "siblings": files, "tags": []}).encode(),
+                )
             else:
                 self.answer(404, X_Error_Code="EntryNotFound", X_Repo_Commit=COMMIT)
 
@@ -68,16 +78,31 @@ def hub(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.ci
 def test_a_download_shows_its_progress(hub: str, tmp_path: Path) -> None:
-    """On a terminal each file has a bar, which the live display of the run does not break into lines."""
+    """On a terminal each file has a bar, which the live display of the run does not break into
+    lines.
+    """
     words = ["train", "arithmetic", "--model", NAME, "--steps", "1", "--set", "batch.prompts=1"]
-    words += ["--set", "evaluation.test.tasks=0", "--set", "evaluation.every=0", "--set", "sampling.max_tokens=4"]
+    words += [
+        "--set",
+        "evaluation.test.tasks=0",
+        "--set",
+        "evaluation.every=0",
+        "--set",
+        "sampling.max_tokens=4",
+    ]
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "cache"), "TERM": "xterm-256color"}
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub,
+        "HF_HOME": str(tmp_path / "cache"),
+        "TERM": "xterm-256color",
+    }
     environment.pop("HF_HUB_OFFLINE", None)
     with subprocess.Popen(
         [sys.executable, "-m", "quintain", *words],
-        stdin=child, stdout=child, stderr=child, cwd=tmp_path, env=environment, start_new_session=True,
+        stdin=child, stdout=child, stderr=child, cwd=tmp_path, env=environment,
+        start_new_session=True,
     ) as process:  # fmt: skip
         os.close(child)
         shown = b""
@@ -86,7 +111,7 @@ def test_a_download_shows_its_progress(hub: str, tmp_path: Path) -> None:
                 shown += piece
         except OSError:  # Linux: the other end is closed
             pass
-        assert 0 == process.wait(60), shown.decode()
+        assert process.wait(60) == 0, shown.decode()
     os.close(parent)
 
     text = shown.decode()

@@ -1,4 +1,6 @@
-"""A method from a package that Quintain knows nothing of: installed by pip, listed, compared, trained by name."""
+"""A method from a package that Quintain knows nothing of: installed by pip, listed, compared,
+trained by name.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from quintain.interfaces import pieces as registered
 from quintain.learning import LossInputs
 
-from ..core.models import save_tiny
+from ..core.models.tiny import save_tiny
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "quintain-sapo"
 
@@ -51,49 +52,73 @@ evaluation = { every = 0, test = { tasks = 4 } }
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process in which the example is installed."""
     target = tmp_path_factory.mktemp("installed")
-    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(target)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(EXAMPLE)], check=True, capture_output=True)
+    options = [
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(target),
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, str(EXAMPLE)],
+        check=True,
+        capture_output=True,
+    )
     path = os.pathsep.join(filter(None, [str(target), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, "COLUMNS": "160", "OMP_NUM_THREADS": "1"}
 
 
 def quintain(environ: dict[str, str], *words: str, at: Path | None = None) -> str:
     command = [sys.executable, "-m", "quintain", *words]
-    done = subprocess.run(command, env=environ, cwd=at, capture_output=True, text=True, check=False, timeout=240)
-    assert 0 == done.returncode, done.stderr + done.stdout
+    done = subprocess.run(
+        command, env=environ, cwd=at, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 
 
 def test_it_is_listed_with_its_source(environ: dict[str, str]) -> None:
     """The row among the others; its piece is told of where it is asked for."""
-    listed = {c["name"]: c for c in json.loads(quintain(environ, "list", "algorithms", "--json"))["components"]}
+    listed = {
+        c["name"]: c
+        for c in json.loads(quintain(environ, "list", "algorithms", "--json"))["components"]
+    }
 
-    assert ("quintain-sapo", "") == (listed["sapo"]["distribution"], listed["sapo"]["error"])
-    assert "Gao et al. 2025, arXiv 2511.20347" == listed["sapo"]["source"]
+    assert (listed["sapo"]["distribution"], listed["sapo"]["error"]) == ("quintain-sapo", "")
+    assert listed["sapo"]["source"] == "Gao et al. 2025, arXiv 2511.20347"
     assert "sigmoid gate" in listed["sapo"]["summary"]
     assert "objective.sapo" not in listed
     (piece,) = json.loads(quintain(environ, "info", "objective.sapo", "--json"))["components"]
-    assert ("quintain-sapo", "objective.sapo") == (piece["distribution"], piece["name"])
+    assert (piece["distribution"], piece["name"]) == ("quintain-sapo", "objective.sapo")
 
 
 @pytest.mark.ci
 def test_it_trains_by_name(environ: dict[str, str], tmp_path: Path) -> None:
-    """A recipe takes the row and configures its piece; two steps of two minibatches, so that the gate leaves 1."""
+    """A recipe takes the row and configures its piece; two steps of two minibatches, so that the
+    gate leaves 1.
+    """
     save_tiny(tmp_path / "model", context=256)
     (tmp_path / "babble.py").write_text(BABBLE)
     (tmp_path / "recipe.toml").write_text(RECIPE)
 
     summary = json.loads(quintain(environ, "train", "recipe.toml", "--json", at=tmp_path))
 
-    assert (2, 32) == (summary["steps"], summary["samples"])
-    record = json.loads((tmp_path / "runs" / "short" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (summary["steps"], summary["samples"]) == (2, 32)
+    record = json.loads(
+        (tmp_path / "runs" / "short" / "metrics.jsonl").read_text().splitlines()[-1]
+    )
     assert record["ratio.max"] > 1
 
 
-def test_its_gate_is_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Value and gradient against NumPy: f(r) = 4 / tau sigmoid(tau (r - 1)), f'(r) = 4 p (1 - p), tau by sign of A."""
-    monkeypatch.setattr(registered, "_PIECES", {k: p for k, p in registered._PIECES.items() if k[1] != "sapo"})
-    spec = importlib.util.spec_from_file_location("sapo_of_the_example", EXAMPLE / "src" / "quintain_sapo" / "sapo.py")
+@pytest.mark.usefixtures("own_pieces")
+def test_its_gate_is_the_papers() -> None:
+    """Value and gradient against NumPy: f(r) = 4 / tau sigmoid(tau (r - 1)), f'(r) = 4 p (1 - p),
+    tau by sign of A.
+    """
+    spec = importlib.util.spec_from_file_location(
+        "sapo_of_the_example", EXAMPLE / "src" / "quintain_sapo" / "sapo.py"
+    )
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -103,7 +128,13 @@ def test_its_gate_is_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
     logp = (old + torch.from_numpy(np.log(ratio))).requires_grad_()
     one = torch.arange(len(ratio))
     t = LossInputs(
-        logp=logp, mu_logp=old, prox_logp=old, advantage=torch.from_numpy(gain), entropy=old, sample=one, group=one
+        logp=logp,
+        mu_logp=old,
+        prox_logp=old,
+        advantage=torch.from_numpy(gain),
+        entropy=old,
+        sample=one,
+        group=one,
     )
     loss = module.sapo(t, negative=2.0)
     (slope,) = torch.autograd.grad(loss.sum(), logp)
@@ -112,4 +143,8 @@ def test_its_gate_is_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
     p = 1 / (1 + np.exp(-tau * (ratio - 1)))
     np.testing.assert_allclose(loss.detach().numpy(), -4 / tau * p * gain, atol=1e-12)
     np.testing.assert_allclose(slope.numpy(), -4 * p * (1 - p) * ratio * gain, atol=1e-12)
-    assert ("sapo", "sequence", False) == (module.SAPO.name, module.SAPO.aggregation.name, module.SAPO.kl.active)
+    assert (
+        module.SAPO.name,
+        module.SAPO.aggregation.name,
+        module.SAPO.kl.active,
+    ) == ("sapo", "sequence", False)

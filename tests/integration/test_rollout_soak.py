@@ -1,6 +1,8 @@
-"""Twenty thousand episodes of several turns with tools, through a server, of which one in twenty meets a fault.
+"""Twenty thousand episodes of several turns with tools, through a server, of which one in twenty
+meets a fault.
 
-Every fault has its typed end, the others finish, and nothing is left: no task, thread, process or descriptor.
+Every fault has its typed end, the others finish, and nothing is left: no task, thread, process or
+descriptor.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from quintain.evaluation import evaluate
 from quintain.models import HFTokenizer
 from quintain_openai import OpenAITokenEngine
 
-from ..core.models import byte_tokenizer
+from ..core.models.tiny import byte_tokenizer
 
 CONTEXT = 2000
 TIMEOUT = 4.0  # of a request; a loaded machine needs more than the milliseconds of an answer
@@ -100,8 +102,13 @@ class Server:
         said = "42" if turn == 2 and name != "endless" else f"<tool_call>{call}</tool_call>"
         if name == "malformed":
             said = "<tool_call>{</tool_call>"
-        new = [*self.tokenizer.encode(said), self.tokenizer.stop_ids[-1]]  # the one that the template writes
-        choice = {"finish_reason": "stop", "token_ids": new, "logprobs": {"token_logprobs": [-0.5] * len(new)}}
+        # the one that the template writes
+        new = [*self.tokenizer.encode(said), self.tokenizer.stop_ids[-1]]
+        choice = {
+            "finish_reason": "stop",
+            "token_ids": new,
+            "logprobs": {"token_logprobs": [-0.5] * len(new)},
+        }
         if name == "without_logprobs":
             choice["logprobs"] = None  # type: ignore[assignment]
         return web.json_response({"choices": [choice]})
@@ -172,7 +179,11 @@ class Faulty(Environment[Task, Any]):
 def kept() -> tuple[int, int, int]:
     """Threads, child processes and descriptors of this process."""
     own = Path("/proc/self")
-    children = [child for task in (own / "task").iterdir() for child in (task / "children").read_text().split()]
+    children = [
+        child
+        for task in (own / "task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
     return threading.active_count(), len(children), len(os.listdir(own / "fd"))
 
 
@@ -199,7 +210,9 @@ def test_every_episode_ends_typed_and_nothing_is_left(count: int, tmp_path: Path
         )
         async with engine:
             tasks = list(environment.tasks("test"))
-            done = await evaluate(environment, engine, tasks=tasks, retries=0, sampling=Sampling(max_tokens=500))
+            done = await evaluate(
+                environment, engine, tasks=tasks, retries=0, sampling=Sampling(max_tokens=500)
+            )
         await runner.cleanup()
         await asyncio.sleep(0.1)
         server = "web_protocol.py"  # the handlers of requests that were to get no answer
@@ -210,9 +223,12 @@ def test_every_episode_ends_typed_and_nothing_is_left(count: int, tmp_path: Path
     ends = Counter(rollout.task.answer for rollout in done.rollouts)
     for rollout in done.rollouts:
         assert rollout.termination.ours == (rollout.outcome is None), rollout.termination
-        assert rollout.termination.kind == ENDS[rollout.task.answer], (rollout.task.answer, rollout.termination)
+        assert rollout.termination.kind == ENDS[rollout.task.answer], (
+            rollout.task.answer,
+            rollout.termination,
+        )
         if ENDS[rollout.task.answer] == "finished":
-            assert (1.0, 3) == (rollout.outcome.total, len(rollout.turns))
+            assert (rollout.outcome.total, len(rollout.turns)) == (1.0, 3)
             assert len(rollout.transcripts[""].sequences()) == 1
     assert count == ends.total()
     assert all(ends[name] >= count // 20 // len(FAULTS) for name in FAULTS)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from quintain.cli import main
-from quintain.training.run_folder import RunFolder
+from quintain.store.run_folder import RunFolder
 
-from ..core.models import save_tiny
+from ..core.models.tiny import save_tiny
 from .forks import ForkedRun, forked_runs, wait_for_step
 
 HERE = Path(__file__).parent
@@ -77,8 +77,8 @@ def kill(process: ForkedRun) -> None:
 
 
 def here(place: Path, *words: str, status: int = 0) -> tuple[str, str]:
-    """Standard output and error of a command in this process; a process of its own spends 5 s on imports, and only
-    what is killed or stopped needs one.
+    """Standard output and error of a command in this process; a process of its own spends 5 s on
+    imports, and only what is killed or stopped needs one.
     """
     out, err = io.StringIO(), io.StringIO()
     with contextlib.chdir(place), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -90,14 +90,17 @@ def here(place: Path, *words: str, status: int = 0) -> tuple[str, str]:
 def metrics(place: Path, run: str) -> list[dict[str, Any]]:
     """The metrics of a run without what a clock says."""
     records = RunFolder.open(place / "runs" / run, lock=False).metrics()
-    return [{k: v for k, v in r.items() if "seconds" not in k and "per_second" not in k} for r in records]
+    return [
+        {k: v for k, v in r.items() if "seconds" not in k and "per_second" not in k}
+        for r in records
+    ]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(place: Path) -> list[dict[str, Any]]:
     """The metrics of the run that nothing happens to."""
     out, _ = here(place, "train", "recipe.toml", "--name", "calm", "--json")
-    assert STEPS == json.loads(out)["steps"]
+    assert json.loads(out)["steps"] == STEPS
     return metrics(place, "calm")
 
 
@@ -105,10 +108,17 @@ def test_summary_holds_what_programs_read(place: Path, undisturbed: list[dict[st
     """Accuracy before and after, time by phase, samples and tokens stand in the run folder."""
     summary = json.loads((place / "runs" / "calm" / "summary.json").read_text())
 
-    assert 0 <= summary["held_out"]["before"]["accuracy"] <= summary["held_out"]["after"]["accuracy"] <= 1
+    assert (
+        0
+        <= summary["held_out"]["before"]["accuracy"]
+        <= summary["held_out"]["after"]["accuracy"]
+        <= 1
+    )
     assert {"total", "rollouts", "update", "evaluation"} <= set(summary["seconds"])
-    assert STEPS * 16 == summary["samples"]
+    assert summary["samples"] == STEPS * 16
     assert sum(m["tokens"] for m in undisturbed[1:]) == summary["tokens"] > 0
+    stored = RunFolder.open(place / "runs" / "calm", lock=False).metrics()[1:]
+    assert all(0 < m["grading.seconds"] <= m["seconds.rollouts"] for m in stored)
     assert (place / "runs" / "calm" / "curves.png").stat().st_size > 1000
 
 
@@ -117,9 +127,11 @@ def test_rollouts_are_readable_by_datasets(place: Path, undisturbed: list[dict[s
     import datasets
 
     files = sorted(str(p) for p in (place / "runs" / "calm" / "rollouts").glob("*.parquet"))
-    rows = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(place / "cache"))
+    rows = datasets.load_dataset(
+        "parquet", data_files=files, split="train", cache_dir=str(place / "cache")
+    )
 
-    assert STEPS * 16 == len(rows)
+    assert len(rows) == STEPS * 16
     assert {"reply", "termination"} <= set(rows.column_names)
 
 
@@ -140,7 +152,9 @@ def test_checkpoint_loads_with_transformers(place: Path, undisturbed: list[dict[
 def test_killed_anywhere_and_resumed_is_the_same_run(
     place: Path, start: Callable[..., ForkedRun], undisturbed: list[dict[str, Any]], attempt: int
 ) -> None:
-    """After `kill -9` at random points the metrics equal those of the undisturbed run, bit for bit."""
+    """After `kill -9` at random points the metrics equal those of the undisturbed run, bit for
+    bit.
+    """
     draw = random.Random(attempt)
     name = f"killed-{attempt}"
     process = start("train", "recipe.toml", "--name", name)
@@ -177,7 +191,9 @@ thinking_budget = { min_tokens = 2, max_tokens = 5, text = ".", until = "" }
 def test_killed_anywhere_with_a_plan_that_remembers_and_resumed_is_the_same_run(
     place: Path, start: Callable[..., ForkedRun]
 ) -> None:
-    """Resampling, an order that learns from outcomes, measuring difficulty and a stale sampler survive `kill -9`."""
+    """Resampling, an order that learns from outcomes, measuring difficulty and a stale sampler
+    survive `kill -9`.
+    """
     text = (place / "recipe.toml").read_text().replace("letters:Letters", "babble:Babble")
     (place / "plan.toml").write_text(text.replace('[algorithm]\nuse = "grpo"\n', PLAN))
     here(place, "train", "plan.toml", "--name", "plan-calm")
@@ -188,14 +204,16 @@ def test_killed_anywhere_with_a_plan_that_remembers_and_resumed_is_the_same_run(
         time.sleep(draw.random() * 0.3)
         kill(process)
         process = start("train", "--resume", "plan-killed")
-    assert 0 == process.finish(), (place / "errors.txt").read_text()
+    assert process.finish() == 0, (place / "errors.txt").read_text()
 
     found = metrics(place, "plan-calm")
     assert found == metrics(place, "plan-killed")
     assert sum(step["groups.rejected"] for step in found[1:]) > 0
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_a_signal_saves_and_the_run_resumes(
     place: Path, start: Callable[..., ForkedRun], undisturbed: list[dict[str, Any]], number: int
 ) -> None:
@@ -204,7 +222,7 @@ def test_a_signal_saves_and_the_run_resumes(
     process = start("train", "recipe.toml", "--name", name)
     wait_for_step(place / "runs" / name, 3, process)
     os.kill(process.pid, number)
-    assert 130 == process.finish(), (place / "errors.txt").read_text()
+    assert process.finish() == 130, (place / "errors.txt").read_text()
     done = metrics(place, name)
 
     assert f"--resume runs/{name}" in (place / "errors.txt").read_text()
@@ -214,14 +232,16 @@ def test_a_signal_saves_and_the_run_resumes(
     assert undisturbed == metrics(place, name)
 
 
-def test_a_second_process_on_the_same_run_is_refused(place: Path, start: Callable[..., ForkedRun]) -> None:
+def test_a_second_process_on_the_same_run_is_refused(
+    place: Path, start: Callable[..., ForkedRun]
+) -> None:
     """One run folder, one process."""
     first = start("train", "recipe.toml", "--name", "held", "--set", "run.steps=1000")
     wait_for_step(place / "runs" / "held", 1, first)
     os.kill(first.pid, signal.SIGSTOP)  # it keeps its lock and spends nothing
     _, err = here(place, "train", "--resume", "held", status=1)
     os.kill(first.pid, signal.SIGKILL)
-    assert -signal.SIGKILL == first.finish()
+    assert first.finish() == -signal.SIGKILL
 
     assert "error:" in err
     assert "Traceback" not in err
@@ -229,8 +249,12 @@ def test_a_second_process_on_the_same_run_is_refused(place: Path, start: Callabl
 
 
 def test_diverged_weights_are_never_a_checkpoint(place: Path) -> None:
-    """A learning rate of 1e300 ends the run with one line, and no checkpoint of NaN weights exists."""
-    _, err = here(place, "train", "recipe.toml", "--name", "nan", "--set", "learner.lr=1e300", status=1)
+    """A learning rate of 1e300 ends the run with one line, and no checkpoint of NaN weights
+    exists.
+    """
+    _, err = here(
+        place, "train", "recipe.toml", "--name", "nan", "--set", "learner.lr=1e300", status=1
+    )
 
     assert "Traceback" not in err
     assert "its weights have diverged" in err, err

@@ -1,4 +1,6 @@
-"""Whole runs of methods that say which tasks are tried and how a batch is filled; in this process, on a tiny model."""
+"""Whole runs of methods that say which tasks are tried and how a batch is filled; in this process,
+on a tiny model.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ from typing import Any
 
 import pytest
 
+from quintain.console.screen import Screen
 from quintain.errors import Interrupted, NoTasksError, UsageError
-from quintain.training.build import run_training
-from quintain.training.check import check_recipe
-from quintain.training.checkpoint import CheckpointManager
-from quintain.training.recipe.tables import Recipe
-from quintain.training.run_folder import RunFolder
-from quintain.training.screen import Screen
+from quintain.recipe.check import check_recipe
+from quintain.recipe.tables import Recipe
+from quintain.run.build import run_training
+from quintain.store.checkpoint import CheckpointManager
+from quintain.store.run_folder import RunFolder
 from quintain.types.transcript import TokenSource
 from quintain_curricula import difficulty as difficulty
 
-from ..core.models import save_tiny
+from ..core.models.tiny import save_tiny
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -70,7 +72,7 @@ class Watching(Screen):
             self.killed = self._do is kill
             self._do()
 
-    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def step(self, step: int, metrics: Mapping[str, Any], *, last: bool = False) -> None:
         self.ended.append(self._pieces)
 
 
@@ -114,7 +116,10 @@ def run(place: Path, told: Recipe | None = None, screen: Watching | None = None)
 def metrics(place: Path) -> list[dict[str, Any]]:
     """Without what a clock says."""
     records = RunFolder(place, lock=False).metrics()
-    return [{k: v for k, v in r.items() if "seconds" not in k and "per_second" not in k} for r in records]
+    return [
+        {k: v for k, v in r.items() if "seconds" not in k and "per_second" not in k}
+        for r in records
+    ]
 
 
 def weights(place: Path) -> bytes:
@@ -124,7 +129,9 @@ def weights(place: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def calm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
-    """A run with a plan that does everything, undisturbed; how many rollouts there were when each step ended."""
+    """A run with a plan that does everything, undisturbed; how many rollouts there were when each
+    step ended.
+    """
     place, screen = tmp_path_factory.mktemp("calm") / "run", Watching()
     run(place, recipe(model, EVERYTHING), screen)
     return place, screen.ended
@@ -143,17 +150,28 @@ def interrupt() -> None:
     [
         ([(0, 4, 5), (2, 6, 3)], kill),
         ([(0, 3, 7), (2, 5, 1)], interrupt),
-        pytest.param([(0, 1, 2 * 8 + 4 * 24 + 3), (0, 2, 9), (0, 5, 4), (4, 6, 11)], kill, marks=pytest.mark.slow),
-        pytest.param([(0, 2, 11), (1, 3, 2), (2, 4, 1), (3, 6, 8)], interrupt, marks=pytest.mark.slow),
+        pytest.param(
+            [(0, 1, 2 * 8 + 4 * 24 + 3), (0, 2, 9), (0, 5, 4), (4, 6, 11)],
+            kill,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            [(0, 2, 11), (1, 3, 2), (2, 4, 1), (3, 6, 8)], interrupt, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_resumed_anywhere_it_is_the_same_run(
-    model: Path, calm: tuple[Path, list[int]], tmp_path: Path, ends: list[tuple[int, int, int]], way: Any
+    model: Path,
+    calm: tuple[Path, list[int]],
+    tmp_path: Path,
+    ends: list[tuple[int, int, int]],
+    way: Any,
 ) -> None:
-    """Resampling, order by failures, dropping of solved tasks, the difficulty filter, staleness and the thinking
-    budget: metrics and weights agree bit for bit.
+    """Resampling, order by failures, dropping of solved tasks, the difficulty filter, staleness and
+    the thinking budget: metrics and weights agree bit for bit.
 
-    Each process resumes after a step and ends in a later one, after some of its rollouts. The first probes 24 tasks.
+    Each process resumes after a step and ends in a later one, after some of its rollouts. The first
+    probes 24 tasks.
     """
     place, told = tmp_path / "run", recipe(model, EVERYTHING)
     undisturbed, ended = calm
@@ -173,7 +191,9 @@ def test_resumed_anywhere_it_is_the_same_run(
 
 
 def test_what_such_a_run_records(calm: tuple[Path, list[int]]) -> None:
-    """Groups tried, accepted and rejected by reason; thinking budgets; versions as they were sampled; staleness."""
+    """Groups tried, accepted and rejected by reason; thinking budgets; versions as they were
+    sampled; staleness.
+    """
     steps = metrics(calm[0])[1:]
     folder = RunFolder(calm[0], lock=False)
 
@@ -191,18 +211,25 @@ def test_what_such_a_run_records(calm: tuple[Path, list[int]]) -> None:
         assert step["thinking_budget.reached"] == pytest.approx(sum(forced) / len(forced))
     assert sum(step["groups.rejected"] for step in steps) > 0
     assert max(step["thinking_budget.reached"] for step in steps) > 0.5
-    groups = [g for n in range(1, STEPS + 1) for g in dict.fromkeys(r["group"] for r in folder.read_rollouts(n))]
+    groups = [
+        g
+        for n in range(1, STEPS + 1)
+        for g in dict.fromkeys(r["group"] for r in folder.read_rollouts(n))
+    ]
     assert list(range(len(groups))) == groups
 
 
 @pytest.mark.parametrize("resample", ["dynamic", "active"])
 def test_batches_are_full(model: Path, tmp_path: Path, resample: str) -> None:
     """Where filtering leaves holes, resampling leaves none."""
-    run(tmp_path / "run", recipe(model, {"resample": resample}, evaluation__every=0, evaluation__test__tasks=0))
+    run(
+        tmp_path / "run",
+        recipe(model, {"resample": resample}, evaluation__every=0, evaluation__test__tasks=0),
+    )
     steps = metrics(tmp_path / "run")[1:]
 
-    assert [4] * STEPS == [step["groups.accepted"] for step in steps]
-    assert [12.0] * STEPS == [step["learner.samples"] for step in steps]
+    assert [step["groups.accepted"] for step in steps] == [4] * STEPS
+    assert [step["learner.samples"] for step in steps] == [12.0] * STEPS
     assert max(step["groups"] for step in steps) > 4
     assert (max(step["groups.rounds"] for step in steps) > 1) == (resample == "dynamic")
 
@@ -211,17 +238,27 @@ def test_a_step_that_cannot_be_filled_continues_and_says_so(model: Path, tmp_pat
     """Every group is solved by all or by none: nothing is accepted, whatever is tried."""
     screen = Watching()
     told = recipe(
-        model, {"resample": "dynamic", "attempts": 2}, run__steps=1, batch__group_size=1, batch__min_group_size=1
+        model,
+        {"resample": "dynamic", "attempts": 2},
+        run__steps=1,
+        batch__group_size=1,
+        batch__min_group_size=1,
     )
     run(tmp_path / "run", told, screen)
     (_, step) = metrics(tmp_path / "run")
 
-    assert (8, 0, 4) == (step["groups"], step["groups.accepted"], step["groups.missing"])
-    assert any("0 of 4 groups were accepted" in note and "plan.attempts" in note for note in screen.notes)
+    assert (step["groups"], step["groups.accepted"], step["groups.missing"]) == (8, 0, 4)
+    assert any(
+        "0 of 4 groups were accepted" in note and "plan.attempts" in note for note in screen.notes
+    )
 
 
-def test_measuring_difficulty_asks_once_and_leaves_the_rest_out(model: Path, tmp_path: Path) -> None:
-    """A run that dies before its first checkpoint does not ask again; what was left out is never tried."""
+def test_measuring_difficulty_asks_once_and_leaves_the_rest_out(
+    model: Path, tmp_path: Path
+) -> None:
+    """A run that dies before its first checkpoint does not ask again; what was left out is never
+    tried.
+    """
     place = tmp_path / "run"
     told = recipe(
         model,
@@ -236,7 +273,9 @@ def test_measuring_difficulty_asks_once_and_leaves_the_rest_out(model: Path, tmp
     summary = run(place, None, second)
     (rates,) = json.loads((place / "difficulty.json").read_text())["rates"]
     kept = {task for task, rate in rates.items() if 0.2 <= rate <= 0.8}
-    tried = {row["task_id"] for n in (1, 2, 3) for row in RunFolder(place, lock=False).read_rollouts(n)}
+    tried = {
+        row["task_id"] for n in (1, 2, 3) for row in RunFolder(place, lock=False).read_rollouts(n)
+    }
 
     # 3 steps of 4 groups try 12 tasks.
     assert any("measuring the difficulty of 12 tasks" in phase for phase in first.phases)
@@ -244,28 +283,44 @@ def test_measuring_difficulty_asks_once_and_leaves_the_rest_out(model: Path, tmp
     assert 12 == len(rates) > len(kept) >= len(tried)
     assert tried <= kept
     assert any(f"{len(kept)} of 12 tasks" in note for note in second.notes)
-    assert 12 * 4 + 3 * 4 * 3 == summary["samples"]
+    assert summary["samples"] == 12 * 4 + 3 * 4 * 3
 
 
-def test_measuring_difficulty_is_paid_for_in_the_record_of_step_0(model: Path, tmp_path: Path) -> None:
-    """Its samples, tokens and seconds; the records add up to the summary, and the budget counts it from the start."""
-    told = recipe(model, {"difficulty_samples": 4}, run__steps=3, stop__samples=12 * 4 + 13, evaluation__test__tasks=0)
+def test_measuring_difficulty_is_paid_for_in_the_record_of_step_0(
+    model: Path, tmp_path: Path
+) -> None:
+    """Its samples, tokens and seconds; the records add up to the summary, and the budget counts it
+    from the start.
+    """
+    told = recipe(
+        model,
+        {"difficulty_samples": 4},
+        run__steps=3,
+        stop__samples=12 * 4 + 13,
+        evaluation__test__tasks=0,
+    )
     summary = run(tmp_path / "run", told)
     start, *steps = RunFolder(tmp_path / "run", lock=False).metrics()
 
-    assert 12 * 4 == start["samples"] and start["tokens"] > 12 * 4
+    assert start["samples"] == 12 * 4 and start["tokens"] > 12 * 4
     assert start["seconds.difficulty"] == summary["seconds"]["difficulty"] > 0
     assert "held_out.accuracy" in start
-    assert [12, 12] == [step["samples"] for step in steps]  # the second step passes the budget
+    assert [step["samples"] for step in steps] == [12, 12]  # the second step passes the budget
     for what in ("samples", "tokens"):
         assert summary[what] == start[what] + sum(step[what] for step in steps)
 
 
 def test_measuring_difficulty_spends_the_seconds_of_training(model: Path, tmp_path: Path) -> None:
     """A budget that measuring difficulty has used up leaves none for a step."""
-    told = recipe(model, {"difficulty_samples": 1}, run__steps=2, stop__seconds=1e-6, evaluation__test__tasks=0)
+    told = recipe(
+        model,
+        {"difficulty_samples": 1},
+        run__steps=2,
+        stop__seconds=1e-6,
+        evaluation__test__tasks=0,
+    )
 
-    assert 0 == run(tmp_path / "run", told)["steps"]
+    assert run(tmp_path / "run", told)["steps"] == 0
 
 
 def test_measuring_difficulty_resumes_chunk_by_chunk(
@@ -274,7 +329,11 @@ def test_measuring_difficulty_resumes_chunk_by_chunk(
     """What was answered is kept, also what it cost and how much of it failed."""
     monkeypatch.setattr(difficulty, "CHUNK", 5)
     environments = [{"use": f"{HERE}/babble.py:Frail"}]
-    settings: dict[str, Any] = {"environments": environments, "run__steps": 3, "evaluation__test__tasks": 0}
+    settings: dict[str, Any] = {
+        "environments": environments,
+        "run__steps": 3,
+        "evaluation__test__tasks": 0,
+    }
     told = recipe(
         model,
         {"difficulty_samples": 4, "difficulty_range": [0.0, 1.0]},
@@ -286,7 +345,9 @@ def test_measuring_difficulty_resumes_chunk_by_chunk(
     with pytest.raises(Killed):
         run(place, told, Watching(8 + 5 * 4 + 7, kill))
     kept = json.loads((place / "difficulty.json").read_text())
-    assert ([5], 20) == ([len(rates) for rates in kept["rates"]], kept["rollouts"]) and kept["seconds"] > 0
+    assert ([len(rates) for rates in kept["rates"]], kept["rollouts"]) == ([5], 20) and kept[
+        "seconds"
+    ] > 0
     summary = run(place, None, second)
     calm = run(tmp_path / "calm", told)
 
@@ -298,11 +359,15 @@ def test_measuring_difficulty_resumes_chunk_by_chunk(
     failed = sum(whole["failures"].values())
     assert failed == 4 * sum(rate is None for rate in whole["rates"][0].values()) > 0
     assert calm["failures"] == summary["failures"] and sum(summary["failures"].values()) > failed
-    assert any("episodes failed" in line and "environment_error" in line for line in second.warnings)
+    assert any(
+        "episodes failed" in line and "environment_error" in line for line in second.warnings
+    )
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"rates": [{}]}', '{"samples": 2, "rates": 3}'])
-def test_a_damaged_record_of_measuring_difficulty_is_not_believed(model: Path, tmp_path: Path, text: str) -> None:
+def test_a_damaged_record_of_measuring_difficulty_is_not_believed(
+    model: Path, tmp_path: Path, text: str
+) -> None:
     """Tasks are measured again, and a note says so."""
     told = recipe(
         model,
@@ -317,10 +382,12 @@ def test_a_damaged_record_of_measuring_difficulty_is_not_believed(model: Path, t
     run(tmp_path / "run", None, screen)
 
     assert any("difficulty.json" in line for line in screen.warnings)
-    assert 8 == json.loads((tmp_path / "run" / "difficulty.json").read_text())["rollouts"]
+    assert json.loads((tmp_path / "run" / "difficulty.json").read_text())["rollouts"] == 8
 
 
-@pytest.mark.parametrize("limit, steps", [({"samples": 25}, 3), ({"tokens": 150}, None), ({"seconds": 1e-6}, 1)])
+@pytest.mark.parametrize(
+    "limit, steps", [({"samples": 25}, 3), ({"tokens": 150}, None), ({"seconds": 1e-6}, 1)]
+)
 def test_a_run_that_stops_early_is_measured_at_its_end(
     model: Path, tmp_path: Path, limit: dict[str, float], steps: int | None
 ) -> None:
@@ -345,10 +412,14 @@ def test_a_run_that_has_learned_enough_stops(model: Path, tmp_path: Path) -> Non
 def test_a_filter_that_keeps_nothing_says_what_it_found(model: Path, tmp_path: Path) -> None:
     """The error names the setting and how the tasks fared."""
     told = recipe(
-        model, {"difficulty_samples": 2, "difficulty_range": [0.7, 0.8]}, run__steps=1, evaluation__test__tasks=0
+        model,
+        {"difficulty_samples": 2, "difficulty_range": [0.7, 0.8]},
+        run__steps=1,
+        evaluation__test__tasks=0,
     )
     with pytest.raises(
-        NoTasksError, match=r"0 of 4 tasks .* from 0.7 to 0.8 in 2 samples .* widen plan.difficulty_range"
+        NoTasksError,
+        match=r"0 of 4 tasks .* from 0.7 to 0.8 in 2 samples .* widen plan.difficulty_range",
     ):
         run(tmp_path / "run", told)
 
@@ -366,7 +437,11 @@ def test_held_out_tasks_meet_the_newest_weights(model: Path, tmp_path: Path) -> 
     )
     run(tmp_path / "run", told)
     steps = metrics(tmp_path / "run")
-    rows = [row for n in range(1, STEPS + 1) for row in RunFolder(tmp_path / "run", lock=False).read_rollouts(n)]
+    rows = [
+        row
+        for n in range(1, STEPS + 1)
+        for row in RunFolder(tmp_path / "run", lock=False).read_rollouts(n)
+    ]
 
     assert {-1, 0} >= {v for row in rows for v in row["token_versions"]}
     assert [*range(STEPS)] == [step["staleness.max"] for step in steps[1:]]
@@ -375,7 +450,9 @@ def test_held_out_tasks_meet_the_newest_weights(model: Path, tmp_path: Path) -> 
 
 def test_an_order_by_level_without_levels_is_refused_at_the_start(model: Path) -> None:
     """Before a model is loaded."""
-    told = recipe(model, {"order": "easy_to_hard"}, environments=[{"use": f"{HERE}/babble.py:Flat"}])
+    told = recipe(
+        model, {"order": "easy_to_hard"}, environments=[{"use": f"{HERE}/babble.py:Flat"}]
+    )
     with pytest.raises(UsageError, match=r"environment '.*Flat' has no level"):
         check_recipe(told)
     check_recipe(recipe(model, {"order": "easy_to_hard"}))

@@ -1,4 +1,6 @@
-"""Runs with schedules that die: at any moment, in this process and by SIGKILL, and what a resume has of them."""
+"""Runs with schedules that die: at any moment, in this process and by SIGKILL, and what a resume
+has of them.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from quintain.console.screen import Screen
 from quintain.learning.batch import batch_of
-from quintain.training.async_collect import AsyncCollector, CompleteGroup
-from quintain.training.build import run_training
-from quintain.training.recipe.tables import Recipe
-from quintain.training.run import Run
-from quintain.training.run_folder import RunFolder
-from quintain.training.screen import Screen
+from quintain.recipe.tables import Recipe
+from quintain.run.build import run_training
+from quintain.run.run import Run
+from quintain.store.run_folder import RunFolder
 from quintain.types.rollout import AnyGroup
+from quintain_schedules.collector import AsyncCollector, CompleteGroup
 
-from ..core.models import save_tiny
+from ..core.models.tiny import save_tiny
 from .forks import forked_runs
 from .kills import Killed, check_history, run_once
 
@@ -42,8 +44,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny"), context=256)
 
 
-def scheduled(model: Path, schedule: str, every: int = 1, kind: str = "TwoTurns", **args: Any) -> Recipe:
-    """A short run with the preset *schedule* and the arguments *args*, and a checkpoint each *every* steps."""
+def scheduled(
+    model: Path, schedule: str, every: int = 1, kind: str = "TwoTurns", **args: Any
+) -> Recipe:
+    """A short run with the preset *schedule* and the arguments *args*, and a checkpoint each
+    *every* steps.
+    """
     return Recipe.of(
         {
             "run": {"steps": STEPS},
@@ -70,7 +76,10 @@ def survives(recipe: Recipe, moments: list[int]) -> dict[str, int]:
         return {**check_history(place, limit), "deaths": deaths}
 
 
-@settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=2,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(
     moments=st.lists(st.integers(1, MOST), min_size=1, max_size=2),
     schedule=st.sampled_from([*STALENESS]),
@@ -95,27 +104,35 @@ def test_killed_at_any_boundary_it_trains_each_task_once(
 def test_killed_at_any_boundaries_it_trains_each_task_once(
     model: Path, moments: list[int], schedule: str, every: int, stale: str, kind: str
 ) -> None:
-    """More moments, episodes that fail, stale groups that are sampled again, and checkpoints at the end only."""
+    """More moments, episodes that fail, stale groups that are sampled again, and checkpoints at the
+    end only.
+    """
     args = {} if schedule == "sync" else {"stale": stale}
     survives(scheduled(model, schedule, every, kind, **args), moments)
 
 
 def tokens_of(group: AnyGroup) -> list[str]:
-    """The rollouts of a group as text: token ids, log-probs, versions, scores and whatever else a record has."""
+    """The rollouts of a group as text: token ids, log-probs, versions, scores and whatever else a
+    record has.
+    """
     return [json.dumps(rollout.to_json()) for rollout in group.rollouts]
 
 
 def test_a_resume_has_the_queued_groups_token_for_token(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Complete groups that no batch has taken come back from the checkpoint as they were queued, and train so."""
+    """Complete groups that no batch has taken come back from the checkpoint as they were queued,
+    and train so.
+    """
     recipe = scheduled(model, "areal", kind="Reporting")
     queued: dict[int, list[CompleteGroup]] = {}
     restored: list[CompleteGroup] = []
     batch, save, restore = AsyncCollector._batch, Run.save, AsyncCollector.restore
 
     def patient(self: AsyncCollector) -> Any:
-        """Takes no batch before twice its groups are complete, so that the queue has some at each checkpoint."""
+        """Takes no batch before twice its groups are complete, so that the queue has some at each
+        checkpoint.
+        """
         return None if len(self._usable()) < 2 * self.groups and self._running else batch(self)
 
     def saved(self: Run) -> None:
@@ -144,15 +161,23 @@ def test_a_resume_has_the_queued_groups_token_for_token(
     for field in ("reason", "oldest"):
         assert [getattr(c, field) for c in before] == [getattr(c, field) for c in restored]
     for field in ("index", "visit", "name", "group_size", "task"):
-        assert [getattr(c.request, field) for c in before] == [getattr(c.request, field) for c in restored]
-    batches = [batch_of([c.group for c in q], temperature=1.0, max_tokens=4) for q in (before, restored)]
+        assert [getattr(c.request, field) for c in before] == [
+            getattr(c.request, field) for c in restored
+        ]
+    batches = [
+        batch_of([c.group for c in q], temperature=1.0, max_tokens=4) for q in (before, restored)
+    ]
     assert batches[0] == batches[1]  # what the learner gets: sequences, scores per turn, groups
-    assert {0, 1, 2} >= {v for sample in batches[1].samples for s in sample.sequences for v in s.versions if v >= 0}
+    assert {0, 1, 2} >= {
+        v for sample in batches[1].samples for s in sample.sequences for v in s.versions if v >= 0
+    }
     rows = [row for step in (3, 4) for row in folder.read_rollouts(step)]
     trained = {(row["group"], row["sample"]): json.loads(row["rollout"]) for row in rows}
     for c in before:
         for rollout in c.group.rollouts:
-            assert json.dumps(trained[c.group.index, rollout.sample]) == json.dumps(rollout.to_json())
+            assert json.dumps(trained[c.group.index, rollout.sample]) == json.dumps(
+                rollout.to_json()
+            )
 
 
 @pytest.mark.parametrize(
@@ -163,9 +188,15 @@ def test_a_resume_has_the_queued_groups_token_for_token(
 def test_after_sigkill_at_random_moments_it_trains_each_task_once(
     model: Path, tmp_path: Path, schedule: str, kills: int
 ) -> None:
-    """`quintain train` dies by SIGKILL again and again: some time after a step that is drawn, or while it starts."""
+    """`quintain train` dies by SIGKILL again and again: some time after a step that is drawn, or
+    while it starts.
+    """
     draw, steps = random.Random(f"{schedule} {kills}"), 6 * kills + 6
-    changes = {"run.steps": steps, "checkpoint.every": 2, "environments.0.args": {"size": 24, "pause": 0.01}}
+    changes = {
+        "run.steps": steps,
+        "checkpoint.every": 2,
+        "environments.0.args": {"size": 24, "pause": 0.01},
+    }
     (tmp_path / "recipe.toml").write_text(scheduled(model, schedule).replace(changes).to_toml())
     metrics = tmp_path / "runs" / "run" / "metrics.jsonl"
     died: list[int] = []
@@ -192,7 +223,7 @@ def test_after_sigkill_at_random_moments_it_trains_each_task_once(
             assert status in (0, -signal.SIGKILL), (tmp_path / "errors.txt").read_text()
             if status:
                 died.append(lines() - 1)
-        assert 0 == start(again).finish(), (tmp_path / "errors.txt").read_text()
+        assert start(again).finish() == 0, (tmp_path / "errors.txt").read_text()
     counted = check_history(metrics.parent, STALENESS[schedule])
 
     assert died

@@ -1,4 +1,6 @@
-"""The recipe `search`: demonstrations, rollouts and evaluation call the real MCP server, a process of its own."""
+"""The recipe `search`: demonstrations, rollouts and evaluation call the real MCP server, a process
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from quintain.testing import ScriptedEngine
 from quintain_env_search import Search, SearchServer
 from quintain_mcp import Mcp, McpServer
 
-from ..plugins.mcp_servers import processes_of
+from ..plugins.mcp.servers import processes_of
 from .recipes import held_out, recipe_run
 
 
@@ -34,14 +36,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 TINY = "{hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate=32}"
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_two_steps_through_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One update on demonstrations, then two on rewards; calls reach the server, whose tools are in the checkpoint."""
+    """One update on demonstrations, then two on rewards; calls reach the server, whose tools are in
+    the checkpoint.
+    """
     called: list[str] = []
     from quintain_mcp.client import McpSession
 
     call = McpSession.call
 
-    async def counted(self: McpSession, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    async def counted(
+        self: McpSession, name: str, arguments: Mapping[str, Any] | None = None
+    ) -> Any:
         result = await call(self, name, arguments)
         called.append(result.text)
         return result
@@ -58,11 +65,13 @@ def test_two_steps_through_the_server(tmp_path: Path, monkeypatch: pytest.Monkey
         "evaluation={every=2, tasks=2, test={tasks=2}}",
     ]
     _, records = recipe_run("search", tmp_path / "run", changes)
-    assert [0, 1, 2] == [record["step"] for record in records]
-    assert [0.0, 0.0] == [record["failed"] for record in records[1:]]
+    assert [record["step"] for record in records] == [0, 1, 2]
+    assert [record["failed"] for record in records[1:]] == [0.0, 0.0]
     assert all(math.isfinite(record["reward.mean"]) for record in records[1:])
     assert len(called) >= 256, "the warm start shuffles 256 demonstrations, most of which search"
-    states = [p.read_text() for p in sorted((tmp_path / "run" / "checkpoints").glob("*/state.json"))]
+    states = [
+        p.read_text() for p in sorted((tmp_path / "run" / "checkpoints").glob("*/state.json"))
+    ]
     assert states
     assert all('"search"' in state and '"open"' in state for state in states)
 
@@ -80,14 +89,25 @@ def squad(path: Path) -> Path:
     """Five articles with one paragraph and one question each, in the format of SQuAD."""
     articles = []
     for i, city in enumerate(("Rome", "Oslo", "Lima", "Kyiv", "Cork")):
-        question = {"id": str(i), "question": f"Which city has number {i}?", "answers": [{"text": city}]}
-        articles.append({"title": f"T{i}", "paragraphs": [{"context": f"{city} has number {i}.", "qas": [question]}]})
+        question = {
+            "id": str(i),
+            "question": f"Which city has number {i}?",
+            "answers": [{"text": city}],
+        }
+        articles.append(
+            {
+                "title": f"T{i}",
+                "paragraphs": [{"context": f"{city} has number {i}.", "qas": [question]}],
+            }
+        )
     path.write_text(json.dumps({"data": articles}))
     return path
 
 
 def test_a_server_that_dies_is_a_failure_and_no_zero(tmp_path: Path) -> None:
-    """The episode before its death scores 1, the one after it has no outcome and counts as failed."""
+    """The episode before its death scores 1, the one after it has no outcome and counts as
+    failed.
+    """
     data = squad(tmp_path / "squad.json")
     command = (sys.executable, "-m", "quintain_env_search", "--data", str(data))
     server = McpServer(command=command, fence=False, restarts=0, pass_env=("QUINTAIN_CACHE",))
@@ -96,12 +116,16 @@ def test_a_server_that_dies_is_a_failure_and_no_zero(tmp_path: Path) -> None:
         async with Mcp(servers={"search": server}) as mcp:
             environment = Search(data=str(data), search=mcp)
             task = next(iter(environment.tasks("dev")))
-            search = Reply(text="", calls=(ToolCall(name="search", arguments={"query": task.prompt}),))
+            search = Reply(
+                text="", calls=(ToolCall(name="search", arguments={"query": task.prompt}),)
+            )
             replies = [search, f"<answer>{task.answer}</answer> [{task.hops[-1].passage}]"]
 
             async def episode() -> Any:
                 engine = ScriptedEngine(replies=replies)
-                return await evaluate(environment, engine, split="dev", tasks=[task], services={"search": mcp})
+                return await evaluate(
+                    environment, engine, split="dev", tasks=[task], services={"search": mcp}
+                )
 
             before = await episode()
             for pid in processes_of(str(data)):
@@ -109,9 +133,9 @@ def test_a_server_that_dies_is_a_failure_and_no_zero(tmp_path: Path) -> None:
             return before, await episode()
 
     before, after = asyncio.run(play())
-    assert 1.0 == before.groups[0].rollouts[0].outcome.total
+    assert before.groups[0].rollouts[0].outcome.total == 1.0
     (rollout,) = after.groups[0].rollouts
-    assert "infrastructure_error" == rollout.termination.kind
+    assert rollout.termination.kind == "infrastructure_error"
     assert not rollout.valid
     assert rollout.outcome is None
     assert after.accuracy is None
@@ -136,16 +160,21 @@ def test_each_episode_has_a_session_of_its_own() -> None:
             environment = Search(pilots=100, search=mcp)
             tasks = list(environment.tasks("dev"))[:3]
             engine = ScriptedEngine(replies="<answer>unknown</answer>")
-            return await evaluate(environment, engine, split="dev", tasks=tasks, services={"search": mcp})
+            return await evaluate(
+                environment, engine, split="dev", tasks=tasks, services={"search": mcp}
+            )
 
     done = asyncio.run(play())
-    assert 0.0 == done.accuracy.value
+    assert done.accuracy.value == 0.0
     assert 3 == events.count("enter") == events.count("leave")
 
 
 def test_a_server_that_does_not_start_refuses_the_run(tmp_path: Path) -> None:
     """Its corpus is missing: no step is taken, and the error names the file."""
-    changes = [f"services.search.args={{data={json.dumps(str(tmp_path / 'gone.json'))}}}", "run.steps=1"]
+    changes = [
+        f"services.search.args={{data={json.dumps(str(tmp_path / 'gone.json'))}}}",
+        "run.steps=1",
+    ]
     with pytest.raises(InfrastructureError, match=r"gone\.json"):
         recipe_run("search", tmp_path / "run", changes)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

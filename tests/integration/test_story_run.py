@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from quintain.cli import main
-from quintain.training.build import run_training
-from quintain.training.recipe.load import bundled
-from quintain.training.recipe.tables import Recipe
-from quintain.training.run_folder import RunFolder
-from quintain.training.screen import Screen
-from quintain.training.summary import evaluation_of
+from quintain.cli.like import settings_of
+from quintain.console.screen import Screen
+from quintain.recipe.load import bundled
+from quintain.recipe.tables import Recipe
+from quintain.run.build import run_training
+from quintain.store.run_folder import RunFolder
 
-from ..core.models import save_tiny
+from ..core.models.tiny import save_tiny
 from .recipes import brief, metrics_of, recipe_run
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -32,11 +32,16 @@ def recipe_of(*changes: str) -> Recipe:
 
 def records_of(folder: Path) -> list[dict[str, Any]]:
     """The metrics of each step, times aside."""
-    return [{k: v for k, v in record.items() if not any(t in k for t in TIMES)} for record in metrics_of(folder)]
+    return [
+        {k: v for k, v in record.items() if not any(t in k for t in TIMES)}
+        for record in metrics_of(folder)
+    ]
 
 
 def test_a_resumed_run_has_the_rewards_of_the_whole_one(tmp_path: Path) -> None:
-    """The scorer of steps 3 and 4 is the policy before step 1, also where a checkpoint starts them."""
+    """The scorer of steps 3 and 4 is the policy before step 1, also where a checkpoint starts
+    them.
+    """
     model = save_tiny(tmp_path / "model", context=1024)
     recipe = recipe_of(
         *brief(model, tokens=6),
@@ -55,7 +60,7 @@ def test_a_resumed_run_has_the_rewards_of_the_whole_one(tmp_path: Path) -> None:
     with RunFolder.open(resumed) as run:
         run_training(recipe, run, Screen(quiet=True))
     expected, found = records_of(whole), records_of(resumed)
-    assert [0, 1, 2, 3, 4] == [record["step"] for record in found]
+    assert [record["step"] for record in found] == [0, 1, 2, 3, 4]
     assert expected == found
     rewards = [record["reward.mean"] for record in expected[1:]]
     assert all(math.isfinite(reward) for reward in rewards)
@@ -63,8 +68,11 @@ def test_a_resumed_run_has_the_rewards_of_the_whole_one(tmp_path: Path) -> None:
     assert all(record["failed"] == 0 for record in expected[1:])
 
 
-def printed(folder: Path, *changes: str) -> tuple[dict[str, Any], list[str]]:
-    """The held-out rewards of a run of two steps, and the words of the command that evaluates it, greedily."""
+LIKE = ["eval", "--like", "runs/story-1", "--samples", "1", "--temperature", "0", "--json"]
+
+
+def trained(folder: Path, *changes: str) -> dict[str, Any]:
+    """The held-out rewards of a run of two steps."""
     model = save_tiny(folder / "model", context=1024)
     few = (
         "batch.group_size=4",
@@ -75,25 +83,30 @@ def printed(folder: Path, *changes: str) -> tuple[dict[str, Any], list[str]]:
     recipe = recipe_of(*brief(model, tokens=6), *few, *changes)
     with RunFolder.create(folder / "runs" / "story-1", recipe.to_toml()) as run:
         summary = run_training(recipe, run, Screen(quiet=True))
-        words = [*evaluation_of(run), "--samples", "1", "--temperature", "0", "--json"]
     assert all(record["failed"] == 0 for record in metrics_of(folder / "runs" / "story-1")[1:])
-    return {name: held_out["reward"] for name, held_out in summary["held_out"].items()}, words
+    return {name: held_out["reward"] for name, held_out in summary["held_out"].items()}
 
 
 def test_the_command_that_a_run_prints_scores_under_the_start_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`quintain eval` has no policy of a run: its scorer is the one that the checkpoint keeps, to the last digit."""
+    """`quintain eval` has no policy of a run: its scorer is the one that the checkpoint keeps, to
+    the last digit.
+    """
     monkeypatch.chdir(tmp_path)
     environment = '{use="quintain-env-story/story", args={boats=4}, system="", reward="plan_nats"}'
-    rewards, words = printed(tmp_path, f"environments=[{environment}]")
-    assert "scorer=quintain-likelihood/frozen-model" in words
+    rewards = trained(tmp_path, f"environments=[{environment}]")
+    services = settings_of(RunFolder("runs/story-1", lock=False)).services
+    assert services["scorer"].use == "quintain-likelihood/frozen-model"
     capsys.readouterr()
-    assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["reward"] == pytest.approx(rewards["after"], abs=1e-6)
-    at = next(i for i, word in enumerate(words) if word.startswith("scorer.slot"))
-    assert main([*words[: at - 1], *words[at + 1 :]]) == 0
-    assert json.loads(capsys.readouterr().out)["reward"] != pytest.approx(rewards["after"], abs=1e-3)
+    assert main(LIKE) == 0
+    assert json.loads(capsys.readouterr().out)["reward"] == pytest.approx(
+        rewards["after"], abs=1e-6
+    )
+    assert main([*LIKE, "--service-arg", "scorer.slot=''"]) == 0
+    assert json.loads(capsys.readouterr().out)["reward"] != pytest.approx(
+        rewards["after"], abs=1e-3
+    )
 
 
 def test_self_certainty_trains_the_policy_of_now(
@@ -101,20 +114,24 @@ def test_self_certainty_trains_the_policy_of_now(
 ) -> None:
     """The scorer follows the updates; the printed command gives the numbers of the run's model."""
     monkeypatch.chdir(tmp_path)
-    rewards, words = printed(
+    rewards = trained(
         tmp_path,
         'environments=[{use="quintain-env-story/story", system="", reward="self_certainty"}]',
         'services.scorer={use="quintain-likelihood/current-policy"}',
     )
     assert 0 < rewards["before"] != pytest.approx(rewards["after"], rel=0.01)
     capsys.readouterr()
-    assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["reward"] == pytest.approx(rewards["after"], abs=1e-5)
+    assert main(LIKE) == 0
+    assert json.loads(capsys.readouterr().out)["reward"] == pytest.approx(
+        rewards["after"], abs=1e-5
+    )
 
 
 @pytest.mark.slow
 def test_the_default_model_learns_to_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`quintain train story`: the share of held-out plans that help the frozen first policy rises by 40 points."""
+    """`quintain train story`: the share of held-out plans that help the frozen first policy rises
+    by 40 points.
+    """
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
     summary, _ = recipe_run("story", tmp_path / "run")
     before, after = (summary["held_out"][name]["accuracy"] for name in ("before", "after"))

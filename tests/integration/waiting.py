@@ -16,7 +16,9 @@ def small_letter(rollout: Rollout[Any, Any]) -> float:
 
 
 class TwoTurns(Environment[Task, dict[str, int]]):
-    """Two turns with a tool between them, which waits 0 to 4 times *pause* seconds by the number of the task."""
+    """Two turns with a tool between them, which waits 0 to 4 times *pause* seconds by the number of
+    the task.
+    """
 
     reward = small_letter
     limits = Limits(turns=2)
@@ -59,13 +61,16 @@ class Late(TwoTurns):
 def by_turns(rollout: Rollout[Any, Any]) -> Score:
     """Scores per turn, a named part and a reason."""
     return Score(
-        value=0.5, turns=(0.1, len(rollout.reply) / 300), parts={"length": len(rollout.reply) / 7}, reason="né"
+        value=0.5,
+        turns=(0.1, len(rollout.reply) / 300),
+        parts={"length": len(rollout.reply) / 7},
+        reason="né",
     )
 
 
 class Reporting(TwoTurns):
-    """Rollouts with everything that a record can have: metrics (one is not a number), turn scores, parts, branches,
-    failures.
+    """Rollouts with everything that a record can have: metrics (one is not a number), turn scores,
+    parts, branches, failures.
     """
 
     reward = by_turns

@@ -1,6 +1,8 @@
-"""The author-facing surface as a type checker sees it. Never run: `make lint` checks it with mypy --strict.
+"""The author-facing surface as a type checker sees it. Never run: `make lint` checks it with mypy
+--strict.
 
-Each ``type: ignore`` is a mistake that must be caught: unused ignores are errors, so missing one fails the check.
+Each ``type: ignore`` is a mistake that must be caught: unused ignores are errors, so missing one
+fails the check.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,13 +12,13 @@ from typing import Any, ClassVar, assert_type
 from quintain.interfaces.agent import Agent, Limits
 from quintain.interfaces.engine import Engine, Reply, TokenEngine
 from quintain.interfaces.environment import Demonstration, Environment, control
+from quintain.interfaces.learner import AnyLearner
 from quintain.interfaces.reward import Reward, group_reward, reward
 from quintain.interfaces.service import Judge, Sandbox, Service, Workers, need
 from quintain.interfaces.tools import Tool, ToolSpec
 from quintain.learning import Learner
 from quintain.models.sharing import SharesModule
 from quintain.testing import EnvironmentSuite, RewardSuite, ScriptedEngine, rollout, run_episode
-from quintain.training.policy_learner import PolicyLearner
 from quintain.types.rollout import Rollout, Score, Turn
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
@@ -92,7 +94,9 @@ def says_one(group: Sequence[Rollout[Any, Any]]) -> float:
 
 
 class Vault(Environment[Secret, Board]):
-    reward, shaping, limits = found, 0.1 * kind(rubric="polite") + ranked.clip(-1, 1), Limits(turns=8)
+    reward = found
+    shaping = 0.1 * kind(rubric="polite") + ranked.clip(-1, 1)
+    limits = Limits(turns=8)
     digits: int = 3
     sandbox: Sandbox = need()
 
@@ -150,7 +154,9 @@ async def _call(arguments: Mapping[str, Any]) -> str:
 
 
 class Canned(Engine):
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
         return Reply(text="4")
 
 
@@ -162,7 +168,9 @@ class Half(TokenEngine):
 
 class Lent(Half):
     @classmethod
-    def sharing(cls, module: Any, tokenizer: Any, *, dtype: str | None = None, rows: int = 4) -> TokenEngine:
+    def sharing(
+        cls, module: Any, tokenizer: Any, *, dtype: str | None = None, rows: int = 4
+    ) -> TokenEngine:
         raise NotImplementedError
 
 
@@ -171,7 +179,7 @@ lending: SharesModule = Lent
 lending = Half  # type: ignore[assignment]
 
 
-def trains(learner: Learner) -> PolicyLearner:
+def trains(learner: Learner) -> AnyLearner:
     return learner
 
 

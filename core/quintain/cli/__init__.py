@@ -1,4 +1,6 @@
-"""The command line: a table of commands, each imported when it is run, and one policy for errors."""
+"""The command line: a table of commands, each imported when it is run, and one policy for
+errors.
+"""
 
 from __future__ import annotations
 
@@ -17,39 +19,39 @@ from ..errors import PluginError, QuintainError, UnknownNameError, UsageError
 from ..tracebacks import said_by
 
 if TYPE_CHECKING:
-    from ..interfaces.pieces import Kind as Kind
-    from ..interfaces.pieces import every_piece as every_piece
-    from ..registry.binding import Signature as Signature
-    from ..registry.binding import signature_of as signature_of
-    from ..registry.binding import type_name as type_name
-    from ..registry.discovery import KINDS as KINDS
-    from ..registry.discovery import PLUGINS as PLUGINS
-    from ..registry.discovery import Component as Component
-    from ..registry.discovery import normalise as normalise
-    from ..registry.local import meant as meant
-    from ..registry.lookup import Registry as Registry
-    from ..registry.lookup import current as current
-    from ..registry.manifest import Entry as Entry
-    from ..registry.manifest import Manifest as Manifest
-    from ..registry.pieces import import_algorithms as import_algorithms
     from .evaluate import services_of as services_of
     from .options import Count as Count
+    from .options import service_options as service_options
     from .train import sigterm_as_ctrl_c as sigterm_as_ctrl_c
 
 COMMANDS = {
     "train": ("quintain.cli.train:train", "Train a model with a recipe, or resume a run."),
-    "eval": ("quintain.cli.evaluate:evaluate", "Evaluate a model, a server or a control policy on an environment."),
+    "eval": (
+        "quintain.cli.evaluate:evaluate",
+        "Evaluate a model, a server or a control policy on an environment.",
+    ),
 }
 """Location and one-line help of each command, by name; a row imports nothing."""
 
 EXTRA = {"datasets", "numpy", "pyarrow", "safetensors", "tomli_w", "torch", "transformers"}
 """Modules that the extra `train` brings."""
 
+TORCH = "torch"
+"""Tag of a plugin's command that imports torch, for seconds, before it has anything to say."""
+
 INTERRUPTED = 130
 CLOSED_PIPE = 141  # 128 + SIGPIPE, as a shell has it for `cat FILE | head`
 
 # Helpers that plugin commands share; `quintain --help` imports none of them.
-__getattr__, __dir__ = lazy_names(__name__, "main")
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".evaluate": "services_of",
+        ".options": "Count service_options",
+        ".train": "sigterm_as_ctrl_c",
+    },
+    "main",
+)
 
 
 class Commands(click.Group):
@@ -63,37 +65,61 @@ class Commands(click.Group):
             module, _, attribute = COMMANDS[name][0].partition(":")
             command: click.Command = getattr(import_module(module), attribute)
             return _completed(command)
-        from ..registry.discovery import PLUGINS
+
+        from ..registry.known import known_plugins
         from ..registry.lookup import current
 
         try:
             loaded = current().load("command", name)
         except UnknownNameError as e:
-            if ("command", name) in PLUGINS:
+            if ("command", name) in known_plugins():
                 raise  # the error names the distribution to install
-            raise UnknownNameError.of("command", name, self.list_commands(ctx), "`quintain --help` shows all") from e
+            raise UnknownNameError.of(
+                "command", name, self.list_commands(ctx), "`quintain --help` shows all"
+            ) from e
         if not isinstance(loaded, click.Command):
-            raise PluginError(f"command {name!r} is a {type(loaded).__name__}; expected a click command")
+            raise PluginError(
+                f"command {name!r} is a {type(loaded).__name__}; expected a click command"
+            )
         return _completed(loaded)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the rows of the table; click would import every command to read its help."""
-        plugins = {name: (about,) for name, about in _plugin_commands().items() if name not in COMMANDS}
+        plugins = {
+            name: (summary,) for name, summary in _plugin_commands().items() if name not in COMMANDS
+        }
         with formatter.section("Commands"):
             formatter.write_dl([(name, row[-1]) for name, row in {**COMMANDS, **plugins}.items()])
 
 
 def _completed(command: click.Command) -> click.Command:
-    """*command*, which completes names if a shell asks and quintain-devtools is installed."""
+    """*command*, which the completions of plugins have seen if a shell asks for words."""
+
     from ..registry.lookup import current
 
-    if "_QUINTAIN_COMPLETE" in os.environ and current().matching("completion", "command"):
-        current().load("command", "completion").attach(command)
+    if "_QUINTAIN_COMPLETE" in os.environ:
+        for completion in current().components("completion"):
+            current().resolve(completion)(command)
     return command
 
 
+def _imports_torch(name: str) -> bool:
+    """Whether the command *name* imports torch before it has anything to say."""
+
+    from ..registry.lookup import current
+
+    if name in COMMANDS:
+        return True
+    try:
+        entries = [current().entry(c) for c in current().matching(name, "command")]
+    except PluginError:
+        return False  # running the command shows what is wrong with the manifest
+    return any(TORCH in entry.tags for entry in entries if entry)
+
+
 def _plugin_commands() -> dict[str, str]:
-    """The summary of each plugin command, by name."""
+    """Return the summary of each plugin command, by name."""
+
     from ..registry.lookup import current
 
     summaries: dict[str, str] = {}
@@ -102,7 +128,9 @@ def _plugin_commands() -> dict[str, str]:
             entry = current().entry(component)
         except PluginError:
             entry = None  # `quintain list` shows what is wrong with the manifest
-        summaries[component.name] = entry.summary if entry else f"From {component.distribution} {component.version}."
+        summaries[component.name] = (
+            entry.summary if entry else f"From {component.distribution} {component.version}."
+        )
     return summaries
 
 
@@ -115,16 +143,22 @@ def root() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
-    0: success; 1: failure, or a call of ``sys.exit``; 2: error in the command line or the recipe (no traceback); 130:
-    Ctrl-C; 141: nothing reads the output. With ``--json``, an error or interruption is also a JSON object on stdout.
+    0: success; 1: failure, or a call of ``sys.exit``; 2: error in the command line or the recipe
+    (no traceback); 130: Ctrl-C; 141: nothing reads the output. With ``--json``, an error or
+    interruption is also a JSON object on stdout.
     """
     if sys.platform == "win32":
-        return _fail("Quintain runs on Linux; on Windows, use WSL", "UsageError", 2, "--json" in sys.argv)
-    from ..training.threads import set_threads
-    from ..training.watchdog import Watchdog, end_without_threads, seconds_of, warn
+        return _fail(
+            "Quintain runs on Linux; on Windows, use WSL", "UsageError", 2, "--json" in sys.argv
+        )
+    words = list(sys.argv[1:] if argv is None else argv)
+    quiet = {"--json", "--help", "-h"} & {*words}
+    if words and not quiet and sys.stderr.isatty() and _imports_torch(words[0]):
+        click.echo("quintain: loading ...", err=True)
+    from ..process.threads import set_threads
+    from ..process.watchdog import Watchdog, end_without_threads, seconds_of, warn
 
     set_threads()
-    words = list(sys.argv[1:] if argv is None else argv)
     with Watchdog(warn, seconds_of("QUINTAIN_STALL_SECONDS", 30.0)):
         try:
             status = _run(words, "--json" in words)
@@ -137,6 +171,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str], as_json: bool) -> int:
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    elif words == ["version"]:
+        words = ["--version"]
     try:
         status: Any = root.main(args=words, prog_name="quintain", standalone_mode=False)
     except click.ClickException as e:
@@ -151,21 +189,28 @@ def _run(words: list[str], as_json: bool) -> int:
     except ModuleNotFoundError as e:
         if e.name not in EXTRA:
             raise
-        return _fail(f"this needs {e.name}: pip install 'quintain[train]'", "UsageError", 2, as_json)
+        return _fail(
+            f"this needs {e.name}: pip install 'quintain[train]'", "UsageError", 2, as_json
+        )
     except (click.Abort, KeyboardInterrupt) as e:
         return _fail(str(e) or "interrupted", "Interrupted", INTERRUPTED, as_json)
-    except SystemExit as e:  # of an author's code, such as a library that calls sys.exit(0): the work is not done
+    except SystemExit as e:
+        # of an author's code, such as a library that calls sys.exit(0): the work is not done
         if "_QUINTAIN_COMPLETE" in os.environ:  # click has completed the line of a shell
             raise
-        if isinstance(e.__context__, BrokenPipeError) or not _is_read():  # rich and click exit on a closed pipe
+        # rich and click exit on a closed pipe
+        if isinstance(e.__context__, BrokenPipeError) or not _is_read():
             raise BrokenPipeError from e
-        message = f"the command was ended by {said_by(e)}; code that Quintain calls must return or raise an exception"
+        message = (
+            f"the command was ended by {said_by(e)}; code that Quintain calls must return or raise "
+            f"an exception"
+        )
         return _fail(message, "SystemExit", 1, as_json)
     return status if isinstance(status, int) else 0
 
 
 def _is_read() -> bool:
-    """Whether standard output is open and, if it is a pipe, something reads it."""
+    """Return whether standard output is open and, if it is a pipe, something reads it."""
     stdout = select.poll()
     stdout.register(1, 0)  # 0: errors only
     return not stdout.poll(0)
@@ -175,7 +220,7 @@ def _fail(message: str, kind: str, status: int, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"error": {"type": kind, "message": message}}))
     else:
-        from ..training.screen import printable
+        from ..console.screen import printable
 
         click.echo(f"{'error: ' * (status != INTERRUPTED)}{printable(message)}", err=True)
     return status

@@ -15,48 +15,110 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..console.screen import for_terminal, printable
 from ..errors import UsageError
-from ..training.screen import for_terminal, printable
-from .options import Count
+from .options import CommandWithHints, Count, service_options
 
 if TYPE_CHECKING:
+    from ..console.screen import Screen
     from ..evaluation.evaluation import ControlCheck, Evaluation
     from ..interfaces.engine import Engine
+    from ..recipe.resolve import EnvironmentSpec
+    from ..recipe.tables import EnvironmentTable
     from ..registry.binding import Signature
     from ..services.manager import Choice
-    from ..training.resolve import EnvironmentSpec
-    from ..training.screen import Screen
+    from .like import EvaluationSettings
 
 FORMATS = (".jsonl", ".parquet")
+REPLACEMENTS = {"path": "--arg path={}", "env": "{} without --env"}
+"""Options that people try, and the words that do the same; ``{}`` is the value."""
 CONTROL_TASKS = 100
 
 
-@click.command("eval")
-@click.argument("environment")
+@click.command("eval", cls=CommandWithHints, replacements=REPLACEMENTS)
+@click.argument("environment", required=False)
 @click.option(
-    "--engine", "-e", default="quintain/embedded", show_default=True, help="Engine, @CONTROL or URL (OpenAI API)."
+    "--like", metavar="RUN", help="Evaluate RUN on its first environment, as its recipe says."
 )
-@click.option("--model", "-m", default="", help="Folder, Hugging Face id, run, or the server's name of the model.")
-@click.option("--split", "-s", default="test", show_default=True, help="train, dev or test.")
-@click.option("--tasks", "-n", type=Count(1), help="Evaluate the first N tasks (default: all of a finite split).")
+@click.option(
+    "--engine",
+    "-e",
+    default="quintain/embedded",
+    show_default=True,
+    help="Engine, @CONTROL or URL (OpenAI API).",
+)
+@click.option(
+    "--model",
+    "-m",
+    default="",
+    help="Folder, Hugging Face id, run, or the server's name of the model.",
+)
+@click.option(
+    "--split",
+    "-s",
+    default="test",
+    show_default=True,
+    help="train, dev or test; without it all rows of a --data file.",
+)
+@click.option(
+    "--tasks",
+    "-n",
+    type=Count(1),
+    help="Evaluate the first N tasks (default: all of a finite split).",
+)
 @click.option("--samples", type=Count(1), default=1, show_default=True, help="Rollouts per task.")
 @click.option(
-    "--k", "ks", default="", metavar="K,K,...", help="Values of k for pass@k and cons@k (default: 1, 2, 4, ...)."
+    "--k",
+    "ks",
+    default="",
+    metavar="K,K,...",
+    help="Values of k for pass@k and cons@k (default: 1, 2, 4, ...).",
 )
-@click.option("--temperature", "-t", type=float, help="Temperature (default: 0, greedy, for one sample, else 1).")
-@click.option("--max-tokens", type=Count(1), default=1024, show_default=True, help="New tokens per turn.")
-@click.option("--concurrency", type=Count(1), help="Concurrent episodes (default: chosen by the engine).")
-@click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of the environment (repeatable).")
-@click.option("--data", metavar="FILE", help="Rows of the environment's tasks: its field `data`.")
-@click.option("--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="Engine setting (repeatable).")
-@click.option("--service", "services", multiple=True, metavar="SLOT=NAME", help="Service of a slot (repeatable).")
-@click.option("--service-arg", "service_args", multiple=True, metavar="SLOT.KEY=VALUE", help="Setting of a service.")
 @click.option(
-    "--reward", metavar="EXPR", help='FILE:function, a name or "math_equal * format_tags" (default: its own).'
+    "--temperature",
+    "-t",
+    type=float,
+    help="Temperature (default: 0, greedy, for one sample, else 1).",
 )
-@click.option("--system", metavar="TEXT", help="System message (default: that of the environment or the run).")
+@click.option(
+    "--max-tokens", type=Count(1), default=1024, show_default=True, help="New tokens per turn."
+)
+@click.option(
+    "--concurrency", type=Count(1), help="Concurrent episodes (default: chosen by the engine)."
+)
+@click.option(
+    "--arg",
+    "-a",
+    "args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Field of the environment (repeatable).",
+)
+@click.option("--data", metavar="FILE", help="Rows of the environment's tasks: its field `data`.")
+@click.option(
+    "--engine-arg",
+    "engine_args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Engine setting (repeatable).",
+)
+@service_options
+@click.option(
+    "--reward",
+    metavar="EXPR",
+    help='FILE:function, a name or "math_equal * format_tags" (default: its own).',
+)
+@click.option(
+    "--system", metavar="TEXT", help="System message (default: that of the environment or the run)."
+)
 @click.option("--seed", type=Count(0), default=0, show_default=True, help="Random seed.")
-@click.option("--retries", type=Count(0), default=1, show_default=True, help="Retries of an episode that fails.")
+@click.option(
+    "--retries",
+    type=Count(0),
+    default=1,
+    show_default=True,
+    help="Retries of an episode that fails.",
+)
 @click.option(
     "--max-failures",
     type=click.FloatRange(0, 1),
@@ -64,93 +126,176 @@ CONTROL_TASKS = 100
     show_default=True,
     help="Largest share that may fail.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Write the rollouts to FILE.parquet or FILE.jsonl.")
-@click.option("--controls", is_flag=True, help="Check that the environment's control policies score as declared.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write the rollouts to FILE.parquet or FILE.jsonl.",
+)
+@click.option(
+    "--controls",
+    is_flag=True,
+    help="Check that the environment's control policies score as declared.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
-    environment: str,
+    environment: str | None,
+    like: str | None,
     engine: str,
     model: str,
-    split: str,
-    tasks: int | None,
-    samples: int,
-    ks: str,
-    temperature: float | None,
-    max_tokens: int,
-    concurrency: int | None,
-    args: Sequence[str],
-    data: str | None,
     engine_args: Sequence[str],
-    services: Sequence[str],
-    service_args: Sequence[str],
-    reward: str | None,
-    system: str | None,
-    seed: int,
-    retries: int,
+    controls: bool,
     max_failures: float,
     out: Path | None,
-    controls: bool,
     as_json: bool,
+    **measured: Any,
 ) -> int:
     """Evaluate a policy on ENVIRONMENT: pass@1 with a 95 % interval, pass@k, cons@k.
 
-    ENVIRONMENT is the name of an installed environment, module:Class or path/to/file.py:Class. Rollouts that failed
-    for reasons other than the policy are excluded from every estimate and reported separately. Ctrl-C and SIGTERM show
-    and write the rollouts that are finished; the exit status is then 130.
+    ENVIRONMENT is the name of an installed environment, module:Class or path/to/file.py:Class.
+    Rollouts that failed for reasons other than the policy are excluded from every estimate and
+    reported separately. Ctrl-C and SIGTERM show and write the rollouts that are finished; the exit
+    status is then 130.
+
+    --like takes model, environment with its arguments and limits, services, split, tasks, samples,
+    decoding and seed of a run; other options override them.
 
     \b
+    quintain eval --like arithmetic-1
     quintain eval arithmetic --engine @oracle --tasks 100
     quintain eval gsm8k --engine http://127.0.0.1:8000 --samples 8 --k 1,4,8
     quintain eval ./mine.py:Mine --controls
     """
     from ..models.hf import check_folder
+    from ..process.interrupts import run_stoppable
     from ..registry.binding import check_args, signature_of
     from ..registry.lookup import current
-    from ..training.interrupts import run_stoppable
-    from ..training.recipe.rewards import as_expression
-    from ..training.resolve import resolve_environment
-    from ..training.rollout_table import to_parquet
-    from ..training.runs import model_named
-    from ..training.storage import write_atomically
-    from ..types.sampling import Sampling
+    from ..store.rollout_table import to_parquet
+    from ..store.runs import model_named
+    from ..store.storage import write_atomically
 
+    if like is not None and environment is not None:
+        raise click.UsageError("--like names the environment of the run; leave out ENVIRONMENT")
+    if like is None and environment is None:
+        raise click.UsageError(
+            "name an ENVIRONMENT (`quintain list environment`), or a run with --like RUN"
+        )
     if controls:
         _alone("--controls", "engine", "model", "engine_args", "out")
     _check_out(out)
+    settings = _settings(environment, like, measured)
+    if not (model or controls or engine.startswith("@")):
+        model = settings.model
     if model and not _serves(engine):
         check_folder(model)  # before torch is imported
-        if not engine.startswith("@") and _takes_model(signature_of(current().load("engine", engine))):
+        if not engine.startswith("@") and _takes_model(
+            signature_of(current().load("engine", engine))
+        ):
             # By default the model of a run gets the system message that it was trained with.
             model, trained_with = model_named(model)
-            system = trained_with or None if system is None else system
-    spec = resolve_environment(environment, {}, reward=reward and as_expression(reward), system=system)
-    spec = replace(spec, args=_fields([*args, *([f"data={data}"] if data else [])], spec.component, "--arg"))
-    chosen = services_of(services, service_args)
+            if settings.environment.system is None:
+                settings = settings.with_environment(system=trained_with or None)
+    spec = _spec(settings.environment, measured, whole_file=like is None)
+    services = services_of(measured["services"], measured["service_args"], settings.services)
     if engine in spec.component.controls():
-        raise UsageError(f"{engine!r} is a control of {spec.name!r} and no engine: --engine @{engine}")
-    check_args(spec.component, spec.args, who=f"environment {spec.name!r}")  # before services start
-    default = float(samples > 1)
-    try:
-        sampling = Sampling(temperature=default if temperature is None else temperature, max_tokens=max_tokens)
-    except ValueError as e:
-        raise UsageError(str(e)) from e
-    settings: dict[str, Any] = {"name": environment, "split": split, "samples": samples, "sampling": sampling}
-    settings |= {"ks": _ks(ks), "concurrency": concurrency, "retries": retries, "seed": seed}
-    if controls:
-        return _show_controls(
-            run_stoppable(_controls(spec, chosen, settings | {"count": tasks or CONTROL_TASKS})), as_json
+        raise UsageError(
+            f"{engine!r} is a control of {spec.name!r} and no engine: --engine @{engine}"
         )
+    check_args(spec.component, spec.args, who=f"environment {spec.name!r}")  # before services start
+    how: dict[str, Any] = {
+        "name": settings.environment.use,
+        "split": settings.split,
+        "samples": settings.samples,
+        "sampling": settings.sampling,
+        "seed": settings.seed,
+        "ks": _ks(measured["ks"]),
+        "concurrency": measured["concurrency"],
+        "retries": measured["retries"],
+    }
+    if controls:
+        how["count"] = settings.tasks or CONTROL_TASKS
+        return _show_controls(run_stoppable(_controls(spec, services, how)), as_json)
     client = None if engine.startswith("@") else _engine(engine, model, engine_args)
     try:
         with for_terminal() as screen:
-            result = run_stoppable(_evaluated(spec, chosen, client, engine, tasks, settings, screen), screen)
+            result = run_stoppable(
+                _evaluated(spec, services, client, engine, settings.tasks, how, screen), screen
+            )
     except KeyboardInterrupt as e:
-        raise click.Abort("interrupted before the first rollout ended: nothing was evaluated") from e
+        raise click.Abort(
+            "interrupted before the first rollout ended: nothing was evaluated"
+        ) from e
     if out is not None:
         lines = (json.dumps(r.to_json()) + "\n" for r in result.rollouts)
-        write_atomically(out, to_parquet(0, result.rollouts) if out.suffix == ".parquet" else "".join(lines).encode())
+        write_atomically(
+            out,
+            to_parquet(0, result.rollouts) if out.suffix == ".parquet" else "".join(lines).encode(),
+        )
     _show(result, as_json, out)
     return 130 if result.interrupted else _verdict(result, max_failures)
+
+
+def _settings(
+    environment: str | None, like: str | None, options: Mapping[str, Any]
+) -> EvaluationSettings:
+    """Return the settings of the run *like*, changed by the options that were given; without one,
+    those of *environment* and all *options*.
+    """
+    from ..recipe.rewards import as_expression
+    from ..recipe.tables import EnvironmentTable
+    from ..store.run_folder import RunFolder
+    from ..store.runs import find_run
+    from ..types.sampling import Sampling
+    from .like import EvaluationSettings, settings_of
+
+    if like is None:
+        settings = EvaluationSettings(
+            environment=EnvironmentTable.model_construct(use=environment),  # any text: no recipe
+            services={},
+            split=options["split"],
+            tasks=options["tasks"],
+            samples=options["samples"],
+            sampling=Sampling(
+                temperature=float(options["samples"] > 1), max_tokens=options["max_tokens"]
+            ),
+            seed=options["seed"],
+        )
+    else:
+        settings = settings_of(RunFolder(find_run(like), lock=False))
+    context = click.get_current_context()
+    given = {
+        name: value
+        for name, value in options.items()
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    }
+    texts = {name: given[name] for name in ("reward", "system") if name in given}
+    if texts.get("reward"):
+        texts["reward"] = as_expression(texts["reward"])
+    try:
+        sampling = settings.sampling.replace(
+            **{name: given[name] for name in ("temperature", "max_tokens") if name in given}
+        )
+    except ValueError as e:
+        raise UsageError(str(e)) from e
+    numbers = {name: given[name] for name in ("split", "tasks", "samples", "seed") if name in given}
+    return replace(settings.with_environment(**texts), sampling=sampling, **numbers)
+
+
+def _spec(
+    table: EnvironmentTable, options: Mapping[str, Any], *, whole_file: bool
+) -> EnvironmentSpec:
+    """Return the environment of *table* with the arguments of the command line.
+
+    Args:
+        whole_file: whether a file of data that *table* names is no file of training, which the
+            environment cuts into splits. One that the command line names never is.
+    """
+    from ..recipe.resolve import resolve_environment_table
+
+    spec = resolve_environment_table(table)
+    data = options["data"]
+    own = _fields([*options["args"], *([f"data={data}"] if data else [])], spec.component, "--arg")
+    spec = replace(spec, args={**spec.args, **own})
+    return replace(spec, args=_of_whole_file(spec)) if whole_file or "data" in own else spec
 
 
 async def _evaluated(
@@ -159,7 +304,7 @@ async def _evaluated(
     client: Engine | None,
     control: str,
     tasks: int | None,
-    settings: dict[str, Any],
+    how: dict[str, Any],
     screen: Screen,
 ) -> Evaluation:
     from ..evaluation.controls import ControlEngine
@@ -169,22 +314,50 @@ async def _evaluated(
 
     async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
         environment = spec.make(services)
-        chosen = tasks_of(environment, settings["split"], tasks, name=spec.name)
+        chosen = tasks_of(environment, how["split"], tasks, name=spec.name)
         engine = client or ControlEngine(environment, control)
         async with engine:
-            screen.phase(f"{spec.name} {settings['split']}", len(chosen) * settings["samples"])
-            settings |= {"tasks": chosen, "services": services, "progress": screen.advance, "partial": True}
-            return await measure(environment, engine, **settings)
+            screen.phase(f"{spec.name} {how['split']}", len(chosen) * how["samples"])
+            how |= {
+                "tasks": chosen,
+                "services": services,
+                "progress": screen.advance,
+                "partial": True,
+            }
+            return await measure(environment, engine, **how)
 
 
 async def _controls(
-    spec: EnvironmentSpec, choices: Mapping[str, Choice], settings: Mapping[str, Any]
+    spec: EnvironmentSpec, choices: Mapping[str, Choice], how: Mapping[str, Any]
 ) -> tuple[ControlCheck, ...]:
     from ..evaluation.evaluation import check_controls
     from ..services.manager import BY_OPTION, opened
 
     async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
-        return await check_controls(spec.make(services), services=services, **settings)
+        return await check_controls(spec.make(services), services=services, **how)
+
+
+def _of_whole_file(spec: EnvironmentSpec) -> Mapping[str, Any]:
+    """Arguments of the environment that make all rows of a file the split ``test``, unless the user
+    chose a split.
+
+    Environments that cut a file into splits have the field ``splits`` for it. Only training needs
+    the cut.
+    """
+    from ..registry.binding import signature_of
+
+    chosen = (
+        click.get_current_context().get_parameter_source("split") is not ParameterSource.DEFAULT
+    )
+    cuts = any(field.name == "splits" for field in signature_of(spec.component).fields)
+    if (
+        chosen
+        or not cuts
+        or "splits" in spec.args
+        or not Path(str(spec.args.get("data", ""))).is_file()
+    ):
+        return spec.args
+    return {**spec.args, "splits": "test"}
 
 
 def _alone(option: str, *others: str) -> None:
@@ -192,20 +365,29 @@ def _alone(option: str, *others: str) -> None:
     context = click.get_current_context()
     option_names = {p.name: p.opts[0] for p in context.command.params}
     refused = [
-        option_names[name] for name in others if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        option_names[name]
+        for name in others
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
     ]
     if refused:
-        raise click.UsageError(f"{option} runs the environment's own controls; leave out {', '.join(refused)}")
+        raise click.UsageError(
+            f"{option} runs the environment's own controls; leave out {', '.join(refused)}"
+        )
 
 
-def services_of(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
-    """The service of each slot in ``--service`` and ``--service-arg``; by default the service named like the slot."""
+def services_of(
+    pairs: Sequence[str], args: Sequence[str], under: Mapping[str, Choice] | None = None
+) -> dict[str, Choice]:
+    """Return the service of each slot in ``--service`` and ``--service-arg``; by default that of
+    *under*, with its settings under those that are given, else the service named like the slot.
+    """
+    from ..recipe.resolve import with_model
+    from ..recipe.tables import override
     from ..registry.lookup import current
     from ..services.manager import find_service
-    from ..training.recipe.tables import override
-    from ..training.resolve import with_model
 
-    names: dict[str, str] = {}
+    under = under or {}
+    names = {slot: choice.use for slot, choice in under.items()}
     for pair in pairs:
         slot, _, name = (part.strip() for part in pair.partition("="))
         if not slot or not name:
@@ -215,20 +397,23 @@ def services_of(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
     for pair in args:
         path = override(pair)[0]
         if len(path) != 2:
-            raise UsageError(f"--service-arg {pair!r}: expected SLOT.KEY=VALUE, as in judge.base_url=http://...")
+            raise UsageError(
+                f"--service-arg {pair!r}: expected SLOT.KEY=VALUE, as in judge.base_url=http://..."
+            )
         settings.setdefault(path[0], []).append(pair.partition(".")[2])
     choices: dict[str, Choice] = {}
     for slot in [*names, *(s for s in settings if s not in names)]:
         use = names.get(slot, slot)
         component = current().resolve(find_service(use))
-        choices[slot] = with_model(use, _fields(settings.get(slot, ()), component, "--service-arg"))
+        own = _fields(settings.get(slot, ()), component, "--service-arg")
+        choices[slot] = with_model(use, {**(under[slot].args if slot in under else {}), **own})
     return choices
 
 
 def _fields(pairs: Sequence[str], component: Any, option: str) -> dict[str, Any]:
     """Parse ``key=value`` options; a value is TOML, or plain text if the field is text."""
+    from ..recipe.tables import override
     from ..registry.binding import signature_of
-    from ..training.recipe.tables import override
 
     fields = {f.name: f for f in signature_of(component).fields}
     values: dict[str, Any] = {}
@@ -249,7 +434,7 @@ def _ks(text: str) -> tuple[int, ...]:
 
 
 def _serves(engine: str) -> bool:
-    """Whether *engine* is a server, which has its own names of models."""
+    """Return whether *engine* is a server, which has its own names of models."""
     return engine == "openai" or engine.startswith(("http://", "https://"))
 
 
@@ -258,14 +443,14 @@ def _takes_model(signature: Signature) -> bool:
 
 
 def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
-    """The engine *name*, not started."""
+    """Return the engine *name*, not started."""
     from ..interfaces.engine import Engine
     from ..registry.binding import bind, signature_of
+    from ..registry.discovery import short_name
     from ..registry.lookup import current
-    from ..training.recipe.load import label
 
     url = name if name.startswith(("http://", "https://")) else ""
-    component = current().load("engine", "quintain-openai/openai" if url else name)
+    component = current().load("engine", "openai" if url else name)
     args = _fields(pairs, component, "--engine-arg")
     if url:
         path = url.partition("//")[2].partition("/")[2]
@@ -276,11 +461,16 @@ def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
     if model:
         args["model"] = model
     elif takes_model and not _serves(name) and "model" not in args:
-        raise UsageError(f"the engine {label(name)!r} needs a model: --model FOLDER, RUN or a Hugging Face id")
-    shown = "openai" if url else label(name)  # a URL may have a password
+        raise UsageError(
+            f"the engine {short_name(name)!r} needs a model: --model FOLDER, RUN or a Hugging Face "
+            f"id"
+        )
+    shown = "openai" if url else short_name(name)  # a URL may have a password
     client = bind(component, args, {}, who=f"engine {shown!r}")
     if not isinstance(client, Engine):
-        raise UsageError(f"{shown!r} is a {type(client).__name__}; expected an engine (`quintain list engines`)")
+        raise UsageError(
+            f"{shown!r} is a {type(client).__name__}; expected an engine (`quintain list engines`)"
+        )
     return client
 
 
@@ -289,28 +479,56 @@ def _show(result: Evaluation, as_json: bool, out: Path | None) -> None:
         click.echo(json.dumps(result.to_json(), indent=2))
         return
     console = Console()
-    title = f"{result.environment} {result.split}: {result.engine}, {len(result.groups)} tasks x {result.samples}"
-    console.print(Text(printable(f"{title}, temperature {result.sampling.temperature:g}"), style="bold"))
+    title = (
+        f"{result.environment} {result.split}: {result.engine}, {len(result.groups)} tasks x "
+        f"{result.samples}"
+    )
+    console.print(
+        Text(printable(f"{title}, temperature {result.sampling.temperature:g}"), style="bold")
+    )
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("measure", "value", "95 % interval", "tasks"):
         table.add_column(name, justify="left" if name == "measure" else "right")
     for name, e in result.estimates().items():
-        cells = (f"{e.value:.1%}", f"{e.low:.1%} - {e.high:.1%}", str(e.tasks)) if e else ("none", "", "0")
+        cells = (
+            (f"{e.value:.1%}", f"{e.low:.1%} - {e.high:.1%}", str(e.tasks))
+            if e
+            else ("none", "", "0")
+        )
         table.add_row(Text(name, style="cyan"), *cells)
     if (r := result.reward) and result.accuracy and abs(r.value - result.accuracy.value) > 1e-9:
-        table.add_row(Text("reward", style="cyan"), f"{r.value:.4g}", f"{r.low:.4g} - {r.high:.4g}", str(r.tasks))
+        table.add_row(
+            Text("reward", style="cyan"),
+            f"{r.value:.4g}",
+            f"{r.low:.4g} - {r.high:.4g}",
+            str(r.tasks),
+        )
+    if y := result.yardstick:
+        table.add_row(
+            Text("yardstick", style="cyan"),
+            f"{y.value:.4g}",
+            f"{y.low:.4g} - {y.high:.4g}",
+            str(y.tasks),
+        )
     console.print(table)
     if result.interrupted:
-        about = f"{len(result.rollouts)} of {result.planned} rollouts; short episodes end first and weigh too much"
-        console.print(f"interrupted: {about}", highlight=False)
+        progress = (
+            f"{len(result.rollouts)} of {result.planned} rollouts; short episodes end first and "
+            f"weigh too much"
+        )
+        console.print(f"interrupted: {progress}", highlight=False)
     terminations = ", ".join(f"{n} {kind}" for kind, n in result.terminations.items())
     console.print(
-        f"terminations: {terminations}; {result.tokens:.1f} tokens per rollout; {result.seconds:.1f} s", highlight=False
+        f"terminations: {terminations}; {result.tokens:.1f} tokens per rollout; "
+        f"{result.seconds:.1f} s",
+        highlight=False,
     )
     for name, value in result.metrics.items():
         console.print(Text(printable(f"{name}: {value:.4g}")))
     for reason, n in list(result.reasons.items())[:5]:
-        console.print(Text(printable(f"failed, left out of the estimates: {n} x {reason}"), style="red"))
+        console.print(
+            Text(printable(f"failed, left out of the estimates: {n} x {reason}"), style="red")
+        )
     if out is not None:
         console.print(Text(printable(f"rollouts: {out}")))
 
@@ -319,7 +537,13 @@ def _show_controls(checks: Sequence[ControlCheck], as_json: bool) -> int:
     wrong = [c for c in checks if c.wrong]
     if as_json:
         rows = [
-            {"control": c.name, "expected": c.scores, "ok": not c.wrong, "wrong": c.wrong, **c.evaluation.to_json()}
+            {
+                "control": c.name,
+                "expected": c.scores,
+                "ok": not c.wrong,
+                "wrong": c.wrong,
+                **c.evaluation.to_json(),
+            }
             for c in checks
         ]
         click.echo(json.dumps({"ok": not wrong, "controls": rows}, indent=2))
@@ -329,20 +553,29 @@ def _show_controls(checks: Sequence[ControlCheck], as_json: bool) -> int:
         table.add_column(name, overflow="fold")
     for c in checks:
         accuracy, reward = c.evaluation.accuracy, c.evaluation.reward
-        values = (f"{accuracy.value:.1%}" if accuracy else "none", f"{reward.value:.4g}" if reward else "none")
+        values = (
+            f"{accuracy.value:.1%}" if accuracy else "none",
+            f"{reward.value:.4g}" if reward else "none",
+        )
         status = Text(printable(c.wrong), style="red") if c.wrong else Text("ok", style="green")
         table.add_row(Text(f"@{c.name}", style="cyan"), c.scores or "anything", *values, status)
     Console().print(table)
     return 1 if wrong else 0
 
 
-def _verdict(result: Evaluation, most: float) -> int:
-    """The exit status: 1 if too many rollouts failed for the estimates to be representative."""
-    if result.accuracy is not None and result.failed <= most:
+def _verdict(result: Evaluation, allowed: float) -> int:
+    """Return the exit status: 1 if too many rollouts failed for the estimates to be
+    representative.
+    """
+    if result.accuracy is not None and result.failed <= allowed:
         return 0
-    reason = printable(next(iter(result.reasons), ""))
-    allowed = f"at most {most:.1%} may, see --max-failures"
-    click.echo(f"error: {result.failed:.1%} of the rollouts failed ({allowed}), most with {reason}", err=True)
+    if result.accuracy is None:
+        text = f"all {len(result.rollouts):,} rollouts failed: there is nothing to estimate"
+    else:
+        failed = sum(not rollout.valid for rollout in result.rollouts)
+        counts = f"{failed:,} of {len(result.rollouts):,} rollouts ({result.failed:.1%})"
+        text = f"{counts} failed; --max-failures allows {allowed:.1%}"
+    click.echo(f"error: {text}", err=True)
     return 1
 
 
@@ -355,4 +588,6 @@ def _check_out(out: Path | None) -> None:
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {str(out)!r}: there is no folder {str(out.absolute().parent)!r}")
     if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise UsageError("--out FILE.parquet needs pyarrow: pip install 'quintain[train]', or write FILE.jsonl")
+        raise UsageError(
+            "--out FILE.parquet needs pyarrow: pip install 'quintain[train]', or write FILE.jsonl"
+        )

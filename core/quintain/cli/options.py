@@ -1,10 +1,41 @@
-"""Numbers on the command line."""
+"""Options on the command line that several commands share."""
 
 from __future__ import annotations
 
-from typing import Any
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class CommandWithHints(click.Command):
+    """A command whose error for an unknown option names the words that do the same.
+
+    Args:
+        replacements: by option, in lower case and with ``_``; ``{}`` is the value.
+    """
+
+    def __init__(self, *args: Any, replacements: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.replacements = replacements
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = [*args]  # click takes them out of the list
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as e:
+            replacement = self.replacements.get(e.option_name.lstrip("-").replace("-", "_").lower())
+            if replacement is None:
+                raise
+            at = next(i for i, word in enumerate(words) if word.partition("=")[0] == e.option_name)
+            value = words[at].partition("=")[2] or next(iter(words[at + 1 :]), "VALUE")
+            words_instead = replacement.format(shlex.quote(value))
+            raise click.UsageError(
+                f"no such option {e.option_name}: write {words_instead}", ctx
+            ) from e
 
 
 class Count(click.IntRange):
@@ -19,4 +50,27 @@ class Count(click.IntRange):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(f"expected a whole number of at least {self.min}, got {str(value)[:100]!r}", param, ctx)
+            self.fail(
+                f"expected a whole number of at least {self.min}, got {str(value)[:100]!r}",
+                param,
+                ctx,
+            )
+
+
+def service_options(command: F) -> F:
+    """Add ``--service`` and ``--service-arg``, whose values `services_of` reads."""
+    service = click.option(
+        "--service",
+        "services",
+        multiple=True,
+        metavar="SLOT=NAME",
+        help="Service of a slot (repeatable).",
+    )
+    argument = click.option(
+        "--service-arg",
+        "service_args",
+        multiple=True,
+        metavar="SLOT.KEY=VALUE",
+        help="Setting of a service.",
+    )
+    return service(argument(command))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 from collections.abc import Iterator
@@ -14,11 +15,33 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import EnvironmentFault, NoTasksError, PluginError, UsageError
-from .options import Count
+from .options import CommandWithHints, Count
 
 if TYPE_CHECKING:
-    from ..training.recipe.tables import Recipe
-    from ..training.run_folder import RunFolder
+    from ..recipe.tables import Recipe
+    from ..store.run_folder import RunFolder
+
+REPLACEMENTS = {
+    "learning_rate": "--lr {}",
+    "num_generations": "--set batch.group_size={}",
+    "batch_size": "--set batch.prompts={}",
+    "per_device_train_batch_size": "--set learner.token_budget=TOKENS",
+    "beta": '--set \'algorithm.args.kl={{ where = "loss", estimator = "k3", coefficient = {} }}\'',
+    "max_steps": "--steps {}",
+    "epochs": "--steps N (a step takes batch.prompts tasks)",
+    "num_train_epochs": "--steps N (a step takes batch.prompts tasks)",
+    "output_dir": "--folder {}",
+    "max_tokens": "--set sampling.max_tokens={}",
+    "max_completion_length": "--set sampling.max_tokens={}",
+    "eval_steps": "--set evaluation.every={}",
+    "save_steps": "--set checkpoint.every={}",
+    "report_to": "--tracker {}",
+    "dataset": "dataset --arg path={}",
+    "data": "--arg data={}",
+    "path": "--arg path={}",
+    "slots": "--set engine.args.slots={}",
+}
+"""Options that other trainers have, and the words that do the same here; ``{}`` is the value."""
 
 EPILOG = """
 \b
@@ -37,48 +60,87 @@ and cached (that of arithmetic is included); `quintain start` does only that.
 """
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=CommandWithHints, replacements=REPLACEMENTS, epilog=EPILOG)
 @click.argument("recipe", required=False)
-@click.option("--env", "-e", help="Environment, replaces those of the recipe (`quintain list environments`).")
 @click.option(
-    "--model", "-m", help='Hugging Face id, folder, run, or "default" (a small model that Quintain trains itself).'
+    "--env", "-e", help="Environment, replaces those of the recipe (`quintain list environments`)."
 )
-@click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of the environment (repeatable).")
-@click.option("--reward", metavar="EXPR", help="Outcome reward: FILE:function, a name, or an expression.")
-@click.option("--set", "-s", "overrides", multiple=True, metavar="A.B=VALUE", help="Set a recipe key (repeatable).")
+@click.option(
+    "--model",
+    "-m",
+    help='Hugging Face id, folder, run, or "default" (a small model that Quintain trains itself).',
+)
+@click.option(
+    "--arg",
+    "-a",
+    "args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Field of the environment (repeatable).",
+)
+@click.option(
+    "--reward", metavar="EXPR", help="Outcome reward: FILE:function, a name, or an expression."
+)
+@click.option("--algorithm", metavar="NAME", help="Algorithm (`quintain list algorithms`).")
+@click.option("--lr", type=float, help="Learning rate.")
+@click.option(
+    "--set",
+    "-s",
+    "overrides",
+    multiple=True,
+    metavar="A.B=VALUE",
+    help="Set a recipe key (repeatable).",
+)
 @click.option("--seed", type=Count(0), help="Random seed.")
 @click.option("--steps", type=Count(1), help="Optimizer steps.")
 @click.option("--name", help="Run name (default: environment name and a number).")
 @click.option("--folder", help="Parent folder of the run folders.  [default: runs]")
 @click.option(
-    "--tracker", "trackers", multiple=True, metavar="NAME", help="Log to tensorboard, wandb, mlflow, trackio."
+    "--tracker",
+    "trackers",
+    multiple=True,
+    metavar="NAME",
+    help="Log to tensorboard, wandb, mlflow, trackio.",
 )
 @click.option("--resume", metavar="RUN", help="Resume this run from its last checkpoint.")
 @click.option("--force", is_flag=True, help="With --resume: use a recipe that was edited since.")
-@click.option("--dry-run", is_flag=True, help="Check the recipe and print it with all defaults; train nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check the recipe and print it with all defaults; train nothing.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 def train(
-    recipe: str | None, resume: str | None, force: bool, dry_run: bool, quiet: bool, as_json: bool, **choices: Any
+    recipe: str | None,
+    resume: str | None,
+    force: bool,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+    **choices: Any,
 ) -> None:
     """Train a model by reinforcement learning.
 
-    RECIPE is a TOML file, a recipe such as "code" (default: "quickstart"), or an environment as for `quintain eval`.
+    RECIPE is a TOML file, a recipe such as "code" (default: "quickstart"), or an environment as for
+    `quintain eval`.
 
     Ctrl-C saves a checkpoint and stops; --resume continues the run, also after a crash.
     """
     if choices["model"] is not None:
         from ..models.hf import check_folder
-        from ..training.resolve import is_model_source
+        from ..recipe.resolve import is_model_source
 
         if not is_model_source(choices["model"]):
             check_folder(choices["model"])  # before torch is imported
     if resume is not None:
         _only_resume(recipe, dry_run, choices)
     elif force:
-        raise click.UsageError("--force is for --resume of a run whose recipe was edited; leave it out")
+        raise click.UsageError(
+            "--force is for --resume of a run whose recipe was edited; leave it out"
+        )
     if dry_run:
-        from ..training.check import check_recipe
+        from ..recipe.check import check_recipe
 
         resolved = _recipe(recipe, **choices)
         for note in check_recipe(resolved):
@@ -96,17 +158,27 @@ def train(
 
 def _only_resume(recipe: str | None, dry_run: bool, choices: dict[str, Any]) -> None:
     named = {"overrides": "set", "args": "arg", "trackers": "tracker"}
-    refused = [f"--{named.get(k, k)}" for k, v in choices.items() if v not in (None, ()) and k != "folder"]
+    refused = [
+        f"--{named.get(k, k)}" for k, v in choices.items() if v not in (None, ()) and k != "folder"
+    ]
     refused += [recipe] if recipe is not None else []
     if refused:
-        raise click.UsageError(f"--resume takes the recipe of the run unchanged; leave out {', '.join(refused)}")
+        raise click.UsageError(
+            f"--resume takes the recipe of the run unchanged; leave out {', '.join(refused)}"
+        )
     if dry_run:
-        raise click.UsageError("--resume continues a run whose recipe was checked; leave out --dry-run")
+        raise click.UsageError(
+            "--resume continues a run whose recipe was checked; leave out --dry-run"
+        )
 
 
 def _discard(folder: RunFolder) -> None:
-    """Remove the folder of a run that failed before it saved any result, so that its name is free."""
-    if folder.metrics_path.exists() or any(any(f.glob("*")) for f in (folder.checkpoints, folder.rollouts)):
+    """Remove the folder of a run that failed before it saved any result, so that its name is
+    free.
+    """
+    if folder.metrics_path.exists() or any(
+        any(f.glob("*")) for f in (folder.checkpoints, folder.rollouts)
+    ):
         return
     for file in (folder.recipe_path, folder.provenance_path, folder.path / "run.lock"):
         file.unlink(missing_ok=True)
@@ -124,78 +196,117 @@ def _recipe(
     reward: str | None = None,
     overrides: tuple[str, ...],
     trackers: tuple[str, ...] = (),
+    algorithm: str | None = None,
+    lr: float | None = None,
     **keys: Any,
 ) -> Recipe:
-    from ..training.recipe.load import BUNDLED, bundled
-    from ..training.recipe.rewards import as_expression
-    from ..training.recipe.tables import Recipe
-    from ..training.resolve import is_component
+    from ..recipe.load import BUNDLED, bundled
+    from ..recipe.resolve import is_component
+    from ..recipe.rewards import as_expression
+    from ..recipe.tables import Recipe
+    from ..store.runs import model_named
 
     file = Path(path or "")
-    named = path is not None and path not in BUNDLED and is_component("environment", path) and not file.is_file()
+    named = (
+        path is not None
+        and path not in BUNDLED
+        and is_component("environment", path)
+        and not file.is_file()
+    )
     if env is None and (named or file.suffix == ".py"):
         path, env = None, path
     changes = [f"run.{key}={value}" for key, value in keys.items() if value is not None]
+    if algorithm is not None:
+        changes.append(f"algorithm.use={json.dumps(algorithm)}")
+    if lr is not None:
+        changes.append(f"learner.lr={lr!r}")
     if model is not None:
-        from ..training.resolve import is_model_source
-        from ..training.runs import model_named
+        from ..recipe.resolve import is_model_source
 
-        path_of_model = model if is_model_source(model) else model_named(model, keys.get("folder") or "runs")[0]
+        path_of_model = (
+            model if is_model_source(model) else model_named(model, keys.get("folder") or "runs")[0]
+        )
         changes.append(f"model.name={json.dumps(path_of_model)}")
     base = "quickstart" if model in (None, "default") else "pretrained"
-    own = Recipe.parse(bundled(base)).environments[0]  # with its arguments
-    if env is not None and (path is not None or env not in (own.use, own.label)):
+    default_environment = Recipe.parse(bundled(base)).environments[0]  # with its arguments
+    if env is not None and (
+        path is not None or env not in (default_environment.use, default_environment.label)
+    ):
         changes.append(f"environments=[{{use={json.dumps(env)}}}]")
     changes += [f"environments.0.args.{pair}" for pair in args]
     if reward is not None:
         changes.append(f"environments.0.reward={json.dumps(as_expression(reward))}")
     if trackers:
-        changes.append(f"trackers=[{', '.join(f'{{use={json.dumps(name)}}}' for name in trackers)}]")
-    if path is not None:
-        return Recipe.load(path, [*changes, *overrides])
-    return Recipe.parse(bundled(base), [*changes, *overrides], source=f"{base}.toml")
+        changes.append(
+            f"trackers=[{', '.join(f'{{use={json.dumps(name)}}}' for name in trackers)}]"
+        )
+    every = [*changes, *overrides]
+    recipe = (
+        Recipe.load(path, every)
+        if path
+        else Recipe.parse(bundled(base), every, source=f"{base}.toml")
+    )
+    # a run folder, as --model takes one
+    if os.path.isfile(os.path.join(recipe.model.name, "recipe.toml")):
+        return recipe.replace({"model.name": model_named(recipe.model.name)[0]})
+    return recipe
 
 
 def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> RunFolder:
-    from ..training.run_folder import RunFolder
-    from ..training.runs import find_run, free_name
+    from ..store.run_folder import RunFolder
+    from ..store.runs import find_run, free_name
 
     if resume is not None:
         return RunFolder.open(find_run(resume, choices["folder"] or "runs"))
-    from ..training.check import check_recipe
-    from ..training.resolve import pinned
+    from ..recipe.check import check_recipe
+    from ..recipe.resolve import pinned
 
     recipe = _recipe(path, **choices)
     if not recipe.run.name:
-        stem = Path(recipe.environments[0].use.partition(":")[2] or recipe.environments[0].use).name.lower()[:50]
+        stem = Path(
+            recipe.environments[0].use.partition(":")[2] or recipe.environments[0].use
+        ).name.lower()[:50]
         recipe = recipe.replace({"run.name": free_name(recipe.run.folder, stem)})
-    check_recipe(recipe)  # an invalid recipe must not take the name
+    for note in check_recipe(recipe):  # an invalid recipe must not take the name
+        if note.startswith("warning: "):
+            click.echo(note, err=True)
     return RunFolder.create(Path(recipe.run.folder) / recipe.run.name, pinned(recipe).to_toml())
 
 
 def _train(folder: RunFolder, quiet: bool, as_json: bool, force: bool) -> None:
-    from ..errors import Interrupted
-    from ..training.build import run_training
-    from ..training.provenance import check_unchanged
-    from ..training.recipe.tables import Recipe
-    from ..training.screen import for_terminal, program
+    from ..console.screen import for_terminal, program
+    from ..errors import Interrupted, RunError, StorageError
+    from ..recipe.tables import Recipe
+    from ..run.build import run_training
+    from ..run.provenance import check_unchanged
+    from ..store.storage import steps_in
 
     recipe = Recipe.parse(folder.recipe(), source=str(folder.recipe_path))
     if not force:
         check_unchanged(folder, recipe)
     with for_terminal(quiet=quiet) as screen:
         screen.note(f"run folder: {folder.shown}")
+        saved_before = steps_in(folder.checkpoints)
+        again = f"{program()} train --resume {shlex.quote(str(folder.shown))}"
         try:
             with sigterm_as_ctrl_c():
                 summary = run_training(recipe, folder, screen)
         except (Interrupted, KeyboardInterrupt) as e:
-            again = f"{program()} train --resume {shlex.quote(str(folder.shown))}"
             raise click.Abort(f"{str(e) or 'stopped'}; continue with: {again}") from e
+        except Exception as e:
+            saved = steps_in(folder.checkpoints)
+            # A damaged folder says itself what to do: the same command again would fail again.
+            if saved and (saved != saved_before or not isinstance(e, (RunError, StorageError))):
+                screen.warn(
+                    f"the run failed; every step up to {saved[-1][0]} is saved. To continue: "
+                    f"{again}"
+                )
+            raise
     if as_json:
         click.echo(json.dumps(summary))
         return
     if not quiet:
-        from ..training.summary import show
+        from .summary import show
 
         show(summary, folder)
 
@@ -205,7 +316,8 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C, until the run installs its own handlers."""
 
     def as_ctrl_c(number: int, frame: FrameType | None) -> None:
-        # A running event loop handles Ctrl-C by cancelling its main task; an exception would end any one of its tasks.
+        # A running event loop handles Ctrl-C by cancelling its main task; an exception would end
+        # any one of its tasks.
         if callable(signal.getsignal(signal.SIGINT)):
             signal.raise_signal(signal.SIGINT)
         else:  # the shell ignores Ctrl-C for background jobs

@@ -1,1 +1,3 @@
-"""Engines that run here: the embedded one decodes a transformers model in process. Needs torch and transformers."""
+"""Engines that run here: the embedded one decodes a transformers model in process. Needs torch and
+transformers.
+"""

@@ -1,6 +1,7 @@
 """Evaluate an engine on an environment without training.
 
-The names below are what plugins may import from here; each module is imported when one of its names is first used.
+The names below are what plugins may import from here; each module is imported when one of its names
+is first used.
 """
 
 from __future__ import annotations
@@ -11,10 +12,23 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from .answers import final_answer as final_answer
+    from .answers import word_f1 as word_f1
     from .controls import ControlEngine as ControlEngine
+    from .estimates import proportion as proportion
+    from .estimates import rank_correlation as rank_correlation
+    from .estimates import wilson as wilson
     from .evaluation import Evaluation as Evaluation
     from .evaluation import evaluate as evaluate
+    from .evaluation import frozen_heap as frozen_heap
     from .evaluation import rescore as rescore
     from .evaluation import tasks_of as tasks_of
 
-__getattr__, __dir__ = lazy_names(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".answers": "final_answer word_f1",
+        ".controls": "ControlEngine",
+        ".estimates": "proportion rank_correlation wilson",
+        ".evaluation": "Evaluation evaluate frozen_heap rescore tasks_of",
+    },
+)

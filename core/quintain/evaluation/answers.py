@@ -1,18 +1,24 @@
-"""The answer of a reply: equal answers vote together in cons@k."""
+"""The answer of a reply: equal answers vote together in cons@k, others overlap by words."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 
-_MARKED = (re.compile(r"<answer>(.*?)</answer>", re.DOTALL), re.compile(r"^\s*####\s*(.+)$", re.MULTILINE))
+_MARKED = (
+    re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
+    re.compile(r"^\s*####\s*(.+)$", re.MULTILINE),
+)
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 
 
 def final_answer(reply: str) -> str | None:
-    r"""The answer that a reply ends in, for voting; ``None`` where it is empty.
+    r"""Return the answer that a reply ends in, for voting; ``None`` where it is empty.
 
-    The last ``\boxed{}``, else the last ``<answer>`` tag, else the last line after ``####``; else the last number of
-    the last line, or that line. Case, spaces, thousands separators and trailing zeros do not count.
+    The last ``\boxed{}``, else the last ``<answer>`` tag, else the last line after ``####``; else
+    the last number of the last line, or that line. Case, spaces, thousands separators and trailing
+    zeros do not count.
     """
     marked = _boxed(reply)
     if marked is None:
@@ -24,8 +30,16 @@ def final_answer(reply: str) -> str | None:
     return _normal(numbers[-1] if numbers else line)
 
 
+def word_f1(words: Iterable[str], expected: Iterable[str]) -> float:
+    """Compare two texts by the harmonic mean of precision and recall of their words, counted with
+    repetition; 0 where both are empty.
+    """
+    found, wanted = Counter(words), Counter(expected)
+    return 2 * (found & wanted).total() / max((found + wanted).total(), 1)
+
+
 def _boxed(text: str) -> str | None:
-    r"""The content of the last ``\boxed{}`` whose braces balance."""
+    r"""Return the content of the last ``\boxed{}`` whose braces balance."""
     start = text.rfind("\\boxed{")
     while start >= 0:
         depth = 0

@@ -1,4 +1,6 @@
-"""Controls: scripted policies of an environment that check it (`quintain eval --engine @oracle`)."""
+"""Controls: scripted policies of an environment that check it (`quintain eval --engine
+@oracle`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from ..types.task import Message, Task
 
 
 class ControlEngine(Engine):
-    """Answers as the control *name* of *environment* does; episodes bind it to their task with `for_task`.
+    """Answers as the control *name* of *environment* does; episodes bind it to their task with
+    `for_task`.
 
     Raises:
         UnknownNameError: the environment has no such control.
@@ -40,19 +43,21 @@ class ControlEngine(Engine):
         return self._environment.controls()[self.control]
 
     def for_task(self, task: Task) -> ControlEngine:
-        """The engine of one episode."""
+        """Return the engine of one episode."""
         bound = copy.copy(self)
         bound._task = task
         return bound.for_player("")
 
     def for_player(self, name: str) -> ControlEngine:
-        """The engine of one player; a control with the parameter `player` gets its name."""
+        """Return the engine of one player; a control with the parameter `player` gets its name."""
         bound = copy.copy(self)
         method = getattr(self._environment, self.control)
         bound._player = {"player": name} if "player" in inspect.signature(method).parameters else {}
         return bound
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
         if self._task is None:
             raise UsageError(f"{self.name} answers single tasks: bind it with for_task(task)")
         try:
@@ -64,4 +69,6 @@ class ControlEngine(Engine):
             raise EnvironmentFault(f"the control {where} failed: {said_by(e)}") from e
         if isinstance(answer, (str, Reply)):
             return answer if isinstance(answer, Reply) else Reply(text=answer)
-        raise EnvironmentFault(f"the control {self.control!r} gave {answer!r}; expected text or a Reply")
+        raise EnvironmentFault(
+            f"the control {self.control!r} gave {answer!r}; expected text or a Reply"
+        )

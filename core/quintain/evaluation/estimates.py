@@ -1,9 +1,10 @@
 """Estimates from samples of a policy: pass@k, cons@k, and their confidence intervals.
 
-The unit of evidence is the *task*: samples of one task resemble each other, so intervals are clustered by task. One
-method serves every proportion here (see `proportion`): the Wilson score interval at the effective sample size. It is
-a formula, so it needs no seed; it stays inside [0, 1]; and it does not collapse to zero width where every task was
-solved, as a normal interval or a bootstrap does.
+The unit of evidence is the *task*: samples of one task resemble each other, so intervals are
+clustered by task. One method serves every proportion here (see `proportion`): the Wilson score
+interval at the effective sample size. It is a formula, so it needs no seed; it stays inside [0, 1];
+and it does not collapse to zero width where every task was solved, as a normal interval or a
+bootstrap does.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from statistics import NormalDist, correlation
 
 Answer = tuple[Hashable | None, float]
 """What a sample answered (``None``: it gave no answer) and how right that was, 0 to 1."""
@@ -22,7 +23,8 @@ Answer = tuple[Hashable | None, float]
 class Estimate:
     """A mean over tasks and its confidence interval.
 
-    ``tasks`` and ``samples`` are what it rests on; ``effective`` is the number of independent samples they are worth.
+    ``tasks`` and ``samples`` are what it rests on; ``effective`` is the number of independent
+    samples they are worth.
     """
 
     value: float
@@ -40,7 +42,8 @@ class Estimate:
 def pass_at_k(samples: int, right: int, k: int) -> float:
     """Unbiased estimate of the chance that at least one of *k* samples is right.
 
-    ``1 - C(n - c, k) / C(n, k)`` for n samples of which c are right (Chen et al. 2021, arXiv:2107.03374, equation 1).
+    ``1 - C(n - c, k) / C(n, k)`` for n samples of which c are right (Chen et al. 2021,
+    arXiv:2107.03374, equation 1).
 
     Raises:
         ValueError: unless ``1 <= k <= samples`` and ``0 <= right <= samples``.
@@ -52,11 +55,13 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def cons_at_k(answers: Sequence[Answer], k: int) -> float:
-    """Expected correctness of the plurality answer of *k* samples (cons@k, maj@k; Wang et al. 2022, arXiv:2203.11171).
+    """Expected correctness of the plurality answer of *k* samples (cons@k, maj@k; Wang et al. 2022,
+    arXiv:2203.11171).
 
-    Exact and unbiased: the mean over all subsets of k samples, none drawn. Equal votes share the win evenly. A sample
-    without an answer casts no vote; where nobody votes the result is 0. An answer whose samples were judged
-    differently counts by its mean. Cost grows with ``n k^2 log k`` per answer that is right.
+    Exact and unbiased: the mean over all subsets of k samples, none drawn. Equal votes share the
+    win evenly. A sample without an answer casts no vote; where nobody votes the result is 0. An
+    answer whose samples were judged differently counts by its mean. Cost grows with ``n k^2 log k``
+    per answer that is right.
 
     Raises:
         ValueError: unless ``1 <= k <= len(votes)``.
@@ -68,7 +73,9 @@ def cons_at_k(answers: Sequence[Answer], k: int) -> float:
     silent = len(judged.pop(None, ()))
     sizes = Counter({a: len(v) for a, v in judged.items()})
     right = {a: math.fsum(v) / len(v) for a, v in judged.items()}
-    ways = sum(value * _wins(sizes, silent, answer, k) for answer, value in right.items() if value > 0)
+    ways = sum(
+        value * _wins(sizes, silent, answer, k) for answer, value in right.items() if value > 0
+    )
     return min(1.0, ways / math.comb(len(answers), k))
 
 
@@ -83,7 +90,9 @@ def _wins(sizes: Counter[Hashable], silent: int, answer: Hashable, k: int) -> fl
 
 
 def _choices(others: Sequence[int], silent: int, size: int, most: int) -> dict[int, int]:
-    """Ways to fill *size* places with no other answer over *most* votes, by how many get exactly *most*."""
+    """Ways to fill *size* places with no other answer over *most* votes, by how many get exactly
+    *most*.
+    """
     table = {(v, 0): math.comb(silent, v) for v in range(min(silent, size) + 1)}
     for count in others:
         grown: defaultdict[tuple[int, int], int] = defaultdict(int)
@@ -99,7 +108,9 @@ def _choices(others: Sequence[int], silent: int, size: int, most: int) -> dict[i
 
 
 def wilson(share: float, size: float, confidence: float = 0.95) -> tuple[float, float]:
-    """The Wilson score interval of a *share* seen in *size* (any number of) independent trials (Wilson 1927)."""
+    """Return the Wilson score interval of a *share* seen in *size* (any number of) independent
+    trials (Wilson 1927).
+    """
     if size <= 0:
         return 0.0, 1.0
     z = _quantile(confidence)
@@ -107,17 +118,23 @@ def wilson(share: float, size: float, confidence: float = 0.95) -> tuple[float, 
     middle = (share + z * z / (2 * size)) / scale
     half = z / scale * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
     # Where the share is exactly 0 or 1 so is one end; rounding must not move it.
-    return (0.0 if share <= 0 else max(0.0, middle - half)), (1.0 if share >= 1 else min(1.0, middle + half))
+    return (0.0 if share <= 0 else max(0.0, middle - half)), (
+        1.0 if share >= 1 else min(1.0, middle + half)
+    )
 
 
-def proportion(values: Sequence[float], samples: Sequence[int], *, k: int = 1, confidence: float = 0.95) -> Estimate:
-    """The mean of one value in [0, 1] per task, each task with equal weight, and an interval clustered by task.
+def proportion(
+    values: Sequence[float], samples: Sequence[int], *, k: int = 1, confidence: float = 0.95
+) -> Estimate:
+    """Return the mean of one value in [0, 1] per task, each task with equal weight, and an interval
+    clustered by task.
 
-    Wilson's interval at the effective sample size ``p (1 - p) / (s^2 / T)``, s^2 the variance between the T tasks
-    (ddof 1): the form that Franco et al. 2019 (PMC6690503) recommend for proportions in clustered samples. The size
-    is kept between T (samples of one task teach nothing more; taken where p is 0 or 1) and the number of disjoint
-    sets of *k* samples (they are independent). With one sample per task it is Wilson's interval itself. It covers
-    the tasks one could have drawn, not only those drawn.
+    Wilson's interval at the effective sample size ``p (1 - p) / (s^2 / T)``, s^2 the variance
+    between the T tasks (ddof 1): the form that Franco et al. 2019 (PMC6690503) recommend for
+    proportions in clustered samples. The size is kept between T (samples of one task teach nothing
+    more; taken where p is 0 or 1) and the number of disjoint sets of *k* samples (they are
+    independent). With one sample per task it is Wilson's interval itself. It covers the tasks one
+    could have drawn, not only those drawn.
 
     Args:
         values: per task, such as the share of right samples or its pass@k.
@@ -129,7 +146,9 @@ def proportion(values: Sequence[float], samples: Sequence[int], *, k: int = 1, c
     """
     tasks = _check_values(values, samples)
     if min(values) < 0 or max(values) > 1:
-        raise ValueError(f"proportion: values between {min(values)} and {max(values)}; expected 0 to 1")
+        raise ValueError(
+            f"proportion: values between {min(values)} and {max(values)}; expected 0 to 1"
+        )
     p = math.fsum(values) / tasks
     most = math.fsum(max(1.0, n / k) for n in samples)
     variance = _variance(values, p) / tasks
@@ -143,12 +162,19 @@ def proportion(values: Sequence[float], samples: Sequence[int], *, k: int = 1, c
     )
     low, high = wilson(p, effective, confidence)
     return Estimate(
-        value=p, low=low, high=high, tasks=tasks, samples=sum(samples), effective=effective, confidence=confidence
+        value=p,
+        low=low,
+        high=high,
+        tasks=tasks,
+        samples=sum(samples),
+        effective=effective,
+        confidence=confidence,
     )
 
 
 def mean(values: Sequence[float], samples: Sequence[int], *, confidence: float = 0.95) -> Estimate:
-    """The mean of one value of any size per task; normal interval between tasks (Miller 2024, arXiv:2411.00640).
+    """Return the mean of one value of any size per task; normal interval between tasks (Miller
+    2024, arXiv:2411.00640).
 
     Raises:
         ValueError: no tasks.
@@ -168,13 +194,36 @@ def mean(values: Sequence[float], samples: Sequence[int], *, confidence: float =
 
 
 def default_ks(samples: int) -> tuple[int, ...]:
-    """Which k to show for that many samples per task: the powers of two below, and the number itself."""
+    """Return which k to show for that many samples per task: the powers of two below, and the
+    number itself.
+    """
     return (*(2**i for i in range(samples.bit_length()) if 2**i < samples), samples)
+
+
+def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
+    """Return Spearman's rank correlation, ties at their mean rank; ``None`` where one side does not
+    vary.
+    """
+    if len(set(xs)) < 2 or len(set(ys)) < 2:
+        return None
+    return correlation(_ranks(xs), _ranks(ys))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    counts = Counter(values)
+    smaller, ranks = 0, dict[float, float]()
+    for value in sorted(counts):
+        ranks[value] = smaller + (counts[value] + 1) / 2
+        smaller += counts[value]
+    return [ranks[value] for value in values]
 
 
 def _check_values(values: Sequence[float], samples: Sequence[int]) -> int:
     if not values or len(values) != len(samples):
-        raise ValueError(f"an estimate needs at least one task, got {len(values)} values and {len(samples)} counts")
+        raise ValueError(
+            f"an estimate needs at least one task, got {len(values)} values and {len(samples)} "
+            f"counts"
+        )
     return len(values)
 
 

@@ -1,7 +1,8 @@
-"""Measures a policy on the tasks of one split: pass@1, pass@k, cons@k with intervals, and the failures.
+"""Measures a policy on the tasks of one split: pass@1, pass@k, cons@k with intervals, and the
+failures.
 
-A rollout that failed through our fault (a dead server, a crashed reward) is no wrong answer: it is left out of every
-estimate and counted apart.
+A rollout that failed through our fault (a dead server, a crashed reward) is no wrong answer: it is
+left out of every estimate and counted apart.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from ..errors import EnvironmentFault, NoTasksError, UsageError, did_you_mean
 from ..interfaces.engine import Engine
 from ..interfaces.environment import SPLITS, Environment, yielded
 from ..interfaces.reward import RewardContext
-from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
+from ..interfaces.rollout_request import RolloutRequest
+from ..rollouts.runner import RolloutContext, run_groups
 from ..rollouts.scoring import score_group, score_rollout
 from ..types.rollout import SCORE_TOLERANCE, SUCCESS, AnyGroup, AnyRollout, Group, reaches
 from ..types.sampling import Sampling
@@ -47,10 +49,11 @@ YOUNG_OBJECTS = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """The result of one task: of *samples* valid rollouts *right* succeeded; *failed* more failed through our fault.
+    """The result of one task: of *samples* valid rollouts *right* succeeded; *failed* more failed
+    through our fault.
 
-    ``answers`` are the answers of the valid rollouts (``None``: none found) and whether each was right; ``reward`` is
-    the mean outcome.
+    ``answers`` are the answers of the valid rollouts (``None``: none found) and whether each was
+    right; ``reward`` is the mean outcome.
     """
 
     id: str
@@ -64,7 +67,8 @@ class TaskResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The rollouts of an evaluation and its estimates, which are ``None`` where no rollout is valid.
+    """The rollouts of an evaluation and its estimates, which are ``None`` where no rollout is
+    valid.
 
     Attributes:
         groups: one per task, in the order of the tasks.
@@ -93,9 +97,11 @@ class Evaluation:
         return tuple(self._result(g) for g in self.groups)
 
     def _result(self, group: AnyGroup) -> TaskResult:
-        outcomes = [r.outcome.of_player("") if r.outcome else 0.0 for r in group.valid]  # of the policy's own player
+        # of the policy's own player
+        outcomes = [r.outcome.of_player("") if r.outcome else 0.0 for r in group.valid]
         answers = tuple(
-            (self.answer_of(r), float(reaches(v, self.success))) for r, v in zip(group.valid, outcomes, strict=True)
+            (self.answer_of(r), float(reaches(v, self.success)))
+            for r, v in zip(group.valid, outcomes, strict=True)
         )
         return TaskResult(
             id=group.task.id,
@@ -117,18 +123,52 @@ class Evaluation:
         return self._over_tasks(k, lambda t: pass_at_k(t.samples, t.right, k))
 
     def cons_at(self, k: int) -> Estimate | None:
-        """Unbiased cons@k (plurality vote of *k*) over the tasks with at least *k* valid rollouts."""
+        """Unbiased cons@k (plurality vote of *k*) over the tasks with at least *k* valid
+        rollouts.
+        """
         return self._over_tasks(k, lambda t: cons_at_k(t.answers, k))
 
     def _over_tasks(self, k: int, value: Callable[[TaskResult], float]) -> Estimate | None:
         enough = [t for t in self.results if t.samples >= k]
-        return proportion([value(t) for t in enough], [t.samples for t in enough], k=k) if enough else None
+        return (
+            proportion([value(t) for t in enough], [t.samples for t in enough], k=k)
+            if enough
+            else None
+        )
 
     @property
     def reward(self) -> Estimate | None:
         """Mean outcome."""
         tried = [t for t in self.results if t.samples]
         return mean([t.reward for t in tried], [t.samples for t in tried]) if tried else None
+
+    @property
+    def yardstick(self) -> Estimate | None:
+        """Mean of the score that is reported and never trains, over the rollouts that have it;
+        ``None`` without one.
+
+        The interval is Wilson's where every score is 0 or 1, as that of accuracy, else the normal
+        one between tasks.
+        """
+        scores = [[r.yardstick.total for r in g.valid if r.yardstick] for g in self.groups]
+        measured = [of_task for of_task in scores if of_task]
+        if not measured:
+            return None
+        estimate = (
+            proportion if all(s in (0.0, 1.0) for of_task in measured for s in of_task) else mean
+        )
+        return estimate(
+            [fmean(of_task) for of_task in measured], [len(of_task) for of_task in measured]
+        )
+
+    @property
+    def yardstick_missing(self) -> float | None:
+        """Share of the valid rollouts without a yardstick, where some have one: it failed on
+        these.
+        """
+        valid = [r for r in self.rollouts if r.valid]
+        measured = sum(r.yardstick is not None for r in valid)
+        return 1 - measured / len(valid) if measured else None
 
     @cached_property
     def rollouts(self) -> tuple[AnyRollout, ...]:
@@ -151,6 +191,13 @@ class Evaluation:
         return sum(not r.valid for r in self.rollouts) / len(self.rollouts)
 
     @property
+    def without_turn(self) -> int:
+        """Valid rollouts in which nobody took a turn, so that their scores are not the policy's
+        own.
+        """
+        return sum(r.valid and not r.turns for r in self.rollouts)
+
+    @property
     def reasons(self) -> dict[str, int]:
         """Why rollouts failed, and how often, the most frequent first."""
         failures = (r.termination for r in self.rollouts if not r.valid)
@@ -163,10 +210,19 @@ class Evaluation:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the environment reported, and parts of the outcome, averaged over the valid rollouts that have it."""
-        scored = [(r.metrics, r.outcome.parts if r.outcome else {}) for r in self.rollouts if r.valid]
-        said = [{**metrics, **(parts if len(parts) > 1 else {})} for metrics, parts in scored]
-        return {n: fmean([r[n] for r in said if n in r]) for n in sorted({n for r in said for n in r})}
+        """What the environment reported, and parts of the outcome, averaged over the valid rollouts
+        that have it.
+        """
+        scored = [
+            (r.metrics, r.outcome.parts if r.outcome else {}) for r in self.rollouts if r.valid
+        ]
+        named_scores = [
+            {**metrics, **(parts if len(parts) > 1 else {})} for metrics, parts in scored
+        ]
+        return {
+            n: fmean([r[n] for r in named_scores if n in r])
+            for n in sorted({n for r in named_scores for n in r})
+        }
 
     def estimates(self) -> dict[str, Estimate | None]:
         """By name: ``pass@k`` for each k, then ``cons@k`` for each k above 1."""
@@ -174,14 +230,19 @@ class Evaluation:
         return passes | {f"cons@{k}": self.cons_at(k) for k in self.ks if k > 1}
 
     def to_json(self) -> dict[str, Any]:
-        """One flat object; ``pass@1`` and the other estimates at the top, their intervals (95 %) by name."""
-        estimates, reward = self.estimates(), self.reward
+        """One flat object; ``pass@1`` and the other estimates at the top, their intervals (95 %) by
+        name.
+        """
+        estimates, reward, yardstick = self.estimates(), self.reward, self.yardstick
         intervals = {name: [e.low, e.high] for name, e in estimates.items() if e}
         return {
             **{name: e.value if e else None for name, e in estimates.items()},
             "interval": intervals.get("pass@1"),
             "intervals": intervals,
             "reward": reward.value if reward else None,
+            "yardstick": yardstick.value if yardstick else None,
+            "yardstick_interval": [yardstick.low, yardstick.high] if yardstick else None,
+            "yardstick_missing": self.yardstick_missing,
             "environment": self.environment,
             "split": self.split,
             "engine": self.engine,
@@ -193,6 +254,7 @@ class Evaluation:
             "failed": sum(not r.valid for r in self.rollouts),
             "terminations": self.terminations,
             "failures": self.reasons,
+            "without_turn": self.without_turn,
             "tokens": self.tokens,
             "metrics": self.metrics,
             "temperature": self.sampling.temperature,
@@ -224,34 +286,43 @@ async def evaluate(
 ) -> Evaluation:
     """Run *samples* episodes on each task and score them.
 
-    The same seed gives the same episodes (as far as the engine is reproducible), whatever else runs.
+    The same seed gives the same episodes (as far as the engine is reproducible), whatever else
+    runs.
 
     Args:
         engine: started.
-        tasks: a number takes the first tasks of the split, the same for every policy; or the tasks themselves;
-            ``None`` is all.
+        tasks: a number takes the first tasks of the split, the same for every policy; or the tasks
+            themselves; ``None`` is all.
         sampling: by default greedy for one sample and temperature 1 for several.
-        ks: of pass@k and cons@k; 1 is always among them. By default the powers of two up to *samples*.
+        ks: of pass@k and cons@k; 1 is always among them. By default the powers of two up to
+            *samples*.
         concurrency: episodes at once; by default the engine's own number.
         retries: further tries of an episode that failed through our fault.
         name, system: of the environment, and the system message that replaces its own.
         success: outcome from which on a rollout counts as right.
         services: by slot, started.
-        answer_of: the answer that a rollout votes for in cons@k, ``None`` for none; by default `final_answer` of its
-            reply.
+        answer_of: the answer that a rollout votes for in cons@k, ``None`` for none; by default
+            `final_answer` of its reply.
         progress: called with every rollout as it is scored.
         partial: if the task is cancelled, return what is scored by then, unless that is nothing.
 
     Raises:
         NoTasksError: the split has none.
-        UsageError: the split is endless and *tasks* is not given; a k above *samples*; an environment without a reward.
+        UsageError: the split is endless and *tasks* is not given; a k above *samples*; an
+            environment without a reward.
     """
     name = name or type(environment).__name__
     if getattr(environment, "reward", None) is None:
-        raise UsageError(f"environment {name!r} has no reward: set `reward = ...` in its class, or give an expression")
+        raise UsageError(
+            f"environment {name!r} has no reward: set `reward = ...` in its class, or give an "
+            f"expression"
+        )
     if tasks is None or isinstance(tasks, int):
         tasks = tasks_of(environment, split, tasks, name=name)
-    sampling, ks = sampling or Sampling(temperature=0.0 if samples == 1 else 1.0), _checked_ks(ks, samples)
+    sampling, ks = (
+        sampling or Sampling(temperature=0.0 if samples == 1 else 1.0),
+        _checked_ks(ks, samples),
+    )
     context = RolloutContext(
         engine=engine,
         sampling=sampling,
@@ -260,11 +331,19 @@ async def evaluate(
         concurrency=concurrency or engine.concurrency or RolloutContext.concurrency,
         retries=retries,
     )
-    seen: Counter[str] = Counter()  # a task that is listed twice draws other samples the second time
+    # a task that is listed twice draws other samples the second time
+    seen: Counter[str] = Counter()
     requests: list[RolloutRequest] = []
     for index, task in enumerate(tasks):
-        about: Any = {"name": name, "index": index, "visit": seen[task.id], "system": system}
-        requests.append(RolloutRequest(environment=environment, task=task, group_size=samples, **about))
+        shared_fields: Any = {
+            "name": name,
+            "index": index,
+            "visit": seen[task.id],
+            "system": system,
+        }
+        requests.append(
+            RolloutRequest(environment=environment, task=task, group_size=samples, **shared_fields)
+        )
         seen[task.id] += 1
     scored: dict[int, list[AnyRollout]] = {}
 
@@ -285,9 +364,15 @@ async def evaluate(
         groups = []
         for index, rollouts in done.items():
             ordered = tuple(sorted(rollouts, key=lambda rollout: rollout.sample))
-            group = Group(task=requests[index].task, rollouts=ordered, environment=name, index=index)
-            groups.append(await score_group(environment, group, RewardContext(services=context.services), retries))
-    return Evaluation(
+            group = Group(
+                task=requests[index].task, rollouts=ordered, environment=name, index=index
+            )
+            groups.append(
+                await score_group(
+                    environment, group, RewardContext(services=context.services), retries
+                )
+            )
+    result = Evaluation(
         environment=name,
         split=split,
         engine=engine.name,
@@ -301,6 +386,13 @@ async def evaluate(
         planned=len(requests) * samples,
         **({"answer_of": answer_of} if answer_of else {}),
     )
+    if result.without_turn:
+        _log.warning(
+            "%s %s: in %d of %d rollouts the policy was never asked, so their scores are not its "
+            "own; an agent has to send its requests to the address that it is given",
+            *(name, split, result.without_turn, len(result.rollouts)),
+        )
+    return result
 
 
 async def rescore(
@@ -308,19 +400,22 @@ async def rescore(
 ) -> AnyGroup:
     """Score the stored rollouts of *group* again by all rewards of *environment*."""
     context = RewardContext(step=step, services=services)
-    unscored = [r.replace(outcome=None, shaping=None) for r in group.rollouts]
+    unscored = [r.replace(outcome=None, shaping=None, yardstick=None) for r in group.rollouts]
     rollouts = tuple([await score_rollout(environment, r, context) for r in unscored])
     return await score_group(environment, replace(group, rollouts=rollouts), context)
 
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Inside the block the garbage collector leaves older objects alone and looks at new ones less often.
+    """Inside the block the garbage collector leaves older objects alone and looks at new ones less
+    often.
 
-    Episodes make records by the million and free them without cycles: by default half of their time is the collector's.
+    Episodes make records by the million and free them without cycles: by default half of their time
+    is the collector's.
     """
     thresholds = gc.get_threshold()
-    if gc.get_freeze_count() or not thresholds[0]:  # the caller, or a block around this one, has seen to it
+    # the caller, or a block around this one, has seen to it
+    if gc.get_freeze_count() or not thresholds[0]:
         yield
         return
     gc.freeze()
@@ -332,8 +427,10 @@ def frozen_heap() -> Iterator[None]:
         gc.unfreeze()
 
 
-def tasks_of(environment: Environment[Any, Any], split: str, count: int | None = None, *, name: str = "") -> list[Task]:
-    """The first *count* tasks of a split, or all of a finite one.
+def tasks_of(
+    environment: Environment[Any, Any], split: str, count: int | None = None, *, name: str = ""
+) -> list[Task]:
+    """Return the first *count* tasks of a split, or all of a finite one.
 
     Raises:
         NoTasksError, UsageError: as `evaluate`.
@@ -344,45 +441,74 @@ def tasks_of(environment: Environment[Any, Any], split: str, count: int | None =
         raise UsageError(f"unknown split {split!r}{did_you_mean(split, SPLITS)}")
     if count is not None and count < 1:
         raise UsageError(f"{count} tasks were asked for; expected at least 1")
-    tasks = list(islice(yielded(environment, "tasks", split, name), MOST_TASKS + 1 if count is None else count))
+    tasks = list(
+        islice(
+            yielded(environment, "tasks", split, name), MOST_TASKS + 1 if count is None else count
+        )
+    )
     if not tasks:
-        others = [s for s in SPLITS if s != split and any(True for _ in yielded(environment, "tasks", s, name))]
-        hint = f"it has some for {' and '.join(others)}" if others else "nor for any other; see its `tasks` method"
+        others = [
+            s
+            for s in SPLITS
+            if s != split and any(True for _ in yielded(environment, "tasks", s, name))
+        ]
+        hint = (
+            f"it has some for {' and '.join(others)}"
+            if others
+            else "nor for any other; see its `tasks` method"
+        )
         raise NoTasksError(f"environment {name!r} yields no tasks for the split {split!r}; {hint}")
     if count is None and len(tasks) > MOST_TASKS:
         raise UsageError(
-            f"the split {split!r} of {name!r} has over {MOST_TASKS} tasks, or no end: say how many with --tasks N"
+            f"the split {split!r} of {name!r} has over {MOST_TASKS} tasks, or no end: say how many "
+            f"with --tasks N"
         )
     return tasks
 
 
-def first_tasks(environment: Environment[Any, Any], split: str, name: str, count: int = COMPARED) -> list[Task]:
-    """The first *count* of *split*; warn if they are those of ``train``; raises as `tasks_of`, also if they change."""
-    most = min(count, COMPARED)
-    first, again = (tasks_of(environment, split, n, name=name) for n in (count, most))
+def first_tasks(
+    environment: Environment[Any, Any], split: str, name: str, count: int = COMPARED
+) -> list[Task]:
+    """Return the first *count* of *split*; warn if they are those of ``train``; raises as
+    `tasks_of`, also if they change.
+    """
+    compared = min(count, COMPARED)
+    first, again = (tasks_of(environment, split, n, name=name) for n in (count, compared))
     if [task.id for task in first[: len(again)]] != [task.id for task in again]:
         raise EnvironmentFault(
-            f"environment {name!r}: the tasks of {split!r} change from call to call, so no run could be resumed or "
-            "repeated; draw random tasks with a generator that is seeded by the fields and the split"
+            f"environment {name!r}: the tasks of {split!r} change from call to call, so no run "
+            "could be resumed or repeated; draw random tasks with a generator that is seeded by "
+            "the fields and the split"
         )
-    if split != "train" and len(again) > 1 and again == [*islice(yielded(environment, "tasks", "train"), most)]:
-        _log.warning("environment %r: the splits 'train' and %r are equal: nothing is held out", name, split)
+    if (
+        split != "train"
+        and len(again) > 1
+        and again == [*islice(yielded(environment, "tasks", "train"), compared)]
+    ):
+        _log.warning(
+            "environment %r: the splits 'train' and %r are equal: nothing is held out", name, split
+        )
     return first
 
 
 def _checked_ks(ks: Sequence[int], samples: int) -> tuple[int, ...]:
     if not 1 <= samples <= MOST_SAMPLES:
-        raise UsageError(f"{samples} samples per task were asked for; expected 1 to {MOST_SAMPLES:,}")
+        raise UsageError(
+            f"{samples} samples per task were asked for; expected 1 to {MOST_SAMPLES:,}"
+        )
     if wrong := [k for k in ks if not 1 <= k <= samples]:
         raise UsageError(
-            f"k = {wrong[0]} with {samples} samples per task; expected 1 to {samples} (more with --samples)"
+            f"k = {wrong[0]} with {samples} samples per task; expected 1 to {samples} (more with "
+            f"--samples)"
         )
     return tuple(sorted({1, *ks})) if ks else default_ks(samples)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlCheck:
-    """The evaluation of a control: *scores* is its mark, *wrong* says how it missed that (empty: it did not)."""
+    """The evaluation of a control: *scores* is its mark, *wrong* says how it missed that (empty: it
+    did not).
+    """
 
     name: str
     scores: str
@@ -395,8 +521,9 @@ async def check_controls(
 ) -> tuple[ControlCheck, ...]:
     """Evaluate every control of *environment* on the first *count* tasks of a split.
 
-    One marked ``"max"`` must succeed on every task. One marked ``"min"`` must succeed on none, nor earn more anywhere
-    than `nop`, which says nothing. A rollout that failed through our fault is wrong for any of them.
+    One marked ``"max"`` must succeed on every task. One marked ``"min"`` must succeed on none, nor
+    earn more anywhere than `nop`, which says nothing. A rollout that failed through our fault is
+    wrong for any of them.
 
     Args:
         settings: as for `evaluate`.
@@ -407,10 +534,14 @@ async def check_controls(
     split, name = settings.get("split", "test"), settings.get("name") or type(environment).__name__
     settings["tasks"] = first_tasks(environment, split, name, count)
     controls = environment.controls()
-    played = {n: await evaluate(environment, ControlEngine(environment, n), **settings) for n in controls}
+    played = {
+        n: await evaluate(environment, ControlEngine(environment, n), **settings) for n in controls
+    }
     floor = [t.reward for t in played["nop"].results]
     return tuple(
-        ControlCheck(name=n, scores=controls[n], evaluation=e, wrong=_misbehaviour(controls[n], e, floor))
+        ControlCheck(
+            name=n, scores=controls[n], evaluation=e, wrong=_misbehaviour(controls[n], e, floor)
+        )
         for n, e in sorted(played.items(), key=lambda item: (controls[item[0]], item[0]))
     )
 
@@ -424,11 +555,18 @@ def _misbehaviour(scores: str, evaluation: Evaluation, floor: Sequence[float]) -
         bad = [t for t in results if t.right < t.samples]
         return f"expected to succeed everywhere, but not on {_some(bad)}" if bad else ""
     if scores == "min":
-        bad = [t for t, low in zip(results, floor, strict=True) if t.right or t.reward > low + SCORE_TOLERANCE]
+        bad = [
+            t
+            for t, low in zip(results, floor, strict=True)
+            if t.right or t.reward > low + SCORE_TOLERANCE
+        ]
         return f"expected nothing, but was rewarded on {_some(bad)}" if bad else ""
     return ""
 
 
 def _some(results: Sequence[TaskResult]) -> str:
     shown = ", ".join(f"{t.id} ({t.reward:g})" for t in results[:3])
-    return f"{len(results)} task{'s' if len(results) > 1 else ''}: {shown}{', ...' if len(results) > 3 else ''}"
+    return (
+        f"{len(results)} task{'s' if len(results) > 1 else ''}: "
+        f"{shown}{', ...' if len(results) > 3 else ''}"
+    )

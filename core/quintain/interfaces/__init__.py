@@ -1,1 +1,42 @@
-"""What a plugin implements: environments, rewards, tools, engines, services, algorithms."""
+"""What a plugin implements: environments, rewards, tools, engines, services, algorithms.
+
+The names below are what plugins may import from here; each module is imported when one of its names
+is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import lazy_names
+
+if TYPE_CHECKING:
+    from .curriculum import WINDOW as WINDOW
+    from .curriculum import Curriculum as Curriculum
+    from .curriculum import Pick as Pick
+    from .curriculum import TaskReader as TaskReader
+    from .curriculum import TaskStream as TaskStream
+    from .curriculum import shuffled as shuffled
+    from .environment import yielded as yielded
+    from .events import CheckpointSaved as CheckpointSaved
+    from .events import EvaluationEnd as EvaluationEnd
+    from .events import Event as Event
+    from .events import RunEnd as RunEnd
+    from .events import RunStart as RunStart
+    from .events import StepEnd as StepEnd
+    from .events import StepMeasured as StepMeasured
+    from .pieces import Kind as Kind
+    from .pieces import every_piece as every_piece
+    from .schedule import EpisodeOrder as EpisodeOrder
+    from .schedule import Schedule as Schedule
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".curriculum": "WINDOW Curriculum Pick TaskReader TaskStream shuffled",
+        ".environment": "yielded",
+        ".events": "CheckpointSaved EvaluationEnd Event RunEnd RunStart StepEnd StepMeasured",
+        ".pieces": "Kind every_piece",
+        ".schedule": "EpisodeOrder Schedule",
+    },
+)

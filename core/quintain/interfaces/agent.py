@@ -1,4 +1,6 @@
-"""The agent: the environment's side of a conversation with the policy, whatever engine samples it."""
+"""The agent: the environment's side of a conversation with the policy, whatever engine samples
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class Limits:
         turns: of the policy (over all its players).
         tokens: sampled by the policy, over the whole episode.
         seconds: of wall clock; ending by it is our failure (`timeout`), not the policy's.
-        reward_seconds: of wall clock for one call of a reward; ending by it is our failure (`infrastructure_error`).
+        reward_seconds: of wall clock for one call of a reward; ending by it is our failure
+            (`infrastructure_error`).
     """
 
     turns: int | None = 1
@@ -50,28 +53,41 @@ class Agent(Protocol):
         """Append user messages to the conversation."""
 
     async def turn(
-        self, *tools: Tool | ToolSpec | Callable[..., Any], max_tokens: int | None = None, stop: Sequence[str] = ()
+        self,
+        *tools: Tool | ToolSpec | Callable[..., Any],
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        response_format: str = "",
+        tool_choice: str = "",
     ) -> Turn:
-        """Sample the policy's next turn, which may call *tools*; nothing runs them, answer with tool messages.
+        """Sample the policy's next turn, which may call *tools*; nothing runs them, answer with
+        tool messages.
 
         Args:
             max_tokens, stop: make the limit of the recipe smaller, and add stop strings to its own.
+            response_format, tool_choice: as in `Sampling`; nothing forces a policy that trains.
 
         Raises:
-            LimitReached: no turns, tokens or context are left; uncaught, it terminates the episode as `truncated`.
+            LimitReached: no turns, tokens or context are left; uncaught, it terminates the episode
+                as `truncated`.
         """
 
     def turns(self) -> AsyncIterator[Turn]:
         """Turns until a limit; code after the loop still runs."""
 
     async def run(self, *tools: Tool | Callable[..., Any]) -> Turn:
-        """Turns with *tools*, whose calls run concurrently, until one calls none, or a limit; the last turn."""
+        """Turns with *tools*, whose calls run concurrently, until one calls none, or a limit; the
+        last turn.
+        """
 
     def player(self, name: str, engine: Engine | None = None) -> Agent:
-        """Another player with its own conversation; without an engine it is the policy, and trains."""
+        """Another player with its own conversation; without an engine it is the policy, and
+        trains.
+        """
 
     def fork(self, name: str, turns: int | None = None) -> Agent:
-        """Another player that continues this conversation after its first *turns* turns, by default as it is now.
+        """Another player that continues this conversation after its first *turns* turns, by default
+        as it is now.
 
         It begins with the exact tokens sampled here, which are trained only here.
         """

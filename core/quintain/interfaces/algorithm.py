@@ -41,14 +41,17 @@ class GroupStats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KL:
-    """Penalty for leaving ref, in nats per token, with d = log theta - log ref (Schulman's estimators).
+    """Penalty for leaving ref, in nats per token, with d = log theta - log ref (Schulman's
+    estimators).
 
-    k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. On-policy, as a loss: k1 has no gradient in expectation (refused), k2
-    has the gradient of KL(theta || ref) at each prefix, k3 that of the forward KL(ref || theta) there (warned about).
-    With ``score_factor`` the term is multiplied by exp(log theta - stopgrad log theta), so that its gradient is that of
-    its own expectation: of KL(theta || ref) at each prefix for k1 and k3, of E[d^2] / 2 for k2. In the reward the sum
-    over a sample's tokens is subtracted before baselines; with k1 this is exactly the KL of whole sequences; with k3
-    the forward KL at each prefix is missing from its gradient, with k2 that of KL(theta || ref).
+    k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. On-policy, as a loss: k1 has no gradient in
+    expectation (refused), k2 has the gradient of KL(theta || ref) at each prefix, k3 that of the
+    forward KL(ref || theta) there (warned about). With ``score_factor`` the term is multiplied by
+    exp(log theta - stopgrad log theta), so that its gradient is that of its own expectation: of
+    KL(theta || ref) at each prefix for k1 and k3, of E[d^2] / 2 for k2. In the reward the sum over
+    a sample's tokens is subtracted before baselines; with k1 this is exactly the KL of whole
+    sequences; with k3 the forward KL at each prefix is missing from its gradient, with k2 that of
+    KL(theta || ref).
 
     Attributes:
         where: ``none``, ``reward`` or ``loss``.
@@ -65,19 +68,23 @@ class KL:
     def __post_init__(self) -> None:
         if self.where not in ("none", "reward", "loss") or self.estimator not in ("k1", "k2", "k3"):
             raise UsageError(
-                f"kl is {self.estimator!r} in {self.where!r}; expected k1, k2 or k3 in none, reward or loss"
+                f"kl is {self.estimator!r} in {self.where!r}; expected k1, k2 or k3 in none, "
+                f"reward or loss"
             )
         if not 0 <= self.coefficient < float("inf"):
-            raise UsageError(f"kl.coefficient is {self.coefficient}; expected a finite number that is not negative")
+            raise UsageError(
+                f"kl.coefficient is {self.coefficient}; expected a finite number that is not "
+                f"negative"
+            )
         if self.where == "reward" and self.score_factor:
             raise UsageError(
-                "kl.score_factor is for the loss: in the reward the KL is a number without a gradient; leave it out "
-                "or set where = 'loss'"
+                "kl.score_factor is for the loss: in the reward the KL is a number without a "
+                "gradient; leave it out or set where = 'loss'"
             )
         if self.in_loss and self.estimator == "k1" and not self.score_factor:
             raise UsageError(
-                "k1 in the loss has zero gradient in expectation; use k2 in the loss, k1 in the reward, "
-                "or score_factor = true"
+                "k1 in the loss has zero gradient in expectation; use k2 in the loss, k1 in the "
+                "reward, or score_factor = true"
             )
 
     @property
@@ -97,13 +104,15 @@ TABLES: dict[str, type[Any]] = {"kl": KL, "plan": SamplingPlan, "thinking_budget
 """Settings that are tables of settings."""
 Find = Callable[[Kind, str], Piece]
 Check = Callable[[Any, Mapping[str, Any], str], Mapping[str, Any]]
-"""Checks the plain values of one table of settings and returns them. Takes the settings to change (an algorithm, a
-table of `TABLES` or its class, a piece), the values, and the table's key (``""``, ``plan``, ``objective.ppo_clip``)."""
+"""Checks the plain values of one table of settings and returns them. Takes the settings to change
+(an algorithm, a table of `TABLES` or its class, a piece), the values, and the table's key (``""``,
+``plan``, ``objective.ppo_clip``).
+"""
 
 
 def overlong(length: int, longest: int | None, share: float) -> float:
-    """Soft overlong punishment of *length* tokens (DAPO, 2503.14476, equation 13): 0 up to (1 - share) L tokens, then
-    linearly down to -1 at L = *longest* and beyond.
+    """Soft overlong punishment of *length* tokens (DAPO, 2503.14476, equation 13): 0 up to (1 -
+    share) L tokens, then linearly down to -1 at L = *longest* and beyond.
 
     Raises:
         UsageError: no maximum is configured.
@@ -111,15 +120,25 @@ def overlong(length: int, longest: int | None, share: float) -> float:
     if not share:
         return 0.0
     if not longest:
-        raise UsageError("overlong punishment is a share of the maximum of new tokens: set sampling.max_tokens")
+        raise UsageError(
+            "overlong punishment is a share of the maximum of new tokens: set sampling.max_tokens"
+        )
     buffer = share * longest
     return -min(1.0, max(0.0, (length - (longest - buffer)) / buffer))
 
 
-def _changed_fields(settings: Any, changes: Mapping[str, Any], where: str, check: Check) -> dict[str, Any]:
-    """The new values of the fields of *settings* that *changes* sets; a nested table changes the present one."""
-    tables = {key: value for key, value in changes.items() if key in TABLES and isinstance(value, Mapping)}
-    fields = dict(check(settings, {key: value for key, value in changes.items() if key not in tables}, where))
+def _changed_fields(
+    settings: Any, changes: Mapping[str, Any], where: str, check: Check
+) -> dict[str, Any]:
+    """Return the new values of the fields of *settings* that *changes* sets; a nested table changes
+    the present one.
+    """
+    tables = {
+        key: value for key, value in changes.items() if key in TABLES and isinstance(value, Mapping)
+    }
+    fields = dict(
+        check(settings, {key: value for key, value in changes.items() if key not in tables}, where)
+    )
     for key, value in tables.items():
         place = f"{where}.{key}" if where else key
         present = getattr(settings, key, None)
@@ -139,22 +158,27 @@ class Algorithm:
         source: paper and equation.
         advantage, objective, correction, aggregation, group_filter: the pieces.
         optimizer_step: replaces the learner's optimizer; ``None`` keeps it.
-        ratio_to: the denominator of the importance ratio: ``prox`` (the learner's policy at the start of the update) or
-            ``mu`` (the sampler's).
+        ratio_to: the denominator of the importance ratio: ``prox`` (the learner's policy at the
+            start of the update) or ``mu`` (the sampler's).
         kl: penalty for leaving ref.
         epochs: passes over a batch.
         minibatches: optimizer steps per pass, each on whole groups.
-        mask_truncated: samples that reached a limit count in baselines but in neither the terms nor the denominators of
-            the loss (overlong filtering; DAPO, 2503.14476, section 3.4).
-        overlong: soft overlong punishment of the longest turn over this last share of the maximum length: the total
-            falls linearly from 0 to -1 (DAPO, 2503.14476, equation 13, 4,096 of 20,480), the outcome is unchanged.
-        reset_optimizer: reset moments before every batch (mirror descent; Kimi k1.5, 2501.12599, section 2.3.2).
-        float32_head: the learner computes logits in float32; the sampler does so if its ``dtype`` is float32.
-        prune: sampler and scorer exclude tokens below this share of the most likely token's probability, except the
-            sampled one (dynamic vocabulary pruning, 2512.23087); 0 excludes none.
+        mask_truncated: samples that reached a limit count in baselines but in neither the terms nor
+            the denominators of the loss (overlong filtering; DAPO, 2503.14476, section 3.4).
+        overlong: soft overlong punishment of the longest turn over this last share of the maximum
+            length: the total falls linearly from 0 to -1 (DAPO, 2503.14476, equation 13, 4,096 of
+            20,480), the outcome is unchanged.
+        reset_optimizer: reset moments before every batch (mirror descent; Kimi k1.5, 2501.12599,
+            section 2.3.2).
+        float32_head: the learner computes logits in float32; the sampler does so if its ``dtype``
+            is float32.
+        prune: sampler and scorer exclude tokens below this share of the most likely token's
+            probability, except the sampled one (dynamic vocabulary pruning, 2512.23087); 0 excludes
+            none.
         plan: which tasks are sampled and how a batch is filled.
         services: default component by slot for the services that the pieces need.
-        published: how the paper sampled, ``{"group": 8, "temperature": 1.0}``; only shown by `quintain info`.
+        published: how the paper sampled, ``{"group": 8, "temperature": 1.0}``; only shown by
+            `quintain info`.
     """
 
     name: str
@@ -185,7 +209,9 @@ class Algorithm:
             if kind == "optimizer_step" and piece is None:
                 continue
             if not isinstance(piece, Piece) or piece.kind != kind:
-                raise self._rejection(f"{kind} is {piece!r}; expected a function decorated with @{kind}")
+                raise self._rejection(
+                    f"{kind} is {piece!r}; expected a function decorated with @{kind}"
+                )
             if piece.stateful and kind != "advantage":
                 raise self._rejection(f"{piece!r} keeps state; in this version only advantages may")
             if piece.asynchronous and kind != "advantage":
@@ -194,10 +220,14 @@ class Algorithm:
                 raise self._rejection(f"{piece!r} reads 'top', which only objectives see")
         for key in ("kl", "plan"):
             if not isinstance(getattr(self, key), TABLES[key]):
-                raise self._rejection(f"{key} is {getattr(self, key)!r}; expected a {TABLES[key].__name__}")
+                raise self._rejection(
+                    f"{key} is {getattr(self, key)!r}; expected a {TABLES[key].__name__}"
+                )
         for key in ("epochs", "minibatches"):
             if type(getattr(self, key)) is not int or getattr(self, key) < 1:
-                raise self._rejection(f"{key} is {getattr(self, key)!r}; expected a whole number of at least 1")
+                raise self._rejection(
+                    f"{key} is {getattr(self, key)!r}; expected a whole number of at least 1"
+                )
         for key, accepted, expected in (
             ("overlong", 0 <= self.overlong < 1, "a share of the maximum length from 0 to below 1"),
             ("prune", 0 <= self.prune < 1, "a share of the top probability, from 0 to below 1"),
@@ -205,21 +235,24 @@ class Algorithm:
         ):
             if not accepted:
                 raise self._rejection(f"{key} is {getattr(self, key)!r}; expected {expected}")
-        if self.corrected and not self.correction.masks and self.ratio_to == "mu" and self.has_ratio:
+        if self.reweighted and self.ratio_to == "mu" and self.has_ratio:
             raise self._rejection(
-                f"a ratio to mu already holds the mismatch prox / mu that {self.correction!r} repairs; set ratio_to = "
-                "'prox' or correction = 'none'"
+                f"a ratio to mu already holds the mismatch prox / mu that {self.correction!r} "
+                "repairs; set ratio_to = 'prox' or correction = 'none'"
             )
-        smaller = {"token": ("token", "sequence"), "sequence": ("sequence",), "group": ()}[self.objective.level]
+        smaller = {"token": ("token", "sequence"), "sequence": ("sequence",), "group": ()}[
+            self.objective.level
+        ]
         if self.corrected and self.correction.level not in smaller:
             raise self._rejection(
-                f"{self.correction!r} weighs {self.correction.level}s but {self.objective!r} has one term per "
-                f"{self.objective.level}; a correction fits terms of its own size or smaller"
+                f"{self.correction!r} weighs {self.correction.level}s but {self.objective!r} has "
+                f"one term per {self.objective.level}; a correction fits terms of its own size or "
+                "smaller"
             )
         if self.optimizer_step is not None and self.updates > 1 and not self.has_ratio:
             raise self._rejection(
-                f"{self.optimizer_step!r} searches along a surrogate, and {self.objective!r} is none away from prox; "
-                "take an objective with a ratio"
+                f"{self.optimizer_step!r} searches along a surrogate, and {self.objective!r} is "
+                "none away from prox; take an objective with a ratio"
             )
         self._remarks()
 
@@ -227,22 +260,34 @@ class Algorithm:
         return UsageError(f"algorithm {self.name!r}: {reason}")
 
     def _remarks(self) -> list[str]:
-        """The pieces' remarks on this combination; raises the `UsageError` of one that does not fit it."""
-        return [remark for piece in self.pieces if piece.fits is not None and (remark := piece.fits(self))]
+        """Return the pieces' remarks on this combination; raises the `UsageError` of one that does
+        not fit it.
+        """
+        return [
+            remark
+            for piece in self.pieces
+            if piece.fits is not None and (remark := piece.fits(self))
+        ]
 
     def notes(self) -> tuple[str, ...]:
-        """Remarks on a combination that runs but is easily misread; shown once at the start of a run."""
+        """Remarks on a combination that runs but is easily misread; shown once at the start of a
+        run.
+        """
         notes = []
         if self.kl.in_loss and self.kl.estimator == "k3" and not self.kl.score_factor:
-            notes.append("k3 in the loss follows the gradient of the forward KL(ref || theta), not of KL(theta || ref)")
+            notes.append(
+                "k3 in the loss follows the gradient of the forward KL(ref || theta), not of "
+                "KL(theta || ref)"
+            )
         if self.updates > 1 and not self.has_ratio:
             notes.append(
-                f"{self.objective!r} has no ratio, so all but the first of several updates per batch are off-policy"
+                f"{self.objective!r} has no ratio, so all but the first of several updates per "
+                f"batch are off-policy"
             )
-        if self.plan.staleness and not (self.corrected or (self.ratio_to == "mu" and self.has_ratio)):
+        if self.plan.staleness and self.ignores_staleness:
             notes.append(
-                f"the sampler is {self.plan.staleness} versions behind and nothing knows it: take ratio_to = 'mu' "
-                "with a ratio, or a correction such as 'tis'"
+                f"the sampler is {self.plan.staleness} versions behind and nothing knows it: set "
+                "ratio_to = 'mu', with an objective that has a ratio"
             )
         return (*notes, *self._remarks())
 
@@ -250,6 +295,27 @@ class Algorithm:
     def corrected(self) -> bool:
         """Whether a correction weights or masks samples."""
         return self.correction.name != "none"
+
+    @property
+    def reweighted(self) -> bool:
+        """Whether a correction weights samples, so that the loss knows how far they are from the
+        learner.
+        """
+        return self.corrected and not self.correction.masks
+
+    @property
+    def ignores_staleness(self) -> bool:
+        """Whether the loss takes tokens of older weights for the learner's own.
+
+        A ratio to mu or the weights of a correction know their age. Terms of groups, as in DPO, and
+        examples to imitate do not depend on who sampled them.
+        """
+        if self.has_ratio and self.ratio_to == "mu":
+            return False
+        indifferent = self.objective.level == "group" or (
+            self.advantage.imitates and not self.has_ratio
+        )
+        return not (self.reweighted or indifferent)
 
     @property
     def has_ratio(self) -> bool:
@@ -278,7 +344,9 @@ class Algorithm:
 
     @property
     def alters_reward(self) -> bool:
-        """Whether the training reward differs from the environment's by a KL term or a penalty for length."""
+        """Whether the training reward differs from the environment's by a KL term or a penalty for
+        length.
+        """
         return self.kl.in_reward or bool(self.overlong)
 
     @property
@@ -287,7 +355,7 @@ class Algorithm:
         return frozenset(slot for piece in self.pieces for slot in piece.needs.values())
 
     def with_services(self, services: Mapping[str, Any]) -> Algorithm:
-        """The algorithm with the *services*, by slot, that its pieces need.
+        """Return the algorithm with the *services*, by slot, that its pieces need.
 
         Raises:
             BindingError: a slot is empty.
@@ -296,8 +364,9 @@ class Algorithm:
         return dataclasses.replace(self, **pieces)  # type: ignore[arg-type]
 
     def replace(self, **changes: Any) -> Algorithm:
-        """A variant with *changes*: a piece is a `Piece`, the name of an imported one, or ``{"use": name, **args}``
-        (without ``use``: arguments for the present one); a table changes only the settings in it.
+        """Return a variant with *changes*: a piece is a `Piece`, the name of an imported one, or
+        ``{"use": name, **args}`` (without ``use``: arguments for the present one); a table changes
+        only the settings in it.
 
         Raises:
             UsageError: an unknown setting, piece or argument, or settings that exclude each other.
@@ -307,16 +376,19 @@ class Algorithm:
     def configured(
         self, changes: Mapping[str, Any], *, find: Find = imported, check: Check = known_settings
     ) -> Algorithm:
-        """The variant with *changes*, as `replace`.
+        """Return the variant with *changes*, as `replace`.
 
         Args:
             find: returns the piece of a kind and name.
             check: checks the plain values of one table before they are set.
         """
-        fields: dict[str, Any] = {k: self._piece(k, changes[k], find, check) for k in KINDS if k in changes}
+        fields: dict[str, Any] = {
+            k: self._piece(k, changes[k], find, check) for k in KINDS if k in changes
+        }
         settings = {key: value for key, value in changes.items() if key not in fields}
         fields |= _changed_fields(self, settings, "", check)
-        if fields.get("name", self.name) != self.name:  # another algorithm: the paper of this one is not its source
+        # another algorithm: the paper of this one is not its source
+        if fields.get("name", self.name) != self.name:
             fields = {"published": {}, "source": "", "summary": f"{self.name}, changed"} | fields
         return dataclasses.replace(self, **fields)
 
@@ -329,7 +401,8 @@ class Algorithm:
             raise self._rejection(f"it has no {kind} to configure; name one with `use`")
         if not isinstance(use, (str, Piece)):
             raise BindingError(
-                f'algorithm {self.name!r}: {kind} is {value!r}; expected a name, or a table with use = "name" and '
+                f"algorithm {self.name!r}: {kind} is {value!r}; expected a name, or a table with "
+                f'use = "name" and '
                 "arguments"
             )
         piece = find(kind, use) if isinstance(use, str) else use

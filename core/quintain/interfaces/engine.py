@@ -1,4 +1,6 @@
-"""Engines: what answers. `Engine` is messages in, text out; `TokenEngine` adds exact tokens, and only it can train."""
+"""Engines: what answers. `Engine` is messages in, text out; `TokenEngine` adds exact tokens, and
+only it can train.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..errors import UsageError
+from ..errors import LimitReached, UsageError
 from ..types.sampling import Sampling
 from ..types.task import Message, Task, ToolCall
 from ..types.transcript import Finish, Sampled
@@ -43,7 +45,9 @@ class Engine(Service):
     name: str = "engine"
 
     @abstractmethod
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
         """Answer a conversation.
 
         Raises:
@@ -51,19 +55,27 @@ class Engine(Service):
         """
 
     def register(self) -> AbstractContextManager[None]:
-        """Register a live episode. A reproducible engine steps only when every live episode waits on it."""
+        """Register a live episode. A reproducible engine steps only when every live episode waits
+        on it.
+        """
         return nullcontext()
 
     def for_task(self, task: Task) -> Engine:
-        """The engine that plays *task*: this one, unless it answers each task in its own way, as controls do."""
+        """Return the engine that plays *task*: this one, unless it answers each task in its own
+        way, as controls do.
+        """
         return self
 
     def for_player(self, name: str) -> Engine:
-        """The engine of player *name* of an episode (``""`` is the policy's first): this one, unless players differ."""
+        """Return the engine of player *name* of an episode (``""`` is the policy's first): this
+        one, unless players differ.
+        """
         return self
 
     def for_episode(self, seed: int) -> Engine:
-        """The engine that plays in the episode of *seed*: this one, unless it draws a player for each episode."""
+        """Return the engine that plays in the episode of *seed*: this one, unless it draws a player
+        for each episode.
+        """
         return self
 
     @property
@@ -73,18 +85,19 @@ class Engine(Service):
 
 
 class TokenEngine(Engine):
-    """Token ids in, token ids and log-probs out; the only kind that can train. The chat layer drives it.
+    """Token ids in, token ids and log-probs out; the only kind that can train. The chat layer
+    drives it.
 
-    One that can decode the learner's own module also has the class method `SharesModule.sharing`; the weights of any
-    other arrive through `update`.
+    One that can decode the learner's own module also has the class method `SharesModule.sharing`;
+    the weights of any other arrive through `update`.
 
     Attributes:
         tokenizer: text to ids and back, and the chat template.
         context: longest sequence it takes, prompt and reply together.
         version: of the weights it samples from now.
         stalls: how often it went on without an episode that it should have waited for.
-        in_flight_updates: set by a run: `update` takes effect within sequences; else it waits for their end.
-        recompute_kv: set by a run: such an update computes the keys and values of those sequences again.
+        in_flight_updates: `update` takes effect within sequences; else it waits for their end.
+        recompute_kv: such an update computes the keys and values of those sequences again.
     """
 
     tokenizer: ChatTokenizer
@@ -93,6 +106,16 @@ class TokenEngine(Engine):
     stalls: int = 0
     in_flight_updates: bool = True
     recompute_kv: bool = True
+
+    def follow(self, *, in_flight_updates: bool, recompute_kv: bool) -> None:
+        """Choose how `update` takes effect. A run calls it once, before the engine starts."""
+        self.in_flight_updates, self.recompute_kv = in_flight_updates, recompute_kv
+
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any]) -> None:
+        """Raise a `UsageError` if *settings*, arguments of the right names and types, do not fit
+        each other. Recipes are checked by it before anything is loaded.
+        """
 
     @abstractmethod
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
@@ -104,13 +127,35 @@ class TokenEngine(Engine):
         """
 
     @abstractmethod
-    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
-        """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1."""
+    async def score(
+        self, ids: Sequence[int], start: int, temperature: float = 1.0
+    ) -> Sequence[float]:
+        """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1.
+
+        Raises:
+            ValueError: *start* is out of range.
+            LimitReached: *ids* are longer than the context.
+        """
+
+    def check_score(self, ids: Sequence[int], start: int) -> None:
+        """Raise what `score` raises for *ids* and *start* that it does not take."""
+        if not 1 <= start <= len(ids):
+            raise ValueError(f"start is {start}; expected 1 to {len(ids)}")
+        if len(ids) > self.context:
+            raise LimitReached(
+                "context", f"{len(ids)} tokens to score; the context is {self.context}"
+            )
 
     @abstractmethod
     async def update(self, weights: Weights) -> int:
         """Load new weights; their version, which tokens sampled from now on carry."""
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
-        """Raise a `UsageError`: the chat layer renders conversations and keeps the exact tokens of their turns."""
-        raise UsageError(f"engine {self.name!r} samples tokens: take turns through an agent, or call sample()")
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
+        """Raise a `UsageError`: the chat layer renders conversations and keeps the exact tokens of
+        their turns.
+        """
+        raise UsageError(
+            f"engine {self.name!r} samples tokens: take turns through an agent, or call sample()"
+        )

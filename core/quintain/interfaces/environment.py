@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy as shallow_copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
 
 from ..errors import EnvironmentFault, NoTasksError, QuintainError, UsageError
-from ..tracebacks import is_failure, said_by
+from ..tracebacks import defined_at, is_failure, said_by
 from ..types.task import Message, Task
 from .agent import Agent, Limits
 from .engine import Reply
@@ -33,11 +34,13 @@ class Demonstration:
 
 
 def control(*, scores: Literal["max", "min"] | None = None) -> Callable[[F], F]:
-    """Mark a method ``(task, messages) -> str | Reply`` as a control: a scripted policy that `eval --engine @name` can
-    run. A parameter ``player: str`` gets the name of the player that it answers for.
+    """Mark a method ``(task, messages) -> str | Reply`` as a control: a scripted policy that `eval
+    --engine @name` can run. A parameter ``player: str`` gets the name of the player that it answers
+    for.
 
     Args:
-        scores: what the conformance suite expects of it: ``"max"`` for a reference answer, ``"min"`` for a known hack.
+        scores: what the conformance suite expects of it: ``"max"`` for a reference answer,
+            ``"min"`` for a known hack.
     """
 
     def mark(method: F) -> F:
@@ -49,31 +52,61 @@ def control(*, scores: Literal["max", "min"] | None = None) -> Callable[[F], F]:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Environment(Generic[T, R]):
-    """Subclass it; subclasses become frozen keyword-only dataclasses whose fields are their configuration.
+    """Subclass it; subclasses become frozen keyword-only dataclasses whose fields are their
+    configuration.
 
-    A field ``x: Judge = need()`` is a service. Instances are shared by concurrent episodes, so the state of an episode
-    lives in locals of `rollout`. `tasks` must be given; everything else has a default: one turn, no result.
+    A field ``x: Judge = need()`` is a service. Instances are shared by concurrent episodes, so the
+    state of an episode lives in locals of `rollout`. `tasks` must be given; everything else has a
+    default: one turn, no result.
     """
 
     reward: ClassVar[Reward]
     shaping: ClassVar[Reward | None] = None
+    yardstick: ClassVar[Reward | None] = None
+    """A score that is reported beside the reward and never trains. Where the reward is a proxy, it
+    tells progress from exploits of the proxy.
+    """
     limits: ClassVar[Limits] = Limits(turns=1)
     system: ClassVar[str] = ""
     early: ClassVar[float] = 0.0
-    """The outcome of an episode that a limit or a fault of the policy ended before there was a result."""
+    """The outcome of an episode that a limit or a fault of the policy ended before there was a
+    result.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not inspect.iscoroutinefunction(inspect.unwrap(cls.rollout)):
-            raise UsageError(f"{cls.__name__}.rollout is no coroutine: write `async def rollout(self, task, agent)`")
-        dataclass(frozen=True, kw_only=True)(cls)
+            raise UsageError(
+                f"{cls.__name__}.rollout is no coroutine: write `async def rollout(self, task, "
+                f"agent)`"
+            )
+        try:
+            dataclass(frozen=True, kw_only=True)(cls)
+        except ValueError as e:
+            field = re.match(r"mutable default <class '(\w+)'> for field (\w+)", str(e))
+            if field is None:
+                raise
+            fixed = {
+                "list": "tuple[str, ...] = ()",
+                "dict": "Mapping[str, str] = field(default_factory=dict)",
+            }
+            raise UsageError(
+                f"{cls.__name__}.{field[2]} is a {field[1]}, which all environments would share; "
+                f"write `{field[2]}: {fixed.get(field[1], 'frozenset[str] = frozenset()')}`"
+            ) from None
 
     def tasks(self, split: str) -> Iterable[T]:
-        """The tasks of ``train``, ``dev`` or ``test``: the same ones each time for the same fields; may be endless."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its tasks are: define tasks(self, split)")
+        """Return the tasks of ``train``, ``dev`` or ``test``: the same ones each time for the same
+        fields; may be endless.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what its tasks are: define tasks(self, split)"
+        )
 
     async def rollout(self, task: T, agent: Agent) -> R:
-        """Run one episode; what it returns is the result: plain data, all that rewards will see of it."""
+        """Run one episode; what it returns is the result: plain data, all that rewards will see of
+        it.
+        """
         agent.user(task.prompt)
         await agent.turn()
         return None  # type: ignore[return-value]
@@ -98,7 +131,9 @@ class Environment(Generic[T, R]):
         marks: dict[str, str] = {}
         for name in dir(cls):
             # An override without the decorator keeps the mark of what it overrides.
-            lineage = (getattr(getattr(base, name, None), "__control__", None) for base in cls.__mro__)
+            lineage = (
+                getattr(getattr(base, name, None), "__control__", None) for base in cls.__mro__
+            )
             mark = next((m for m in lineage if m is not None), None)
             if mark is not None:
                 marks[name] = mark
@@ -109,24 +144,49 @@ class Environment(Generic[T, R]):
         *,
         reward: Reward | None = None,
         shaping: Reward | None = None,
+        yardstick: Reward | None = None,
         limits: Limits | None = None,
         system: str | None = None,
     ) -> Environment[T, R]:
-        """A copy with other class-level settings (a recipe's); ``None`` keeps."""
+        """Return a copy with other class-level settings (a recipe's); ``None`` keeps.
+
+        A reward that is replaced by a proxy becomes the yardstick, unless there is one or it needs
+        a service.
+        """
         copy = shallow_copy(self)  # keeps rewards that an earlier call gave
-        for name, value in (("reward", reward), ("shaping", shaping), ("limits", limits), ("system", system)):
+        replaced = getattr(self, "reward", None)
+        if (
+            yardstick is None
+            and self.yardstick is None
+            and reward is not None
+            and reward.proxy
+            and replaced
+        ):
+            yardstick = None if replaced.proxy or replaced.needs else replaced
+        changes = {
+            "reward": reward,
+            "shaping": shaping,
+            "yardstick": yardstick,
+            "limits": limits,
+            "system": system,
+        }
+        for name, value in changes.items():
             if value is not None:
                 object.__setattr__(copy, name, value)
         return copy
 
 
 def yielded(
-    environment: Environment[Any, Any], method: Literal["tasks", "demonstrations"], split: str, name: str = ""
+    environment: Environment[Any, Any],
+    method: Literal["tasks", "demonstrations"],
+    split: str,
+    name: str = "",
 ) -> Iterator[Any]:
-    """What a method of *environment* yields for *split*.
+    """Yield what a method of *environment* yields for *split*.
 
     Raises:
-        EnvironmentFault: its code failed, or it yields something that is no task; the message has its *name*.
+        EnvironmentFault: its code failed, or it yields something that is no task; the message has
+            its *name*.
         NoTasksError: it does not define `tasks`.
     """
     name = name or type(environment).__name__
@@ -134,11 +194,21 @@ def yielded(
         for item in getattr(environment, method)(split):
             if method == "tasks" and not isinstance(item, Task):
                 kind = type(item).__name__
-                raise EnvironmentFault(f"environment {name!r} yields a {kind} as a task: {item!r}; expected a Task")
+                at = defined_at(type(environment).tasks)
+                fault = f"environment {name!r} ({at}) yields a {kind} as a task: {item!r:.200}"
+                raise EnvironmentFault(
+                    f"{fault}; expected a Task, as in Task(prompt=..., answer=...)"
+                )
             yield item
     except BaseException as e:
         if isinstance(e, (QuintainError, GeneratorExit)) or not is_failure(e):
             raise
         if method == "tasks" and isinstance(e, NotImplementedError):
-            raise NoTasksError(str(e) or f"environment {name!r} has no tasks: define tasks(self, split)") from e
-        raise EnvironmentFault(f"environment {name!r} failed in {method}({split!r}): {said_by(e)}") from e
+            raise NoTasksError(
+                str(e) or f"environment {name!r} has no tasks: define tasks(self, split)"
+            ) from e
+        unknown_split = isinstance(e, KeyError) and e.args == (split,)
+        splits = f"; it is called with {', '.join(SPLITS)}, one at a time" if unknown_split else ""
+        raise EnvironmentFault(
+            f"environment {name!r} failed in {method}({split!r}): {said_by(e)}{splits}"
+        ) from e

@@ -1,7 +1,8 @@
 """Rewards, and the algebra that combines them.
 
-A reward maps the valid samples of a group to one `Score` each. A per-rollout reward is that, mapped over the samples,
-so all combine: ``0.1 * brevity + ranked.clip(-1, 1)``. A sample whose term fails gets the failure, never a zero.
+A reward maps the valid samples of a group to one `Score` each. A per-rollout reward is that, mapped
+over the samples, so all combine: ``0.1 * brevity + ranked.clip(-1, 1)``. A sample whose term fails
+gets the failure, never a zero.
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import product
+from math import isfinite
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from ..errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault, did_you_mean
-from ..tracebacks import is_failure, said_by
+from ..errors import (
+    BindingError,
+    EpisodeError,
+    InfrastructureError,
+    PolicyFault,
+    RewardFault,
+    did_you_mean,
+)
+from ..tracebacks import defined_at, is_failure, said_by
 from ..types.rollout import SCORE_TOLERANCE, AnyRollout, Score, reaches
 from .service import Need
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=AnyRollout)
+LAST_STEP = 10**9  # of any run: where a ramp has ended
 LARGEST_SCORE = 1e15  # the variance of larger ones overflows 32 bits
 ScoreOrError = Score | EpisodeError
 Value = float | int | bool | Score
@@ -30,14 +41,18 @@ OfGroup = Callable[Concatenate[Sequence[R], P], Sequence[Value] | Awaitable[Sequ
 
 @dataclass(frozen=True, kw_only=True)
 class RewardContext:
-    """What a reward may depend on besides the rollouts: the training step and the services by slot."""
+    """What a reward may depend on besides the rollouts: the training step and the services by
+    slot.
+    """
 
     step: int = 0
     services: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Reward(ABC):
-    """Something that scores rollouts. Combine with ``+``, ``-``, ``*``, `clip`, `gate` and `ramp`."""
+    """Something that scores rollouts. Combine with ``+``, ``-``, ``*``, `clip`, `gate` and
+    `ramp`.
+    """
 
     parts: Sequence[Reward] = ()
     """The rewards it is made of."""
@@ -53,16 +68,31 @@ class Reward(ABC):
         return any(p.group for p in self.parts)
 
     @property
+    def proxy(self) -> bool:
+        """Whether it stands for what is wanted and may be satisfied without that: rubrics, judges,
+        likelihoods.
+        """
+        return any(p.proxy for p in self.parts)
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Lowest and highest total, where they are declared."""
+        return None
+
+    @property
     def needs(self) -> Mapping[str, Any]:
         """The service slots it needs, each with the expected type."""
         return {slot: kind for p in self.parts for slot, kind in p.needs.items()}
 
     @abstractmethod
-    async def score_all(self, group: Sequence[AnyRollout], context: RewardContext) -> list[ScoreOrError]:
+    async def score_all(
+        self, group: Sequence[AnyRollout], context: RewardContext
+    ) -> list[ScoreOrError]:
         """One score or failure per sample, in order."""
 
     def score(self, rollout: AnyRollout, *, step: int = 0, **services: Any) -> Score:
-        """Score one rollout outside a run (a test, a notebook cell); inside a coroutine await `ascore`.
+        """Score one rollout outside a run (a test, a notebook cell); inside a coroutine await
+        `ascore`.
 
         Raises:
             RewardFault: the reward raised or gave no finite number.
@@ -98,11 +128,15 @@ class Reward(ABC):
         return self.__rmul__(other)
 
     def __rmul__(self, other: float) -> Reward:
-        operand = f"({self.name})" if isinstance(self, Combined) and self.function is _sum else self.name
+        operand = (
+            f"({self.name})" if isinstance(self, Combined) and self.function is _sum else self.name
+        )
         return Combined(f"{float(other):g} * {operand}", _scaled, (self,), (float(other),))
 
     def clip(self, low: float, high: float) -> Reward:
-        """Bound the value; refused for scores with a value per turn, whose bound would be ambiguous."""
+        """Bound the value; refused for scores with a value per turn, whose bound would be
+        ambiguous.
+        """
         if not low < high:
             raise BindingError(f"clip({low}, {high}): the first bound must be below the second")
         return Combined(f"({self.name}).clip({low:g}, {high:g})", _clipped, (self,), (low, high))
@@ -112,17 +146,24 @@ class Reward(ABC):
         return Combined(f"({self.name}).gate({by.name}, {at:g})", _gated, (self, by), (at,))
 
     def ramp(self, start: float, stop: float, steps: int) -> Reward:
-        """Multiplied by a factor that goes linearly from *start* to *stop* over the first *steps* training steps."""
+        """Multiplied by a factor that goes linearly from *start* to *stop* over the first *steps*
+        training steps.
+        """
         if steps < 1:
             raise BindingError(f"ramp over {steps} steps; expected at least 1")
-        return Combined(f"({self.name}).ramp({start:g}, {stop:g}, {steps})", _ramped, (self,), (start, stop, steps))
+        return Combined(
+            f"({self.name}).ramp({start:g}, {stop:g}, {steps})",
+            _ramped,
+            (self,),
+            (start, stop, steps),
+        )
 
     def __repr__(self) -> str:
         return self.name
 
 
 def as_score(value: Any, who: str) -> Score:
-    """A `Score` of what an author's function returned.
+    """Return a `Score` of what an author's function returned.
 
     Raises:
         RewardFault: not a number or `Score`, or not finite.
@@ -130,14 +171,36 @@ def as_score(value: Any, who: str) -> Score:
     try:
         score = value if isinstance(value, Score) else Score(value=_float(value))
         if score is value:
-            players, parts = ({k: _float(v) for k, v in x.items()} for x in (score.players, score.parts))
+            players, parts = (
+                {k: _float(v) for k, v in x.items()} for x in (score.players, score.parts)
+            )
             turns = tuple(map(_float, score.turns))
-            score = replace(score, value=_float(score.value), turns=turns, players=players, parts=parts)
+            score = replace(
+                score, value=_float(score.value), turns=turns, players=players, parts=parts
+            )
     except (TypeError, ValueError, OverflowError) as e:
-        raise RewardFault(f"reward {who!r} returned {value!r}; expected a number or a Score") from e
-    if not all(abs(x) <= LARGEST_SCORE for x in (score.value, *score.turns, *score.players.values())):
-        raise RewardFault(f"reward {who!r} returned {value!r}; expected finite numbers up to {LARGEST_SCORE:g}")
+        raise RewardFault(
+            f"reward {who!r} returned {value!r}; expected a number or a Score{_meant(value)}"
+        ) from e
+    if not all(
+        abs(x) <= LARGEST_SCORE for x in (score.value, *score.turns, *score.players.values())
+    ):
+        raise RewardFault(
+            f"reward {who!r} returned {value!r}; expected finite numbers up to {LARGEST_SCORE:g}"
+        )
     return score
+
+
+def _meant(value: Any) -> str:
+    """Return what an author may have meant by a *value* that is no score."""
+    match value:
+        case None:
+            return "; end the function with `return`"
+        case str():
+            return "; return float(...) of it, if it is a number"
+        case (float() | int() as number, str() as reason):
+            return f"; return Score(value={number}, reason={reason!r})"
+    return ""
 
 
 def _float(x: Any) -> float:
@@ -149,7 +212,8 @@ def _float(x: Any) -> float:
 
 @dataclass(frozen=True, repr=False)
 class RewardFunction(Reward, Generic[P]):
-    """A function of one rollout (or, with *grouped*, of the samples of a group), and its configuration.
+    """A function of one rollout (or, with *grouped*, of the samples of a group), and its
+    configuration.
 
     Calling it configures it: ``kind(rubric="polite")``.
     """
@@ -157,6 +221,7 @@ class RewardFunction(Reward, Generic[P]):
     function: Callable[..., Any]
     grouped: bool = False
     range: tuple[float, float] | None = None
+    proxy: bool = field(default=False, compare=False)  # a mark: it changes no score
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -177,7 +242,9 @@ class RewardFunction(Reward, Generic[P]):
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """The keyword parameters: configuration and needs (the first parameter, the rollouts, is left out)."""
+        """The keyword parameters: configuration and needs (the first parameter, the rollouts, is
+        left out).
+        """
         return dict(list(inspect.signature(self.function).parameters.items())[1:])
 
     @property
@@ -187,26 +254,36 @@ class RewardFunction(Reward, Generic[P]):
     @cached_property
     def _needed(self) -> dict[str, tuple[str, inspect.Parameter]]:
         """Slot and parameter, by the name of each parameter that a service fills."""
-        unset = {n: p for n, p in self.parameters.items() if isinstance(p.default, Need) and n not in self.config}
+        unset = {
+            n: p
+            for n, p in self.parameters.items()
+            if isinstance(p.default, Need) and n not in self.config
+        }
         return {n: (p.default.slot or n, p) for n, p in unset.items()}
 
     def __call__(self, *args: P.args, **config: P.kwargs) -> RewardFunction[P]:
         if args:
             raise BindingError(
-                f"reward {self.name!r} is configured by keyword; to score a rollout call {self.name}.score(rollout)"
+                f"reward {self.name!r} is configured by keyword; to score a rollout call "
+                f"{self.name}.score(rollout)"
             )
         parameters = self.parameters
         for key in config:
             if key not in parameters:
-                raise BindingError(f"reward {self.name!r} has no parameter {key!r}{did_you_mean(key, parameters)}")
+                raise BindingError(
+                    f"reward {self.name!r} has no parameter {key!r}{did_you_mean(key, parameters)}"
+                )
         return replace(self, config={**self.config, **config})
 
-    async def score_all(self, group: Sequence[AnyRollout], context: RewardContext) -> list[ScoreOrError]:
+    async def score_all(
+        self, group: Sequence[AnyRollout], context: RewardContext
+    ) -> list[ScoreOrError]:
         keywords = dict(self.config)
         for name, (slot, _) in self._needed.items():
             if slot not in context.services:
                 raise BindingError(
-                    f"reward {self.name!r} needs a service {slot!r}: add [services.{slot}] to the recipe"
+                    f"reward {self.name!r} needs a service {slot!r}: add [services.{slot}] to the "
+                    f"recipe"
                 )
             keywords[name] = context.services[slot]
         if not self.grouped:
@@ -215,7 +292,10 @@ class RewardFunction(Reward, Generic[P]):
         try:
             values = list(await _called(self.function, group, keywords))
             if len(values) != len(group):
-                raise RewardFault(f"group reward {self.name!r} returned {len(values)} scores for {len(group)} rollouts")
+                raise RewardFault(
+                    f"group reward {self.name!r} returned {len(values)} scores for {len(group)} "
+                    f"rollouts"
+                )
         except BaseException as e:  # noqa: BLE001 - an author's code may raise anything; it becomes a fault
             return [failure_of(e, self.name)] * len(group)
         return [self._checked(v) for v in values]
@@ -227,14 +307,22 @@ class RewardFunction(Reward, Generic[P]):
             return failure_of(e, self.name)
 
     def _checked(self, value: Any) -> ScoreOrError:
-        """The value as a score whose parts carry the reward's name, or why it is none."""
+        """Return the value as a score whose parts carry the reward's name, or why it is none."""
+        place = f" ({at})" if (at := defined_at(self.function)) else ""
         try:
             score = as_score(value, self.name)
+        except RewardFault as e:
+            return RewardFault(f"{e}{place}")
         except BaseException as e:  # noqa: BLE001 - as above: its `__float__` or `__repr__`
             return failure_of(e, self.name)
         total, parts = score.total, {f"{self.name}.{k}": v for k, v in score.parts.items()}
-        if self.range and not (reaches(total, self.range[0]) and total <= self.range[1] + SCORE_TOLERANCE):
-            return RewardFault(f"reward {self.name!r} scored {total}, outside its declared range {self.range}")
+        if self.range and not (
+            reaches(total, self.range[0]) and total <= self.range[1] + SCORE_TOLERANCE
+        ):
+            return RewardFault(
+                f"reward {self.name!r} scored {total}, outside its declared range "
+                f"{self.range}{place}"
+            )
         return replace(score, parts={self.name: total, **parts})
 
 
@@ -244,7 +332,9 @@ async def _called(function: Callable[..., Any], first: Any, keywords: Mapping[st
 
 
 def failure_of(error: BaseException, who: str) -> EpisodeError:
-    """The failure of reward *who* that *error* is; Ctrl-C and the cancellation of its task are raised."""
+    """Return the failure of reward *who* that *error* is; Ctrl-C and the cancellation of its task
+    are raised.
+    """
     if not is_failure(error):
         raise error
     if isinstance(error, (RewardFault, InfrastructureError, PolicyFault)):
@@ -260,7 +350,8 @@ class Combined(Reward):
 
     Attributes:
         label: how it is shown.
-        function: ``(step, *scores, *numbers) -> Score``, a score per part; a `ValueError` says what is undefined.
+        function: ``(step, *scores, *numbers) -> Score``, a score per part; a `ValueError` says what
+            is undefined.
         numbers: the constants of the combination, such as the bounds of a clip.
     """
 
@@ -273,9 +364,27 @@ class Combined(Reward):
     def name(self) -> str:
         return self.label
 
-    async def score_all(self, group: Sequence[AnyRollout], context: RewardContext) -> list[ScoreOrError]:
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Bound the totals by the extremes of the parts; ``None`` where a bound is unknown or
+        infinite.
+        """
+        ends = [part.range for part in self.parts]
+        if None in ends:
+            return None
+        corners = product(
+            (0, LAST_STEP), *([Score(value=x) for x in pair] for pair in ends if pair)
+        )
+        totals = [self.function(step, *scores, *self.numbers).total for step, *scores in corners]
+        return (min(totals), max(totals)) if all(map(isfinite, totals)) else None
+
+    async def score_all(
+        self, group: Sequence[AnyRollout], context: RewardContext
+    ) -> list[ScoreOrError]:
         columns = [await p.score_all(group, context) for p in self.parts]
-        return [self._joined([column[i] for column in columns], context.step) for i in range(len(group))]
+        return [
+            self._joined([column[i] for column in columns], context.step) for i in range(len(group))
+        ]
 
     def _joined(self, row: Sequence[ScoreOrError], step: int) -> ScoreOrError:
         failure = next((scored for scored in row if isinstance(scored, EpisodeError)), None)
@@ -291,7 +400,7 @@ class Combined(Reward):
 
 @cache  # one object for each number, so that equal expressions are equal rewards
 def constant(value: float) -> Reward:
-    """The same number for every rollout."""
+    """Return the same number for every rollout."""
     return Combined(f"{value:g}", lambda step: Score(value=float(value)), ())
 
 
@@ -305,7 +414,9 @@ def _sum(step: int, a: Score, b: Score) -> Score:
 
 def _product(step: int, a: Score, b: Score) -> Score:
     if a.turns and b.turns:
-        raise ValueError("two scores of single turns have no one meaning as a product; score the whole rollout")
+        raise ValueError(
+            "two scores of single turns have no one meaning as a product; score the whole rollout"
+        )
     if b.turns:
         a, b = b, a
     players = {k: a.of_player(k) * b.of_player(k) for k in {**a.players, **b.players}}
@@ -314,12 +425,16 @@ def _product(step: int, a: Score, b: Score) -> Score:
 
 def _scaled(step: int, s: Score, by: float) -> Score:
     turns = tuple(t * by for t in s.turns)
-    return replace(s, value=s.value * by, turns=turns, players={k: v * by for k, v in s.players.items()})
+    return replace(
+        s, value=s.value * by, turns=turns, players={k: v * by for k, v in s.players.items()}
+    )
 
 
 def _clipped(step: int, s: Score, low: float, high: float) -> Score:
     if s.turns:
-        raise ValueError("a score with values per turn cannot be clipped; clip the value per turn in the reward")
+        raise ValueError(
+            "a score with values per turn cannot be clipped; clip the value per turn in the reward"
+        )
     players = {k: min(max(v, low), high) for k, v in s.players.items()}
     return replace(s, value=min(max(s.value, low), high), players=players)
 
@@ -333,7 +448,9 @@ def _ramped(step: int, s: Score, start: float, stop: float, steps: int) -> Score
 
 
 def _about(a: Score, b: Score) -> dict[str, Any]:
-    """Named parts and reasons of both; the same reward twice (configured differently) keeps both parts."""
+    """Named parts and reasons of both; the same reward twice (configured differently) keeps both
+    parts.
+    """
     parts = dict(a.parts)
     for name, value in b.parts.items():
         key, n = name, 2
@@ -346,25 +463,50 @@ def _about(a: Score, b: Score) -> dict[str, Any]:
 @overload
 def reward(function: OfRollout[R, P], /) -> RewardFunction[P]: ...
 @overload
-def reward(*, range: tuple[float, float] | None = None) -> Callable[[OfRollout[R, P]], RewardFunction[P]]: ...
-def reward(function: Any = None, /, *, range: tuple[float, float] | None = None) -> Any:  # noqa: A002
+def reward(
+    *,
+    range: tuple[float, float] | None = None,
+    proxy: bool = False,
+) -> Callable[[OfRollout[R, P]], RewardFunction[P]]: ...
+def reward(
+    function: Any = None,
+    /,
+    *,
+    range: tuple[float, float] | None = None,  # noqa: A002
+    proxy: bool = False,
+) -> Any:
     """Make a reward of a function of one rollout.
 
-    The function returns a number or a `Score`, now or awaited. Its other keyword parameters are its configuration;
-    those that default to `need()` are services.
+    The function returns a number or a `Score`, now or awaited. Its other keyword parameters are its
+    configuration; those that default to `need()` are services.
 
     Args:
         range: lowest and highest total, checked on every score.
+        proxy: set it if the score can be earned without what is wanted, as a judge's or a
+            likelihood can. A run on such a reward reports a *yardstick* beside it
+            (`Environment.yardstick`).
     """
-    make = partial(RewardFunction, range=range)
+    make = partial(RewardFunction, range=range, proxy=proxy)
     return make(function) if function is not None else make
 
 
 @overload
 def group_reward(function: OfGroup[R, P], /) -> RewardFunction[P]: ...
 @overload
-def group_reward(*, range: tuple[float, float] | None = None) -> Callable[[OfGroup[R, P]], RewardFunction[P]]: ...
-def group_reward(function: Any = None, /, *, range: tuple[float, float] | None = None) -> Any:  # noqa: A002
-    """Make a reward of a function of the valid samples of a group; it returns one number or `Score` per sample."""
-    make = partial(RewardFunction, grouped=True, range=range)
+def group_reward(
+    *,
+    range: tuple[float, float] | None = None,
+    proxy: bool = False,
+) -> Callable[[OfGroup[R, P]], RewardFunction[P]]: ...
+def group_reward(
+    function: Any = None,
+    /,
+    *,
+    range: tuple[float, float] | None = None,  # noqa: A002
+    proxy: bool = False,
+) -> Any:
+    """Make a reward of a function of the valid samples of a group; it returns one number or `Score`
+    per sample.
+    """
+    make = partial(RewardFunction, grouped=True, range=range, proxy=proxy)
     return make(function) if function is not None else make

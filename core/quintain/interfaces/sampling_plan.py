@@ -17,21 +17,28 @@ class SamplingPlan:
     """Which tasks are sampled and how a batch is filled.
 
     Attributes:
-        resample: what follows a rejected group. ``none``: the batch is smaller (filtering). ``dynamic``: once all are
-            complete, missing groups are sampled together (dynamic sampling; DAPO, 2503.14476). ``active``:
-            another task starts as soon as a group is rejected (active sampling; Olmo 3, 2512.13961). Both give the same
-            batch: the first accepted groups in the order of tasks, whichever finish first.
-        attempts: maximum of sampled groups per step, as a multiple of the batch; then the step uses the accepted ones.
-        order: ``shuffled``, ``easy_to_hard`` (by `Task.level`, once over the run; a smaller split repeats), or
-            ``hard_first`` (in proportion to 1 - success rate so far; Kimi k1.5, 2501.12599, section 2.3.4).
-        drop_solved: a task whose success rate over the run reached this is not drawn again (no-positive-resampling;
-            ScaleRL, 2510.13786, with 0.9). Once all tasks are solved, all are restored and their rates reset.
-        difficulty_samples: samples per task from the initial policy before the first step; 0: none. Tasks whose success
-            rate is outside *difficulty_range* or unknown are left out; as many are measured as the run samples.
-        difficulty_file: success rates that `quintain pass-rates` wrote, instead of *difficulty_samples*.
+        resample: what follows a rejected group. ``none``: the batch is smaller (filtering).
+            ``dynamic``: once all are complete, missing groups are sampled together (dynamic
+            sampling; DAPO, 2503.14476). ``active``: another task starts as soon as a group is
+            rejected (active sampling; Olmo 3, 2512.13961). Both give the same batch: the first
+            accepted groups in the order of tasks, whichever finish first.
+        attempts: maximum of sampled groups per step, as a multiple of the batch; then the step uses
+            the accepted ones.
+        order: ``shuffled``, ``easy_to_hard`` (by `Task.level`, once over the run; a smaller split
+            repeats), or ``hard_first`` (in proportion to 1 - success rate so far; Kimi k1.5,
+            2501.12599, section 2.3.4).
+        drop_solved: a task whose success rate over the run reached this is not drawn again
+            (no-positive-resampling; ScaleRL, 2510.13786, with 0.9). Once all tasks are solved, all
+            are restored and their rates reset.
+        difficulty_samples: samples per task from the initial policy before the first step; 0: none.
+            Tasks whose success rate is outside *difficulty_range* or unknown are left out; as many
+            are measured as the run samples.
+        difficulty_file: success rates that `quintain pass-rates` wrote, instead of
+            *difficulty_samples*.
         difficulty_range: lowest and highest success rate of the tasks to keep, both included.
         thinking_budget: of the policy's turns, or ``None``.
-        staleness: number of weight versions by which the sampler lags (asynchrony, simulated in a synchronous run).
+        staleness: number of weight versions by which the sampler lags (asynchrony, simulated in a
+            synchronous run).
     """
 
     resample: Literal["none", "dynamic", "active"] = "none"
@@ -54,15 +61,30 @@ class SamplingPlan:
             ("order", ("shuffled", "easy_to_hard", "hard_first")),
         ):
             if getattr(self, name) not in allowed:
-                raise UsageError(f"plan.{name} is {getattr(self, name)!r}; expected {', '.join(allowed)}")
-        for name, least, most in (("attempts", 1, 10_000), ("difficulty_samples", 0, 65_536), ("staleness", 0, 10_000)):
+                raise UsageError(
+                    f"plan.{name} is {getattr(self, name)!r}; expected {', '.join(allowed)}"
+                )
+        for name, least, most in (
+            ("attempts", 1, 10_000),
+            ("difficulty_samples", 0, 65_536),
+            ("staleness", 0, 10_000),
+        ):
             if type(value := getattr(self, name)) is not int or not least <= value <= most:
-                raise UsageError(f"plan.{name} is {value!r}; expected a whole number from {least} to {most:,}")
+                raise UsageError(
+                    f"plan.{name} is {value!r}; expected a whole number from {least} to {most:,}"
+                )
         if self.drop_solved is not None and not 0 < self.drop_solved <= 1:
-            raise UsageError(f"plan.drop_solved is {self.drop_solved!r}; expected a success rate above 0, at most 1")
-        if len(self.difficulty_range) != 2 or not 0 <= self.difficulty_range[0] <= self.difficulty_range[1] <= 1:
             raise UsageError(
-                f"plan.difficulty_range is {self.difficulty_range!r}; expected two success rates, the lower first"
+                f"plan.drop_solved is {self.drop_solved!r}; expected a success rate above 0, at "
+                f"most 1"
+            )
+        if (
+            len(self.difficulty_range) != 2
+            or not 0 <= self.difficulty_range[0] <= self.difficulty_range[1] <= 1
+        ):
+            raise UsageError(
+                f"plan.difficulty_range is {self.difficulty_range!r}; expected two success rates, "
+                f"the lower first"
             )
 
 
@@ -76,5 +98,7 @@ def known_settings(settings: Any, changes: Mapping[str, Any], where: str) -> Map
         names = {f.name for f in dataclasses.fields(settings)} - {"published"}
         for key in changes:
             if key not in names:
-                raise UsageError(f"{where or 'an algorithm'} has no setting {key!r}{did_you_mean(key, names)}")
+                raise UsageError(
+                    f"{where or 'an algorithm'} has no setting {key!r}{did_you_mean(key, names)}"
+                )
     return changes

@@ -1,4 +1,6 @@
-"""Services: resources of a run, started and probed before step 1, stopped at the end. Plugins add types."""
+"""Services: resources of a run, started and probed before step 1, stopped at the end. Plugins add
+types.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,36 @@ from typing import Any, Protocol, Self, runtime_checkable
 class Service(ABC):  # noqa: B024 - all of it has defaults
     """One per run and slot. A component asks for one with ``name: Judge = need()``.
 
-    Its constructor may ``need()`` others; the run starts them in dependency order and stops them in reverse.
+    Its constructor may ``need()`` others; the run starts them in dependency order and stops them in
+    reverse.
+
+    Its methods ``quintain_on_*`` are called with the events of the run (docs/hooks.md).
     """
 
+    @classmethod  # noqa: B027 - nothing is needed by default
+    def check_available(cls, args: Mapping[str, Any]) -> None:
+        """Look for the files, packages and programs that the settings *args* of a recipe need;
+        start and load nothing.
+
+        Called for ``--dry-run`` and before a run begins.
+
+        Raises:
+            UsageError, InfrastructureError: one is missing; the message names the fix.
+        """
+
     async def __aenter__(self) -> Self:
-        """Start, and probe that it works; raise `InfrastructureError` naming the fix where it does not."""
+        """Start, and probe that it works; raise `InfrastructureError` naming the fix where it does
+        not.
+        """
         return self
 
     async def __aexit__(self, *exc: object) -> None:  # noqa: B027 - nothing to stop by default
         """Stop. Called once, also after a failure."""
 
     def state(self) -> Mapping[str, Any]:
-        """Plain data and tensors that go into every checkpoint. Tensors may be live, for they are not copied: they must
-        not change while episodes run, so that a step that is given up then leaves them as they were.
+        """Plain data and tensors that go into every checkpoint. Tensors may be live, for they are
+        not copied: they must not change while episodes run, so that a step that is given up then
+        leaves them as they were.
         """
         return {}
 
@@ -33,13 +52,17 @@ class Service(ABC):  # noqa: B024 - all of it has defaults
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The default value of a parameter that is a service; *slot* is empty where the parameter's name is the slot."""
+    """The default value of a parameter that is a service; *slot* is empty where the parameter's
+    name is the slot.
+    """
 
     slot: str = ""
 
 
 def need(slot: str = "") -> Any:
-    """Ask for a service: ``judge: Judge = need()`` is filled from ``[services.judge]``, or from *slot* where given."""
+    """Ask for a service: ``judge: Judge = need()`` is filled from ``[services.judge]``, or from
+    *slot* where given.
+    """
     return Need(slot)
 
 
@@ -47,8 +70,11 @@ def need(slot: str = "") -> Any:
 class Workers(Protocol):
     """Killable worker processes for code that may hang or crash (parsers, checkers)."""
 
-    async def call(self, function: Callable[..., Any] | str, *args: Any, timeout: float = 5.0) -> Any:
-        """Run an importable *function* (or its ``"module:name"``) in a worker; it returns plain data.
+    async def call(
+        self, function: Callable[..., Any] | str, *args: Any, timeout: float = 5.0
+    ) -> Any:
+        """Run an importable *function* (or its ``"module:name"``) in a worker; it returns plain
+        data.
 
         Raises:
             TimeoutError: it took longer than *timeout* seconds; the worker was killed.
@@ -81,7 +107,11 @@ class Likelihood(Protocol):
 
 
 class Sandbox(Service):
-    """Runs untrusted programs elsewhere: their failures are values, the sandbox's own an `InfrastructureError`."""
+    """Runs untrusted programs elsewhere: their failures are values, the sandbox's own an
+    `InfrastructureError`.
+    """
 
     @abstractmethod
-    async def run(self, files: Mapping[str, bytes], argv: Sequence[str], stdin: bytes = b"") -> Any: ...
+    async def run(
+        self, files: Mapping[str, bytes], argv: Sequence[str], stdin: bytes = b""
+    ) -> Any: ...

@@ -13,8 +13,9 @@ from .tools import ToolSpec
 Offsets = list[tuple[int, int]]
 
 LITERAL = "\ufdd0"
-"""Stands in rendered text inside of a control token that content spells, so that it is encoded as text; this
-character is encoded to nothing and has no offset. It is no character of Unicode."""
+"""Stands in rendered text inside of a control token that content spells, so that it is encoded as
+text; this character is encoded to nothing and has no offset. It is no character of Unicode.
+"""
 
 
 class ChatTokenizer(Protocol):
@@ -25,12 +26,16 @@ class ChatTokenizer(Protocol):
         stop_ids: ids that end an assistant's turn (there may be several).
         stops: strings that end an assistant's turn, for templates without a token of their own.
         vocab_size: number of ids.
+        appends: a conversation goes on with `continuation`, so that its template rewrites nothing.
     """
 
     name: str
     stop_ids: tuple[int, ...]
     stops: tuple[str, ...]
     vocab_size: int
+
+    @property
+    def appends(self) -> bool: ...
 
     def encode(self, text: str) -> list[int]:
         """Ids of *text*. Adds nothing; special tokens spelled in the text become their ids."""
@@ -41,11 +46,25 @@ class ChatTokenizer(Protocol):
     def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
         """Text of *ids*; *special* false leaves special tokens out."""
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True) -> str:
-        """The conversation as text; with *prompt* it ends where the assistant's turn begins.
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True
+    ) -> str:
+        """Return the conversation as text; with *prompt* it ends where the assistant's turn begins.
 
         Control tokens that users, tools and arguments of calls spell hold `LITERAL`.
         """
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, finish: Finish = "stop") -> Turn:
-        """The turn of a sampled text, split into reasoning, reply and calls of *tools*. Raises nothing."""
+        """Return the turn of a sampled text, split into reasoning, reply and calls of *tools*.
+        Raises nothing.
+        """
+
+    def continuation(
+        self, messages: Sequence[Message], turn: int, tools: Sequence[ToolSpec], last: int
+    ) -> str | None:
+        """Render what follows ``messages[turn]``, whose sampled tokens end with *last*: messages
+        and the next prompt.
+
+        ``None`` where the template does not show it; then all is rendered. Called if `appends` is
+        true.
+        """

@@ -20,13 +20,19 @@ class ToolSpec:
 
     name: str
     description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    parameters: Mapping[str, Any] = field(
+        default_factory=lambda: {"type": "object", "properties": {}}
+    )
 
     def to_json(self) -> dict[str, Any]:
-        """The form chat templates and OpenAI-compatible servers take."""
+        """Return the form chat templates and OpenAI-compatible servers take."""
         return {
             "type": "function",
-            "function": {"name": self.name, "description": self.description, "parameters": dict(self.parameters)},
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": dict(self.parameters),
+            },
         }
 
 
@@ -35,8 +41,10 @@ class Tool:
     """A spec and what runs it.
 
     Attributes:
-        call: takes the arguments, returns the result as text; it raises `ToolError` for an error that the policy reads.
-        seconds: that a call may take; the policy then reads that it took too long. ``None``: the limits of the episode.
+        call: takes the arguments, returns the result as text; it raises `ToolError` for an error
+            that the policy reads.
+        seconds: that a call may take; the policy then reads that it took too long. ``None``: the
+            limits of the episode.
         characters: of a result or error that the policy reads; the rest is cut off and counted.
         idempotent: a call that failed with `InfrastructureError` is made once more.
     """
@@ -75,12 +83,15 @@ class Tool:
 
 
 def as_tool(function: Tool | Callable[..., Any]) -> Tool:
-    """Make a tool of a typed function: its name, first docstring paragraph and annotations become the schema.
+    """Make a tool of a typed function: its name, first docstring paragraph and annotations become
+    the schema.
 
-    Arguments that do not fit the annotations come back to the model as text, so that it can correct its call.
+    Arguments that do not fit the annotations come back to the model as text, so that it can correct
+    its call.
 
     Raises:
-        TypeError: no function, a parameter without an annotation, or one that cannot be given by name.
+        TypeError: no function, a parameter without an annotation, or one that cannot be given by
+            name.
     """
     if isinstance(function, Tool):
         return function
@@ -98,9 +109,13 @@ def as_tool(function: Tool | Callable[..., Any]) -> Tool:
         try:
             values = model.model_validate(dict(arguments))
         except ValidationError as e:
-            lines = "; ".join(f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in e.errors(include_url=False))
+            lines = "; ".join(
+                f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in e.errors(include_url=False)
+            )
             raise ToolError(f"wrong arguments for {name}: {lines}") from None
-        out = function(**{p: getattr(values, f"field_{i}") for i, p in enumerate(signature.parameters)})
+        out = function(
+            **{p: getattr(values, f"field_{i}") for i, p in enumerate(signature.parameters)}
+        )
         if inspect.isawaitable(out):
             out = await out
         return out if isinstance(out, str) else json.dumps(out, default=str)
@@ -111,7 +126,8 @@ def as_tool(function: Tool | Callable[..., Any]) -> Tool:
 
 @lru_cache(maxsize=256)
 def _model_of(name: str, signature: inspect.Signature, text: str) -> tuple[Any, dict[str, Any]]:
-    """Pydantic's model of the arguments and its schema, which take a millisecond to make and depend on types alone.
+    """Pydantic's model of the arguments and its schema, which take a millisecond to make and depend
+    on types alone.
 
     *text* tells apart signatures whose defaults are equal but not the same, such as 1 and True.
     """
@@ -121,7 +137,8 @@ def _model_of(name: str, signature: inspect.Signature, text: str) -> tuple[Any, 
     for i, p in enumerate(signature.parameters.values()):
         if p.annotation is inspect.Parameter.empty:
             raise TypeError(
-                f"tool {name!r}: parameter {p.name!r} has no annotation, so the model cannot be told its type"
+                f"tool {name!r}: parameter {p.name!r} has no annotation, so the model cannot be "
+                f"told its type"
             )
         if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
             raise TypeError(f"tool {name!r}: parameter {p.name!r} cannot be given by name")

@@ -1,4 +1,6 @@
-"""Learning: the pieces of the algorithms, the table of algorithms, and the learner that runs them. Needs torch."""
+"""Learning: the pieces of the algorithms, the table of algorithms, and the learner that runs them.
+Needs torch.
+"""
 
 from ..models.sampler_check import SamplerMismatch
 from ..types.rollout import SUCCESS, reaches

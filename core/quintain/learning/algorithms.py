@@ -1,8 +1,9 @@
-"""The table of algorithms: each algorithm carries its own defaults. `quintain list algorithms` shows it,
-docs/algorithms.md compares the algorithms.
+"""The table of algorithms: each algorithm carries its own defaults. `quintain list algorithms`
+shows it, docs/algorithms.md compares the algorithms.
 
-All learn in one update per batch unless stated: then theta is prox, every ratio to prox is 1, and algorithms that
-differ in their trust region alone take the same step. ``published`` tells how many updates a paper made.
+All learn in one update per batch unless stated: then theta is prox, every ratio to prox is 1, and
+algorithms that differ in their trust region alone take the same step. ``published`` tells how many
+updates a paper made.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ REINFORCE = Algorithm(
 
 GRPO = Algorithm(
     name="grpo",
-    summary="Group-normalised advantage, PPO clip 0.2, sequence mean, k3 to the reference in the loss (0.04).",
+    summary=(
+        "Group-normalised advantage, PPO clip 0.2, sequence mean, k3 to the reference in the loss "
+        "(0.04)."
+    ),
     source="Shao et al. 2024, arXiv 2402.03300",
     advantage=group_norm,
     objective=ppo_clip,

@@ -26,8 +26,8 @@ class Sample:
         environment: where the task came from.
         truncated: a limit cut the rollout short.
         turns: trained tokens of each turn, in order; empty where that is not known.
-        turn_scores: what single turns were given, outcome and shaping together; part of the total. Turns past its end
-            got nothing.
+        turn_scores: what single turns were given, outcome and shaping together; part of the total.
+            Turns past its end got nothing.
     """
 
     sequences: tuple[TrainingSequence, ...]
@@ -42,24 +42,35 @@ class Sample:
     def __post_init__(self) -> None:
         if self.turns and sum(self.turns) != self.tokens:
             raise UsageError(
-                f"sample of group {self.group}: its turns hold {sum(self.turns)} trained tokens, its sequences "
-                f"{self.tokens}"
+                f"sample of group {self.group}: its turns hold {sum(self.turns)} trained tokens, "
+                f"its sequences {self.tokens}"
             )
         if len(self.turn_scores) > max(1, len(self.turns)):
             raise UsageError(
-                f"sample of group {self.group}: {len(self.turn_scores)} turn scores for {len(self.turns)} turns"
+                f"sample of group {self.group}: {len(self.turn_scores)} turn scores for "
+                f"{len(self.turns)} turns"
             )
         if not math.isfinite(self.total):
-            raise UsageError(f"sample of group {self.group}: reward {self.outcome} + {self.shaping} is not finite")
+            raise UsageError(
+                f"sample of group {self.group}: reward {self.outcome} + {self.shaping} is not "
+                f"finite"
+            )
         for at, sequence in enumerate(self.sequences):
-            lengths = {len(sequence.ids), len(sequence.mask), len(sequence.logps), len(sequence.versions)}
+            lengths = {
+                len(sequence.ids),
+                len(sequence.mask),
+                len(sequence.logps),
+                len(sequence.versions),
+            }
             if len(lengths) != 1:
                 raise UsageError(
-                    f"sample of group {self.group}, sequence {at}: ids, mask, logps, versions differ in length"
+                    f"sample of group {self.group}, sequence {at}: ids, mask, logps, versions "
+                    f"differ in length"
                 )
             if sequence.mask and sequence.mask[0]:
                 raise UsageError(
-                    f"sample of group {self.group}, sequence {at}: the first token has no context to train in"
+                    f"sample of group {self.group}, sequence {at}: the first token has no context "
+                    f"to train in"
                 )
 
     @property
@@ -85,7 +96,8 @@ class Batch:
     Attributes:
         samples: valid ones only; failed samples left before.
         temperature: of sampling, hence of the policy that is trained.
-        max_tokens: configured maximum of new tokens per turn, the constant of ``constant`` aggregation.
+        max_tokens: configured maximum of new tokens per turn, the constant of ``constant``
+            aggregation.
     """
 
     samples: tuple[Sample, ...]
@@ -94,7 +106,9 @@ class Batch:
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise UsageError(f"cannot train at temperature {self.temperature}: a greedy policy has no gradient")
+            raise UsageError(
+                f"cannot train at temperature {self.temperature}: a greedy policy has no gradient"
+            )
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -110,11 +124,12 @@ class Batch:
         return sum(sample.tokens for sample in self.samples)
 
     def only(self, indices: Sequence[int]) -> Batch:
-        """The batch of some samples."""
+        """Return the batch of some samples."""
         return replace(self, samples=tuple(self.samples[i] for i in indices))
 
     def minibatches(self, count: int, order: Sequence[int] | None = None) -> list[list[int]]:
-        """Indices of samples in *count* parts of whole groups (fewer parts where there are fewer groups).
+        """Indices of samples in *count* parts of whole groups (fewer parts where there are fewer
+        groups).
 
         Args:
             order: of the groups; as they came where ``None``.
@@ -126,17 +141,25 @@ class Batch:
         return [[i for g in part for i in self.groups[g]] for part in parts]
 
 
-def batch_of(groups: Sequence[Group[Any, Any]], *, temperature: float, max_tokens: int | None) -> Batch:
-    """The batch of *groups*: one sample per valid rollout and player; each player of a group is a group of its own."""
+def batch_of(
+    groups: Sequence[Group[Any, Any]], *, temperature: float, max_tokens: int | None
+) -> Batch:
+    """Return the batch of *groups*: one sample per valid rollout and player; each player of a group
+    is a group of its own.
+    """
     numbers: dict[tuple[int, str], int] = {}
     samples = [
-        _sample(rollout, player, sequences, numbers.setdefault((rollout.group, player), len(numbers)))
+        _sample(
+            rollout, player, sequences, numbers.setdefault((rollout.group, player), len(numbers))
+        )
         for rollout, player, sequences in trained(groups)
     ]
     return Batch(samples=tuple(samples), temperature=temperature, max_tokens=max_tokens)
 
 
-def _sample(rollout: Rollout[Any, Any], player: str, sequences: tuple[TrainingSequence, ...], group: int) -> Sample:
+def _sample(
+    rollout: Rollout[Any, Any], player: str, sequences: tuple[TrainingSequence, ...], group: int
+) -> Sample:
     turns = tuple(turn.tokens for turn in rollout.turns if turn.player == player)
     counted = sum(turns) == sum(sum(s.mask) for s in sequences)
     return Sample(
@@ -152,8 +175,14 @@ def _sample(rollout: Rollout[Any, Any], player: str, sequences: tuple[TrainingSe
 
 
 def _turn_scores(rollout: Rollout[Any, Any], player: str, turns: int) -> tuple[float, ...]:
-    """What single turns of a player were given, outcome and shaping added up; nothing where players score apart."""
-    scores = [s for s in (rollout.outcome, rollout.shaping) if s is not None and s.turns and player not in s.players]
+    """Return what single turns of a player were given, outcome and shaping added up; nothing where
+    players score apart.
+    """
+    scores = [
+        s
+        for s in (rollout.outcome, rollout.shaping)
+        if s is not None and s.turns and player not in s.players
+    ]
     if player or not scores or any(len(s.turns) > turns for s in scores):
         return ()
     return tuple(sum(s.turns[i] for s in scores if i < len(s.turns)) for i in range(turns))

@@ -1,4 +1,6 @@
-"""The loss of an optimizer step: a plain weighted sum of terms, part by part, whose weights were fixed before."""
+"""The loss of an optimizer step: a plain weighted sum of terms, part by part, whose weights were
+fixed before.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from .loss_inputs import LossInputs
 from .meter import Meter
 from .microbatch import MicroBatch
 from .pieces.objectives import kl_terms
-from .scorer import FrozenPolicies, Scorer
+from .scorer import FrozenPolicies, TokenScorer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,8 @@ class WeightedLoss:
 
 
 def weighted_loss(algorithm: Algorithm, t: LossInputs, weight_N: Tensor) -> WeightedLoss:
-    """Sum the objective's terms, each times the aggregation weight of its tokens and the correction's weight.
+    """Sum the objective's terms, each times the aggregation weight of its tokens and the
+    correction's weight.
 
     A KL penalty in the loss is a term of each token, without correction.
 
@@ -52,7 +55,9 @@ def weighted_loss(algorithm: Algorithm, t: LossInputs, weight_N: Tensor) -> Weig
     _check(algorithm.objective, terms, weight)
     correction = algorithm.correction(t).detach()
     _check(
-        algorithm.correction, correction, weight_N if algorithm.correction.level == "token" else t.sample_sum(weight_N)
+        algorithm.correction,
+        correction,
+        weight_N if algorithm.correction.level == "token" else t.sample_sum(weight_N),
     )
     if algorithm.correction.level == "sequence" and algorithm.objective.level == "token":
         loss = (weight * t.spread(correction) * terms).sum()
@@ -88,7 +93,7 @@ class MinibatchLoss:
     """
 
     algorithm: Algorithm
-    scorer: Scorer
+    scorer: TokenScorer
     policies: FrozenPolicies
     temperature: float
     advantage_N: Tensor
@@ -97,12 +102,14 @@ class MinibatchLoss:
     first: bool
 
     def __call__(self, micro: MicroBatch, observe: bool) -> Tensor:
-        """The part of one micro-batch, with gradient.
+        """Return the part of one micro-batch, with gradient.
 
         Args:
-            observe: record metrics and complete prox: true in the pass to learn from, false in line searches.
+            observe: record metrics and complete prox: true in the pass to learn from, false in line
+                searches.
         """
-        # Micro-batches reorder samples: `positions` finds what is known of each of their tokens in the batch.
+        # Micro-batches reorder samples: `positions` finds what is known of each of their tokens in
+        # the batch.
         positions = micro.positions.to(self.scorer.device)
         statistics = self._statistics(micro, positions, freeze=self.first and observe)
         if observe:
@@ -111,17 +118,23 @@ class MinibatchLoss:
         weighted = weighted_loss(self.algorithm, terms, self.weight_N[positions])
         if observe:
             corrected = self.algorithm.correction.name != "none"
-            self.meter.observe(terms, weighted.diagnostics, weighted.correction if corrected else None)
+            self.meter.observe(
+                terms, weighted.diagnostics, weighted.correction if corrected else None
+            )
         return weighted.loss
 
     def _statistics(self, micro: MicroBatch, positions: Tensor, *, freeze: bool) -> Statistics:
-        """Statistics under theta. Under pruning, the pass that freezes chooses the vocabulary; others keep to it."""
+        """Statistics under theta. Under pruning, the pass that freezes chooses the vocabulary;
+        others keep to it.
+        """
         algorithm, policies = self.algorithm, self.policies
         chosen = policies.safe if algorithm.prune and not freeze else None
         statistics = self.scorer.statistics(
             micro.prefix_groups,
             temperature=self.temperature,
-            asked_NK=policies.top["prox_top_ids"][positions] if "top" in algorithm.objective.reads else None,
+            asked_NK=policies.top["prox_top_ids"][positions]
+            if "top" in algorithm.objective.reads
+            else None,
             prune=algorithm.prune,
             safe=None if chosen is None else chosen[positions],
         )
@@ -132,20 +145,25 @@ class MinibatchLoss:
     def _terms(self, micro: MicroBatch, positions: Tensor, statistics: Statistics) -> LossInputs:
         algorithm, policies, device = self.algorithm, self.policies, self.scorer.device
         reads = algorithm.objective.reads | algorithm.correction.reads
-        further = {name: getattr(statistics, name) for name in reads - POLICIES}
+        extra_statistics = {name: getattr(statistics, name) for name in reads - POLICIES}
         if "top" in reads:
-            further |= {"top_logp": cast(Tensor, statistics.asked_logp)}
-            further |= {name: policies.top[name][positions] for name in ("prox_top_logp", "prox_top_has")}
+            extra_statistics |= {"top_logp": cast(Tensor, statistics.asked_logp)}
+            extra_statistics |= {
+                name: policies.top[name][positions] for name in ("prox_top_logp", "prox_top_has")
+            }
         return LossInputs(
             logp=statistics.logp,
             mu_logp=policies.mu_logp[positions],
             prox_logp=policies.prox_logp[positions],
             ref_logp=None if policies.ref_logp is None else policies.ref_logp[positions],
             advantage=self.advantage_N[positions],
-            # Detached unless a piece reads it: a gradient through the entropy costs a pass over the vocabulary.
-            entropy=statistics.entropy if "entropy" in algorithm.reads else statistics.entropy.detach(),
+            # Detached unless a piece reads it: a gradient through the entropy costs a pass over the
+            # vocabulary.
+            entropy=statistics.entropy
+            if "entropy" in algorithm.reads
+            else statistics.entropy.detach(),
             sample=micro.sample.to(device),
             group=micro.group.to(device),
             ratio_to=algorithm.ratio_to,
-            statistics=further,
+            statistics=extra_statistics,
         )

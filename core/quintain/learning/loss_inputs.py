@@ -1,6 +1,7 @@
 """What an objective or a correction sees of a micro-batch: trained tokens only, laid flat.
 
-Observation and prompt tokens are not there, so nothing can leak into them. N trained tokens, S samples, G groups.
+Observation and prompt tokens are not there, so nothing can leak into them. N trained tokens, S
+samples, G groups.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ RatioPool = Literal["token", "product", "geometric"]
 
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
-    """Log-probs at the policy's temperature under mu, prox, theta and ref, and what else a term may read.
+    """Log-probs at the policy's temperature under mu, prox, theta and ref, and what else a term may
+    read.
 
     Attributes:
         logp: under theta, with gradient, [N].
@@ -32,9 +34,10 @@ class LossInputs:
         sample: which sample each token belongs to, [N], from 0 without gaps.
         group: which group each sample belongs to, [S], from 0 without gaps.
         ratio_to: the policy in the denominator of ratios.
-        statistics: further statistics that pieces asked for, each [N]; for ``top`` also ``top_logp`` and
-            ``prox_top_logp``, the log-probs under theta and prox of prox's likeliest tokens, [N, K], and
-            ``prox_top_has``, whether the sampled token is one of these.
+        statistics: further statistics that pieces asked for, each [N]; for ``top`` also
+            ``top_logp`` and ``prox_top_logp``, the log-probs under theta and prox of prox's
+            likeliest tokens, [N, K], and ``prox_top_has``, whether the sampled token is one of
+            these.
     """
 
     logp: Tensor
@@ -49,12 +52,17 @@ class LossInputs:
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
     def log_ratio(self, pool: RatioPool = "token", *, ratio_to: RatioTo | None = None) -> Tensor:
-        """log theta - log ratio_to: of each token [N], or of each sample [S] as the sum or the mean over its tokens."""
-        return self._pooled(self.logp - (self.mu_logp if (ratio_to or self.ratio_to) == "mu" else self.prox_logp), pool)
+        """log theta - log ratio_to: of each token [N], or of each sample [S] as the sum or the mean
+        over its tokens.
+        """
+        return self._pooled(
+            self.logp - (self.mu_logp if (ratio_to or self.ratio_to) == "mu" else self.prox_logp),
+            pool,
+        )
 
     def ratio(self, pool: RatioPool = "token", *, ratio_to: RatioTo | None = None) -> Tensor:
-        """theta / ratio_to: of each token [N], or of each sample [S] as the product or the geometric mean of its
-        tokens'.
+        """theta / ratio_to: of each token [N], or of each sample [S] as the product or the
+        geometric mean of its tokens'.
         """
         return self.log_ratio(pool, ratio_to=ratio_to).exp()
 
@@ -66,7 +74,9 @@ class LossInputs:
         if pool == "token":
             return log
         if pool not in ("product", "geometric"):
-            raise UsageError(f"a ratio is pooled by 'token', 'product' or 'geometric', not {pool!r}")
+            raise UsageError(
+                f"a ratio is pooled by 'token', 'product' or 'geometric', not {pool!r}"
+            )
         return self.sample_sum(log) if pool == "product" else self.sample_mean(log)
 
     def sample_sum(self, x: Tensor) -> Tensor:
@@ -79,7 +89,9 @@ class LossInputs:
 
     def sample_max(self, x: Tensor) -> Tensor:
         """Largest of [N] over each sample's tokens, [S]; 0 for a sample without tokens."""
-        return x.new_zeros(self.group.shape[0]).scatter_reduce(0, self.sample, x, "amax", include_self=False)
+        return x.new_zeros(self.group.shape[0]).scatter_reduce(
+            0, self.sample, x, "amax", include_self=False
+        )
 
     def group_sum(self, x: Tensor) -> Tensor:
         """Sum of [S] over each group's samples, [G]."""

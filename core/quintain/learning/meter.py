@@ -1,4 +1,5 @@
-"""Metrics of a learner's step: exact means over all tokens, independent of micro-batches. `docs/health.md` lists them.
+"""Metrics of a learner's step: exact means over all tokens, independent of micro-batches.
+`docs/health.md` lists them.
 
 Sums and counts stay on the device, in float64, and are read once, at the end of the step.
 """
@@ -18,7 +19,9 @@ _CLIPS = {"clip_low": "clip.low", "clip_high": "clip.high"}
 
 
 def under(kind: str, name: str) -> str:
-    """The full name of the metric *name* of a piece of *kind*: prefixed with the kind, unless *name* has a prefix."""
+    """Return the full name of the metric *name* of a piece of *kind*: prefixed with the kind,
+    unless *name* has a prefix.
+    """
     return _CLIPS.get(name, name if "." in name else f"{kind}.{name}")
 
 
@@ -49,7 +52,9 @@ class Meter:
             self._counts[name] = self._counts.get(name, 0) + value.numel()
 
     @torch.no_grad()
-    def observe(self, t: LossInputs, diagnostics: Mapping[str, Tensor], correction: Tensor | None = None) -> None:
+    def observe(
+        self, t: LossInputs, diagnostics: Mapping[str, Tensor], correction: Tensor | None = None
+    ) -> None:
         """Record a micro-batch.
 
         Args:
@@ -60,10 +65,12 @@ class Meter:
             return
         logp, ratio = t.logp.detach().double(), t.log_ratio().detach().double().exp()
         self.add(entropy=t.entropy, **{"ratio.mean": ratio})
-        least, most = ratio.min(), ratio.max()
-        self._least["ratio"] = torch.minimum(self._least.get("ratio", least), least)
-        self._most["ratio"] = torch.maximum(self._most.get("ratio", most), most)
-        self.add(**{under("objective", name): x.detach().float() for name, x in diagnostics.items()})
+        smallest, largest = ratio.min(), ratio.max()
+        self._least["ratio"] = torch.minimum(self._least.get("ratio", smallest), smallest)
+        self._most["ratio"] = torch.maximum(self._most.get("ratio", largest), largest)
+        self.add(
+            **{under("objective", name): x.detach().float() for name, x in diagnostics.items()}
+        )
         if t.ref_logp is not None:
             self._divergence("kl.ref", logp - t.ref_logp)
         if self.updates:  # theta is prox before the first update
@@ -72,16 +79,26 @@ class Meter:
             self._masks(t, correction)
 
     def _divergence(self, name: str, log_ratio: Tensor) -> None:
-        """KL of the first policy of *log_ratio* from the second, where the tokens are samples of the first."""
-        self.add(**{f"{name}.{estimator}": kl_estimate(log_ratio, estimator) for estimator in ("k1", "k3")})
+        """KL of the first policy of *log_ratio* from the second, where the tokens are samples of
+        the first.
+        """
+        self.add(
+            **{
+                f"{name}.{estimator}": kl_estimate(log_ratio, estimator)
+                for estimator in ("k1", "k3")
+            }
+        )
 
     def _masks(self, t: LossInputs, weight: Tensor) -> None:
         masked = (weight == 0).float()
         if weight.shape == t.logp.shape:
-            tokens, samples = masked, 1 - t.sample_max(1 - masked)  # a sample is masked if all its tokens are
+            # a sample is masked if all its tokens are
+            tokens, samples = masked, 1 - t.sample_max(1 - masked)
         else:
             tokens, samples = t.spread(masked), masked
-        self.add(**{"correction.mean": weight, "masked.tokens": tokens, "masked.sequences": samples})
+        self.add(
+            **{"correction.mean": weight, "masked.tokens": tokens, "masked.sequences": samples}
+        )
 
     def update(self, *, loss: float, grad_norm: float, **metrics: float) -> None:
         """Record an optimizer step.
@@ -90,14 +107,19 @@ class Meter:
             grad_norm: before clipping.
             metrics: of the update piece, averaged over the updates that give them; see `under`.
         """
-        values = {name: torch.tensor([float(value)], dtype=torch.float64) for name, value in metrics.items()}
+        values = {
+            name: torch.tensor([float(value)], dtype=torch.float64)
+            for name, value in metrics.items()
+        }
         self.add(**{under("optimizer_step", name): value for name, value in values.items()})
         self.updates += 1
         self._losses.append(loss)
         self._norms.append(grad_norm)
 
     def skip(self, loss: float | None = None) -> None:
-        """Record an update that was left out, without a sample to learn from or with an overflow (and its *loss*)."""
+        """Record an update that was left out, without a sample to learn from or with an overflow
+        (and its *loss*).
+        """
         self.skipped += 1
         if loss is not None:
             self._losses.append(loss)
@@ -105,27 +127,37 @@ class Meter:
     def summary(self, **more: float) -> dict[str, float]:
         """Metrics of the step, and *more*.
 
-        ``loss`` is the mean over updates, ``grad_norm`` the largest before clipping; values from `add` are means over
-        tokens (or terms) and epochs, ``ratio.min`` and ``ratio.max`` extremes.
+        ``loss`` is the mean over updates, ``grad_norm`` the largest before clipping; values from
+        `add` are means over tokens (or terms) and epochs, ``ratio.min`` and ``ratio.max`` extremes.
         """
-        metrics = {name: float(total) / self._counts[name] for name, total in self._sums.items() if self._counts[name]}
+        metrics = {
+            name: float(total) / self._counts[name]
+            for name, total in self._sums.items()
+            if self._counts[name]
+        }
         metrics |= {f"{name}.min": float(value) for name, value in self._least.items()}
         metrics |= {f"{name}.max": float(value) for name, value in self._most.items()}
         if self._losses:
             metrics["loss"] = math.fsum(self._losses) / len(self._losses)
         if self._norms:
             metrics["grad_norm"] = max(self._norms)
-        return metrics | {"updates": float(self.updates), "updates.skipped": float(self.skipped)} | more
+        return (
+            metrics
+            | {"updates": float(self.updates), "updates.skipped": float(self.skipped)}
+            | more
+        )
 
 
 @torch.no_grad()
 def sampler_metrics(prox_logp: Tensor, mu_logp: Tensor, sample: Tensor) -> dict[str, float]:
-    """The mismatch between the sampler mu and the learner prox, over the tokens that were scored under prox.
+    """The mismatch between the sampler mu and the learner prox, over the tokens that were scored
+    under prox.
 
-    ``mismatch.mean`` and ``.max`` are \\|log prox - log mu\\| in nats, ``mismatch.kl`` estimates KL(mu \\|\\| prox) per
-    token (k3: the tokens are samples of mu). ``ess.tokens`` and ``ess.sequences`` are the effective sample size of the
-    weights w = prox / mu, of single tokens and of whole samples (products over their tokens), as a share:
-    (sum w)^2 / (N sum w^2); Kong 1992.
+    ``mismatch.mean`` and ``.max`` are \\|log prox - log mu\\| in nats, ``mismatch.kl`` estimates
+    KL(mu \\|\\| prox) per token (k3: the tokens are samples of mu). ``ess.tokens`` and
+    ``ess.sequences`` are the effective sample size of the weights w = prox / mu, of single tokens
+    and of whole samples (products over their tokens), as a share: (sum w)^2 / (N sum w^2); Kong
+    1992.
 
     Args:
         prox_logp: log-probs under prox, NaN where there are none, [N].
@@ -148,15 +180,20 @@ def sampler_metrics(prox_logp: Tensor, mu_logp: Tensor, sample: Tensor) -> dict[
 
 
 def _effective(log_weights: Tensor) -> float:
-    """Effective sample size as a share, from logarithms: products over long samples leave the range of floats."""
-    log_share = 2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0) - math.log(len(log_weights))
+    """Effective sample size as a share, from logarithms: products over long samples leave the range
+    of floats.
+    """
+    log_share = (
+        2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0) - math.log(len(log_weights))
+    )
     return float(log_share.exp())
 
 
 @torch.no_grad()
 def advantage_metrics(advantage: Tensor, sample: Tensor, samples: int) -> dict[str, float]:
-    """``advantage.mean``, ``.spread`` (standard deviation, ddof 0), ``.min``, ``.max`` and ``.positive`` (share above
-    0) over tokens; ``idle``, the share of samples whose advantage is 0 at every token.
+    """``advantage.mean``, ``.spread`` (standard deviation, ddof 0), ``.min``, ``.max`` and
+    ``.positive`` (share above 0) over tokens; ``idle``, the share of samples whose advantage is 0
+    at every token.
 
     Args:
         advantage: [N].
@@ -175,9 +212,16 @@ def advantage_metrics(advantage: Tensor, sample: Tensor, samples: int) -> dict[s
     }
 
 
-def staleness(versions: Tensor, version: int) -> dict[str, float]:
-    """``staleness.mean`` and ``.max`` over the tokens that train: by how many versions the learner, at *version*, is
-    ahead of the weights that sampled the token.
+def staleness(versions: Tensor, version: int, *, ignored: bool) -> dict[str, float]:
+    """``staleness.mean`` and ``.max`` over the tokens that train: by how many versions the learner,
+    at *version*, is ahead of the weights that sampled the token. ``staleness.ignored`` is the share
+    of tokens of older weights that the loss takes for the learner's own, 0 unless *ignored*
+    (`Algorithm.ignores_staleness`).
     """
     lags = (version - versions).double()
-    return {"staleness.mean": float(lags.mean()), "staleness.max": float(lags.max())}
+    share = float((lags > 0).double().mean()) if ignored else 0.0
+    return {
+        "staleness.mean": float(lags.mean()),
+        "staleness.max": float(lags.max()),
+        "staleness.ignored": share,
+    }

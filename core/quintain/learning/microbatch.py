@@ -18,7 +18,9 @@ from .batch import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class FlatTokens:
-    """The trained tokens of a whole batch, flat, in the order of samples, sequences and positions. [N]."""
+    """The trained tokens of a whole batch, flat, in the order of samples, sequences and positions.
+    [N].
+    """
 
     batch: Batch
 
@@ -54,20 +56,26 @@ class FlatTokens:
         return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.long)
 
     def rows(self, indices: Sequence[int]) -> PrefixGroup:
-        """The sequences of some samples with the places of their trained tokens."""
+        """Return the sequences of some samples with the places of their trained tokens."""
         return [row for i in indices for row in self._rows[i]]
 
     @cached_property
     def _rows(self) -> list[PrefixGroup]:
         """By sample: each sequence that trains."""
         return [
-            [TokenSequence(s.ids, list(compress(count(), s.mask))) for s in sample.sequences if any(s.mask)]
+            [
+                TokenSequence(s.ids, list(compress(count(), s.mask)))
+                for s in sample.sequences
+                if any(s.mask)
+            ]
             for sample in self.batch.samples
         ]
 
     def _trained(self, column: str) -> list[Any]:
         sequences = (sequence for sample in self.batch.samples for sequence in sample.sequences)
-        return [x for sequence in sequences for x in compress(getattr(sequence, column), sequence.mask)]
+        return [
+            x for sequence in sequences for x in compress(getattr(sequence, column), sequence.mask)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +96,13 @@ class MicroBatch:
 
     @classmethod
     def of(cls, flat_tokens: FlatTokens, indices: Sequence[Sequence[int]]) -> MicroBatch:
-        """Those of the samples at *indices*, indices into the batch by prefix group."""
+        """Return those of the samples at *indices*, indices into the batch by prefix group."""
         samples = flat_tokens.batch.samples
         flat = [i for prefix_group in indices for i in prefix_group]
         counts = torch.tensor([samples[i].tokens for i in flat], dtype=torch.long)
-        numbers = {number: k for k, number in enumerate(dict.fromkeys(samples[i].group for i in flat))}
+        numbers = {
+            number: k for k, number in enumerate(dict.fromkeys(samples[i].group for i in flat))
+        }
         return cls(
             prefix_groups=tuple(map(flat_tokens.rows, indices)),
             sample=torch.arange(len(flat)).repeat_interleave(counts),
@@ -102,13 +112,19 @@ class MicroBatch:
 
 
 def micro_batches(
-    flat_tokens: FlatTokens, indices: Sequence[int], *, budget: int, level: Level, cost: Callable[[PrefixGroup], int]
+    flat_tokens: FlatTokens,
+    indices: Sequence[int],
+    *,
+    budget: int,
+    level: Level,
+    cost: Callable[[PrefixGroup], int],
 ) -> list[MicroBatch]:
     """Cut the samples at *indices* into micro-batches of about *budget* tokens.
 
-    A group within the budget stays together, so that its prompt is computed once; a part of a larger one takes up to
-    twice its common prefix if that is more than the budget. A sample is never split, nor a group if terms read whole
-    groups. Groups of similar length go together, longest first. Nothing but the batch decides.
+    A group within the budget stays together, so that its prompt is computed once; a part of a
+    larger one takes up to twice its common prefix if that is more than the budget. A sample is
+    never split, nor a group if terms read whole groups. Groups of similar length go together,
+    longest first. Nothing but the batch decides.
 
     Args:
         level: what one term reads.
@@ -116,10 +132,21 @@ def micro_batches(
     """
     samples = flat_tokens.batch.samples
     chosen = set(indices)
-    groups = [[i for i in indices if i in chosen and samples[i].tokens] for indices in flat_tokens.batch.groups]
-    prefix_groups = [part for group in groups if group for part in _parts(group, flat_tokens, budget, level, cost)]
+    groups = [
+        [i for i in indices if i in chosen and samples[i].tokens]
+        for indices in flat_tokens.batch.groups
+    ]
+    prefix_groups = [
+        part
+        for group in groups
+        if group
+        for part in _parts(group, flat_tokens, budget, level, cost)
+    ]
     costs = [cost(flat_tokens.rows(prefix_group)) for prefix_group in prefix_groups]
-    longest = [max(len(s.ids) for i in prefix_group for s in samples[i].sequences) for prefix_group in prefix_groups]
+    longest = [
+        max(len(s.ids) for i in prefix_group for s in samples[i].sequences)
+        for prefix_group in prefix_groups
+    ]
     # alike together: attention pads to the longest
     order = sorted(range(len(prefix_groups)), key=lambda k: (-longest[k], k))
     filled: list[list[list[int]]] = []
@@ -134,18 +161,24 @@ def micro_batches(
 
 
 def _parts(
-    group: list[int], flat_tokens: FlatTokens, budget: int, level: Level, cost: Callable[[PrefixGroup], int]
+    group: list[int],
+    flat_tokens: FlatTokens,
+    budget: int,
+    level: Level,
+    cost: Callable[[PrefixGroup], int],
 ) -> list[list[int]]:
-    """A group in parts that fit the budget, samples of like length together."""
+    """Return a group in parts that fit the budget, samples of like length together."""
     together = cost(flat_tokens.rows(group))
     if level == "group" or together <= budget:
         return [group]
-    # Each part computes the common prefix again, so a part may take twice its tokens: split by the budget alone, a
-    # prompt that is longer than it would be computed once per sample.
+    # Each part computes the common prefix again, so a part may take twice its tokens: split by the
+    # budget alone, a prompt that is longer than it would be computed once per sample.
     prefix = (sum(cost(flat_tokens.rows([i])) for i in group) - together) // max(len(group) - 1, 1)
     limit = max(budget, 2 * prefix)
     parts: list[list[int]] = []
-    for i in sorted(group, key=lambda i: (-sum(len(s.ids) for s in flat_tokens.batch.samples[i].sequences), i)):
+    for i in sorted(
+        group, key=lambda i: (-sum(len(s.ids) for s in flat_tokens.batch.samples[i].sequences), i)
+    ):
         if not parts or cost(flat_tokens.rows((*parts[-1], i))) > limit:
             parts.append([])
         parts[-1].append(i)

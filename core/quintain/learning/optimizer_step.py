@@ -1,8 +1,8 @@
 """One update as an optimizer sees it: parameters, a loss that is a weighted sum, its gradient.
 
-The learner's own optimizer is AdamW. An algorithm that names an ``optimizer_step`` piece changes the parameters its own
-way (a natural gradient, a line search): the piece gets an `OptimizerStep`, changes the parameters once and returns
-metrics.
+The learner's own optimizer is AdamW. An algorithm that names an ``optimizer_step`` piece changes
+the parameters its own way (a natural gradient, a line search): the piece gets an `OptimizerStep`,
+changes the parameters once and returns metrics.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class OptimizerStep:
         parameters: those of it that train.
         batch: all samples of the step, hence the temperature.
         parts: the minibatch in micro-batches.
-        evaluate: part of the loss of one micro-batch, with gradient; it records metrics if the second argument is true,
-            as it must be exactly once per micro-batch, before the parameters change.
+        evaluate: part of the loss of one micro-batch, with gradient; it records metrics if the
+            second argument is true, as it must be exactly once per micro-batch, before the
+            parameters change.
         token_budget: tokens of a micro-batch.
         evaluated: called when `backward` has evaluated all parts.
     """
@@ -41,7 +42,9 @@ class OptimizerStep:
     evaluated: Callable[[], None] = lambda: None
 
     def backward(self, scale: Callable[[Tensor], Tensor] = lambda loss: loss) -> float:
-        """Compute the loss, and its gradient in each parameter's ``grad``, unclipped. Call it once, first."""
+        """Compute the loss, and its gradient in each parameter's ``grad``, unclipped. Call it once,
+        first.
+        """
         for parameter in self.parameters:
             parameter.grad = None
         total = torch.zeros((), dtype=torch.float64, device=self.parameters[0].device)

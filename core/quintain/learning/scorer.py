@@ -1,7 +1,9 @@
-"""Scores of trained tokens: their statistics under theta and ref, and what is frozen while a batch trains.
+"""Scores of trained tokens: their statistics under theta and ref, and what is frozen while a batch
+trains.
 
-Four policies score each token: mu sampled it, prox is the learner before the first update of the batch, theta is the
-learner now, ref is the model that a KL penalty keeps it close to. mu, prox and ref are frozen during a step.
+Four policies score each token: mu sampled it, prox is the learner before the first update of the
+batch, theta is the learner now, ref is the model that a KL penalty keeps it close to. mu, prox and
+ref are frozen during a step.
 """
 
 from __future__ import annotations
@@ -30,17 +32,21 @@ _NAMES = ("logp", "entropy", "square", "mean_logp", "top_ids", "top_logp", "safe
 class FrozenPolicies:
     """Statistics of the policies that do not change during a step, at each of N trained tokens.
 
-    Two things are not known before the first pass of the step: prox of the first minibatch, and the safe vocabulary of
-    what no earlier pass has scored. `keep_prox` and `keep_vocabulary` write them down during that pass.
+    Two things are not known before the first pass of the step: prox of the first minibatch, and the
+    safe vocabulary of what no earlier pass has scored. `keep_prox` and `keep_vocabulary` write them
+    down during that pass.
 
     Attributes:
         mu_logp: log-probs of the sampler, [N].
-        prox_logp: log-probs of the learner before its first update; NaN where no pass has seen the token yet, [N].
+        prox_logp: log-probs of the learner before its first update; NaN where no pass has seen the
+            token yet, [N].
         ref_logp: log-probs of the reference, [N]; ``None`` where the algorithm has no use for it.
         prox: further statistics under prox that the advantage reads, by name, each [N].
-        top: ``prox_top_logp`` [N, K] and ``prox_top_has`` [N] of `LossInputs.statistics`, and the ids that they belong
-            to, ``prox_top_ids`` [N, K]; empty where the objective does not compare them.
-        safe: tokens that pruning left, as bits, [N, ceil(V / 8)]; ``None`` before a pass has pruned.
+        top: ``prox_top_logp`` [N, K] and ``prox_top_has`` [N] of `LossInputs.statistics`, and the
+            ids that they belong to, ``prox_top_ids`` [N, K]; empty where the objective does not
+            compare them.
+        safe: tokens that pruning left, as bits, [N, ceil(V / 8)]; ``None`` before a pass has
+            pruned.
     """
 
     mu_logp: Tensor
@@ -59,8 +65,8 @@ class FrozenPolicies:
         """Take *logp* [n] of theta at *positions* [n] for prox.
 
         Args:
-            before_updates: theta still is prox: replace also what an earlier pass gave, which rounded differently, so
-                that the ratio is exactly 1. Otherwise only gaps are filled.
+            before_updates: theta still is prox: replace also what an earlier pass gave, which
+                rounded differently, so that the ratio is exactly 1. Otherwise only gaps are filled.
         """
         earlier = self.prox_logp[positions]
         replaced = torch.ones_like(earlier, dtype=torch.bool) if before_updates else earlier.isnan()
@@ -74,12 +80,13 @@ class FrozenPolicies:
         self.safe[positions] = safe
 
 
-class Scorer:
+class TokenScorer:
     """Computes statistics of tokens under theta, with or without gradient, and under ref.
 
     Attributes:
         forward: forward pass of theta.
-        reference: the reference model; ``None`` where there is none, or where it is theta without its adapters.
+        reference: the reference model; ``None`` where there is none, or where it is theta without
+            its adapters.
         half: type that the layers compute in under autocast; ``None`` is without autocast.
         math: type of the product with the output layer; ``None`` is that of the hidden states.
 
@@ -115,7 +122,9 @@ class Scorer:
     def micro_batches(self, flat_tokens: FlatTokens, indices: Sequence[int]) -> list[MicroBatch]:
         """Micro-batches of the samples at *indices*."""
         level = self.algorithm.objective.level if self.algorithm else "token"
-        return micro_batches(flat_tokens, indices, budget=self.token_budget, level=level, cost=self.forward.cost)
+        return micro_batches(
+            flat_tokens, indices, budget=self.token_budget, level=level, cost=self.forward.cost
+        )
 
     def statistics(self, prefix_groups: Sequence[PrefixGroup], **options: Any) -> Statistics:
         """Statistics under theta; options as in `head.statistics`."""
@@ -133,14 +142,16 @@ class Scorer:
         """Statistics [N] of the tokens of some samples, NaN (or 0) at the others.
 
         Args:
-            safe: the only tokens that count at each position, as bits; ``None`` prunes by the algorithm's threshold.
+            safe: the only tokens that count at each position, as bits; ``None`` prunes by the
+                algorithm's threshold.
         """
         scores: dict[str, Tensor] = {}
         options: dict[str, Any] = {"temperature": flat_tokens.batch.temperature}
         if self.algorithm is not None:
             options["prune"] = self.algorithm.prune
             if policy == "theta" and "top" in self.algorithm.objective.reads:
-                # The objective compares the likeliest tokens of prox, which is theta when this runs.
+                # The objective compares the likeliest tokens of prox, which is theta when this
+                # runs.
                 options["top"] = int(self.algorithm.objective.argument("top"))
         with self._forward_of(policy) as forward:
             for micro in self.micro_batches(flat_tokens, indices):
@@ -152,7 +163,11 @@ class Scorer:
                     if value is None:
                         continue
                     if name not in scores:
-                        kind, fill = (self.dtype, float("nan")) if value.is_floating_point() else (value.dtype, 0)
+                        kind, fill = (
+                            (self.dtype, float("nan"))
+                            if value.is_floating_point()
+                            else (value.dtype, 0)
+                        )
                         shape = (flat_tokens.starts[-1], *value.shape[1:])
                         scores[name] = torch.full(shape, fill, dtype=kind, device=self.device)
                     scores[name][positions] = value.to(scores[name].dtype)
@@ -161,8 +176,8 @@ class Scorer:
     def freeze(self, flat_tokens: FlatTokens, later: Sequence[int]) -> FrozenPolicies:
         """Score the frozen policies before the first update, as far as the algorithm needs it.
 
-        The first pass over a minibatch that is trained before any update gives its prox for nothing. So one update per
-        batch needs no pass for prox, unless something reads it earlier.
+        The first pass over a minibatch that is trained before any update gives its prox for
+        nothing. So one update per batch needs no pass for prox, unless something reads it earlier.
 
         Args:
             later: samples whose minibatch comes after the first update.
@@ -172,10 +187,15 @@ class Scorer:
         policies = FrozenPolicies(mu_logp=mu_logp, prox_logp=torch.full_like(mu_logp, float("nan")))
         everyone = range(len(flat_tokens.batch.samples))
         reads = algorithm.advantage.reads - {"ref"}
-        # Before the first update an advantage may read prox, a KL penalty in the reward needs it, and with pruning ref
-        # is scored over the vocabulary that prox keeps.
+        # Before the first update an advantage may read prox, a KL penalty in the reward needs it,
+        # and with pruning ref is scored over the vocabulary that prox keeps.
         pruned_reference = algorithm.uses_reference and algorithm.prune
-        needs_all = reads or "top" in algorithm.objective.reads or pruned_reference or algorithm.kl.in_reward
+        needs_all = (
+            reads
+            or "top" in algorithm.objective.reads
+            or pruned_reference
+            or algorithm.kl.in_reward
+        )
         if samples := list(everyone) if needs_all else later:
             scores = self.score(flat_tokens, samples)
             policies.prox_logp = scores["logp"]
@@ -183,14 +203,17 @@ class Scorer:
             policies.safe = scores.get("safe")
             if "top_ids" in scores:
                 policies.top = {f"prox_{name}": scores[name] for name in ("top_ids", "top_logp")}
-                # Compare ids, not log-probs: the sampled token's may round differently from that in the list.
+                # Compare ids, not log-probs: the sampled token's may round differently from that in
+                # the list.
                 ids = flat_tokens.ids.to(self.device).unsqueeze(1)
                 policies.top["prox_top_has"] = (scores["top_ids"] == ids).any(1)
         if algorithm.uses_reference:
             policies.ref_logp = self.score(flat_tokens, everyone, "ref", safe=policies.safe)["logp"]
         return policies
 
-    def _run(self, forward: Forward, prefix_groups: Sequence[PrefixGroup], options: Mapping[str, Any]) -> Statistics:
+    def _run(
+        self, forward: Forward, prefix_groups: Sequence[PrefixGroup], options: Mapping[str, Any]
+    ) -> Statistics:
         # Autocast needs the name of a type even where it is off.
         half = self.half or torch.bfloat16
         with torch.autocast(self.device.type, dtype=half, enabled=self.half is not None):

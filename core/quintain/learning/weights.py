@@ -30,6 +30,7 @@ class ModuleWeights:
         with torch.no_grad():
             tensors = {name: tensor.detach() for name, tensor in merged_tensors(self.module)}
         module = cast(Any, self.module)
-        if (head := module.get_output_embeddings().weight) is module.get_input_embeddings().weight:  # tied
+        # tied
+        if (head := module.get_output_embeddings().weight) is module.get_input_embeddings().weight:
             tensors.setdefault("lm_head.weight", head.detach())
         return tensors

@@ -1,7 +1,8 @@
-"""The model: loading, the layers as plain functions, and the tokenizer with its chat template. Needs torch and
-transformers.
+"""The model: loading, the layers as plain functions, and the tokenizer with its chat template.
+Needs torch and transformers.
 
-The names below are what plugins may import from here; each module is imported when one of its names is first used.
+The names below are what plugins may import from here; each module is imported when one of its names
+is first used.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from ..interfaces.tokenizer import ChatTokenizer as ChatTokenizer
+    from .adapter_files import merge_adapters as merge_adapters
     from .forward import Forward as Forward
     from .forward import TokenSequence as TokenSequence
+    from .hf import check_available as check_available
+    from .hf import check_whole as check_whole
     from .hf import offline as offline
     from .hf import quiet as quiet
     from .hf import unreachable as unreachable
@@ -21,6 +25,21 @@ if TYPE_CHECKING:
     from .load import LoadedModel as LoadedModel
     from .load import as_device as as_device
     from .load import load_model as load_model
+    from .sharing import shares_module as shares_module
     from .tokenizer import HFTokenizer as HFTokenizer
+    from .tool_calls import parse as parse
 
-__getattr__, __dir__ = lazy_names(__name__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".sharing": "shares_module",
+        "..interfaces.tokenizer": "ChatTokenizer",
+        ".adapter_files": "merge_adapters",
+        ".forward": "Forward TokenSequence",
+        ".hf": "check_available check_whole offline quiet unreachable",
+        ".layers": "fuse_storage",
+        ".load": "LoadedModel as_device load_model",
+        ".tokenizer": "HFTokenizer",
+        ".tool_calls": "parse",
+    },
+)

@@ -1,11 +1,14 @@
-"""The operations between the matrix products as single differentiable functions, for training on our own layers.
+"""The operations between the matrix products as single differentiable functions, for training on
+our own layers.
 
-Autograd would keep a dozen temporaries of the size of the hidden states for norms, rotary embeddings and the gated
-activation, which is a quarter to a third more memory and 2 to 13 % more time per update (``docs/decisions.md``). Each
-function here keeps its input only and writes its gradient in place into one buffer. Inside, math is float32 at least;
-outputs have the type of the next product.
+Autograd would keep a dozen temporaries of the size of the hidden states for norms, rotary
+embeddings and the gated activation, which is a quarter to a third more memory and 2 to 13 % more
+time per update (``docs/decisions/0027``). Each function here keeps its input only and writes its
+gradient in place into one buffer. Inside, math is float32 at least; outputs have the type of the
+next product.
 
-Shapes: F tokens laid flat, D hidden size, H query heads, K key heads, E head size, W width of the feed-forward network.
+Shapes: F tokens laid flat, D hidden size, H query heads, K key heads, E head size, W width of the
+feed-forward network.
 """
 
 from __future__ import annotations
@@ -21,12 +24,19 @@ from .layers import Decoder, Layer
 
 
 class TrainingDecoder(Decoder):
-    """A `Decoder` on the functions below, for flat tokens; its results are the same up to rounding."""
+    """A `Decoder` on the functions below, for flat tokens; its results are the same up to
+    rounding.
+    """
 
     def rms_norm(self, norm: Any, hidden: Tensor) -> Tensor:
-        return cast(Tensor, _RmsNorm.apply(hidden, norm.weight, norm.variance_epsilon, _product_type(hidden)))
+        return cast(
+            Tensor,
+            _RmsNorm.apply(hidden, norm.weight, norm.variance_epsilon, _product_type(hidden)),
+        )
 
-    def split_heads(self, layer: Layer, joined: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_heads(
+        self, layer: Layer, joined: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         weight, epsilon = self.head_norm(layer)
         shape = (self.heads, self.key_heads, self.head_dim)
         return cast(Any, _Heads.apply(joined, weight, cos, sin, shape, epsilon))
@@ -36,7 +46,7 @@ class TrainingDecoder(Decoder):
 
 
 def _product_type(x: Tensor) -> torch.dtype:
-    """The type in which a matrix product of *x* runs here, under autocast or not."""
+    """Return the type in which a matrix product of *x* runs here, under autocast or not."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
@@ -47,11 +57,19 @@ def _wide(x: Tensor) -> Tensor:
 
 def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
     """1 / sqrt(mean x^2 + epsilon) over the last dimension, kept."""
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+    return (
+        torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        .square_()
+        .div_(x.shape[-1])
+        .add_(epsilon)
+        .rsqrt_()
+    )
 
 
 def _norm_backward(grad: Tensor, x: Tensor, inverse: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of y = x inverse(x) gain: for x, and for gain before the sum over tokens. Overwrites *grad*."""
+    """Gradients of y = x inverse(x) gain: for x, and for gain before the sum over tokens.
+    Overwrites *grad*.
+    """
     unit = x * inverse
     by_gain = grad * unit
     grad.mul_(gain)
@@ -78,7 +96,9 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _Heads(torch.autograd.Function):
-    """Joined projections [F, (H + 2 K) E] to rotated queries [F, H, E], rotated keys and values [F, K, E]."""
+    """Joined projections [F, (H + 2 K) E] to rotated queries [F, H, E], rotated keys and values [F,
+    K, E].
+    """
 
     @staticmethod
     def forward(
@@ -105,7 +125,9 @@ class _Heads(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_query: Tensor, by_key: Tensor, by_value: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, by_query: Tensor, by_key: Tensor, by_value: Tensor
+    ) -> tuple[Tensor | None, ...]:
         joined, gain, inverse, cos, sin = ctx.saved_tensors
         heads, key_heads, size = ctx.shape
         both = heads + key_heads
@@ -123,7 +145,9 @@ class _Heads(torch.autograd.Function):
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-split rotary embedding of [F, heads, E] by [F, E]; its transpose is the same with -sin."""
+    """Half-split rotary embedding of [F, heads, E] by [F, E]; its transpose is the same with
+    -sin.
+    """
     half = x.shape[-1] // 2
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     out = x * cos

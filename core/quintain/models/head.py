@@ -1,7 +1,9 @@
-"""Hidden states to statistics of the next-token distribution, in chunks: the logits of a whole batch never exist.
+"""Hidden states to statistics of the next-token distribution, in chunks: the logits of a whole
+batch never exist.
 
-The forward pass keeps the hidden states only; the backward pass computes the logits of each chunk again. Peak memory is
-that of one chunk instead of several copies of [N, V] logits, for one more product with the head.
+The forward pass keeps the hidden states only; the backward pass computes the logits of each chunk
+again. Peak memory is that of one chunk instead of several copies of [N, V] logits, for one more
+product with the head.
 
 Shapes: N tokens, D hidden size, V vocabulary, K asked ids per token, C tokens of a chunk.
 """
@@ -16,13 +18,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_ELEMENTS = 1 << 24
-"""Logits in one chunk (64 MiB of float32)."""
+CHUNK_ELEMENTS = {"cpu": 1 << 24, "gpu": 1 << 27}
+"""Logits in one chunk: 64 MiB of float32 on a CPU; 512 MiB on a GPU, where each chunk also adds a
+product of the size of the head to its gradient, and a small one is bound by memory.
+"""
 
 
 @dataclass(frozen=True)
 class LogitMap:
-    """The map from the output layer's product x to the logits: cap * tanh(scale * x / cap), or scale * x without a cap.
+    """The map from the output layer's product x to the logits: cap * tanh(scale * x / cap), or
+    scale * x without a cap.
 
     Attributes:
         scale: ``logit_scale`` of Cohere, 1 / ``logits_scaling`` of Granite.
@@ -33,13 +38,15 @@ class LogitMap:
     cap: float = inf
 
     def __call__(self, product: Tensor) -> Tensor:
-        """The logits; overwrites *product*."""
+        """Return the logits; overwrites *product*."""
         logits = product if self.scale == 1.0 else product.mul_(self.scale)
         return logits if self.cap == inf else logits.div_(self.cap).tanh_() * self.cap
 
     def slope(self, logits: Tensor) -> Tensor | float:
-        """The derivative where the map gives *logits*: scale * (1 - tanh^2)."""
-        return self.scale if self.cap == inf else (1 - (logits / self.cap).square_()).mul_(self.scale)
+        """Return the derivative where the map gives *logits*: scale * (1 - tanh^2)."""
+        return (
+            self.scale if self.cap == inf else (1 - (logits / self.cap).square_()).mul_(self.scale)
+        )
 
 
 PLAIN = LogitMap()
@@ -47,7 +54,8 @@ PLAIN = LogitMap()
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """Statistics of the next-token distribution at each of N tokens, at the policy's temperature. Natural logarithms.
+    """Statistics of the next-token distribution at each of N tokens, at the policy's temperature.
+    Natural logarithms.
 
     Attributes:
         logp: log-prob of the target, [N].
@@ -55,9 +63,10 @@ class Statistics:
         square: sum over the vocabulary of the squared probability, [N].
         mean_logp: mean over the vocabulary of the log-prob, [N].
         asked_logp: log-probs of further ids, [N, K]; ``None`` where no ids were passed.
-        top_ids, top_logp: the likeliest tokens and their log-probs, without gradient, [N, K], or ``None``.
-        safe: the tokens that pruning kept, as bits, [N, ceil(V / 8)]; all statistics are those of the distribution
-            over these tokens.
+        top_ids, top_logp: the likeliest tokens and their log-probs, without gradient, [N, K], or
+            ``None``.
+        safe: the tokens that pruning kept, as bits, [N, ceil(V / 8)]; all statistics are those of
+            the distribution over these tokens.
     """
 
     logp: Tensor
@@ -85,8 +94,8 @@ def statistics(
     prune: float = 0.0,
     safe: Tensor | None = None,
 ) -> Statistics:
-    """Compute `Statistics` of softmax(logit_map(hidden @ weight.T + bias) / temperature). All but the likeliest tokens
-    carry gradients.
+    """Compute `Statistics` of softmax(logit_map(hidden @ weight.T + bias) / temperature). All but
+    the likeliest tokens carry gradients.
 
     Args:
         hidden_ND: hidden states after the last norm.
@@ -95,18 +104,26 @@ def statistics(
         target_N: the token that followed, as int64.
         temperature: of the policy, > 0.
         asked_NK: further ids whose log-probs to return.
-        math: type of the product with the head (bfloat16 or float32; ``None`` is that of *hidden_ND*). All later
-            operations are in float32, or in float64 for float64 input.
-        chunk: tokens per chunk; by default as many as keep the logits within `CHUNK_ELEMENTS`.
+        math: type of the product with the head (bfloat16 or float32; ``None`` is that of
+            *hidden_ND*). All later operations are in float32, or in float64 for float64 input.
+        chunk: tokens per chunk; by default as many as keep the logits within `CHUNK_ELEMENTS` of
+            the device.
         top: number of likeliest tokens to return.
-        prune: drop tokens below this share of the likeliest token's probability, but never the target.
+        prune: drop tokens below this share of the likeliest token's probability, but never the
+            target.
         safe: keep exactly these tokens instead, bits from an earlier call.
     """
-    size = chunk or max(1, CHUNK_ELEMENTS // weight_VD.shape[0])
-    asked = target_N.unsqueeze(1) if asked_NK is None else torch.cat([target_N.unsqueeze(1), asked_NK], dim=1)
+    size = chunk or chunk_of(weight_VD)
+    asked = (
+        target_N.unsqueeze(1)
+        if asked_NK is None
+        else torch.cat([target_N.unsqueeze(1), asked_NK], dim=1)
+    )
     kind = math or hidden_ND.dtype
     tempered = LogitMap(logit_map.scale / temperature, logit_map.cap / temperature)
-    columns = _Reduce.apply(hidden_ND, weight_VD, bias_V, asked, tempered, kind, size, top, prune, safe)
+    columns = _Reduce.apply(
+        hidden_ND, weight_VD, bias_V, asked, tempered, kind, size, top, prune, safe
+    )
     asked_logp, entropy, square, mean_logp, top_ids, top_logp, kept = columns
     return Statistics(
         logp=asked_logp[:, 0],
@@ -120,9 +137,16 @@ def statistics(
     )
 
 
+def chunk_of(weight_VD: Tensor) -> int:
+    """Tokens of a chunk whose logits fit `CHUNK_ELEMENTS`, at least one."""
+    return max(
+        1, CHUNK_ELEMENTS["cpu" if weight_VD.device.type == "cpu" else "gpu"] // weight_VD.shape[0]
+    )
+
+
 class _Reduce(torch.autograd.Function):
-    """The statistics and their gradient. Nearly always only the target's log-prob receives a gradient; statistics
-    without one then add nothing to the backward pass.
+    """The statistics and their gradient. Nearly always only the target's log-prob receives a
+    gradient; statistics without one then add nothing to the backward pass.
     """
 
     @staticmethod
@@ -144,7 +168,9 @@ class _Reduce(torch.autograd.Function):
         wide = _wide(hidden_ND)
         n, vocab = hidden_ND.shape[0], weight_VD.shape[0]
         asked_logp = hidden_ND.new_empty(asked_NK.shape, dtype=wide)
-        entropy, square, mean_logp, normaliser = (hidden_ND.new_empty(n, dtype=wide) for _ in range(4))
+        entropy, square, mean_logp, normaliser = (
+            hidden_ND.new_empty(n, dtype=wide) for _ in range(4)
+        )
         top = min(top, vocab)
         top_ids = asked_NK.new_empty((n, top)) if top else None
         top_logp = hidden_ND.new_empty((n, top), dtype=wide) if top else None
@@ -162,7 +188,8 @@ class _Reduce(torch.autograd.Function):
                 out_CV = ~_unpacked(kept[part], vocab)
                 logits_CV.masked_fill_(out_CV, -torch.inf)
             peak_C1 = logits_CV.amax(1, keepdim=True)
-            # Subtracting the peak keeps exp from overflowing. This one exponential serves all statistics.
+            # Subtracting the peak keeps exp from overflowing. This one exponential serves all
+            # statistics.
             raised_CV = logits_CV.sub_(peak_C1).exp()
             total_C = raised_CV.sum(1)
             log_total_C = total_C.log()
@@ -180,7 +207,15 @@ class _Reduce(torch.autograd.Function):
             normaliser[part] = log_total_C + peak_C1.squeeze(1)
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, asked_NK, normaliser, kept)
         ctx.mark_non_differentiable(*(x for x in (top_ids, top_logp, kept) if x is not None))
-        return asked_logp, entropy, square, mean_logp, top_ids, top_logp, None if kept is None else kept.clone()
+        return (
+            asked_logp,
+            entropy,
+            square,
+            mean_logp,
+            top_ids,
+            top_logp,
+            None if kept is None else kept.clone(),
+        )
 
     @staticmethod
     @once_differentiable
@@ -198,7 +233,9 @@ class _Reduce(torch.autograd.Function):
             slope_CV = ctx.tempered.slope(logits_CV)
             logp_CV = logits_CV.sub_(normaliser_N[part].unsqueeze(1))
             in_CV = None if kept is None else _unpacked(kept[part], head_VD.shape[0])
-            grad_CV = _grad_logits(logp_CV, asked_NK[part], [None if g is None else g[part] for g in grads[:4]], in_CV)
+            grad_CV = _grad_logits(
+                logp_CV, asked_NK[part], [None if g is None else g[part] for g in grads[:4]], in_CV
+            )
             grad_CV = grad_CV.mul_(slope_CV).to(ctx.kind)
             if grad_hidden is not None:
                 grad_hidden[part] = grad_CV @ head_VD
@@ -210,12 +247,14 @@ class _Reduce(torch.autograd.Function):
 
 
 def _choose(kept: Tensor, logits_CV: Tensor, target_C1: Tensor, prune: float) -> None:
-    """Write the kept vocabulary into *kept*: tokens with at least *prune* of the likeliest token's probability, and
-    the target.
+    """Write the kept vocabulary into *kept*: tokens with at least *prune* of the likeliest token's
+    probability, and the target.
     """
     safe_CV = logits_CV >= logits_CV.amax(1, keepdim=True) + log(prune)
     safe_CV.scatter_(1, target_C1, True)
-    padded = torch.nn.functional.pad(safe_CV, (0, 8 * kept.shape[1] - safe_CV.shape[1])).view(len(kept), -1, 8)
+    padded = torch.nn.functional.pad(safe_CV, (0, 8 * kept.shape[1] - safe_CV.shape[1])).view(
+        len(kept), -1, 8
+    )
     kept.copy_((padded * _BITS.to(kept.device)).sum(-1, dtype=torch.uint8))
 
 
@@ -231,17 +270,21 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _logits(hidden_CD: Tensor, head_DV: Tensor, bias_V: Tensor | None, tempered: LogitMap, wide: torch.dtype) -> Tensor:
+def _logits(
+    hidden_CD: Tensor, head_DV: Tensor, bias_V: Tensor | None, tempered: LogitMap, wide: torch.dtype
+) -> Tensor:
     product_CV = (hidden_CD.to(head_DV.dtype) @ head_DV).to(wide)
     return tempered(product_CV if bias_V is None else product_CV.add_(bias_V))
 
 
-def _grad_logits(logp_CV: Tensor, asked_CK: Tensor, grads: list[Tensor | None], in_CV: Tensor | None) -> Tensor:
-    """Gradient with respect to the scaled logits z, from those of the four statistics. Overwrites *logp_CV*; tokens
-    outside *in_CV* receive none.
+def _grad_logits(
+    logp_CV: Tensor, asked_CK: Tensor, grads: list[Tensor | None], in_CV: Tensor | None
+) -> Tensor:
+    """Gradient with respect to the scaled logits z, from those of the four statistics. Overwrites
+    *logp_CV*; tokens outside *in_CV* receive none.
 
-    With p = softmax(z): d logp_k = 1_k - p; d entropy = -p (log p + entropy); d square = 2 p (p - square); d mean_logp
-    = 1/V - p.
+    With p = softmax(z): d logp_k = 1_k - p; d entropy = -p (log p + entropy); d square = 2 p (p -
+    square); d mean_logp = 1/V - p.
     """
     by_asked, by_entropy, by_square, by_mean = grads
     if in_CV is not None:

@@ -1,11 +1,12 @@
-"""The Hugging Face hub: whether it can be asked, and which names of models are folders instead. Imports no torch."""
+"""The Hugging Face hub: whether it can be asked, and which names of models are folders instead.
+Imports no torch.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import logging
-import math
 import os
 import socket
 import sys
@@ -17,11 +18,16 @@ from urllib.request import getproxies
 
 from ..errors import UsageError, meaning, nearest
 
-_PATIENCE = 5.0  # seconds for one connection; the library's own retries take over half a minute without network
+BASE_FILE = "base_model.json"
+"""File beside adapters: the path or id of the model that they change, and the SHA-256 of its
+weights.
+"""
+# seconds for one connection; the library's own retries take over half a minute without network
+_PATIENCE = 5.0
 
 
 def unreachable() -> str:
-    """Why the hub cannot be asked, found out in one try; empty where it can."""
+    """Return why the hub cannot be asked, found out in one try; empty where it can."""
     from huggingface_hub import constants
 
     if constants.is_offline_mode():
@@ -31,7 +37,9 @@ def unreachable() -> str:
     parts = urlsplit(constants.ENDPOINT)
     host = parts.hostname or parts.path
     try:
-        with socket.create_connection((host, parts.port or (80 if parts.scheme == "http" else 443)), _PATIENCE):
+        with socket.create_connection(
+            (host, parts.port or (80 if parts.scheme == "http" else 443)), _PATIENCE
+        ):
             return ""
     except OSError as e:
         return f"{host} cannot be reached: {e.strerror or e}"
@@ -39,7 +47,9 @@ def unreachable() -> str:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Inside the block the library, and `datasets` on top of it, look in their caches and ask nobody."""
+    """Inside the block the library, and `datasets` on top of it, look in their caches and ask
+    nobody.
+    """
     from huggingface_hub import constants
 
     modules = [m for m in (constants, sys.modules.get("datasets.config")) if m is not None]
@@ -55,7 +65,9 @@ def offline() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside the block the library does not log each retry; what it raises in the end says enough."""
+    """Inside the block the library does not log each retry; what it raises in the end says
+    enough.
+    """
     logger = logging.getLogger("huggingface_hub")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -66,10 +78,15 @@ def quiet() -> Iterator[None]:
 
 
 def is_folder(name: str) -> bool:
-    """Whether a model called *name* is a folder, there or not: a hub's name neither begins nor ends like a path, and
-    one that begins with a folder that is here is only the hub's where its cache has it.
+    """Return whether a model called *name* is a folder, there or not: a hub's name neither begins
+    nor ends like a path, and one that begins with a folder that is here is only the hub's where its
+    cache has it.
     """
-    if os.path.exists(os.path.expanduser(name)) or name.startswith((".", "/", "~")) or name.endswith("/"):
+    if (
+        os.path.exists(os.path.expanduser(name))
+        or name.startswith((".", "/", "~"))
+        or name.endswith("/")
+    ):
         return True
     owner, slash, _ = name.partition("/")
     return bool(slash) and os.path.isdir(owner) and not _in_cache(name)
@@ -85,34 +102,110 @@ def check_folder(name: str) -> None:
     if not is_folder(name) or os.path.isdir(path):
         return
     if os.path.exists(path):
-        raise UsageError(f"model {name!r} is a file; expected a folder in Hugging Face format, or a hub name")
-    beside = (p.name for p in path.parent.glob("*") if p.is_dir()) if os.path.isdir(path.parent) else ()
+        raise UsageError(
+            f"model {name!r} is a file; expected a folder in Hugging Face format, or a hub name"
+        )
+    beside = (
+        (p.name for p in path.parent.glob("*") if p.is_dir()) if os.path.isdir(path.parent) else ()
+    )
     near = nearest(path.name, beside)
     near = meaning(near and name.rstrip("/").removesuffix(path.name) + near)
     taken = "" if path.is_absolute() or name[0] in ".~" or name.endswith("/") else _taken(name)
     raise UsageError(
-        f"model {name!r} does not exist{near or ';'} expected a folder in Hugging Face format, or a hub name{taken}"
+        f"model {name!r} does not exist{near or ';'} expected a folder in Hugging Face format, or "
+        f"a hub name{taken}"
     )
 
 
+def has_adapters_alone(name: str | Path) -> bool:
+    """Return whether *name* is a folder of adapters in the format of peft, which change a model
+    that is elsewhere.
+    """
+    folder = Path(os.path.expanduser(name))
+    return os.path.isfile(folder / "adapter_config.json") and not os.path.isfile(
+        folder / "config.json"
+    )
+
+
+def base_named(folder: str | Path) -> tuple[str, str]:
+    """Return the path or id of the model that the adapters in *folder* change, and the digest of
+    its weights or ``""``.
+
+    Raises:
+        UsageError: the folder does not say, or the files are damaged.
+    """
+    folder = Path(os.path.expanduser(folder))
+    try:
+        if os.path.isfile(folder / BASE_FILE):
+            record = json.loads((folder / BASE_FILE).read_text(encoding="utf-8"))
+            return str(record["model"]), str(record["sha256"])
+        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))[
+            "base_model_name_or_path"
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise UsageError(f"the adapters in {folder} are damaged ({type(e).__name__}: {e})") from e
+    if not base:
+        raise UsageError(
+            f"{folder} has LoRA adapters alone: quintain export BASE_MODEL DIR --merge {folder}"
+        )
+    return str(base), ""
+
+
+def check_whole(name: str) -> None:
+    """Refuse a folder of adapters as *name*, for programs that cannot merge them.
+
+    Raises:
+        UsageError: it is one; the message has the command that merges them.
+    """
+    if has_adapters_alone(name):
+        raise UsageError(
+            f"{name} has LoRA adapters alone: run `quintain export {name} DIR` once, and name DIR "
+            f"instead"
+        )
+
+
 def check_available(name: str) -> None:
-    """That the model *name* is a folder, is in the hub's cache, or can be downloaded; raises as `check_reachable`."""
+    """Check that the model *name* is a folder, is in the hub's cache, or can be downloaded.
+
+    Of adapters, the model that they change. Raises as `check_reachable`.
+    """
+    if has_adapters_alone(name):
+        return check_base_available(name)
     if not is_folder(name) and not _in_cache(name):
         check_reachable(name)
+    return None
 
 
-def saved_parameters(name: str) -> int:
-    """Number of parameters in the safetensors files of the model *name*; 0 if they are not here or cannot be read."""
-    cached = "" if is_folder(name) else _in_cache(name)
-    folder, count = Path(cached).parent if cached else Path(os.path.expanduser(name)), 0
+def check_base_available(folder: str | Path) -> None:
+    """That the model which the adapters in *folder* change can be had.
+
+    Raises:
+        UsageError: it cannot; the message names the file with its path.
+    """
+    base, _ = base_named(folder)
     try:
-        for path in folder.glob("*.safetensors"):
-            with open(path, "rb") as file:
-                tensors = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000)))
-            count += sum(math.prod(t["shape"]) for key, t in tensors.items() if key != "__metadata__")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return 0  # whoever loads it says what is wrong
-    return count
+        check_folder(base)
+        check_available(base)
+    except UsageError as e:
+        place = f"{Path(folder) / BASE_FILE} names the model that the adapters change"
+        raise UsageError(f"{e} ({place})") from e
+
+
+def config_folder(name: str) -> str:
+    """Return a folder with the configuration of model *name*, which may be fetched from the hub;
+    empty if it cannot be had.
+    """
+    if has_adapters_alone(name):
+        name = base_named(name)[0]
+    if is_folder(name):
+        return os.path.expanduser(name)
+    cached = _in_cache(name)
+    if not cached and not unreachable():
+        from huggingface_hub import hf_hub_download
+
+        with quiet():
+            cached = hf_hub_download(name, "config.json")
+    return os.path.dirname(cached)
 
 
 def check_reachable(name: str) -> None:
@@ -123,20 +216,21 @@ def check_reachable(name: str) -> None:
     """
     if reason := unreachable():
         raise UsageError(
-            f"cannot load model {name!r}: there is no such folder, the hub's cache does not have it, and {reason}; run "
-            f"`hf download {name}` once where there is network, or name a folder in Hugging Face format"
+            f"cannot load model {name!r}: there is no such folder, the hub's cache does not have "
+            f"it, and {reason}; run `hf download {name}` once where there is network, or name a "
+            "folder in Hugging Face format"
         )
 
 
 def _taken(name: str) -> str:
     return (
-        f" (there is a folder {name.partition('/')[0]!r} here, so it is taken for a path; if the hub's model is meant, "
-        f"`hf download {name}` fetches it first)"
+        f" (there is a folder {name.partition('/')[0]!r} here, so it is taken for a path; if the "
+        f"hub's model is meant, `hf download {name}` fetches it first)"
     )
 
 
 def _in_cache(name: str) -> str:
-    """The path of a model's configuration in the hub's cache; empty if it is not there."""
+    """Return the path of a model's configuration in the hub's cache; empty if it is not there."""
     if importlib.util.find_spec("huggingface_hub") is None:
         return ""
     from huggingface_hub import try_to_load_from_cache

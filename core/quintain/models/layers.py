@@ -1,10 +1,11 @@
 """The layers of a Llama-, Qwen2- or Qwen3-shaped transformers module as plain functions.
 
-Decoding and training call these functions instead of the module's own forward, because they decide themselves what is
-cached, what sequences share and how attention reads it. The weights stay in the module; nothing is copied.
+Decoding and training call these functions instead of the module's own forward, because they decide
+themselves what is cached, what sequences share and how attention reads it. The weights stay in the
+module; nothing is copied.
 
-Shapes: N sequences, T tokens, D hidden size, H query heads, K key heads, E head size, V vocabulary. Functions take any
-leading dimensions, written ``...``.
+Shapes: N sequences, T tokens, D hidden size, H query heads, K key heads, E head size, V vocabulary.
+Functions take any leading dimensions, written ``...``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class JoinedLinear:
 
     Attributes:
         parts: the modules; where one has an adapter, each is called on its own.
-        weight, bias: views over those of all parts, where `fuse_storage` joined them in memory, else ``None``.
+        weight, bias: views over those of all parts, where `fuse_storage` joined them in memory,
+            else ``None``.
     """
 
     def __init__(self, *parts: Any) -> None:
@@ -51,19 +53,23 @@ class JoinedLinear:
             return torch.cat([part(x) for part in self.parts], dim=-1)
         if not torch.is_grad_enabled() and self._lies_joined():
             return functional.linear(x, cast(Tensor, self.weight), self.bias)
-        # With autograd the parameters are concatenated on each call: a view over their common storage would get the
-        # gradient in their place. The copy is small beside the product.
+        # With autograd the parameters are concatenated on each call: a view over their common
+        # storage would get the gradient in their place. The copy is small beside the product.
         bias = torch.cat([part.bias for part in self.parts]) if self._biases else None
         return functional.linear(x, torch.cat([part.weight for part in self.parts]), bias)
 
     def without_gradient(self) -> Callable[[Tensor], Tensor]:
-        """The same map with all checks made now, for loops that call it thousands of times."""
+        """Return the same map with all checks made now, for loops that call it thousands of
+        times.
+        """
         if not self._lies_joined():
             return self
         return partial(functional.linear, weight=cast(Tensor, self.weight), bias=self.bias)
 
     def _lies_joined(self) -> bool:
-        """Whether the view still covers all weights: moving or casting the module gives them other storage."""
+        """Return whether the view still covers all weights: moving or casting the module gives them
+        other storage.
+        """
         return self.weight is not None and self.weight.data_ptr() == self.parts[0].weight.data_ptr()
 
 
@@ -78,7 +84,8 @@ class Layer:
     def __init__(self, index: int, block: Any) -> None:
         self.index = index
         self.attention, self.feedforward = attention, feedforward = block.self_attn, block.mlp
-        self.before_attention, self.before_feedforward = block.input_layernorm, block.post_attention_layernorm
+        self.before_attention = block.input_layernorm
+        self.before_feedforward = block.post_attention_layernorm
         self.qkv = JoinedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.gate_up = JoinedLinear(feedforward.gate_proj, feedforward.up_proj)
 
@@ -91,7 +98,8 @@ class Decoder:
         heads, key_heads, head_dim: H, K, E.
         scaling: factor on the attention scores.
         embed: ids [...] to hidden states [..., D].
-        head: the output layer, [..., D] to [..., V]; its weight is that of *embed* where the two are tied.
+        head: the output layer, [..., D] to [..., V]; its weight is that of *embed* where the two
+            are tied.
     """
 
     def __init__(self, base: Any) -> None:
@@ -105,7 +113,8 @@ class Decoder:
 
     @classmethod
     def of(cls, module: nn.Module) -> Self | None:
-        """Return the view, or ``None`` where *module* has another architecture, so that only its own forward works.
+        """Return the view, or ``None`` where *module* has another architecture, so that only its
+        own forward works.
 
         Adapters of peft take part: their modules are called.
         """
@@ -121,14 +130,19 @@ class Decoder:
         return self.embed.weight.dtype
 
     def rotary(self, positions: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, each [..., E], of integer *positions* [...]; angles are computed in float32."""
+        """Return cosines and sines, each [..., E], of integer *positions* [...]; angles are
+        computed in float32.
+        """
         like = torch.empty(0, dtype=dtype or self.dtype, device=self.device)
         cos, sin = self._rotary(like, positions.reshape(1, -1))
         shape = (*positions.shape, self.head_dim)
         return cos.reshape(shape), sin.reshape(shape)
 
-    def qkv(self, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries [..., H, E], keys and values [..., K, E] of *hidden* [..., D], normed and rotated.
+    def qkv(
+        self, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries [..., H, E], keys and values [..., K, E] of *hidden* [..., D], normed and
+        rotated.
 
         Args:
             cos, sin: from `rotary`, of the positions of *hidden*.
@@ -136,16 +150,23 @@ class Decoder:
         joined = layer.qkv(self.rms_norm(layer.before_attention, hidden))
         return self.split_heads(layer, joined, cos, sin)
 
-    def split_heads(self, layer: Layer, joined: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_heads(
+        self, layer: Layer, joined: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm and rotate the joined projections [..., (H + 2 K) E]: the second half of `qkv`."""
         heads = joined.unflatten(-1, (-1, self.head_dim))
         query, key, value = heads.split((self.heads, self.key_heads, self.key_heads), dim=-2)
         if hasattr(layer.attention, "q_norm"):
-            query, key = self.rms_norm(layer.attention.q_norm, query), self.rms_norm(layer.attention.k_norm, key)
+            query, key = (
+                self.rms_norm(layer.attention.q_norm, query),
+                self.rms_norm(layer.attention.k_norm, key),
+            )
         return rotate(query, cos, sin), rotate(key, cos, sin), value
 
     def head_norm(self, layer: Layer) -> tuple[Tensor | None, float]:
-        """Return the norm weights of queries and keys, [H + K, E] or ``None`` without such norms, and the epsilon."""
+        """Return the norm weights of queries and keys, [H + K, E] or ``None`` without such norms,
+        and the epsilon.
+        """
         if not hasattr(layer.attention, "q_norm"):
             return None, 0.0
         query, key = layer.attention.q_norm, layer.attention.k_norm
@@ -153,7 +174,9 @@ class Decoder:
         return torch.cat(weights), query.variance_epsilon
 
     def after_attention(self, layer: Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
-        """Add the attention's output to *hidden* [..., D]; *mixed* is the mixed values, [..., H, E]."""
+        """Add the attention's output to *hidden* [..., D]; *mixed* is the mixed values, [..., H,
+        E].
+        """
         return hidden + layer.attention.o_proj(mixed.flatten(-2))
 
     def mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
@@ -176,7 +199,8 @@ class Decoder:
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Root-mean-square norm over the last dimension, E. Half precision is widened inside, as in transformers.
+    """Root-mean-square norm over the last dimension, E. Half precision is widened inside, as in
+    transformers.
 
     Args:
         weight: [E], or one per head [heads, E].
@@ -190,40 +214,63 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the half-split convention of transformers: [..., heads, E] with *cos*, *sin* [..., E].
+    """Rotary embedding in the half-split convention of transformers: [..., heads, E] with *cos*,
+    *sin* [..., E].
 
-    `fused` and the decoding step compute the same with fused multiply-adds, each in the form that is fastest there;
-    results differ in the last bit.
+    `fused` and the decoding step compute the same with fused multiply-adds, each in the form that
+    is fastest there; results differ in the last bit.
     """
     half = heads.shape[-1] // 2
     turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
     return heads * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
     """Attention of queries [N, T, H, E] over keys and values [N, S, K, E] -> [N, T, H, E].
 
     Args:
         mask: additive or boolean, broadcastable to [N, 1, T, S]; ``None`` is causal (then T = S).
     """
+    if needs_all_heads(query, key, mask):
+        key, value = (
+            x.repeat_interleave(query.shape[2] // x.shape[2], dim=2) for x in (key, value)
+        )
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    grouped = query.shape[1] != key.shape[1]
     mixed = functional.scaled_dot_product_attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=query.shape[2] != key.shape[2],
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
     )
     return mixed.transpose(1, 2)
+
+
+def needs_all_heads(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
+    """Return whether fast attention of grouped heads [N, T, H, E] over [N, S, K, E] needs a key
+    head for each query head.
+
+    On a GPU torch has a fast kernel for groups in flash attention alone, which takes neither a mask
+    nor float32; else the math kernel would keep the scores of all heads, [N, H, T, S]. The
+    memory-efficient kernel takes both, but no groups. The kernels of a CPU take groups and masks.
+    """
+    if not on_gpu(query) or query.shape[2] == key.shape[2]:
+        return False
+    half = query.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cuda")
+    return mask is not None or not half
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Return whether torch computes with *x* by the kernels of a GPU."""
+    return x.is_cuda
 
 
 def fuse_storage(module: nn.Module) -> bool:
     """Join the query, key and value weights of each layer in memory, and those of gate and up.
 
-    The parameters keep their names and stay separate: optimizers, ``state_dict`` and ``save_pretrained`` see no
-    difference. One matrix product over the joined storage replaces three (two), and in-place updates show in it at
-    once. Moving or casting the module afterwards separates them again, so fuse last.
+    The parameters keep their names and stay separate: optimizers, ``state_dict`` and
+    ``save_pretrained`` see no difference. One matrix product over the joined storage replaces three
+    (two), and in-place updates show in it at once. Moving or casting the module afterwards
+    separates them again, so fuse last.
 
     Returns:
         whether it was done; models with adapters and other architectures stay as they are.
@@ -246,7 +293,9 @@ def _rehome(parameters: list[nn.Parameter]) -> None:
     if len(parameters) < 2 or _adjacent(parameters) is not None:
         return  # joined already: joining again would leave earlier views on dead storage
     together = torch.cat([p.detach() for p in parameters])
-    for parameter, view in zip(parameters, together.split([p.shape[0] for p in parameters]), strict=True):
+    for parameter, view in zip(
+        parameters, together.split([p.shape[0] for p in parameters]), strict=True
+    ):
         parameter.data = view
 
 
@@ -267,26 +316,39 @@ def _is_plain(base: nn.Module) -> bool:
 
 
 def cache_shape(config: Any) -> tuple[int, int, int]:
-    """Return layers, key heads and head size of a text model's *config*; keys and values each cache their product."""
+    """Return layers, key heads and head size of a text model's *config*; keys and values each cache
+    their product.
+    """
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
-    return config.num_hidden_layers, key_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
+    return (
+        config.num_hidden_layers,
+        key_heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+    )
 
 
 def steady_length(config: Any) -> int | None:
-    """Longest sequence whose rotary frequencies are its own, by a text model's *config*; ``None`` without a limit.
+    """Longest sequence whose rotary frequencies are its own, by a text model's *config*; ``None``
+    without a limit.
 
-    Beyond it, the frequencies of all rows of a batch follow its longest row (``longrope``, ``dynamic``).
+    Beyond it, the frequencies of all rows of a batch follow its longest row (``longrope``,
+    ``dynamic``).
     """
     rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if kind]  # one per kind of layer
+    # one per kind of layer
+    kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if kind]
     changing = [kind for kind in kinds if kind.get("rope_type", "default") not in STATIC_ROPE]
     field = "original_max_position_embeddings"
-    return min((kind.get(field) or config.max_position_embeddings for kind in changing), default=None)
+    return min(
+        (kind.get(field) or config.max_position_embeddings for kind in changing), default=None
+    )
 
 
 def has_windows(config: Any) -> bool:
-    """Whether some layers of a text model's *config* attend to a window only, which no short probe can notice."""
+    """Return whether some layers of a text model's *config* attend to a window only, which no short
+    probe can notice.
+    """
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return any(kind != "full_attention" for kind in kinds)
@@ -294,7 +356,9 @@ def has_windows(config: Any) -> bool:
 
 
 def _adjacent(parameters: list[nn.Parameter]) -> Tensor | None:
-    """Return one tensor over *parameters* if they follow each other in one storage, as after `fuse_storage`."""
+    """Return one tensor over *parameters* if they follow each other in one storage, as after
+    `fuse_storage`.
+    """
     first = parameters[0]
     at = first.data_ptr()
     for parameter in parameters:
@@ -303,4 +367,6 @@ def _adjacent(parameters: list[nn.Parameter]) -> Tensor | None:
             return None
         at += parameter.numel() * parameter.element_size()
     rows = sum(p.shape[0] for p in parameters)
-    return first.detach().as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+    return first.detach().as_strided(
+        (rows, *first.shape[1:]), first.stride(), first.storage_offset()
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -15,17 +15,26 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from .hf import check_folder, check_reachable, is_folder, quiet
+from .adapter_files import check_base, merge_adapters
+from .hf import (
+    base_named,
+    check_base_available,
+    check_folder,
+    check_reachable,
+    has_adapters_alone,
+    is_folder,
+    quiet,
+)
 from .layers import cache_shape, fuse_storage, steady_length
-from .lora import with_adapters
+from .lora import named_tensors, with_adapters
 from .tokenizer import HFTokenizer
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-
-OUT_OF_MEMORY = (
-    "the GPU is out of memory; in this order, set learner.checkpoint_activations=true, lower learner.token_budget, "
-    "engine.args.slots and sampling.max_tokens, train adapters with model.lora={}, or take a smaller model"
-)
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 _WEIGHT_FILES = ("*.safetensors", "*.bin")
@@ -33,7 +42,10 @@ _NO_LIMIT = 1_000_000
 
 _CAUSES = {
     "custom code": "it needs Python code of its own, which Quintain never runs; see docs/models.md",
-    "weights only": "its weights are a pickle of more than tensors, not opened; name a folder with model.safetensors",
+    "weights only": (
+        "its weights are a pickle of more than tensors, not opened; name a folder with "
+        "model.safetensors"
+    ),
     "not recognize this architecture": "the installed transformers does not have its model_type; upgrade transformers",
     "unrecognized configuration": "its architecture is not a causal language model; see docs/models.md",
     "attention implementation|flashattention": "it does not have the attention asked for; leave attn out",
@@ -46,8 +58,8 @@ class LoadedModel:
     """A model ready to decode or to train.
 
     Attributes:
-        module: the transformers module, in evaluation mode and without dropout (a peft module where adapters were asked
-            for).
+        module: the transformers module, in evaluation mode and without dropout (a peft module where
+            adapters were asked for).
         tokenizer: its tokenizer and chat template.
         path: the name or folder it came from.
         context: longest sequence that the architecture allows.
@@ -74,40 +86,40 @@ def load_model(
     attn: str | None = None,
     lora: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
-    """Load *name_or_path*: a folder in Hugging Face format, or a name on the hub.
+    """Load *name_or_path*: a folder in Hugging Face format, or a name on the hub; adapters are
+    merged into their base.
 
     Args:
-        dtype: ``float32``, ``bfloat16``, ``float16``, ``float64``, or ``auto`` for what the checkpoint was saved in.
+        dtype: ``float32``, ``bfloat16``, ``float16``, ``float64``, or ``auto`` for what the
+            checkpoint was saved in.
         device: ``auto`` is the GPU where there is one, else the CPU.
-        attn: attention implementation of the module's own forward (``sdpa``, ``eager``, ``flash_attention_2``); by
-            default ``sdpa`` where the architecture has it, else ``eager``.
-        lora: fields of `peft.LoraConfig`; the adapters are then what trains. Their dropout must be 0.
+        attn: attention implementation of the module's own forward (``sdpa``, ``eager``,
+            ``flash_attention_2``); by default ``sdpa`` where the architecture has it, else
+            ``eager``.
+        lora: fields of `peft.LoraConfig`; the adapters are then what trains. Their dropout must be
+            0.
 
     Raises:
-        UsageError: no such model, no tokenizer, no weights, or a wrong argument; the message names what to do.
+        UsageError: no such model, no tokenizer, no weights, or a wrong argument; the message names
+            what to do.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     path = str(name_or_path)
     if is_folder(path):
         check_folder(path)
         path = os.path.expanduser(path)
         _check_folder(Path(path))
-    tokenizer = _from_pretrained(AutoTokenizer, path)
-    kind = "auto" if dtype == "auto" else as_dtype(dtype)
-    options = {"dtype": kind, "attn_implementation": attn, "output_loading_info": True}
-    module, report = _from_pretrained(AutoModelForCausalLM, path, **options)
-    if missing := sorted(report["missing_keys"]):
-        raise UsageError(
-            f"model {path!r} has no weights for {len(missing)} of the tensors of {type(module).__name__}, first "
-            f"{missing[0]!r}, which would be random; save or download it again, or name a causal language model"
-        )
+    has_tokenizer = not has_adapters_alone(path) or _has_any(Path(path), _TOKENIZER_FILES)
+    tokenizer = _from_pretrained(AutoTokenizer, path if has_tokenizer else base_named(path)[0])
+    module = _module_of(path, "auto" if dtype == "auto" else as_dtype(dtype), attn)
     tokenizer = HFTokenizer(tokenizer, stop_ids=_generation_stops(module))
     embeddings = module.get_input_embeddings().weight.shape[0]
     if tokenizer.vocab_size > embeddings:
         raise UsageError(
-            f"model {path!r} has embeddings for {embeddings} ids but its tokenizer has {tokenizer.vocab_size}; "
-            "use the tokenizer it was trained with, or `model.resize_token_embeddings(len(tokenizer))` and save again"
+            f"model {path!r} has embeddings for {embeddings} ids but its tokenizer has "
+            f"{tokenizer.vocab_size}; use the tokenizer it was trained with, or "
+            "`model.resize_token_embeddings(len(tokenizer))` and save again"
         )
     without_dropout(module)
     module.to(as_device(device))
@@ -116,8 +128,44 @@ def load_model(
     module.eval()
     fused = lora is None and fuse_storage(module)
     return LoadedModel(
-        module=module, tokenizer=tokenizer, path=path, context=context_of(module, tokenizer), fused=fused
+        module=module,
+        tokenizer=tokenizer,
+        path=path,
+        context=context_of(module, tokenizer),
+        fused=fused,
     )
+
+
+def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
+    """Return the transformers module of *path*; that of adapters is their base with them, added in
+    float32 at least.
+
+    Raises:
+        UsageError: weights are missing, or the base is not the one that the adapters were trained
+            on.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if has_adapters_alone(path):
+        check_base_available(path)
+        wide = dtype if dtype == torch.float64 else torch.float32
+        module = _module_of(os.path.expanduser(base_named(path)[0]), wide, attn)
+        check_base(module, Path(path))
+        module = merge_adapters(module, path)
+        exact = getattr(module, "_keep_in_fp32_modules_strict", None) or ()
+        for name, tensor in named_tensors(module) if isinstance(dtype, torch.dtype) else ():
+            if tensor.is_floating_point() and not any(part in name for part in exact):
+                tensor.data = tensor.data.to(dtype)
+        return module
+    options = {"dtype": dtype, "attn_implementation": attn, "output_loading_info": True}
+    module, report = _from_pretrained(AutoModelForCausalLM, path, **options)
+    if missing := sorted(report["missing_keys"]):
+        raise UsageError(
+            f"model {path!r} has no weights for {len(missing)} of the tensors of "
+            f"{type(module).__name__}, first {missing[0]!r}, which would be random; save or "
+            "download it again, or name a causal language model"
+        )
+    return module
 
 
 def as_dtype(name: str) -> torch.dtype:
@@ -146,12 +194,16 @@ def as_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device {name!r} is not supported: expected auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= (gpus := torch.cuda.device_count()):
-        raise UsageError(f"device {name!r}: this torch sees {gpus} GPUs; use device = 'auto' or 'cpu'")
+        raise UsageError(
+            f"device {name!r}: this torch sees {gpus} GPUs; use device = 'auto' or 'cpu'"
+        )
     return device
 
 
 def context_of(module: Any, tokenizer: HFTokenizer | None = None) -> int:
-    """Return the longest sequence of *module*: its `steady_length`, else by config, tokenizer, or 2,048 tokens."""
+    """Return the longest sequence of *module*: its `steady_length`, else by config, tokenizer, or
+    2,048 tokens.
+    """
     config = module.config
     if steady := steady_length(config.get_text_config()):
         return steady
@@ -170,7 +222,9 @@ def cache_bytes(module: Any, tokens: int, dtype: str) -> int:
 
 
 def trainable(module: nn.Module, lora: Mapping[str, Any] | None) -> nn.Module:
-    """Return *module* in float32 at least and without dropout, with adapters where *lora* has settings."""
+    """Return *module* in float32 at least and without dropout, with adapters where *lora* has
+    settings.
+    """
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters()):
         module.float()
     if lora is not None:
@@ -180,38 +234,48 @@ def trainable(module: nn.Module, lora: Mapping[str, Any] | None) -> nn.Module:
 
 
 def without_dropout(module: nn.Module) -> None:
-    """Switch off all dropout of *module*, in training mode too: the trained policy must be the sampled one."""
+    """Switch off all dropout of *module*, in training mode too: the trained policy must be the
+    sampled one.
+    """
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.p = 0.0
     for owner in (getattr(module, "config", None), *module.modules()):
         for field, value in list(vars(owner).items()) if owner is not None else ():
-            if "drop" in field and isinstance(value, float):  # attention_dropout, resid_pdrop, layerdrop, ...
+            # attention_dropout, resid_pdrop, layerdrop, ...
+            if "drop" in field and isinstance(value, float):
                 setattr(owner, field, 0.0)
 
 
 def _check_folder(folder: Path) -> None:
+    if has_adapters_alone(folder):
+        return
     if not (folder / "config.json").exists():
         raise UsageError(
-            f"model folder {folder} has no config.json; "
-            f"save a model there with `model.save_pretrained({str(folder)!r})`, or name another folder"
+            f"model folder {folder} has no config.json; save a model there with "
+            f"`model.save_pretrained({str(folder)!r})`, or name another folder"
         )
-    if not any((folder / name).exists() for name in _TOKENIZER_FILES):
+    if not _has_any(folder, _TOKENIZER_FILES):
         raise UsageError(
             f"model folder {folder} has no tokenizer (tokenizer.json); "
             f"save the model's own there with `tokenizer.save_pretrained({str(folder)!r})`"
         )
-    if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_FILES):
+    if not _has_any(folder, _WEIGHT_FILES):
         raise UsageError(
-            f"model folder {folder} has no weights (*.safetensors); save them with `model.save_pretrained`"
+            f"model folder {folder} has no weights (*.safetensors); save them with "
+            f"`model.save_pretrained`"
         )
+
+
+def _has_any(folder: Path, patterns: Iterable[str]) -> bool:
+    return any(any(folder.glob(pattern)) for pattern in patterns)
 
 
 def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
     """Call ``kind.from_pretrained`` and raise one error for the library's many.
 
-    A model in the hub's cache is used without a request, so that a machine without network does not wait; for others
-    the hub must be reachable.
+    A model in the hub's cache is used without a request, so that a machine without network does not
+    wait; for others the hub must be reachable.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -221,16 +285,20 @@ def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
         return _cached_or_fetched(kind, path, trust_remote_code=False, **options)
     except (MemoryError, UsageError):
         raise
-    except Exception as error:  # torch, safetensors and tokenizers each raise their own; tokenizers plain `Exception`
-        if cause := next((text for words, text in _CAUSES.items() if re.search(words, str(error).lower())), ""):
+    except Exception as error:
+        # torch, safetensors and tokenizers each raise their own; tokenizers plain `Exception`
+        if cause := next(
+            (text for words, text in _CAUSES.items() if re.search(words, str(error).lower())), ""
+        ):
             raise UsageError(f"cannot load model {path!r}: {cause}") from error
         reason = shorten(str(error), 240, placeholder=" ...") or type(error).__name__
         where = (
-            "the folder is damaged or of an unknown kind; save or download the model again, or name another folder"
+            "the folder is damaged or of an unknown kind; save or download the model again, or "
+            "name another folder"
             if os.path.exists(path)
             else (
-                f"no such folder, and the hub's cache does not have it; download it once with `hf download {path}`, "
-                "or name a folder in Hugging Face format"
+                "no such folder, and the hub's cache does not have it; download it once with `hf "
+                f"download {path}`, or name a folder in Hugging Face format"
             )
         )
         raise UsageError(f"cannot load model {path!r}: {where} ({reason})") from error

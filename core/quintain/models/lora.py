@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,33 +13,49 @@ from ..errors import UsageError
 
 EXACT = """r lora_alpha rank_pattern alpha_pattern use_rslora target_modules exclude_modules target_parameters
     layers_to_transform layers_pattern fan_in_fan_out task_type""".split()
-"""Fields of `peft.LoraConfig` with which the policy is the base model, untouched, plus products that are merged."""
+"""Fields of `peft.LoraConfig` with which the policy is the base model, untouched, plus products
+that are merged.
+"""
 
 
 def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
-    """Return *module* with adapters, which alone train; by default on all linear maps but the output layer.
+    """Return *module* with adapters, which alone train; by default on all linear maps but the
+    output layer.
 
     Args:
         settings: fields of `peft.LoraConfig`.
 
     Raises:
-        UsageError: peft is not installed, or a setting is unknown or keeps the adapters from being merged.
+        UsageError: peft is not installed, or a setting is unknown or keeps the adapters from being
+            merged.
     """
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as missing:
         raise UsageError("lora needs peft: pip install 'quintain[lora]'") from missing
-    linear = [(name, type(part)) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-    others = [name for name, kind in linear if kind is not nn.Linear]  # Llama 4's router, which returns a pair
-    fields = {"target_modules": "all-linear", "task_type": "CAUSAL_LM", "exclude_modules": others or None, **settings}
+    linear = [
+        (name, type(part)) for name, part in module.named_modules() if isinstance(part, nn.Linear)
+    ]
+    # Llama 4's router, which returns a pair
+    others = [name for name, kind in linear if kind is not nn.Linear]
+    fields = {
+        "target_modules": "all-linear",
+        "task_type": "CAUSAL_LM",
+        "exclude_modules": others or None,
+        **settings,
+    }
     for name, value in fields.items():
-        plain = not value or value in ("none", "gaussian", "orthogonal") or (name, value) == ("init_lora_weights", True)
+        plain = (
+            not value
+            or value in ("none", "gaussian", "orthogonal")
+            or (name, value) == ("init_lora_weights", True)
+        )
         if name in {*LoraConfig.__dataclass_fields__} - {*EXACT} and not plain:
-            raise UsageError(f"lora.{name} = {value!r} is not supported: sampler or ref would be wrong; leave it out")
-    with warnings.catch_warnings():  # peft still asks transformers 5 by an older name
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-        # Its own pattern for the experts of a mixture is applied, but not counted as a match.
-        warnings.filterwarnings("ignore", message=".*_pattern keys did not match", category=RuntimeWarning)
+            raise UsageError(
+                f"lora.{name} = {value!r} is not supported: sampler or ref would be wrong; leave "
+                f"it out"
+            )
+    with without_warnings():
         try:
             adapted = get_peft_model(module, LoraConfig(**fields))
         except (TypeError, ValueError) as error:
@@ -47,47 +64,72 @@ def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
             raise UsageError(f"lora {dict(settings)!r}: {reason}; {fix}") from error
     inputs, outputs = adapted.get_input_embeddings(), adapted.get_output_embeddings()
     if hasattr(inputs, "base_layer") and inputs.weight is outputs.weight:
-        raise UsageError("an adapter on embeddings that are the output layer, too, is not supported; exclude them")
+        raise UsageError(
+            "an adapter on embeddings that are the output layer, too, is not supported; exclude "
+            "them"
+        )
     return adapted
 
 
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Leave out the warnings of peft that mean nothing here."""
+    with warnings.catch_warnings():  # it still asks transformers 5 by an older name
+        warnings.filterwarnings(
+            "ignore", message=".*is_gradient_checkpointing", category=FutureWarning
+        )
+        # Its own pattern for the experts of a mixture is applied, but not counted as a match.
+        warnings.filterwarnings(
+            "ignore", message=".*_pattern keys did not match", category=RuntimeWarning
+        )
+        yield
+
+
 def has_adapters(module: nn.Module) -> bool:
-    """Whether peft wraps *module*."""
+    """Return whether peft wraps *module*."""
     return hasattr(module, "get_base_model")
 
 
 def base_of(module: Any) -> Any:
-    """The transformers module of *module*, which peft may wrap."""
+    """Return the transformers module of *module*, which peft may wrap."""
     return module.get_base_model() if has_adapters(module) else module
 
 
 def body_of(module: Any) -> Any:
-    """The module without its output layer: ids to hidden states."""
+    """Return the module without its output layer: ids to hidden states."""
     base = base_of(module)
-    # `Llama4ForCausalLM` has its body under another name than its `base_model_prefix`, and returns itself.
+    # `Llama4ForCausalLM` has its body under another name than its `base_model_prefix`, and returns
+    # itself.
     return base.model if base.base_model is base else base.base_model
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and tensor of each parameter and each persistent buffer, such as the routing bias of experts."""
+    """Yield name and tensor of each parameter and each persistent buffer, such as the routing bias
+    of experts.
+    """
     yield from module.named_parameters()
     saved = module.state_dict().keys()
     yield from ((name, buffer) for name, buffer in module.named_buffers() if name in saved)
 
 
 def merged_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield name, as in a Hugging Face checkpoint, and tensor of each parameter and persistent buffer, the adapters'
-    change added.
+    """Yield name, as in a Hugging Face checkpoint, and tensor of each parameter and persistent
+    buffer, the adapters' change added.
     """
     base = base_of(module)
-    adapted = {name: part for name, part in base.named_modules() if hasattr(part, "get_delta_weight")}
+    adapted = {
+        name: part for name, part in base.named_modules() if hasattr(part, "get_delta_weight")
+    }
     for name, parameter in named_tensors(base):
         owner, _, leaf = name.rpartition(".")
         if owner in adapted or any(owner.startswith(f"{a}.lora_") for a in adapted):
             continue
         layer, merged = owner, parameter
-        while layer.endswith(".base_layer"):  # two for experts, whose maps are two parameters of one module
+        # two for experts, whose maps are two parameters of one module
+        while layer.endswith(".base_layer"):
             layer = layer.removesuffix(".base_layer")
             if layer in adapted and leaf == getattr(adapted[layer], "parameter_name", "weight"):
-                merged = merged + sum(adapted[layer].get_delta_weight(a) for a in adapted[layer].active_adapters)
+                merged = merged + sum(
+                    adapted[layer].get_delta_weight(a) for a in adapted[layer].active_adapters
+                )
         yield f"{layer}.{leaf}" if layer else leaf, merged

@@ -1,4 +1,6 @@
-"""The probe: log-probs of a short text from a module's own forward, which every faster forward must reproduce."""
+"""The probe: log-probs of a short text from a module's own forward, which every faster forward must
+reproduce.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,17 @@ def plain_log_probs(module: nn.Module, ids: Sequence[int]) -> Tensor:
 
 def _logits(module: nn.Module, ids: Sequence[int]) -> Tensor:
     device = next(module.parameters()).device
-    return cast(Any, module)(input_ids=torch.tensor([list(ids)], device=device), use_cache=False).logits[0]
+    return cast(Any, module)(
+        input_ids=torch.tensor([list(ids)], device=device), use_cache=False
+    ).logits[0]
 
 
 @torch.no_grad()
 def logit_map_of(module: nn.Module) -> LogitMap:
     """What *module* does to the product of its output layer.
 
-    The layer's output is replaced by known values, from tiny to huge, so that the result does not depend on weights:
-    a soft cap at 30 is invisible in the logits of a new model.
+    The layer's output is replaced by known values, from tiny to huge, so that the result does not
+    depend on weights: a soft cap at 30 is invisible in the logits of a new model.
     """
     known = torch.tensor([1e-6, 1e30], dtype=torch.float64, device=next(module.parameters()).device)
     head = cast(Any, module).get_output_embeddings()
@@ -52,9 +56,10 @@ def log_probs(logits: Tensor) -> Tensor:
 
 
 def agree(log_probs: Tensor, plain: Tensor, weights: torch.dtype) -> bool:
-    """Whether *log_probs* equal *plain* up to rounding; NaN does not.
+    """Return whether *log_probs* equal *plain* up to rounding; NaN does not.
 
-    With *weights* in half precision each order of operations rounds differently: 8 bits of mantissa explain 2 %.
+    With *weights* in half precision each order of operations rounds differently: 8 bits of mantissa
+    explain 2 %.
     """
     wide = weights in (torch.float32, torch.float64)
     limit = TOLERANCE if wide else 0.02 * (1 + float(plain.abs().max()))

@@ -1,4 +1,6 @@
-"""A copy of a learner's weights to decode from: cast, adapters merged, refreshed once per version."""
+"""A copy of a learner's weights to decode from: cast, adapters merged, refreshed once per
+version.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class Snapshot:
 
     Attributes:
         module: the copy, to decode.
-        source: the learner's module that `refresh` copies; ``None`` where `refresh` gets the weights as tensors.
+        source: the learner's module that `refresh` copies; ``None`` where `refresh` gets the
+            weights as tensors.
     """
 
     def __init__(self, module: nn.Module, source: nn.Module | None = None) -> None:
@@ -30,32 +33,40 @@ class Snapshot:
 
     @classmethod
     def needed(cls, module: nn.Module, dtype: str | None) -> Snapshot | None:
-        """A snapshot of *module*, if its own tensors cannot be decoded: it has adapters, or another *dtype*.
+        """Return a snapshot of *module*, if its own tensors cannot be decoded: it has adapters, or
+        another *dtype*.
 
         Otherwise ``None``, and the projections of *module* are joined in memory.
         """
-        own = next(module.parameters()).dtype
-        target = own if dtype in (None, "auto") else as_dtype(str(dtype))
-        if target == own and not has_adapters(module):
+        copied = next(module.parameters()).dtype
+        target = copied if dtype in (None, "auto") else as_dtype(str(dtype))
+        if target == copied and not has_adapters(module):
             fuse_storage(module)
             return None
         return cls._copy(module, target)
 
     @classmethod
     def apart(cls, module: nn.Module, dtype: str | None = None) -> Snapshot:
-        """A copy of *module* that only `refresh` changes, in its own type or in *dtype*."""
-        own = next(module.parameters()).dtype
-        snapshot = cls._copy(module, own if dtype in (None, "auto") else as_dtype(str(dtype)))
+        """Return a copy of *module* that only `refresh` changes, in its own type or in *dtype*."""
+        copied = next(module.parameters()).dtype
+        snapshot = cls._copy(module, copied if dtype in (None, "auto") else as_dtype(str(dtype)))
         snapshot.source = None
         return snapshot
 
     @classmethod
     def _copy(cls, module: Any, dtype: torch.dtype) -> Snapshot:
         base = base_of(module)
-        blank = type(base)(copy.deepcopy(base.config)).to(device=next(base.parameters()).device, dtype=dtype).eval()
+        blank = (
+            type(base)(copy.deepcopy(base.config))
+            .to(device=next(base.parameters()).device, dtype=dtype)
+            .eval()
+        )
         for name, tensor in named_tensors(blank):
-            if any(part in name for part in getattr(base, "_keep_in_fp32_modules_strict", None) or ()):
-                tensor.data = tensor.data.float()  # as `from_pretrained` keeps it: 8 bits would change the routing
+            if any(
+                part in name for part in getattr(base, "_keep_in_fp32_modules_strict", None) or ()
+            ):
+                # as `from_pretrained` keeps it: 8 bits would change the routing
+                tensor.data = tensor.data.float()
         fuse_storage(blank)
         snapshot = cls(blank, source=module)
         snapshot.refresh(None)
@@ -68,18 +79,22 @@ class Snapshot:
             InfrastructureError: a tensor is missing or has another shape; nothing was copied.
         """
         tensors = self._published(weights)
-        own = dict(named_tensors(self.module))
-        _check(own, tensors)
+        copied = dict(named_tensors(self.module))
+        _check(copied, tensors)
         with torch.no_grad():
-            for name, tensor in own.items():
+            for name, tensor in copied.items():
                 tensor.copy_(tensors[name])
 
     def outdated(self, weights: Weights | None) -> str:
-        """The first tensor that `refresh` would change, with the class of its layer; empty if there is none."""
+        """Return the first tensor that `refresh` would change, with the class of its layer; empty
+        if there is none.
+        """
         tensors = self._published(weights)
         for name, tensor in named_tensors(self.module):
             if not torch.equal(tensor, tensors[name].to(tensor)):
-                return f"{name} of {type(self.module.get_submodule(name.rpartition('.')[0])).__name__}"
+                return (
+                    f"{name} of {type(self.module.get_submodule(name.rpartition('.')[0])).__name__}"
+                )
         return ""
 
     def _published(self, weights: Weights | None) -> dict[str, Tensor]:
@@ -88,14 +103,15 @@ class Snapshot:
         return dict(weights.tensors() if weights else {})
 
 
-def _check(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    if missing := [name for name in own if name not in tensors]:
+def _check(copied: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    if missing := [name for name in copied if name not in tensors]:
         raise InfrastructureError(
-            f"weight update: {len(missing)} tensors are missing, first {missing[0]!r}; nothing was changed"
+            f"weight update: {len(missing)} tensors are missing, first {missing[0]!r}; nothing was "
+            f"changed"
         )
-    for name, tensor in own.items():
+    for name, tensor in copied.items():
         if tensors[name].shape != tensor.shape:
             raise InfrastructureError(
-                f"weight update: {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}; "
-                "nothing was changed"
+                f"weight update: {name!r} has shape {tuple(tensors[name].shape)}, expected "
+                f"{tuple(tensor.shape)}; nothing was changed"
             )

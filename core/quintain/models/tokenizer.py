@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, meaning, nearest
 from ..interfaces.tokenizer import LITERAL, Offsets
+from ..registry.known import known_plugins
 from ..registry.lookup import current
 from ..types.rollout import Turn
 from ..types.task import Message
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def render_plain(messages: Sequence[Message], *, prompt: bool = True) -> str:
-    """The template for base models without one: named paragraphs.
+    """Return the template for base models without one: named paragraphs.
 
     A paragraph of another speaker ends the assistant's turn, hence `PLAIN_STOPS`.
     """
@@ -35,21 +36,28 @@ PLAIN_STOPS = ("\n\nUser:", "\n\nTool:")
 _MARK = "\x02end\x03"
 
 _SAVED_FORMAT = "quintain_tool_format"
-"""Key of ``tokenizer_config.json``. A name there with a colon, which means code outside of plugins, is left alone."""
+"""Key of ``tokenizer_config.json``. A name there with a colon, which means code outside of plugins,
+is left alone.
+"""
 
 _SAVED_TEMPLATE = "quintain_template"
 
+_SAVED_HISTORY = "quintain_history"
+
 _TAG = r"[<\[][^\s<>\[\]]{1,128}[>\]]"
-"""The shape of nearly all control tokens. A pattern with all 6,000 of a tokenizer takes seconds for a megabyte."""
+"""The shape of nearly all control tokens. A pattern with all 6,000 of a tokenizer takes seconds for
+a megabyte.
+"""
 
 
 class HFTokenizer:
-    """Text to ids and back with a fast tokenizer, and its chat template; without a template, the plain one.
+    """Text to ids and back with a fast tokenizer, and its chat template; without a template, the
+    plain one.
 
     Attributes:
         tokenizer: the transformers tokenizer; save it beside a checkpoint.
-        stop_ids: the tokenizer's end of sequence, those of the generation config, and the token that the chat template
-            puts after an assistant's reply, in this order.
+        stop_ids: the tokenizer's end of sequence, those of the generation config, and the token
+            that the chat template puts after an assistant's reply, in this order.
     """
 
     def __init__(self, tokenizer: Any, *, stop_ids: Iterable[int] = ()) -> None:
@@ -60,8 +68,9 @@ class HFTokenizer:
         """
         if not getattr(tokenizer, "is_fast", False):
             raise UsageError(
-                f"tokenizer {tokenizer.name_or_path!r} ({type(tokenizer).__name__}) is not a fast one; "
-                "convert it once: AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(FOLDER)"
+                f"tokenizer {tokenizer.name_or_path!r} ({type(tokenizer).__name__}) is not a fast "
+                "one; convert it once: AutoTokenizer.from_pretrained(..., "
+                "use_fast=True).save_pretrained(FOLDER)"
             )
         self.hf = tokenizer
         self._backend = tokenizer.backend_tokenizer
@@ -72,15 +81,20 @@ class HFTokenizer:
         eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         added = tokenizer.added_tokens_decoder.values()
         self._control = {
-            t.content for t in added if len(t.content) > 1 and (t.special or re.fullmatch(_TAG, t.content))
+            t.content
+            for t in added
+            if len(t.content) > 1 and (t.special or re.fullmatch(_TAG, t.content))
         }
-        others = sorted((text for text in self._control if not re.fullmatch(_TAG, text)), key=len, reverse=True)
+        others = sorted(
+            (text for text in self._control if not re.fullmatch(_TAG, text)), key=len, reverse=True
+        )
         self._spelled = re.compile("|".join([*map(re.escape, others), _TAG]))
         self._format: Any = None
         self.stop_ids = tuple(dict.fromkeys((*eos, *stop_ids, *self._end_of_turn())))
 
     def use_tool_format(self, name: str) -> None:
-        """Read and write tool calls as the component *name* does, also when saved and loaded; ``auto`` changes nothing.
+        """Read and write tool calls as the component *name* does, also when saved and loaded;
+        ``auto`` changes nothing.
 
         Raises:
             UnknownNameError, PluginError: no such component, or it cannot be imported.
@@ -90,25 +104,67 @@ class HFTokenizer:
             self.hf.init_kwargs[_SAVED_FORMAT] = name
 
     def use_template(self, arguments: Mapping[str, Any]) -> None:
-        """Render the chat template with *arguments*, such as ``enable_thinking``, also when saved and loaded.
+        """Render the chat template with *arguments*, such as ``enable_thinking``, also when saved
+        and loaded.
 
         Raises:
-            UsageError: a name is misspelled; one that the template does not have at all changes nothing.
+            UsageError: a name is misspelled; one that the template does not have at all changes
+                nothing.
         """
         from jinja2 import Environment, meta
 
         if not arguments or arguments == self.hf.init_kwargs.get(_SAVED_TEMPLATE):
             return
-        known = meta.find_undeclared_variables(Environment().parse(str(self.hf.chat_template or "")))
+        known = meta.find_undeclared_variables(
+            Environment().parse(str(self.hf.chat_template or ""))
+        )
         for name in set(arguments) - known:
             if hint := meaning(nearest(name, known)):
-                raise UsageError(f"model.template: the chat template of {self.name} has no variable {name!r}{hint}")
+                raise UsageError(
+                    f"model.template: the chat template of {self.name} has no variable "
+                    f"{name!r}{hint}"
+                )
         self.hf.init_kwargs[_SAVED_TEMPLATE] = dict(arguments)
         self.name = _fingerprint(self.hf)
 
+    def use_history(self, how: str) -> None:
+        """Render each further message as a suffix (``append``) or all messages anew (``template``),
+        also when saved and loaded; ``auto`` changes nothing.
+
+        Raises:
+            UsageError: the tool format in use cannot append.
+        """
+        if how == "append" and not hasattr(self.tool_format, "continuation"):
+            plugin = known_plugins()["tool_format", "auto"]
+            raise UsageError(
+                f'model.history = "append" needs the formats of tool calls: pip install {plugin}'
+            )
+        if how not in ("auto", self.hf.init_kwargs.get(_SAVED_HISTORY, "template")):
+            self.hf.init_kwargs[_SAVED_HISTORY] = how
+            self.name = _fingerprint(self.hf)
+
+    @property
+    def appends(self) -> bool:
+        """Whether `continuation` extends conversations, whatever the chat template makes of earlier
+        turns.
+        """
+        saved = self.has_template and self.hf.init_kwargs.get(_SAVED_HISTORY) == "append"
+        return saved and hasattr(self.tool_format, "continuation")
+
+    def continuation(
+        self, messages: Sequence[Message], turn: int, tools: Sequence[ToolSpec], last: int
+    ) -> str | None:
+        """Render what the template writes after a turn, its end of turn left out where *last* is
+        one.
+        """
+        text: str | None = self.tool_format.continuation(messages, turn, tools, last)
+        return text
+
     @property
     def tool_format(self) -> Any:
-        """The format of tool calls: that of the chat template by default; without plugins, that of Hermes."""
+        """The format of tool calls: that of the chat template by default; without plugins, that of
+        Hermes.
+        """
         if self._format is None:
             name = str(self.hf.init_kwargs.get(_SAVED_FORMAT, "auto"))
             known = ":" not in name and (name != "auto" or current().matching(name, "tool_format"))
@@ -122,7 +178,8 @@ class HFTokenizer:
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
         """Ids, and for each the half-open span of characters of *text* it stands for.
 
-        Characters that a tokenizer leaves out of every span (trimmed blanks) count to the token after them.
+        Characters that a tokenizer leaves out of every span (trimmed blanks) count to the token
+        after them.
         """
         ids: list[int] = []
         spans: Offsets = []
@@ -143,13 +200,17 @@ class HFTokenizer:
     def literal(self, value: Any) -> Any:
         """*value*, plain data, with `LITERAL` in each control token that its texts spell."""
         if isinstance(value, str):
-            return self._spelled.sub(lambda m: m[0][0] + LITERAL + m[0][1:] if m[0] in self._control else m[0], value)
+            return self._spelled.sub(
+                lambda m: m[0][0] + LITERAL + m[0][1:] if m[0] in self._control else m[0], value
+            )
         if isinstance(value, dict):
             return {self.literal(key): self.literal(item) for key, item in value.items()}
         return [*map(self.literal, value)] if isinstance(value, (list, tuple)) else value
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True) -> str:
-        """The conversation as text; with *prompt* it ends where the assistant is to speak.
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True
+    ) -> str:
+        """Return the conversation as text; with *prompt* it ends where the assistant is to speak.
 
         Raises:
             UsageError: the template refuses these messages; its own words are quoted.
@@ -181,23 +242,35 @@ class HFTokenizer:
                 )
             )
         except TemplateError as error:
-            # What the policy says must not end a run: where a template refuses its control tokens, they are text.
-            spelled = [replace(m, content=self.literal(m.content)) if m.role == "assistant" else m for m in messages]
+            # What the policy says must not end a run: where a template refuses its control tokens,
+            # they are text.
+            spelled = [
+                replace(m, content=self.literal(m.content)) if m.role == "assistant" else m
+                for m in messages
+            ]
             if spelled != list(messages):
                 return self.apply_template(spelled, tools, prompt=prompt)
             roles = ", ".join(m.role for m in messages)
-            raise UsageError(f"the chat template of {self.name} refuses the messages ({roles}): {error}") from error
+            raise UsageError(
+                f"the chat template of {self.name} refuses the messages ({roles}): {error}"
+            ) from error
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, finish: Finish = "stop") -> Turn:
-        """The turn of a sampled text, split into reasoning, reply and calls of *tools*. Raises nothing."""
+        """Return the turn of a sampled text, split into reasoning, reply and calls of *tools*.
+        Raises nothing.
+        """
         turn: Turn = self.tool_format.parse(text, tools=tools, finish=finish)
         return turn
 
     def _end_of_turn(self) -> tuple[int, ...]:
-        """The special token that the template puts right after an assistant's reply, if any."""
+        """Return the special token that the template puts right after an assistant's reply, if
+        any.
+        """
         if not self.has_template:
             return ()
-        text = self.apply_template([Message("user", "?"), Message("assistant", _MARK)], prompt=False)
+        text = self.apply_template(
+            [Message("user", "?"), Message("assistant", _MARK)], prompt=False
+        )
         _, mark, after = text.rpartition(_MARK)
         ids = self.encode(after.lstrip()) if mark else []
         special = {i for i, token in self.hf.added_tokens_decoder.items() if token.special}
@@ -208,17 +281,25 @@ class HFTokenizer:
         if message.reasoning:
             fields |= {"reasoning_content": message.reasoning, "thinking": message.reasoning}
         if message.calls:
-            functions = [(c.id, self.literal({"name": c.name, "arguments": c.arguments})) for c in message.calls]
-            fields["tool_calls"] = [{"type": "function", "id": id_, "function": f} for id_, f in functions]
+            functions = [
+                (c.id, self.literal({"name": c.name, "arguments": c.arguments}))
+                for c in message.calls
+            ]
+            fields["tool_calls"] = [
+                {"type": "function", "id": id_, "function": f} for id_, f in functions
+            ]
         if message.role == "tool":
             fields |= {"tool_call_id": message.call_id, "name": message.name}
         return fields
 
 
 def _fingerprint(tokenizer: Any) -> str:
-    """Folder name and a hash of vocabulary and template: the same text gives the same ids and rendering."""
+    """Folder name and a hash of vocabulary and template: the same text gives the same ids and
+    rendering.
+    """
     digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
     arguments = tokenizer.init_kwargs.get(_SAVED_TEMPLATE, "")
-    digest.update(f"{tokenizer.chat_template or ''}{arguments}".encode())
+    history = tokenizer.init_kwargs.get(_SAVED_HISTORY, "template").removeprefix("template")
+    digest.update(f"{tokenizer.chat_template or ''}{arguments}{history}".encode())
     base = str(tokenizer.name_or_path or "tokenizer").rstrip("/").rpartition("/")[2]
     return f"{base}-{digest.hexdigest()[:12]}"

@@ -15,21 +15,29 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
-def messages(given: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[Sequence[Message], Sequence[ToolSpec]]:
-    """What the chat template gets: sampled turns are the text that was sampled."""
+def messages(
+    given: Sequence[Message], tools: Sequence[ToolSpec]
+) -> tuple[Sequence[Message], Sequence[ToolSpec]]:
+    """Return what the chat template gets: sampled turns are the text that was sampled."""
     return given, tools
 
 
 def parse(text: str, *, tools: object = (), **about: Any) -> Turn:
-    """The turn of a sampled text, split into thought, reply and, if *tools* were offered, tool calls.
+    """Return the turn of a sampled text, split into thought, reply and, if *tools* were offered,
+    tool calls.
 
-    A thought is text between think tags at the very start; with an unclosed tag the whole text is the reply, because
-    the policy was cut off or misused the tag, and rewards must see what it wrote. A call that cannot be parsed carries
-    an ``error``. *about* are the other fields of the turn.
+    A thought is text between think tags at the very start; with an unclosed tag the whole text is
+    the reply, because the policy was cut off or misused the tag, and rewards must see what it
+    wrote. A call that cannot be parsed carries an ``error``. *about* are the other fields of the
+    turn.
     """
     thought = _THOUGHT.match(text)
     reasoning, rest = (thought[1].strip(), text[thought.end() :]) if thought else ("", text)
-    calls = tuple([_call(m[1], f"call-{i}") for i, m in enumerate(_CALL.finditer(rest))]) if tools else ()
+    calls = (
+        tuple([_call(m[1], f"call-{i}") for i, m in enumerate(_CALL.finditer(rest))])
+        if tools
+        else ()
+    )
     reply = _CALL.sub("", rest) if calls else rest
     return Turn(text=text, reply=reply.strip(), reasoning=reasoning, calls=calls, **about)
 

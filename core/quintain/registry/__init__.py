@@ -1,1 +1,41 @@
-"""Names to configured components: discovery, manifests, binding, hooks."""
+"""From a name to a configured component: discovery, manifests, binding of arguments.
+
+The names below are what plugins may import from here; each module is imported when one of its names
+is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import lazy_names
+
+if TYPE_CHECKING:
+    from .binding import Signature as Signature
+    from .binding import signature_of as signature_of
+    from .binding import type_name as type_name
+    from .discovery import KINDS as KINDS
+    from .discovery import Component as Component
+    from .discovery import normalise as normalise
+    from .discovery import short_name as short_name
+    from .discovery import without_components as without_components
+    from .known import known_plugins as known_plugins
+    from .local import meant as meant
+    from .lookup import Registry as Registry
+    from .lookup import current as current
+    from .manifest import Entry as Entry
+    from .manifest import Manifest as Manifest
+    from .pieces import import_algorithms as import_algorithms
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".binding": "Signature signature_of type_name",
+        ".discovery": "KINDS Component normalise short_name without_components",
+        ".known": "known_plugins",
+        ".local": "meant",
+        ".lookup": "Registry current",
+        ".manifest": "Entry Manifest",
+        ".pieces": "import_algorithms",
+    },
+)

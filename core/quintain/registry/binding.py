@@ -1,7 +1,9 @@
-"""Reads a component's signature, checks a recipe's arguments against it, and configures the component.
+"""Reads a component's signature, checks a recipe's arguments against it, and configures the
+component.
 
-A class is configured through its constructor (for a dataclass, its fields); a function or reward through its keyword
-parameters; an algorithm through its settings. Parameters that default to `need()` are services.
+A class is configured through its constructor (for a dataclass, its fields); a function or reward
+through its keyword parameters; an algorithm through its settings. Parameters that default to
+`need()` are services.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ MISSING: Any = inspect.Parameter.empty
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
-    """One configurable argument. *type* is `MISSING` without an annotation; then the value is not checked."""
+    """One configurable argument. *type* is `MISSING` without an annotation; then the value is not
+    checked.
+    """
 
     name: str
     type: Any = MISSING
@@ -45,7 +49,9 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """One service that a component needs: its *parameter*, the recipe's *slot*, the expected type."""
+    """One service that a component needs: its *parameter*, the recipe's *slot*, the expected
+    type.
+    """
 
     parameter: str
     slot: str
@@ -62,17 +68,25 @@ class Signature:
 
 
 def signature_of(component: Any) -> Signature:
-    """The signature of *component* (class, function, reward, algorithm or piece), without ``_private`` parameters.
+    """Return the signature of *component* (class, function, reward, algorithm or piece), without
+    ``_private`` parameters.
 
     Raises:
         PluginError: Python cannot read its signature.
     """
     if isinstance(component, (Algorithm, *TABLES.values())):
-        hints, about = typing.get_type_hints(type(component)), ("name", "summary", "source", "published")
-        values = {f.name: getattr(component, f.name) for f in dataclasses.fields(component) if f.name not in about}  # type: ignore[arg-type]
-        return Signature(fields=tuple(Field(name=n, type=hints[n], default=v) for n, v in values.items()))
+        hints = typing.get_type_hints(type(component))
+        descriptive = ("name", "summary", "source", "published")
+        values = {
+            f.name: getattr(component, f.name)
+            for f in dataclasses.fields(component)  # type: ignore[arg-type]
+            if f.name not in descriptive
+        }
+        return Signature(
+            fields=tuple(Field(name=n, type=hints[n], default=v) for n, v in values.items())
+        )
     # The arguments of a configured piece are its defaults.
-    own = component.args if isinstance(component, Piece) else {}
+    preset = component.args if isinstance(component, Piece) else {}
     fields: list[Field] = []
     needs: list[Slot] = []
     parameters = _parameters(component)
@@ -80,31 +94,54 @@ def signature_of(component: Any) -> Signature:
         if isinstance(p.default, Need):
             needs.append(Slot(parameter=p.name, slot=p.default.slot or p.name, type=p.annotation))
         elif p.kind is not p.VAR_KEYWORD:
-            default = own.get(p.name, p.default)
+            default = preset.get(p.name, p.default)
             fields.append(Field(name=p.name, type=p.annotation, default=default))
     is_open = any(p.kind is p.VAR_KEYWORD for p in parameters)
     return Signature(fields=tuple(fields), needs=tuple(needs), open=is_open)
 
 
+class NotStartedError(AttributeError):
+    """A service was asked for something in a check that starts none."""
+
+
+class Unstarted:
+    """Stands for a service in a check that starts none. It is false, and has nothing that it may be
+    asked for.
+    """
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotStartedError(f"no service was started, so there is no {name!r}")
+
+
 def bind(
-    component: Any, args: Mapping[str, Any], services: Mapping[str, Any] | None = None, *, who: str = "component"
+    component: Any,
+    args: Mapping[str, Any],
+    services: Mapping[str, Any] | None = None,
+    *,
+    who: str = "component",
 ) -> Any:
     """Configure *component* with plain data from a recipe.
 
-    Types are strict: ``"3"`` is no int; an int is a float, a list becomes the annotated tuple, and text the annotated
-    path, literal or enum. ``"none"`` is ``None`` if the annotation allows that and no text, because TOML has no null. A
-    class returns its instance, a reward, algorithm or piece its configured copy, any other function a
-    `functools.partial`.
+    Types are strict: ``"3"`` is no int; an int is a float, a list becomes the annotated tuple, and
+    text the annotated path, literal or enum. ``"none"`` is ``None`` if the annotation allows that
+    and no text, because TOML has no null. A class returns its instance, a reward, algorithm or
+    piece its configured copy, any other function a `functools.partial`.
 
     Args:
         args: by parameter name.
-        services: by slot. Rewards and pieces get theirs when they are called; here their slots are only checked.
-            ``None`` skips the check (classes that need services cannot be bound then).
+        services: by slot. Rewards and pieces get theirs when they are called; here their slots are
+            only checked. ``None`` skips the check (classes that need services cannot be bound
+            then).
         who: the component's name in messages, for instance ``"environment 'gsm8k'"``.
 
     Raises:
-        BindingError: an unknown, missing or ill-typed argument, or an empty slot; all faults at once, one per line.
-        PluginError: the component raised an unexpected error, or its annotations cannot be resolved.
+        BindingError: an unknown, missing or ill-typed argument, or an empty slot; all faults at
+            once, one per line.
+        PluginError: the component raised an unexpected error, or its annotations cannot be
+            resolved.
     """
     if isinstance(component, Algorithm):
         return _bind_algorithm(component, args, who)
@@ -124,7 +161,9 @@ def bind(
 
 
 def check_args(component: Any, args: Mapping[str, Any], *, who: str = "component") -> None:
-    """Check *args* against the signature of *component* without configuring it; ignores services, raises as `bind`."""
+    """Check *args* against the signature of *component* without configuring it; ignores services,
+    raises as `bind`.
+    """
     if isinstance(component, Algorithm):
         _bind_algorithm(component, args, who)
         return
@@ -135,17 +174,25 @@ def check_args(component: Any, args: Mapping[str, Any], *, who: str = "component
 
 
 def type_name(annotation: Any) -> str:
-    """An annotation as code, without module names and constraints; errors say what a constraint expects."""
+    """Return an annotation as code, without module names and constraints; errors say what a
+    constraint expects.
+    """
     if annotation is MISSING or isinstance(annotation, str):
         return "any" if annotation is MISSING else annotation
     if isinstance(annotation, type) and not typing.get_args(annotation):
         return "None" if annotation is type(None) else annotation.__qualname__
     plain = re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", str(annotation).replace("NoneType", "None"))
-    return re.sub(r"Annotated\[((?:[^\[\]]|\[[^\[\]]*\])*?), (?:\w+\((?:[^()]|\([^()]*\))*\),? ?)+\]", r"\1", plain)
+    return re.sub(
+        r"Annotated\[((?:[^\[\]]|\[[^\[\]]*\])*?), (?:\w+\((?:[^()]|\([^()]*\))*\),? ?)+\]",
+        r"\1",
+        plain,
+    )
 
 
 def _parameters(component: Any) -> list[inspect.Parameter]:
-    """The configurable parameters and ``**keywords``, their annotations as types if these can be resolved."""
+    """Return the configurable parameters and ``**keywords``, their annotations as types if these
+    can be resolved.
+    """
     if isinstance(component, Reward) and not isinstance(component, RewardFunction):
         return []  # a combined reward is configured through its parts
     target = component.function if isinstance(component, (RewardFunction, Piece)) else component
@@ -158,13 +205,17 @@ def _parameters(component: Any) -> list[inspect.Parameter]:
     elif isinstance(component, type):
         parameters = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY)]
     else:
-        parameters = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) and p.name != "state"]
+        parameters = [
+            p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) and p.name != "state"
+        ]
     public = [p for p in parameters if p.kind is p.VAR_KEYWORD or not p.name.startswith("_")]
     return [p.replace(annotation=_resolved(p, target)) for p in public]
 
 
 def _resolved(parameter: inspect.Parameter, owner: Any) -> Any:
-    """The annotation of *parameter* as a type; its text if a name in it cannot be resolved at run time."""
+    """Return the annotation of *parameter* as a type; its text if a name in it cannot be resolved
+    at run time.
+    """
     text = parameter.annotation
     if not isinstance(text, str):
         return text
@@ -184,14 +235,18 @@ def _resolved(parameter: inspect.Parameter, owner: Any) -> Any:
 
 
 def _bind_algorithm(algorithm: Algorithm, args: Mapping[str, Any], who: str) -> Algorithm:
-    """The variant of *algorithm* with *args*, once their types are checked."""
+    """Return the variant of *algorithm* with *args*, once their types are checked."""
     faults: list[str] = []
 
     def check(settings: Any, changes: Mapping[str, Any], where: str) -> dict[str, Any]:
-        return _checked(signature_of(settings), changes, f"{who}, {where}" if where else who, faults)
+        return _checked(
+            signature_of(settings), changes, f"{who}, {where}" if where else who, faults
+        )
 
     try:
-        variant: Algorithm = _called(lambda: algorithm.configured(args, find=find, check=check), who)
+        variant: Algorithm = _called(
+            lambda: algorithm.configured(args, find=find, check=check), who
+        )
     except UsageError:
         if not faults:
             raise
@@ -201,7 +256,11 @@ def _bind_algorithm(algorithm: Algorithm, args: Mapping[str, Any], who: str) -> 
 
 
 def _checked(
-    signature: Signature, args: Mapping[str, Any], who: str, faults: list[str], component: Any = None
+    signature: Signature,
+    args: Mapping[str, Any],
+    who: str,
+    faults: list[str],
+    component: Any = None,
 ) -> dict[str, Any]:
     fields = {f.name: f for f in signature.fields}
     slots = {s.parameter: s for s in signature.needs}
@@ -213,16 +272,22 @@ def _checked(
                 values[key] = typed
         elif key in slots:
             faults.append(
-                f"{who}: {key!r} is a service, not an argument; configure it under [services.{slots[key].slot}]"
+                f"{who}: {key!r} is a service, not an argument; configure it under "
+                f"[services.{slots[key].slot}]"
             )
         elif signature.open:
             values[key] = value
         else:
-            fix = _as_constant(component, key) or did_you_mean(key, fields) or ("" if fields else "; it takes none")
+            fix = (
+                _as_constant(component, key)
+                or did_you_mean(key, fields)
+                or ("" if fields else "; it takes none")
+            )
             faults.append(f"{who} has no argument {key!r}{fix}")
     for f in signature.fields:
         if f.name not in args and not f.required and hasattr(f.type, "__metadata__"):
-            _typed(f, f.default, who, faults)  # a constraint or validator may refuse it, such as an empty path
+            # a constraint or validator may refuse it, such as an empty path
+            _typed(f, f.default, who, faults)
     faults.extend(
         f"{who} needs the argument {f.name!r} ({type_name(f.type)})"
         for f in signature.fields
@@ -232,7 +297,9 @@ def _checked(
 
 
 def _as_constant(component: Any, key: str) -> str:
-    """How to turn the class attribute *key*, which has no annotation, into an argument; empty if there is none."""
+    """Return how to turn the class attribute *key*, which has no annotation, into an argument;
+    empty if there is none.
+    """
     if not isinstance(component, type):
         return ""
     owner = next((c for c in component.__mro__ if key in vars(c)), object)
@@ -253,10 +320,14 @@ def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
         return value
     if isinstance(field.type, str):
         raise PluginError(
-            f"{who}: the annotation {field.type!r} of {field.name!r} has no meaning at run time, so {value!r} cannot "
-            "be checked. Fix: import its names outside `if TYPE_CHECKING`"
+            f"{who}: the annotation {field.type!r} of {field.name!r} has no meaning at run time, "
+            f"so {value!r} cannot be checked. Fix: import its names outside `if TYPE_CHECKING`"
         )
-    if value == "none" and type(None) in (kinds := typing.get_args(field.type)) and str not in kinds:
+    if (
+        value == "none"
+        and type(None) in (kinds := typing.get_args(field.type))
+        and str not in kinds
+    ):
         return None
     from pydantic import PydanticUserError, ValidationError
 
@@ -266,7 +337,8 @@ def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
         adapter = type_adapter(field.type, arbitrary=True)
     try:
         try:
-            # Strict validation of JSON still accepts a list as a tuple and text as a path; TOML has neither.
+            # Strict validation of JSON still accepts a list as a tuple and text as a path; TOML has
+            # neither.
             return adapter.validate_json(json.dumps(value), strict=True)
         except TypeError:  # not plain data: an object passed from Python
             return adapter.validate_python(value, strict=True)
@@ -284,7 +356,9 @@ def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
     return MISSING
 
 
-def _filled(signature: Signature, services: Mapping[str, Any] | None, who: str, faults: list[str]) -> dict[str, Any]:
+def _filled(
+    signature: Signature, services: Mapping[str, Any] | None, who: str, faults: list[str]
+) -> dict[str, Any]:
     if services is None:
         return {}
     filled: dict[str, Any] = {}
@@ -296,12 +370,19 @@ def _filled(signature: Signature, services: Mapping[str, Any] | None, who: str, 
             )
             continue
         service = filled[need.parameter] = services[need.slot]
+        if isinstance(service, Unstarted):
+            continue
         expected = typing.get_origin(need.type) or need.type
-        checkable = isinstance(expected, type) and expected not in (MISSING, Any)  # since 3.11 Any is a class
-        structural = getattr(expected, "_is_protocol", False) and not getattr(expected, "_is_runtime_protocol", False)
+        # since 3.11 Any is a class
+        checkable = isinstance(expected, type) and expected not in (MISSING, Any)
+        structural = getattr(expected, "_is_protocol", False) and not getattr(
+            expected, "_is_runtime_protocol", False
+        )
         if checkable and not structural and not isinstance(service, expected):
             kind = type(service).__qualname__
-            faults.append(f"{who}: [services.{need.slot}] is a {kind}; expected {type_name(need.type)}")
+            faults.append(
+                f"{who}: [services.{need.slot}] is a {kind}; expected {type_name(need.type)}"
+            )
     return filled
 
 

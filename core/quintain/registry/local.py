@@ -1,4 +1,6 @@
-"""Components in Python files outside any distribution: finds them without running the file, for error messages."""
+"""Components in Python files outside any distribution: finds them without running the file, for
+error messages.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,20 @@ from ..tracebacks import said_by
 BASES = {"environment": "Environment", "engine": "Engine", "service": "Service"}
 """The base class of each kind whose components are classes."""
 RECORDS = {"reward": ("Reward",), "algorithm": ("Algorithm", "Piece")}
-"""The classes of each kind whose components are instances: names, because importing them doubles the time of
-`quintain list`."""
+"""The classes of each kind whose components are instances: names, because importing them doubles
+the time of `quintain list`.
+"""
 DECORATORS = {
     "reward": ("reward", "group_reward"),
-    "algorithm": ("advantage", "per_group", "objective", "correction", "aggregation", "group_filter", "optimizer_step"),
+    "algorithm": (
+        "advantage",
+        "per_group",
+        "objective",
+        "correction",
+        "aggregation",
+        "group_filter",
+        "optimizer_step",
+    ),
 }
 """The decorators that turn a function into such an instance."""
 
@@ -48,14 +59,24 @@ def _defined_by(node: ast.stmt, kind: str, before: list[str]) -> Iterator[str]:
             yield node.name
     elif isinstance(node, ast.Assign) and kind == "algorithm" and isinstance(node.value, ast.Call):
         makes_algorithm = _last(node.value.func) in ("Algorithm", "replace")
-        yield from (target.id for target in node.targets if makes_algorithm and isinstance(target, ast.Name))
+        yield from (
+            target.id for target in node.targets if makes_algorithm and isinstance(target, ast.Name)
+        )
 
 
 def _last(node: ast.expr) -> str:
-    """``Environment`` of ``quintain.Environment[Task, None]``; ``reward`` of ``@quintain.reward(range=(0, 1))``."""
+    """``Environment`` of ``quintain.Environment[Task, None]``; ``reward`` of
+    ``@quintain.reward(range=(0, 1))``.
+    """
     while isinstance(node, (ast.Subscript, ast.Call)):
         node = node.value if isinstance(node, ast.Subscript) else node.func
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def check_file(kind: str, name: str) -> None:
@@ -70,14 +91,17 @@ def check_file(kind: str, name: str) -> None:
         return
     if os.path.isdir(path.parent):
         near = nearest(path.name, (p.name for p in path.parent.glob("*.py")))
-        hint = meaning(near and file.removesuffix(path.name) + near + (f":{attribute}" if attribute else ""))
+        hint = meaning(
+            near and file.removesuffix(path.name) + near + (f":{attribute}" if attribute else "")
+        )
     else:
         hint = f"; there is no folder {str(path.parent)!r} either"
     raise UnknownNameError(f"{kind} {name!r}: there is no file {file!r}{hint}")
 
 
 def meant(kind: str, name: str) -> UnknownNameError | None:
-    """The error for a *name* that is a file, with or without its ``.py``, but names no attribute; else ``None``.
+    """Return the error for a *name* that is a file, with or without its ``.py``, but names no
+    attribute; else ``None``.
 
     Raises:
         UnknownNameError: *name* ends in ``.py`` and there is no such file.
@@ -91,16 +115,24 @@ def meant(kind: str, name: str) -> UnknownNameError | None:
     if not os.path.isfile(path):
         return None
     names = [f"{file}:{component}" for component in components_in(path, kind)]
-    what = f"{kind} {name!r} is a file" if file == name else f"no {kind} {name!r} is installed, but there is {file}"
+    what = (
+        f"{kind} {name!r} is a file"
+        if file == name
+        else f"no {kind} {name!r} is installed, but there is {file}"
+    )
     if len(names) == 1:
         return UnknownNameError(f"{what}; write {names[0]}")
     if names:
         return UnknownNameError(f"{what} with several; write one of {', '.join(names)}")
-    return UnknownNameError(f"{what}, and it defines none; write {file}:NAME for one that it imports")
+    return UnknownNameError(
+        f"{what}, and it defines none; write {file}:NAME for one that it imports"
+    )
 
 
 def lacking(kind: str, target: str, module: Any, attribute: str) -> UnknownNameError:
-    """The error for a *module* without *attribute*: shows its nearest name of a component of *kind*."""
+    """Return the error for a *module* without *attribute*: shows its nearest name of a component of
+    *kind*.
+    """
     place = target.partition(":")[0]
     components = {}
     for name, value in vars(module).items():
@@ -109,6 +141,12 @@ def lacking(kind: str, target: str, module: Any, attribute: str) -> UnknownNameE
         if not name.startswith("_") and any(base.__name__ in classes for base in lineage):
             components[name] = value
     # The user seldom means what the module only imports, such as the base class.
-    own = [name for name, v in components.items() if getattr(v, "__module__", module.__name__) == module.__name__]
-    names = [f"{place}:{name}" for name in own or components]
-    return UnknownNameError(f"{kind} {target!r}: {place} has no {attribute!r}{did_you_mean(target, names)}")
+    own_components = [
+        name
+        for name, v in components.items()
+        if getattr(v, "__module__", module.__name__) == module.__name__
+    ]
+    names = [f"{place}:{name}" for name in own_components or components]
+    return UnknownNameError(
+        f"{kind} {target!r}: {place} has no {attribute!r}{did_you_mean(target, names)}"
+    )

@@ -1,13 +1,15 @@
-"""Finds components by name and imports them on first use, so a broken plugin fails only where it is used.
+"""Finds components by name and imports them on first use, so a broken plugin fails only where it is
+used.
 
-Names are ``name``, ``distribution/name`` (never ambiguous) or, for scripts and notebooks, ``module:Attribute`` or
-``path/to/file.py:Attribute``.
+Names are ``name``, ``distribution/name`` (never ambiguous) or, for scripts and notebooks,
+``module:Attribute`` or ``path/to/file.py:Attribute``.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,13 +19,16 @@ from typing import Any
 
 from ..errors import PluginError, UnknownNameError, meaning, nearest
 from ..tracebacks import is_failure, place_of, said_by
-from .discovery import PLUGINS, Component, discover, in_order, normalise
+from .discovery import Component, discover, in_order, normalise, without_components
+from .known import known_plugins
 from .local import check_file, lacking, meant
 from .manifest import FILE, Entry, Manifest, read
 
 
 class Registry:
-    """Components by kind and name: *components*, or by default the installed ones, discovered on first use."""
+    """Components by kind and name: *components*, or by default the installed ones, discovered on
+    first use.
+    """
 
     def __init__(self, components: Iterable[Component] | None = None) -> None:
         if components is not None:
@@ -41,15 +46,23 @@ class Registry:
         return in_order(c for c in (*self._installed, *self._added) if kind in (None, c.kind))
 
     def add(self, kind: str, name: str, component: Any) -> Component:
-        """Register an object of this process, for tests and notebooks; it hides an installed one of the same name."""
+        """Register an object of this process, for tests and notebooks; it hides an installed one of
+        the same name.
+        """
         module, attribute = type(component).__module__, getattr(component, "__name__", name)
-        entry = Component(kind=kind, name=name, target=f"{module}:{attribute}", distribution="local", origin="local")
+        entry = Component(
+            kind=kind,
+            name=name,
+            target=f"{module}:{attribute}",
+            distribution="local",
+            origin="local",
+        )
         self._added = [c for c in self._added if (c.kind, c.name) != (kind, name)] + [entry]
         self._loaded[entry] = component
         return entry
 
     def find(self, kind: str, name: str) -> Component:
-        """The component called *name*.
+        """Return the component called *name*.
 
         Raises:
             UnknownNameError: no component has the name; the nearest one is shown.
@@ -61,10 +74,14 @@ class Registry:
         matches = self.matching(name, kind)
         if not matches:
             owner, _, bare = name.rpartition("/")
-            if (plugin := PLUGINS.get((kind, bare))) and owner in ("", plugin):
-                raise UnknownNameError(f"{kind} {name!r} is in a plugin that is not installed: pip install {plugin}")
+            if (plugin := known_plugins().get((kind, bare))) and owner in ("", plugin):
+                raise UnknownNameError(
+                    f"{kind} {name!r} is in a plugin that is not installed: pip install {plugin}"
+                )
             if (error := meant(kind, name)) is not None:
                 raise error
+            if undeclared := without_components(name):
+                raise UnknownNameError(undeclared)
             names = [c.id if "/" in name else c.name for c in self.components(kind)]
             raise UnknownNameError.of(kind, name, names, f"`quintain list {kind}` shows all")
         if len(matches) > 1:
@@ -76,34 +93,43 @@ class Registry:
     def matching(self, name: str, kind: str | None = None) -> list[Component]:
         """Every component that ``name`` or ``distribution/name`` can mean."""
         owner, slash, bare = name.rpartition("/")
-        named = in_order(c for c in (*self._installed, *self._added) if c.name == bare and kind in (None, c.kind))
+        named = in_order(
+            c for c in (*self._installed, *self._added) if c.name == bare and kind in (None, c.kind)
+        )
         if slash:
             return [c for c in named if c.distribution == normalise(owner)]
         return [c for c in named if c.origin == "local"] or named
 
     def load(self, kind: str, name: str) -> Any:
-        """The object that *name* refers to, imported on first use.
+        """Return the object that *name* refers to, imported on first use.
 
         Raises:
             UnknownNameError: no component has the name, or a local module lacks the attribute.
-            PluginError: it cannot be imported (the original exception is chained), or two distributions use the name.
+            PluginError: it cannot be imported (the original exception is chained), or two
+                distributions use the name.
         """
         return self.resolve(self.find(kind, name))
 
     def resolve(self, component: Component) -> Any:
-        """Import the object of *component*; raises as `load`, also if its manifest is faulty or does not list it."""
+        """Import the object of *component*; raises as `load`, also if its manifest is faulty or
+        does not list it.
+        """
         if component not in self._loaded:
             try:
                 manifest = None if component.origin == "built-in" else self.manifest(component)
             except PluginError as e:
                 raise PluginError(f"{component} cannot be loaded: {e}") from e
             if manifest and manifest.entry(component) is None:
-                raise PluginError(f"{component} is not in the {FILE} of its distribution; add it, then install again")
+                raise PluginError(
+                    f"{component} is not in the {FILE} of its distribution; add it, then install "
+                    f"again"
+                )
             self._loaded[component] = self._import(component)
         return self._loaded[component]
 
     def manifest(self, component: Component) -> Manifest | None:
-        """The manifest of the component's distribution, read without importing it; ``None`` if it has none.
+        """Return the manifest of the component's distribution, read without importing it; ``None``
+        if it has none.
 
         Raises:
             PluginError: its module cannot be found, or the manifest is faulty.
@@ -116,7 +142,7 @@ class Registry:
         return self._manifests[top]
 
     def entry(self, component: Component) -> Entry | None:
-        """The manifest's entry for *component*; raises as `manifest`."""
+        """Return the manifest's entry for *component*; raises as `manifest`."""
         manifest = self.manifest(component)
         return manifest.entry(component) if manifest else None
 
@@ -125,7 +151,11 @@ class Registry:
         local, module = component.origin == "local", None
         try:
             with _working_directory_importable(local):
-                module = _module_of_file(name) if name.endswith(".py") else importlib.import_module(name.strip())
+                module = (
+                    _module_of_file(name)
+                    if name.endswith(".py")
+                    else importlib.import_module(name.strip())
+                )
             value: Any = module
             for attribute in filter(None, attributes.strip().split(".")):
                 value = getattr(value, attribute)  # a module's own __getattr__ may raise anything
@@ -141,13 +171,21 @@ class Registry:
         return value
 
     def _fix(self, component: Component, error: BaseException) -> str:
-        """What may repair *component*, which failed to import with *error*, for its user and for its author."""
+        """Return what may repair *component*, which failed to import with *error*, for its user and
+        for its author.
+        """
         name = component.distribution
         if not isinstance(error, ModuleNotFoundError) or _own(error, component):
-            return f"upgrade {name} with pip, or uninstall it; in your own, correct pyproject.toml, then install again"
+            return (
+                f"upgrade {name} with pip, or uninstall it; in your own, correct pyproject.toml, "
+                f"then install again"
+            )
         if (entry := self.entry(component)) and entry.extra:
             return f"pip install '{name}[{entry.extra}]'"
-        return f"pip install what has the module {error.name!r}; in your own {name}, add it to [project] dependencies"
+        return (
+            f"pip install what has the module {error.name!r}; in your own {name}, add it to "
+            f"[project] dependencies"
+        )
 
 
 def _own(error: ModuleNotFoundError, component: Component) -> bool:
@@ -157,16 +195,27 @@ def _own(error: ModuleNotFoundError, component: Component) -> bool:
 def _failure_of_file(component: Component, error: BaseException) -> str:
     failed = f"{component} cannot be loaded: {said_by(error)}"
     if not isinstance(error, ModuleNotFoundError):
-        return failed + (". Fix: name a file of a package as module:Attribute" if "relative import" in failed else "")
+        return failed + (
+            ". Fix: name a file of a package as module:Attribute"
+            if "relative import" in failed
+            else ""
+        )
     if place_of(error) or not _own(error, component):
-        return f"{failed}. Fix: install what provides the module {error.name!r}, or correct its name"
+        return (
+            f"{failed}. Fix: install what provides the module {error.name!r}, or correct its name"
+        )
     if near := nearest(component.module, (p.stem for p in Path().glob("*.py"))):
         return f"{failed}{meaning(near + component.target.removeprefix(component.module))}"
-    return f"{failed}. Fix: check its spelling, and that its folder is the working directory or on PYTHONPATH"
+    return (
+        f"{failed}. Fix: check its spelling, and that its folder is the working directory or on "
+        f"PYTHONPATH"
+    )
 
 
 def _module_of_file(name: str) -> Any:
-    """Import a Python file once, under its own name unless another module has that, with its folder on the path."""
+    """Import a Python file once, under its own name unless another module has that, with its folder
+    on the path.
+    """
     path = Path(name).expanduser().resolve()
     title = path.stem
     while (module := sys.modules.get(title)) is not None:
@@ -189,16 +238,17 @@ def _module_of_file(name: str) -> Any:
 
 @contextmanager
 def _working_directory_importable(enabled: bool) -> Iterator[None]:
-    # Unlike `python`, a console script does not have it on its path. It comes last, so it shadows nothing installed.
-    here = str(Path.cwd())
-    if not enabled or here in sys.path:
+    # Unlike `python`, a console script does not have it on its path. It comes last, so it shadows
+    # nothing installed.
+    working_folder = str(Path.cwd())
+    if not enabled or working_folder in sys.path:
         yield
         return
-    sys.path.append(here)
+    sys.path.append(working_folder)
     try:
         yield
     finally:
-        sys.path.remove(here)
+        sys.path.remove(working_folder)
 
 
 _current = Registry()
@@ -209,9 +259,16 @@ def current() -> Registry:
     return _current
 
 
+def strict_plugins() -> bool:
+    """Return whether ``QUINTAIN_STRICT_PLUGINS`` makes the failure of a plugin an error."""
+    return os.environ.get("QUINTAIN_STRICT_PLUGINS", "") not in ("", "0")
+
+
 @contextmanager
 def isolated(*components: Component, keep: Iterable[str] = ()) -> Iterator[Registry]:
-    """For tests: inside the block only *components* and those of the distributions in *keep* are installed."""
+    """For tests: inside the block only *components* and those of the distributions in *keep* are
+    installed.
+    """
     global _current
     before, names = _current, {normalise(name) for name in keep}
     others = [c for c in before.components() if c.distribution in names] if names else []

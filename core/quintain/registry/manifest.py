@@ -1,4 +1,5 @@
-"""The manifest ``quintain.toml`` beside a distribution's top ``__init__.py``: what listings show without importing it::
+"""The manifest ``quintain.toml`` beside a distribution's top ``__init__.py``: what listings show
+without importing it::
 
     api = 1
     licence = "Apache-2.0"
@@ -56,7 +57,10 @@ class Manifest:
     components: tuple[Entry, ...] = ()
 
     def entry(self, component: Component) -> Entry | None:
-        return next((e for e in self.components if (e.kind, e.name) == (component.kind, component.name)), None)
+        return next(
+            (e for e in self.components if (e.kind, e.name) == (component.kind, component.name)),
+            None,
+        )
 
 
 def parse(text: str, where: str = FILE) -> Manifest:
@@ -77,7 +81,7 @@ def parse(text: str, where: str = FILE) -> Manifest:
 
 
 def read(module: str) -> Manifest | None:
-    """The manifest of the top package of *module*; ``None`` if it has none.
+    """Return the manifest of the top package of *module*; ``None`` if it has none.
 
     Raises:
         PluginError: the package cannot be found, or the manifest is faulty.
@@ -93,7 +97,7 @@ def read(module: str) -> Manifest | None:
 
 
 def package_folder(module: str) -> Path:
-    """The folder of the top package of *module*, located without running its code.
+    """Return the folder of the top package of *module*, located without running its code.
 
     Raises:
         PluginError: there is no such module.
@@ -105,7 +109,10 @@ def package_folder(module: str) -> Path:
         raise PluginError(f"module {top!r} cannot be located: {e}") from e
     places = [*(spec.submodule_search_locations or ()), spec.origin] if spec else []
     if not places or not places[0]:
-        raise PluginError(f"no module named {top!r} for {sys.executable}; correct the entry point or install it again")
+        raise PluginError(
+            f"no module named {top!r} for {sys.executable}; correct the entry point or install it "
+            f"again"
+        )
     place = Path(places[0])
     return place if spec and spec.submodule_search_locations else place.parent
 
@@ -114,16 +121,22 @@ def _manifest(data: Mapping[str, Any], faults: list[str]) -> Manifest:
     texts = _texts(Manifest, data, "", faults)
     api = data.get("api")
     if type(api) is not int:
-        faults.append(f"`api` is {'missing' if api is None else repr(api)}; expected the number {API_VERSION}")
+        faults.append(
+            f"`api` is {'missing' if api is None else repr(api)}; expected the number {API_VERSION}"
+        )
         api = 0
     elif api != API_VERSION:
-        faults.append(f"`api` is {api}, and this Quintain speaks {API_VERSION}; upgrade the older of the two")
+        faults.append(
+            f"`api` is {api}, and this Quintain speaks {API_VERSION}; upgrade the older of the two"
+        )
     rows = data.get("components", [])
     if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
         faults.append("`components` is to be a list of tables: [[components]]")
         rows = []
     entries = tuple(_entry(row, f"components[{i}].", faults) for i, row in enumerate(rows, 1))
-    twice = [name for name, count in Counter((e.kind, e.name) for e in entries).items() if count > 1]
+    twice = [
+        name for name, count in Counter((e.kind, e.name) for e in entries).items() if count > 1
+    ]
     faults.extend(f"{kind} {name!r} is listed twice" for kind, name in twice)
     return Manifest(api=api, components=entries, **texts)
 
@@ -134,20 +147,31 @@ def _entry(row: Mapping[str, Any], where: str, faults: list[str]) -> Entry:
     entry = Entry(**dict.fromkeys(required, "") | _texts(Entry, row, where, faults))
     if entry.kind and entry.kind not in GROUPS:
         faults.append(f"`{where}kind` is {entry.kind!r}{did_you_mean(entry.kind, GROUPS)}")
-    faults.extend(f"`{where}needs` has {n!r}{did_you_mean(n, NEEDS)}" for n in entry.needs if n not in NEEDS)
+    faults.extend(
+        f"`{where}needs` has {n!r}{did_you_mean(n, NEEDS)}" for n in entry.needs if n not in NEEDS
+    )
     return entry
 
 
 def _texts(record: type, table: Mapping[str, Any], where: str, faults: list[str]) -> dict[str, Any]:
-    """The values of *table* for the fields of *record* that are text or tuples of text."""
+    """Return the values of *table* for the fields of *record* that are text or tuples of text."""
     types = {f.name: f.type for f in fields(record)}
-    faults.extend(f"unknown key `{where}{key}`{did_you_mean(key, types)}" for key in table if key not in types)
+    faults.extend(
+        f"unknown key `{where}{key}`{did_you_mean(key, types)}" for key in table if key not in types
+    )
     texts: dict[str, Any] = {}
     for key, value in table.items():
         if types.get(key) == "str" and isinstance(value, str):
             texts[key] = value
-        elif types.get(key) == "tuple[str, ...]" and isinstance(value, list) and all(type(v) is str for v in value):
+        elif (
+            types.get(key) == "tuple[str, ...]"
+            and isinstance(value, list)
+            and all(type(v) is str for v in value)
+        ):
             texts[key] = tuple(value)
         elif types.get(key) in ("str", "tuple[str, ...]"):
-            faults.append(f"`{where}{key}` is {value!r}; expected {'' if types[key] == 'str' else 'a list of '}text")
+            faults.append(
+                f"`{where}{key}` is {value!r}; expected "
+                f"{'' if types[key] == 'str' else 'a list of '}text"
+            )
     return texts

@@ -4,43 +4,54 @@ from __future__ import annotations
 
 from ..errors import PluginError, UnknownNameError
 from ..interfaces.pieces import Kind, Piece, imported, pieces
-from .discovery import PLUGINS
+from .known import known_plugins
 from .lookup import Registry, current
 
 
 def find(kind: Kind, name: str) -> Piece:
-    """The piece called *name*.
+    """Return the piece called *name*.
 
-    If no imported piece has the name, every installed algorithm is imported, so that a recipe can use a piece of one
-    algorithm in another.
+    If no imported piece has the name, every installed algorithm is imported, so that a recipe can
+    use a piece of one algorithm in another.
 
     Args:
-        name: ``ppo_clip``; ``module:attribute`` or ``path/to/file.py:attribute`` for a piece outside the installed
-            algorithms, or if two modules chose the same name.
+        name: ``ppo_clip``; ``module:attribute`` or ``path/to/file.py:attribute`` for a piece
+            outside the installed algorithms, or if two modules chose the same name.
 
     Raises:
         UnknownNameError: no piece has the name; the nearest name is shown.
-        PluginError: it cannot be imported, is no piece of this kind, or several modules chose the name.
+        PluginError: it cannot be imported, is no piece of this kind, or several modules chose the
+            name.
     """
     if ":" in name:
         piece = current().load("algorithm", name)
         if not isinstance(piece, Piece) or piece.kind != kind:
-            what = f"a piece of the kind {piece.kind}" if isinstance(piece, Piece) else f"a {type(piece).__name__}"
-            raise PluginError(f"algorithm {name!r} is {what}; expected a function decorated with @{kind}")
+            what = (
+                f"a piece of the kind {piece.kind}"
+                if isinstance(piece, Piece)
+                else f"a {type(piece).__name__}"
+            )
+            raise PluginError(
+                f"algorithm {name!r} is {what}; expected a function decorated with @{kind}"
+            )
         return piece
     if name.removeprefix(f"{kind}.") not in pieces(kind):
         failures = import_algorithms(current())
         if name.removeprefix(f"{kind}.") not in pieces(kind):
-            missing = {p for (k, _), p in PLUGINS.items() if k == "algorithm"}
+            missing = {p for (k, _), p in known_plugins().items() if k == "algorithm"}
             missing -= {c.distribution for c in current().components("algorithm")}
             more = [f"more come with: pip install {' '.join(sorted(missing))}"] if missing else []
             hint = "`quintain info ALGORITHM` shows its pieces"
-            raise UnknownNameError.of(kind, name, pieces(kind), "\n".join((hint, *more, *map(str, failures))))
+            raise UnknownNameError.of(
+                kind, name, pieces(kind), "\n".join((hint, *more, *map(str, failures)))
+            )
     return imported(kind, name)
 
 
 def import_algorithms(registry: Registry) -> list[PluginError]:
-    """Import every installed algorithm and so its pieces; return the first failure of each distribution."""
+    """Import every installed algorithm and so its pieces; return the first failure of each
+    distribution.
+    """
     failures: dict[str, PluginError] = {}
     for component in registry.components("algorithm"):
         try:

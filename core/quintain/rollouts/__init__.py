@@ -1,1 +1,30 @@
-"""Run episodes and score them."""
+"""Run episodes and score them.
+
+The names below are what plugins may import from here; each module is imported when one of its names
+is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import lazy_names
+
+if TYPE_CHECKING:
+    from ..interfaces.rollout_request import RolloutRequest as RolloutRequest
+    from .chat.bridge import Conversation as Conversation
+    from .chat.bridge import stops as stops
+    from .chat.thinking_budget import cut_where_stopped as cut_where_stopped
+    from .runner import RolloutContext as RolloutContext
+    from .runner import RolloutRunner as RolloutRunner
+    from .runner import run_groups as run_groups
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "..interfaces.rollout_request": "RolloutRequest",
+        ".chat.bridge": "Conversation stops",
+        ".chat.thinking_budget": "cut_where_stopped",
+        ".runner": "RolloutContext RolloutRunner run_groups",
+    },
+)

@@ -1,4 +1,6 @@
-"""Runs an author's code in a task of its own, so that neither its cancellation nor its delay reaches the caller."""
+"""Runs an author's code in a task of its own, so that neither its cancellation nor its delay
+reaches the caller.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,27 @@ class TimeLimitExceeded(InfrastructureError):
     """An episode or a reward took longer than its limit."""
 
 
-async def in_own_task(code: Callable[[], Awaitable[Any]], limits: Limits, limit: str, who: str, task: Task) -> Any:
-    """What *code* returns or raises, which may be any exception, `asyncio.CancelledError` included.
+async def in_own_task(
+    code: Callable[[], Awaitable[Any]], limits: Limits, limit: str, who: str, task: Task
+) -> Any:
+    """Return what *code* returns or raises, which may be any exception, `asyncio.CancelledError`
+    included.
 
-    Code that takes too long is cancelled. Nothing waits for code that catches that; a warning names *who* and *task*.
+    Code that takes too long is cancelled. Nothing waits for code that catches that; a warning names
+    *who* and *task*.
 
     Raises:
         TimeLimitExceeded: it took longer than the *limit* of this name.
     """
     loop, seconds, error = asyncio.get_running_loop(), getattr(limits, limit), None
-    outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()  # `asyncio.wait` is much slower
+    # A future that the task settles, because `asyncio.wait_for` and `asyncio.wait` cost several
+    # times as much, and an episode makes many such calls.
+    outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     late = f"{who} took over {seconds} s (limits.{limit})"
-    timer = seconds and loop.call_later(seconds, lambda x: _settle(x, None, TimeLimitExceeded(late)), outcome)
-    own = loop.create_task(_run(outcome, code, task))
+    timer = seconds and loop.call_later(
+        seconds, lambda x: _settle(x, None, TimeLimitExceeded(late)), outcome
+    )
+    runner = loop.create_task(_run(outcome, code, task))
     try:
         result, error = await outcome
         if error is not None:
@@ -39,18 +49,26 @@ async def in_own_task(code: Callable[[], Awaitable[Any]], limits: Limits, limit:
     finally:
         if timer:
             timer.cancel()
-        if not own.done():
-            own.cancel()
-            if (await asyncio.wait({own}, timeout=CLEANUP_SECONDS))[1]:
-                warning = "%s on task %r catches its cancellation and still runs; nothing waits for it any longer"
+        if not runner.done():
+            runner.cancel()
+            if (await asyncio.wait({runner}, timeout=CLEANUP_SECONDS))[1]:
+                warning = (
+                    "%s on task %r catches its cancellation and still runs; nothing waits for it "
+                    "any longer"
+                )
                 logging.getLogger(__name__).warning(warning, who, task.id)
-                own.cancel()  # the turn that it waits for
-        elif not own.cancelled():
-            own.exception()  # has been seen: else the traceback of a Ctrl-C is printed
-        del error, outcome  # the traceback of an error holds this frame
+                # Once more: it caught the first one, and may wait for a turn of the policy now.
+                runner.cancel()
+        elif not runner.cancelled():
+            runner.exception()  # has been seen: else the traceback of a Ctrl-C is printed
+        # The traceback of the error holds this frame, and the frame would hold the error: a cycle
+        # that only the garbage collector frees.
+        del error, outcome
 
 
-async def _run(outcome: asyncio.Future[Any], code: Callable[[], Awaitable[Any]], task: Task) -> None:
+async def _run(
+    outcome: asyncio.Future[Any], code: Callable[[], Awaitable[Any]], task: Task
+) -> None:
     try:  # the watchdog reads *task* from this frame
         _settle(outcome, await code())
     except KeyboardInterrupt:  # ends the event loop at once, before other code may block
@@ -58,7 +76,7 @@ async def _run(outcome: asyncio.Future[Any], code: Callable[[], Awaitable[Any]],
     except BaseException as e:  # noqa: BLE001 - so would a `SystemExit`
         _settle(outcome, None, e)
     finally:
-        del outcome  # as above
+        del outcome  # no cycle, as in `in_own_task`
 
 
 def _settle(outcome: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:

@@ -15,45 +15,30 @@ from ..errors import EnvironmentFault, InfrastructureError, LimitReached, Policy
 from ..interfaces.engine import Engine
 from ..interfaces.environment import Environment
 from ..interfaces.reward import RewardContext
+from ..interfaces.rollout_request import RolloutRequest
 from ..tracebacks import is_failure, said_by, text_of
-from ..types.rollout import AnyGroup, AnyRollout, Group, Rollout, Termination, TerminationKind, type_adapter
+from ..types.rollout import (
+    AnyGroup,
+    AnyRollout,
+    Group,
+    Rollout,
+    Termination,
+    TerminationKind,
+    type_adapter,
+)
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Task
 from .own_task import TimeLimitExceeded, in_own_task
-from .scoring import score_group, score_rollout
+from .scoring import GradingClock, score_group, score_rollout
 from .session import EpisodeState, Session
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutRequest:
-    """A request for *group_size* rollouts of a task.
-
-    Attributes:
-        index: of the group, counted from the start of the run.
-        visit: number of earlier groups of this task, so that a second one draws other samples.
-        system: replaces the environment's system message.
-        engine: replaces the context's engine.
-        seed: of every episode, to replay one; ``None`` derives it.
-        step: of the run, for its rewards; 0: the context's.
-        first: the first prompt of each player, rendered once for the episodes that begin with equal messages.
-    """
-
-    environment: Environment[Any, Any]
-    task: Task
-    group_size: int
-    name: str = ""
-    index: int = 0
-    visit: int = 0
-    system: str = ""
-    engine: Engine | None = None
-    seed: int | None = None
-    step: int = 0
-    first: dict[str, list[Any]] = field(default_factory=dict, repr=False, compare=False)
-
-
-@dataclass(frozen=True, kw_only=True)
 class RolloutContext:
-    """The settings that all episodes of a batch share; *waits*: a reproducible engine waits for each of them."""
+    """The settings that all episodes of a batch share, and the clock of their rewards.
+
+    *waits*: a reproducible engine waits for each of them.
+    """
 
     engine: Engine
     sampling: Sampling = field(default_factory=Sampling)
@@ -63,16 +48,23 @@ class RolloutContext:
     concurrency: int = 256
     retries: int = 1
     waits: bool = True
+    grading: GradingClock = field(default_factory=GradingClock, compare=False)
 
 
-async def run_episode(request: RolloutRequest, sample: int, context: RolloutContext, attempt: int = 1) -> AnyRollout:
+async def run_episode(
+    request: RolloutRequest, sample: int, context: RolloutContext, attempt: int = 1
+) -> AnyRollout:
     """Run one attempt at one episode, without scoring it. A failure becomes its termination.
 
     Raises:
         UsageError: an error in the recipe or the user's code, which no other episode would escape.
     """
     environment, task = request.environment, request.task
-    seed = derived_seed(context.run_seed, task.id, request.visit, sample) if request.seed is None else request.seed
+    seed = (
+        derived_seed(context.run_seed, task.id, request.visit, sample)
+        if request.seed is None
+        else request.seed
+    )
     engine = (request.engine or context.engine).for_task(task)
     episode = EpisodeState(engine, context.sampling, environment.limits, seed, first=request.first)
     session = Session(episode)
@@ -81,8 +73,11 @@ async def run_episode(request: RolloutRequest, sample: int, context: RolloutCont
         session.system(system)
     start = time.monotonic()
     result, termination = await _result_of(environment, task, session, episode)
-    transcripts = {name: t for name, p in episode.players.items() if p.trains and (t := p.transcript())}
-    episode.players.clear()  # a cycle: without it, only the garbage collector would free the episode
+    transcripts = {
+        name: t for name, p in episode.players.items() if p.trains and (t := p.transcript())
+    }
+    # a cycle: without it, only the garbage collector would free the episode
+    episode.players.clear()
     return Rollout(
         task=task,
         result=result,
@@ -102,9 +97,11 @@ async def run_episode(request: RolloutRequest, sample: int, context: RolloutCont
 async def _result_of(
     environment: Environment[Any, Any], task: Task, session: Session, episode: EpisodeState
 ) -> tuple[Any, Termination]:
-    # Failures of the policy are scored, all others are masked and counted: a timeout or a bug must not be learnt from.
+    # Failures of the policy are scored, all others are masked and counted: a timeout or a bug must
+    # not be learnt from.
     try:
-        play, who = partial(environment.rollout, task, session), f"{type(environment).__name__}.rollout"
+        play = partial(environment.rollout, task, session)
+        who = f"{type(environment).__name__}.rollout"
         result = await in_own_task(play, environment.limits, "seconds", who, task)
         _check_result(result)
     except LimitReached as e:
@@ -113,19 +110,26 @@ async def _result_of(
         return None, Termination(TerminationKind.POLICY_FAULT, text_of(e), early=True)
     except InfrastructureError as e:
         late = isinstance(e, TimeLimitExceeded)
-        return None, Termination(TerminationKind.TIMEOUT if late else TerminationKind.INFRASTRUCTURE_ERROR, text_of(e))
+        return None, Termination(
+            TerminationKind.TIMEOUT if late else TerminationKind.INFRASTRUCTURE_ERROR, text_of(e)
+        )
     except BaseException as e:  # an author's code may raise anything; it becomes the termination
-        if isinstance(e, UsageError) or not is_failure(e):  # a mistake in the recipe is the same in every episode
+        # a mistake in the recipe is the same in every episode
+        if isinstance(e, UsageError) or not is_failure(e):
             raise
         reason = text_of(e) if isinstance(e, EnvironmentFault) else said_by(e)
         return None, Termination(TerminationKind.ENVIRONMENT_ERROR, reason)
-    if episode.hit:  # the environment handled the limit and returned a result, which is scored
-        return result, Termination(TerminationKind.TRUNCATED, episode.hit)
+    if (
+        episode.limit_hit
+    ):  # the environment handled the limit and returned a result, which is scored
+        return result, Termination(TerminationKind.TRUNCATED, episode.limit_hit)
     return result, Termination()
 
 
 def _check_result(result: Any) -> None:
-    """Refuse a result that is not equal after a round trip through JSON: rewards score stored rollouts again."""
+    """Refuse a result that is not equal after a round trip through JSON: rewards score stored
+    rollouts again.
+    """
     if result is None or isinstance(result, (str, int, bool)):
         return
     try:
@@ -133,9 +137,13 @@ def _check_result(result: Any) -> None:
         adapter = type_adapter(kind)
         back = adapter.validate_json(adapter.dump_json(result))
     except Exception as e:
-        raise EnvironmentFault(f"the result ({type(result).__name__}) is not plain data: {e}") from e
+        raise EnvironmentFault(
+            f"the result ({type(result).__name__}) is not plain data: {e}"
+        ) from e
     if back != result:
-        raise EnvironmentFault(f"the result ({type(result).__name__}) changes when stored: {result!r} became {back!r}")
+        raise EnvironmentFault(
+            f"the result ({type(result).__name__}) changes when stored: {result!r} became {back!r}"
+        )
 
 
 More = Callable[[AnyGroup], Sequence[RolloutRequest]]
@@ -144,18 +152,22 @@ Order = Callable[[Sequence[tuple[RolloutRequest, int, int]]], int]
 
 
 async def run_groups(
-    requests: Sequence[RolloutRequest], context: RolloutContext, on_rollout: See | None = None, more: More | None = None
+    requests: Sequence[RolloutRequest],
+    context: RolloutContext,
+    on_rollout: See | None = None,
+    more: More | None = None,
 ) -> list[AnyGroup]:
     """Run and score all groups; return them in the order of *requests*, whichever finish first.
 
-    ``context.concurrency`` workers take the episodes in order. A worker is registered with the engine until no episode
-    is queued, and rewards run in other tasks, so that which sequences are decoded together never depends on the
-    duration of a tool or a reward.
+    ``context.concurrency`` workers take the episodes in order. A worker is registered with the
+    engine until no episode is queued, and rewards run in other tasks, so that which sequences are
+    decoded together never depends on the duration of a tool or a reward.
 
     Args:
         on_rollout: called with every rollout once it is scored.
-        more: called with every group once it is complete and scored; the requests that it returns are queued. Workers
-            then score an episode before they take the next one: a reproducible engine samples nothing meanwhile.
+        more: called with every group once it is complete and scored; the requests that it returns
+            are queued. Workers then score an episode before they take the next one: a reproducible
+            engine samples nothing meanwhile.
 
     Raises:
         UsageError: an error that no retry can repair, such as a reward without its service.
@@ -164,21 +176,36 @@ async def run_groups(
 
 
 class RolloutRunner:
-    """Runs the episodes of one call of `run_groups`, or of all requests that `add` gets until `run` is cancelled.
-    *order* gets the waiting episodes (request, sample, number of the request) and returns the position of the next.
+    """Runs the episodes of one call of `run_groups`, or of all requests that `add` gets until `run`
+    is cancelled. *order* gets the waiting episodes (request, sample, number of the request) and
+    returns the position of the next.
     """
 
-    def __init__(self, context: RolloutContext, on_rollout: See | None, more: More | None, order: Order | None = None):
-        self._rollout_context, self._on_rollout, self._more, self._order = context, on_rollout, more, order
+    def __init__(
+        self,
+        context: RolloutContext,
+        on_rollout: See | None,
+        more: More | None,
+        order: Order | None = None,
+    ):
+        self._rollout_context = context
+        self._on_rollout = on_rollout
+        self._more = more
+        self._order = order
         self.concurrency, self._endless = context.concurrency, False
         self._requests: dict[int, RolloutRequest] = {}
-        self._scored: dict[int, dict[int, AnyRollout]] = {}  # per request, by the index within the group
+        # per request, by the index within the group
+        self._scored: dict[int, dict[int, AnyRollout]] = {}
         self._groups: dict[int, AnyGroup] = {}  # the complete ones
         self._queue: deque[tuple[RolloutRequest, int, int]] = deque()  # the queued episodes
         self._workers = self._added = 0
 
-    async def run(self, requests: Sequence[RolloutRequest], *, endless: bool = False) -> list[AnyGroup]:
-        """Run *requests* and those that follow; *endless*: until cancelled, without keeping the groups."""
+    async def run(
+        self, requests: Sequence[RolloutRequest], *, endless: bool = False
+    ) -> list[AnyGroup]:
+        """Run *requests* and those that follow; *endless*: until cancelled, without keeping the
+        groups.
+        """
         self._endless = endless
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -187,55 +214,81 @@ class RolloutRunner:
                     await asyncio.Event().wait()
         except BaseExceptionGroup as failed:
             error: BaseException = failed
-            while isinstance(error, BaseExceptionGroup):  # callers handle the error itself, not a group of errors
+            # callers handle the error itself, not a group of errors
+            while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             raise error from failed
-        return [self._groups[j] for j in self._requests]
+        return [self._groups[number] for number in self._requests]
 
     def add(self, requests: Sequence[RolloutRequest], spare: int = 0) -> None:
-        """Queue *requests*, and start workers for the waiting episodes, except for *spare* of them."""
+        """Queue *requests*, and start workers for the waiting episodes, except for *spare* of
+        them.
+        """
         for request in requests:
-            j, self._added = self._added, self._added + 1
-            self._queue.extend((request, index, j) for index in range(request.group_size))
-            self._requests[j], self._scored[j] = request, {}
+            number = self._added
+            self._added += 1
+            self._queue.extend((request, index, number) for index in range(request.group_size))
+            self._requests[number] = request
+            self._scored[number] = {}
         for _ in range(min(len(self._queue) - spare, self.concurrency - self._workers)):
             self._workers += 1
             try:
                 self._tasks.create_task(work := self._work())
-            except RuntimeError:  # an error ends the group, and `run` raises that
+            except RuntimeError:
+                # The group of tasks is ending because of an error, which `run` raises. A coroutine
+                # that never starts would warn unless it is closed.
                 work.close()
 
     async def _work(self) -> None:
-        # Registered also between two episodes: else the machine's speed decides whether the engine steps without it.
         context = self._rollout_context
+        # A worker stays registered with the engine between two of its episodes. Otherwise the engine
+        # could step without the one that is about to begin, and the speed of the machine would
+        # decide which sequences are decoded together, hence what is sampled.
         with context.engine.register() if context.waits else nullcontext():
             while self._queue:
-                request, index, j = self._queue[at := self._order(self._queue) if self._order else 0]
-                del self._queue[at]
+                position = self._order(self._queue) if self._order else 0
+                request, index, number = self._queue[position]
+                del self._queue[position]
                 for attempt in range(1, context.retries + 2):
                     rollout = await run_episode(request, index, context, attempt)
                     if rollout.valid:
                         break
-                if self._more is None or not context.waits:  # a slow reward must not delay the next episode
-                    self._tasks.create_task(self._score(j, rollout, spare=0))
+                if self._more is None or not context.waits:
+                    # In a task of its own, so that a slow reward delays no episode.
+                    self._tasks.create_task(self._score(number, rollout, spare=0))
                 else:
-                    await self._score(j, rollout, spare=1)  # if there is more, this worker takes one episode itself
+                    # Awaited, because the score decides what is queued next. If it queues more,
+                    # this worker takes one of the episodes itself, and no worker starts for it.
+                    await self._score(number, rollout, spare=1)
             self._workers -= 1
 
-    async def _score(self, j: int, rollout: AnyRollout, spare: int) -> None:
-        """Score *rollout*, then its group if it is complete, and hand that to *more*."""
-        request, scored, about = self._requests[j], self._scored[j], self._rollout_context
-        context, retries = RewardContext(step=request.step or about.step, services=about.services), about.retries
-        scored[rollout.sample] = await score_rollout(request.environment, rollout, context, retries)
+    async def _score(self, number: int, rollout: AnyRollout, spare: int) -> None:
+        """Score *rollout* of request *number*, then its group if it is complete, and hand that to
+        *more*.
+        """
+        request, scored = self._requests[number], self._scored[number]
+        settings = self._rollout_context
+        context = RewardContext(step=request.step or settings.step, services=settings.services)
+        retries = settings.retries
+        with settings.grading(rollouts=1):
+            scored[rollout.sample] = await score_rollout(
+                request.environment, rollout, context, retries
+            )
         if self._on_rollout is not None:
             self._on_rollout(scored[rollout.sample])
         if len(scored) < request.group_size:
             return
         rollouts = tuple(scored[index] for index in range(request.group_size))
-        group = Group(task=request.task, rollouts=rollouts, environment=request.name, index=request.index)
-        group = self._groups[j] = await score_group(request.environment, group, context, retries)
+        group = Group(
+            task=request.task, rollouts=rollouts, environment=request.name, index=request.index
+        )
+        with settings.grading(rollouts=0):
+            group = self._groups[number] = await score_group(
+                request.environment, group, context, retries
+            )
         if self._endless:
-            del self._requests[j], self._scored[j], self._groups[j]
+            del self._requests[number], self._scored[number], self._groups[number]
         if self._more is not None and (requests := self._more(group)):
             self.add(requests, spare)
-            await asyncio.sleep(0)  # the new workers register before this one asks the engine for anything
+            # the new workers register before this one asks the engine for anything
+            await asyncio.sleep(0)

@@ -1,22 +1,70 @@
-"""Scores rollouts: by single-rollout rewards as each episode ends, by group rewards once the group is complete."""
+"""Scores rollouts: by single-rollout rewards as each episode ends, by group rewards once the group
+is complete.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ..errors import InfrastructureError, PolicyFault, RewardFault, UsageError
 from ..interfaces.environment import Environment
-from ..interfaces.reward import RewardContext, ScoreOrError, failure_of
+from ..interfaces.reward import Reward, RewardContext, ScoreOrError, failure_of
 from ..tracebacks import text_of
 from ..types.rollout import AnyGroup, AnyRollout, Score, Termination, TerminationKind
 from .own_task import in_own_task
 
 
+class GradingClock:
+    """The time that rewards take: the sum over rollouts, and the time in which any ran, where
+    overlaps count once.
+
+    A reward that waits, such as for a slot of a sandbox, takes time. Used by one event loop at a
+    time.
+    """
+
+    def __init__(self) -> None:
+        self._running = self._rollouts = 0
+        self._began = self._busy = self._total = 0.0
+
+    @contextmanager
+    def __call__(self, rollouts: int) -> Iterator[None]:
+        """Count the time of the block, in which *rollouts* get their first score."""
+        began = time.monotonic()
+        if not self._running:
+            self._began = began
+        self._running += 1
+        try:
+            yield
+        finally:
+            ended = time.monotonic()
+            self._running -= 1
+            self._rollouts += rollouts
+            self._total += ended - began
+            if not self._running:
+                self._busy += ended - self._began
+
+    def take(self) -> dict[str, float]:
+        """Metrics of the time since the last call; empty if no reward ran."""
+        if self._running:  # those of a schedule whose episodes go on
+            now = time.monotonic()
+            self._busy, self._began = self._busy + now - self._began, now
+        metrics = {"grading.seconds": self._busy} if self._busy else {}
+        if self._rollouts:
+            metrics["grading.seconds_per_rollout"] = self._total / self._rollouts
+        self._busy, self._total, self._rollouts = 0.0, 0.0, 0
+        return metrics
+
+
 async def score_rollout(
-    environment: Environment[Any, Any], rollout: AnyRollout, context: RewardContext, retries: int = 0
+    environment: Environment[Any, Any],
+    rollout: AnyRollout,
+    context: RewardContext,
+    retries: int = 0,
 ) -> AnyRollout:
     """Score *rollout* by those of the environment's rewards that read no other sample."""
     (scored,) = await _scored(environment, [rollout], context, retries, grouped=False)
@@ -27,9 +75,22 @@ async def score_group(
     environment: Environment[Any, Any], group: AnyGroup, context: RewardContext, retries: int = 0
 ) -> AnyGroup:
     """Score the valid samples of a complete group by the rewards that compare samples."""
-    if not any(reward and reward.group for reward in (environment.reward, environment.shaping)):
+    if not any(reward and reward.group for _, reward in _slots(environment)):
         return group
-    return replace(group, rollouts=await _scored(environment, group.rollouts, context, retries, grouped=True))
+    return replace(
+        group, rollouts=await _scored(environment, group.rollouts, context, retries, grouped=True)
+    )
+
+
+def _slots(environment: Environment[Any, Any]) -> tuple[tuple[str, Reward | None], ...]:
+    """Return the rewards of *environment*, each with the field of a rollout that its score goes
+    to.
+    """
+    return (
+        ("outcome", environment.reward),
+        ("shaping", environment.shaping),
+        ("yardstick", environment.yardstick),
+    )
 
 
 async def _scored(
@@ -40,13 +101,15 @@ async def _scored(
     *,
     grouped: bool,
 ) -> tuple[AnyRollout, ...]:
-    """Copies of *rollouts* with the scores of the rewards that compare samples (*grouped*) or of those that do not.
+    """Copies of *rollouts* with the scores of the rewards that compare samples (*grouped*) or of
+    those that do not.
 
-    Outcome and shaping both see the rollout without the other's score. A rollout that the outcome reward fails to score
-    is not passed to the shaping reward.
+    Each reward sees the rollout without the others' scores. A rollout that the outcome reward fails
+    to score is not passed to the others. A yardstick that fails is missing from the rollout, which
+    trains all the same.
     """
     changes: list[dict[str, Any]] = [{} for _ in rollouts]
-    for slot, reward in (("outcome", environment.reward), ("shaping", environment.shaping)):
+    for slot, reward in _slots(environment):
         if reward is None or reward.group != grouped:
             continue
         judged: list[int] = []
@@ -70,19 +133,39 @@ async def _scored(
                 break
         for i, scored in zip(judged, outcomes, strict=True):
             changes[i] |= _change(slot, scored, rollouts[i], environment.early)
-    return tuple(r.replace(**change) if change else r for r, change in zip(rollouts, changes, strict=True))
+    return tuple(
+        r.replace(**change) if change else r for r, change in zip(rollouts, changes, strict=True)
+    )
 
 
 def _change(slot: str, scored: ScoreOrError, rollout: AnyRollout, early: float) -> dict[str, Any]:
-    """The fields of *rollout* to change after one reward: the score, or the termination for its error."""
-    attempts, own = rollout.termination.attempts, sum(not t.player for t in rollout.turns)
-    if isinstance(scored, Score) and len(scored.turns) > own:  # credit would not know which tokens they belong to
-        scored = RewardFault(f"{len(scored.turns)} turn scores for {own} turns of the policy (`not turn.player`)")
+    """Return the fields of *rollout* to change after one reward: the score, or the termination for
+    its error.
+    """
+    attempts, policy_turns = rollout.termination.attempts, sum(not t.player for t in rollout.turns)
+    # credit would not know which tokens they belong to
+    if isinstance(scored, Score) and len(scored.turns) > policy_turns:
+        scored = RewardFault(
+            f"{len(scored.turns)} turn scores for {policy_turns} turns of the policy (`not turn.player`)"
+        )
     if isinstance(scored, Score):
         return {slot: scored}
-    if isinstance(scored, PolicyFault):  # an answer that a working verifier cannot read is the policy's fault
-        termination = Termination(TerminationKind.POLICY_FAULT, text_of(scored), attempts, early=True)
+    if slot == "yardstick":
+        return (
+            {slot: Score(value=0.0, reason=text_of(scored))}
+            if isinstance(scored, PolicyFault)
+            else {}
+        )
+    # an answer that a working verifier cannot read is the policy's fault
+    if isinstance(scored, PolicyFault):
+        termination = Termination(
+            TerminationKind.POLICY_FAULT, text_of(scored), attempts, early=True
+        )
         return {"termination": termination, "outcome": Score(value=early), "shaping": Score()}
     ours = isinstance(scored, InfrastructureError)
     kind = TerminationKind.INFRASTRUCTURE_ERROR if ours else TerminationKind.REWARD_ERROR
-    return {"termination": Termination(kind, text_of(scored), attempts), "outcome": None, "shaping": None}
+    return {
+        "termination": Termination(kind, text_of(scored), attempts),
+        "outcome": None,
+        "shaping": None,
+    }

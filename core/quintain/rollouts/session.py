@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import EnvironmentFault, LimitReached, PolicyFault
 from ..interfaces.agent import Agent, Limits
@@ -34,10 +34,11 @@ class EpisodeState:
     turns: list[Turn] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     spent: int = 0  # tokens that the policy sampled
-    taken: int = 0  # turns that the policy took
-    hit: str = ""  # the limit that ended the last turn of the policy
+    turns_taken: int = 0  # by the policy
+    limit_hit: str = ""  # the limit that ended the last turn of the policy
     players: dict[str, Session] = field(default_factory=dict)
-    first: dict[str, list[Any]] = field(default_factory=dict)  # by player: the first prompt of the group's episodes
+    # by player: the first prompt of the group's episodes
+    first: dict[str, list[Any]] = field(default_factory=dict)
 
 
 class Session(Agent):
@@ -46,7 +47,9 @@ class Session(Agent):
     def __init__(self, episode: EpisodeState, name: str = "", engine: Engine | None = None) -> None:
         self._episode = episode
         self._name = name
-        self._engine: Engine = engine.for_episode(episode.seed) if engine else episode.engine.for_player(name)
+        self._engine: Engine = (
+            engine.for_episode(episode.seed) if engine else episode.engine.for_player(name)
+        )
         self.trains = engine is None
         self.messages: list[Message] = []
         self._conversation: Conversation | None = None
@@ -54,6 +57,15 @@ class Session(Agent):
         self._turns = 0
         self._ends: list[int] = []  # after each turn: number of messages
         episode.players[name] = self
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Name the methods of an agent for one that it does not have, as in
+            ``agent.reply()``.
+            """
+            methods = ", ".join(sorted(name for name in vars(Agent) if not name.startswith("_")))
+            raise AttributeError(f"Agent has no {name!r}; it has {methods}", name=name, obj=self)
 
     @cached_property
     def rng(self) -> Random:
@@ -75,7 +87,7 @@ class Session(Agent):
             try:
                 turn = await self.turn()
             except LimitReached as e:
-                self._episode.hit = e.limit
+                self._episode.limit_hit = e.limit
                 return
             yield turn
 
@@ -91,18 +103,30 @@ class Session(Agent):
             except LimitReached as e:
                 if turn is None:
                     raise
-                self._episode.hit = e.limit
+                self._episode.limit_hit = e.limit
                 return turn
             if not turn.calls:
                 return turn
             unreadable = unreadable + 1 if all(c.error for c in turn.calls) else 0
             if unreadable >= MALFORMED_CHANCES:
-                raise PolicyFault(f"{unreadable} turns in a row held no readable tool call: {turn.calls[0].error}")
+                raise PolicyFault(
+                    f"{unreadable} turns in a row held no readable tool call: {turn.calls[0].error}"
+                )
             calls = await _run_calls(turn.calls, by_name)
-            # A tool may itself let another player take turns, so this turn need not be the last of the episode.
-            index = next(i for i in reversed(range(len(self._episode.turns))) if self._episode.turns[i] is turn)
+            # A tool may itself let another player take turns, so this turn need not be the last of
+            # the episode.
+            index = next(
+                i
+                for i in reversed(range(len(self._episode.turns)))
+                if self._episode.turns[i] is turn
+            )
             turn = self._episode.turns[index] = replace(turn, calls=calls)
-            self.user([Message("tool", c.error or c.result or "", call_id=c.id, name=c.name) for c in calls])
+            self.user(
+                [
+                    Message("tool", c.error or c.result or "", call_id=c.id, name=c.name)
+                    for c in calls
+                ]
+            )
 
     def player(self, name: str, engine: Engine | None = None) -> Session:
         if name in self._episode.players:
@@ -112,9 +136,15 @@ class Session(Agent):
     def fork(self, name: str, turns: int | None = None) -> Session:
         count = self._turns if turns is None else turns
         if not 0 <= count <= self._turns:
-            raise EnvironmentFault(f"agent.fork() after {turns} turns; the conversation has {self._turns}")
+            raise EnvironmentFault(
+                f"agent.fork() after {turns} turns; the conversation has {self._turns}"
+            )
         fork = self.player(name, None if self.trains else self._engine)
-        fork._turns, fork._ends, end = count, self._ends[:count], self._ends[count - 1] if count else 0
+        fork._turns, fork._ends, end = (
+            count,
+            self._ends[:count],
+            self._ends[count - 1] if count else 0,
+        )
         fork.messages = self.messages[: None if turns is None else end]
         fork._pending = fork.messages[end:]
         fork._conversation = self._conversation and self._conversation.fork(count)
@@ -124,16 +154,22 @@ class Session(Agent):
         self._episode.metrics.update({k: float(v) for k, v in values.items()})
 
     def transcript(self) -> Transcript | None:
-        """The exact tokens of this player; ``None`` if its engine returns text only."""
+        """Return the exact tokens of this player; ``None`` if its engine returns text only."""
         if self._conversation is None:
             return None
         return self._conversation.transcript(self._engine.name, self._episode.sampling.temperature)
 
     async def turn(
-        self, *tools: Tool | ToolSpec | Callable[..., Any], max_tokens: int | None = None, stop: Sequence[str] = ()
+        self,
+        *tools: Tool | ToolSpec | Callable[..., Any],
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        response_format: str = "",
+        tool_choice: str = "",
     ) -> Turn:
         if self._name not in self._episode.players:
-            await asyncio.sleep(0)  # code that catches everything and tries again must not block the others
+            # code that catches everything and tries again must not block the others
+            await asyncio.sleep(0)
             raise EnvironmentFault("the episode is over; its code asked for another turn")
         specs = [t if isinstance(t, ToolSpec) else as_tool(t).spec for t in tools]
         sampling = self._allowance(max_tokens, stop)
@@ -141,51 +177,87 @@ class Session(Agent):
             turn = await self._sampled(self._engine, specs, sampling)
         else:  # the engine keeps no tokens: it gets all messages and returns parsed text
             self._pending.clear()
+            sampling = sampling.replace(response_format=response_format, tool_choice=tool_choice)
             reply: Reply = await self._engine.reply(self.messages, specs, sampling)
-            text = f"<think>{reply.reasoning}</think>{reply.text}" if reply.reasoning else reply.text
-            tokens = reply.usage.get("completion_tokens", 0) if self.trains else 0  # a partner's are not the policy's
-            about: Any = {"finish": reply.finish, "player": self._name, "tokens": tokens}
-            turn = Turn(text=text, reply=reply.text.strip(), reasoning=reply.reasoning, calls=reply.calls, **about)
+            text = (
+                f"<think>{reply.reasoning}</think>{reply.text}" if reply.reasoning else reply.text
+            )
+            # a partner's are not the policy's
+            tokens = reply.usage.get("completion_tokens", 0) if self.trains else 0
+            turn_fields: Any = {"finish": reply.finish, "player": self._name, "tokens": tokens}
+            turn = Turn(
+                text=text,
+                reply=reply.text.strip(),
+                reasoning=reply.reasoning,
+                calls=reply.calls,
+                **turn_fields,
+            )
         self._turns += 1
         self._episode.turns.append(turn)
-        self.messages.append(Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls))
+        self.messages.append(
+            Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls)
+        )
         self._ends.append(len(self.messages))
         if self.trains:  # limits count the policy's own turns only
-            self._episode.taken += 1
+            self._episode.turns_taken += 1
             self._episode.spent += turn.tokens
-            self._episode.hit = "tokens" if turn.finish == "length" else ""
+            self._episode.limit_hit = "tokens" if turn.finish == "length" else ""
         return turn
 
     def _allowance(self, max_tokens: int | None, stop: Sequence[str]) -> Sampling:
-        """The sampling settings of the next turn: its own seed, and at most the tokens that the limits leave."""
+        """Return the sampling settings of the next turn: its own seed, and at most the tokens that
+        the limits leave.
+        """
         episode, limits = self._episode, self._episode.limits
-        most = min((most for most in (max_tokens, episode.sampling.max_tokens) if most is not None), default=None)
-        changes: dict[str, Any] = {"seed": derived_seed(episode.seed, self._name, self._turns), "max_tokens": most}
+        allowed_tokens = min(
+            (
+                allowed_tokens
+                for allowed_tokens in (max_tokens, episode.sampling.max_tokens)
+                if allowed_tokens is not None
+            ),
+            default=None,
+        )
+        changes: dict[str, Any] = {
+            "seed": derived_seed(episode.seed, self._name, self._turns),
+            "max_tokens": allowed_tokens,
+        }
         changes["stop"] = (*episode.sampling.stop, *([stop] if isinstance(stop, str) else stop))
         if not self.trains:
             return episode.sampling.replace(**changes, thinking_budget=None)
-        if limits.turns is not None and episode.taken >= limits.turns:
+        if limits.turns is not None and episode.turns_taken >= limits.turns:
             raise LimitReached("turns", f"all {limits.turns} turns are taken")
         if limits.tokens is not None:
             left = limits.tokens - episode.spent
             if left <= 0:
                 raise LimitReached("tokens", f"all {limits.tokens} tokens are spent")
-            changes["max_tokens"] = min(left, most or left)
+            changes["max_tokens"] = min(left, allowed_tokens or left)
         return episode.sampling.replace(**changes)
 
-    async def _sampled(self, engine: TokenEngine, tools: Sequence[ToolSpec], sampling: Sampling) -> Turn:
+    async def _sampled(
+        self, engine: TokenEngine, tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Turn:
         if self._conversation is None:
-            self._conversation = Conversation(engine.tokenizer, tools, self._episode.first.setdefault(self._name, []))
-        elif tools:  # first offered in a later turn: the template rewrites the system message, a new branch begins
+            self._conversation = Conversation(
+                engine.tokenizer, tools, self._episode.first.setdefault(self._name, [])
+            )
+        elif tools:
+            # first offered in a later turn: the template rewrites the system message, a new branch
+            # begins
             self._conversation.tools = tuple(tools)
         self._conversation.add(*self._pending)
         self._pending.clear()
         ids = self._conversation.prompt()
         if len(ids) >= engine.context:
-            message = f"the prompt has {len(ids)} tokens, the context of {engine.name} holds {engine.context}"
-            if self._turns and self.trains:  # a partner's context, and a first prompt that is too long, are not its own
+            message = (
+                f"the prompt has {len(ids)} tokens, the context of {engine.name} holds "
+                f"{engine.context}"
+            )
+            # a partner's context, and a first prompt that is too long, are not its own
+            if self._turns and self.trains:
                 raise LimitReached("context", message)
-            raise EnvironmentFault(f"{message}: leave the task out or take an engine with a longer context")
+            raise EnvironmentFault(
+                f"{message}: leave the task out or take an engine with a longer context"
+            )
         sampled = await sample_turn(engine, ids, stops(engine.tokenizer, sampling))
         text = self._conversation.add_sampled(sampled)
         turn = engine.tokenizer.parse(text, tools, finish=sampled.finish)
@@ -193,7 +265,9 @@ class Session(Agent):
 
 
 async def _run_calls(calls: Sequence[ToolCall], tools: dict[str, Tool]) -> tuple[ToolCall, ...]:
-    """Run *calls* concurrently, started in their order, so that tools which are plain functions run in that order."""
+    """Run *calls* concurrently, started in their order, so that tools which are plain functions run
+    in that order.
+    """
 
     async def outcome(call: ToolCall) -> ToolCall | BaseException:
         try:
@@ -206,7 +280,9 @@ async def _run_calls(calls: Sequence[ToolCall], tools: dict[str, Tool]) -> tuple
         except BaseException as e:  # noqa: BLE001 - a `SystemExit` in a task of its own would end the event loop
             return e
 
-    outcomes = [await outcome(calls[0])] if len(calls) == 1 else await asyncio.gather(*map(outcome, calls))
+    outcomes = (
+        [await outcome(calls[0])] if len(calls) == 1 else await asyncio.gather(*map(outcome, calls))
+    )
     if error := next((o for o in outcomes if isinstance(o, BaseException)), None):
         raise error
     return tuple(outcomes)  # type: ignore[arg-type]

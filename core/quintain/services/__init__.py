@@ -1,1 +1,23 @@
-"""Services of a run: their manager, and worker processes."""
+"""The services of a run: who fills a slot, started and stopped in order.
+
+The names below are what plugins may import from here; each module is imported when one of its names
+is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import lazy_names
+
+if TYPE_CHECKING:
+    from .manager import BY_OPTION as BY_OPTION
+    from .manager import Choice as Choice
+    from .manager import opened as opened
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".manager": "BY_OPTION Choice opened",
+    },
+)

@@ -40,8 +40,8 @@ async def opened(
     """Start every service that is chosen or required; yields them by slot.
 
     Args:
-        choices: by slot. A required slot that is not among them takes the component of the slot's name, if there is
-            one.
+        choices: by slot. A required slot that is not among them takes the component of the slot's
+            name, if there is one.
         required: slots that rewards, environments and pieces need.
         available: what runs already, such as ``policy``.
         state: of each slot in a checkpoint; restored once its service runs.
@@ -56,7 +56,11 @@ async def opened(
         for slot, component, args in start_order(choices, required, available, fix=fix):
             service = bind(component, args, running, who=f"[services.{slot}]")
             try:
-                running[slot] = await stack.enter_async_context(service) if isinstance(service, Service) else service
+                running[slot] = (
+                    await stack.enter_async_context(service)
+                    if isinstance(service, Service)
+                    else service
+                )
                 if state and slot in state and isinstance(service, Service):
                     service.restore(state[slot])
             except Exception as e:
@@ -67,7 +71,11 @@ async def opened(
 
 
 def start_order(
-    choices: Mapping[str, Choice], required: Iterable[str], available: Mapping[str, Any], *, fix: str = IN_RECIPE
+    choices: Mapping[str, Choice],
+    required: Iterable[str],
+    available: Mapping[str, Any],
+    *,
+    fix: str = IN_RECIPE,
 ) -> list[tuple[str, Any, Mapping[str, Any]]]:
     """Slot, component and arguments of every service to start, those that others need first.
 
@@ -82,7 +90,9 @@ def start_order(
         if slot in done:
             return
         if slot in trail:
-            raise RecipeError(f"services need one another in a circle: {' -> '.join((*trail, slot))}")
+            raise RecipeError(
+                f"services need one another in a circle: {' -> '.join((*trail, slot))}"
+            )
         component, args = _chosen(slot, choices, registry, trail, fix)
         for need in signature_of(component).needs:
             visit(need.slot, (*trail, slot))
@@ -102,23 +112,38 @@ def _chosen(
     if registry.matching(slot, "service"):
         return registry.load("service", slot), {}
     by = f" (needed by the service {trail[-1]!r})" if trail else ""
-    raise RecipeError(f"a service {slot!r} is needed{by}: {fix.format(slot=slot)}; `quintain list services` shows all")
+    raise RecipeError(
+        f"a service {slot!r} is needed{by}: {fix.format(slot=slot)}; `quintain list services` "
+        f"shows all"
+    )
 
 
 def find_service(name: str) -> Component:
-    """The service called *name*, or else the engine, which is a service for another player; raises as `find`."""
+    """Return the service called *name*, or else the engine, which is a service for another player;
+    raises as `find`.
+    """
     registry = current()
-    engine = ":" not in name and not registry.matching(name, "service") and registry.matching(name, "engine")
+    engine = (
+        ":" not in name
+        and not registry.matching(name, "service")
+        and registry.matching(name, "engine")
+    )
     return registry.find("engine" if engine else "service", name)
 
 
 def states(services: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The state of each service that has one, for a checkpoint."""
-    return {slot: state for slot, s in services.items() if isinstance(s, Service) and (state := dict(s.state()))}
+    """Return the state of each service that has one, for a checkpoint."""
+    return {
+        slot: state
+        for slot, s in services.items()
+        if isinstance(s, Service) and (state := dict(s.state()))
+    }
 
 
 def held_back(state: Any) -> Any:
-    """A copy of plain data that later changes do not reach; tensors are shared, see `Service.state`."""
+    """Return a copy of plain data that later changes do not reach; tensors are shared, see
+    `Service.state`.
+    """
     if isinstance(state, Mapping):
         return {key: held_back(value) for key, value in state.items()}
     if isinstance(state, (list, tuple)):

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .. import lazy_names
+
 if TYPE_CHECKING:
     from ..interfaces.engine import Engine
     from ..interfaces.environment import Environment
@@ -25,27 +27,28 @@ if TYPE_CHECKING:
     from ..types.rollout import Rollout
     from ..types.sampling import Sampling
     from ..types.task import Task
-    from .scripted import Script, ScriptedEngine
-    from .suites import EnvironmentSuite, RewardSuite
+    from .scripted import Script
+    from .scripted import ScriptedEngine as ScriptedEngine
+    from .suites import EnvironmentSuite as EnvironmentSuite
+    from .suites import RewardSuite as RewardSuite
 
 T = TypeVar("T", bound="Task")
 
-__all__ = ["EnvironmentSuite", "RewardSuite", "ScriptedEngine", "isolated_plugins", "rollout", "run_episode"]
-
-_LAZY = {"EnvironmentSuite": "suites", "RewardSuite": "suites", "ScriptedEngine": "scripted"}
-
-
-def __getattr__(name: str) -> Any:
-    # pytest imports this package at every start, because of the plugin beside it.
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+# pytest imports this package at every start, because of the plugin beside it.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".scripted": "ScriptedEngine",
+        ".suites": "EnvironmentSuite RewardSuite",
+    },
+    "isolated_plugins",
+    "rollout",
+    "run_episode",
+)
 
 
 def rollout(task: T, *texts: str, result: Any = None, **fields: Any) -> Rollout[T, Any]:
-    """A rollout in which the policy said *texts*, one per turn: the input of a reward.
+    """Return a rollout in which the policy said *texts*, one per turn: the input of a reward.
 
     Args:
         texts: as sampled: think tags become the turn's reasoning, tool-call tags its calls.
@@ -57,8 +60,11 @@ def rollout(task: T, *texts: str, result: Any = None, **fields: Any) -> Rollout[
     from ..types.task import Message, messages_of
 
     turns = tuple(parse(text, tools="<tool_call>" in text) for text in texts)
-    said = [Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls) for turn in turns]
-    values = {"turns": turns, "messages": (*messages_of(task.prompt), *said), **fields}
+    replies = [
+        Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls)
+        for turn in turns
+    ]
+    values = {"turns": turns, "messages": (*messages_of(task.prompt), *replies), **fields}
     return Rollout(task=task, result=result, **values)
 
 
@@ -71,20 +77,24 @@ def run_episode(
     sampling: Sampling | None = None,
     services: Mapping[str, Any] | None = None,
 ) -> Rollout[T, Any]:
-    """Run one episode, tried once, and score it; a failure is the termination of the rollout that comes back.
+    """Run one episode, tried once, and score it; a failure is the termination of the rollout that
+    comes back.
 
     Args:
-        engine: an engine, or the script of one (`ScriptedEngine`): a text for all turns, a list, a function.
+        engine: an engine, or the script of one (`ScriptedEngine`): a text for all turns, a list, a
+            function.
         seed: of the run.
         services: by slot, started, for the rewards.
 
     Raises:
-        RuntimeError: called inside a running event loop; there await `quintain.rollouts.runner.run_groups`.
+        RuntimeError: called inside a running event loop; there await
+            `quintain.rollouts.runner.run_groups`.
     """
     import asyncio
 
     from ..interfaces.engine import Engine
-    from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
+    from ..interfaces.rollout_request import RolloutRequest
+    from ..rollouts.runner import RolloutContext, run_groups
     from ..types.sampling import Sampling
     from .scripted import ScriptedEngine
 
@@ -97,13 +107,18 @@ def run_episode(
         concurrency=1,
         retries=0,
     )
-    (group,) = asyncio.run(run_groups([RolloutRequest(environment=environment, task=task, group_size=1)], context))
+    (group,) = asyncio.run(
+        run_groups([RolloutRequest(environment=environment, task=task, group_size=1)], context)
+    )
     return group.rollouts[0]
 
 
 @contextmanager
-def isolated_plugins(*components: Component, keep: Iterable[str] = ("quintain",)) -> Iterator[Registry]:
-    """Inside the block only *components* are installed, and those of the distributions in *keep* (core's by default).
+def isolated_plugins(
+    *components: Component, keep: Iterable[str] = ("quintain",)
+) -> Iterator[Registry]:
+    """Inside the block only *components* are installed, and those of the distributions in *keep*
+    (core's by default).
 
     The registry is given: ``plugins.add("environment", "mine", Mine)`` adds an object of the test.
     """

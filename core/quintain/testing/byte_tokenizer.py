@@ -1,4 +1,6 @@
-"""A tokenizer over bytes that needs no library, so that authors test exact tokens in a bare install."""
+"""A tokenizer over bytes that needs no library, so that authors test exact tokens in a bare
+install.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,15 @@ class ByteTokenizer:
     """Bytes as ids (0-255) and four special tokens."""
 
     name = "bytes"
+    appends = False  # the template rewrites nothing
     SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|pad|>")
 
     def __init__(self) -> None:
         self._special = {text: 256 + i for i, text in enumerate(self.SPECIAL)}
-        self.stop_ids: tuple[int, ...] = (self._special["<|im_end|>"], self._special["<|endoftext|>"])
+        self.stop_ids: tuple[int, ...] = (
+            self._special["<|im_end|>"],
+            self._special["<|endoftext|>"],
+        )
         self.stops: tuple[str, ...] = ()
         self.vocab_size = 256 + len(self.SPECIAL)
 
@@ -59,7 +65,9 @@ class ByteTokenizer:
         out.append(raw.decode("utf-8", "replace"))
         return "".join(out)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True) -> str:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True
+    ) -> str:
         parts: list[str] = []
         head = render_tools(tools)
         system = next((m.content for m in messages if m.role == "system"), "")
@@ -68,10 +76,17 @@ class ByteTokenizer:
         for m in messages:
             if m.role == "system":
                 continue
-            body = m.content if m.role != "tool" else f"<tool_response>\n{m.content}\n</tool_response>"
+            body = (
+                m.content if m.role != "tool" else f"<tool_response>\n{m.content}\n</tool_response>"
+            )
             role = "user" if m.role == "tool" else m.role
             parts.append(f"<|im_start|>{role}\n{body}{render_calls(m.calls)}<|im_end|>\n")
         return "".join(parts) + ("<|im_start|>assistant\n" if prompt else "")
+
+    def continuation(
+        self, messages: Sequence[Message], turn: int, tools: Sequence[ToolSpec], last: int
+    ) -> None:
+        """Return nothing: all is rendered."""
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, finish: Finish = "stop") -> Turn:
         return parse(text, tools=tools, finish=finish)
@@ -80,13 +95,15 @@ class ByteTokenizer:
 def render_calls(calls: Sequence[ToolCall]) -> str:
     """Calls as the model writes them."""
     return "".join(
-        "\n<tool_call>\n" + json.dumps({"name": c.name, "arguments": dict(c.arguments)}) + "\n</tool_call>"
+        "\n<tool_call>\n"
+        + json.dumps({"name": c.name, "arguments": dict(c.arguments)})
+        + "\n</tool_call>"
         for c in calls
     )
 
 
 def render_tools(tools: Sequence[ToolSpec]) -> str:
-    """The part of the system message that lists *tools*; empty for none."""
+    """Return the part of the system message that lists *tools*; empty for none."""
     if not tools:
         return ""
     specs = "\n".join(json.dumps(t.to_json()) for t in tools)

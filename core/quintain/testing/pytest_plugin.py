@@ -1,4 +1,6 @@
-"""Fixtures for authors, in every pytest that has quintain installed. Nothing of it is imported before a test asks."""
+"""Fixtures for authors, in every pytest that has quintain installed. Nothing of it is imported
+before a test asks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ pytest.register_assert_rewrite("quintain.testing.suites")
 
 @pytest.fixture
 def quintain_run() -> Callable[..., Any]:
-    """`quintain.testing.run_episode`: ``quintain_run(environment, task, ["first reply", "second"])``."""
+    """`quintain.testing.run_episode`: ``quintain_run(environment, task, ["first reply",
+    "second"])``.
+    """
     from . import run_episode
 
     return run_episode

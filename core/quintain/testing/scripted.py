@@ -1,4 +1,6 @@
-"""An engine that says what it is told, token by token: environments and rewards are tested without a model."""
+"""An engine that says what it is told, token by token: environments and rewards are tested without
+a model.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +21,31 @@ from ..types.transcript import Finish, Sampled
 from .byte_tokenizer import ByteTokenizer, render_calls
 
 Script = str | Sequence[str | Reply] | Callable[..., str | Reply]
-"""One reply for all turns, one per turn (the last repeats), or a function ``(messages)`` or ``(messages, rng)``."""
+"""One reply for all turns, one per turn (the last repeats), or a function ``(messages)`` or
+``(messages, rng)``.
+"""
 
-_TURN = re.compile(rf"<\|im_start\|>({'|'.join(get_args(Role))})\n(.*?)(?:<\|im_end\|>\n|\Z)", re.DOTALL)
+_TURN = re.compile(
+    rf"<\|im_start\|>({'|'.join(get_args(Role))})\n(.*?)(?:<\|im_end\|>\n|\Z)", re.DOTALL
+)
 
 
 class ScriptedEngine(TokenEngine):
-    """Replies from a script, over a byte tokenizer; they depend on the conversation and the seed of the turn alone.
+    """Replies from a script, over a byte tokenizer; they depend on the conversation and the seed of
+    the turn alone.
 
-    The log-probs are made up, and stated: `fake_logp`. They differ from token to token, so that a misaligned record
-    is seen.
+    The log-probs are made up, and stated: `fake_logp`. They differ from token to token, so that a
+    misaligned record is seen.
 
     Args:
-        replies: what the policy says: one reply for all turns, one per turn of an episode (the last one repeats), or a
-            function of the conversation, and of a seeded `random.Random` if it takes two arguments. A `Reply` may carry
-            tool calls, reasoning and ``finish``: ``"length"`` ends a turn without a stop token.
+        replies: what the policy says: one reply for all turns, one per turn of an episode (the last
+            one repeats), or a function of the conversation, and of a seeded `random.Random` if it
+            takes two arguments. A `Reply` may carry tool calls, reasoning and ``finish``:
+            ``"length"`` ends a turn without a stop token.
         players: other scripts for single players, by name.
         context: longest sequence, tokens.
-        fail_on: the calls, counted from 1 over the engine's life, that fail with `InfrastructureError`.
+        fail_on: the calls, counted from 1 over the engine's life, that fail with
+            `InfrastructureError`.
         delay: seconds that each call takes.
     """
 
@@ -60,7 +69,7 @@ class ScriptedEngine(TokenEngine):
         self._calls = itertools.count(1)
 
     def for_player(self, name: str) -> ScriptedEngine:
-        """The same engine with the script of that player."""
+        """Return the same engine with the script of that player."""
         if name not in self._players:
             return self
         other = copy.copy(self)
@@ -71,7 +80,9 @@ class ScriptedEngine(TokenEngine):
         number = next(self._calls)
         room = self.context - len(ids)
         if room <= 0:
-            raise LimitReached("context", f"{len(ids)} tokens leave no room in a context of {self.context}")
+            raise LimitReached(
+                "context", f"{len(ids)} tokens leave no room in a context of {self.context}"
+            )
         if self._delay:
             await asyncio.sleep(self._delay)
         if number in self._fail_on:
@@ -81,7 +92,9 @@ class ScriptedEngine(TokenEngine):
             reply = Reply(text=reply)
         return self._sampled(reply, sampling, min(room, sampling.max_tokens or room))
 
-    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
+    async def score(
+        self, ids: Sequence[int], start: int, temperature: float = 1.0
+    ) -> Sequence[float]:
         return [fake_logp(i) for i in ids[start:]]
 
     async def update(self, weights: Weights) -> int:
@@ -103,18 +116,22 @@ class ScriptedEngine(TokenEngine):
 
 
 def fake_logp(token: int) -> float:
-    """The log-prob that the scripted engine claims for a token: ``-(1 + token % 7) / 8``, at every temperature."""
+    """Return the log-prob that the scripted engine claims for a token: ``-(1 + token % 7) / 8``, at
+    every temperature.
+    """
     return -(1 + token % 7) / 8
 
 
 def conversation(text: str) -> list[Message]:
-    """The messages that a conversation in the byte tokenizer's template was rendered from, tool calls left as text."""
+    """Return the messages that a conversation in the byte tokenizer's template was rendered from,
+    tool calls left as text.
+    """
     turns = _TURN.findall(text.removesuffix("<|im_start|>assistant\n"))
     return [Message(role, content) for role, content in turns]
 
 
 def written(reply: Reply) -> str:
-    """A reply as the model writes it: its thought, its text, its tool calls."""
+    """Return a reply as the model writes it: its thought, its text, its tool calls."""
     thought = f"<think>{reply.reasoning}</think>" if reply.reasoning else ""
     return thought + reply.text + render_calls(reply.calls)
 

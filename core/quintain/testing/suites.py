@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import math
 import pickle
-from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import fields, is_dataclass
 from random import Random
 from typing import Any, ClassVar, TypeVar
@@ -18,12 +18,14 @@ from ..errors import EpisodeError, UsageError
 from ..evaluation.controls import ControlEngine
 from ..evaluation.evaluation import rescore
 from ..interfaces.engine import Engine
-from ..interfaces.environment import SPLITS, Demonstration, Environment
+from ..interfaces.environment import SPLITS, Demonstration, Environment, yielded
 from ..interfaces.reward import Reward, RewardContext, RewardFunction
+from ..interfaces.rollout_request import RolloutRequest
 from ..interfaces.service import Service, Workers
 from ..registry.binding import bind
+from ..registry.known import known_plugins
 from ..registry.lookup import current
-from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
+from ..rollouts.runner import RolloutContext, run_groups
 from ..types.rollout import SCORE_TOLERANCE, Group, Rollout, Score, reaches
 from ..types.sampling import Sampling
 from ..types.task import Message, Task, ToolCall, content_hash
@@ -49,41 +51,52 @@ ODD_REPLIES = (
 """What a policy may say on a bad day; none of it may break an environment."""
 
 
+@asynccontextmanager
+async def _opened(services: Mapping[str, Service]) -> AsyncIterator[Mapping[str, Any]]:
+    async with AsyncExitStack() as stack:
+        yield {slot: await stack.enter_async_context(one) for slot, one in services.items()}
+
+
 class _Suite:
     """One event loop and one set of started services per test class."""
 
+    started: ClassVar[Mapping[str, Any]]
+    """The services by slot, while the tests of the class run."""
     _runner: ClassVar[asyncio.Runner]
     _stack: ClassVar[AsyncExitStack]
-    _started: ClassVar[Mapping[str, Service]]
 
     @classmethod
     def services(cls) -> Mapping[str, Service]:
-        """Services by slot, for the environment's fields and its rewards; started once per class."""
+        """Services by slot, for the environment's fields and its rewards; started once per
+        class.
+        """
         installed = current().matching("workers", "service")
         return {"workers": current().load("service", "workers")()} if installed else {}
+
+    @classmethod
+    def opened_services(cls) -> AbstractAsyncContextManager[Mapping[str, Any]]:
+        """Start `services` and stop them at the end; override it to start others in another way."""
+        return _opened(cls.services())
 
     @classmethod
     def setup_class(cls) -> None:
         cls._runner = asyncio.Runner()
         cls._stack = AsyncExitStack()
-
-        async def start() -> dict[str, Service]:
-            return {slot: await cls._stack.enter_async_context(s) for slot, s in cls.services().items()}
-
-        cls._started = cls._runner.run(start())
+        cls.started = cls.run(cls._stack.enter_async_context(cls.opened_services()))
 
     @classmethod
     def teardown_class(cls) -> None:
         with cls._runner:
             cls._runner.run(cls._stack.aclose())
 
-    def run(self, coroutine: Awaitable[R]) -> R:
+    @classmethod
+    def run(cls, coroutine: Awaitable[R]) -> R:
         """Run *coroutine* in the loop of the class."""
 
         async def wait() -> R:
             return await coroutine
 
-        return self._runner.run(wait())
+        return cls._runner.run(wait())
 
 
 class EnvironmentSuite(_Suite):
@@ -107,20 +120,31 @@ class EnvironmentSuite(_Suite):
     lowest: ClassVar[float] = 0.0
 
     def build(self) -> Environment[Any, Any]:
-        """A fresh instance, configured and with its services."""
+        """Return a fresh instance, configured and with its services."""
         environment = self.environment
         if isinstance(environment, Environment):
             return environment
-        environment = current().load("environment", environment) if isinstance(environment, str) else environment
-        built: Environment[Any, Any] = bind(environment, self.args, self._started, who="the environment")
+        environment = (
+            current().load("environment", environment)
+            if isinstance(environment, str)
+            else environment
+        )
+        built: Environment[Any, Any] = bind(
+            environment, self.args, self.started, who="the environment"
+        )
         return built
 
     def tasks(self, split: str, n: int | None = None) -> list[Task]:
-        """The first *n* tasks of *split* (by default `sample`)."""
-        return list(itertools.islice(self.build().tasks(split), n or self.sample))
+        """Return the first *n* tasks of *split* (by default `sample`)."""
+        return list(itertools.islice(yielded(self.build(), "tasks", split), n or self.sample))
 
     def play(
-        self, engine: Engine, *, group_size: int = 1, concurrency: int = 1, tasks: Sequence[Task] | None = None
+        self,
+        engine: Engine,
+        *,
+        group_size: int = 1,
+        concurrency: int = 1,
+        tasks: Sequence[Task] | None = None,
     ) -> list[Rollout[Any, Any]]:
         """Scored rollouts of the first `episodes` tasks of the first split (or of *tasks*)."""
         chosen = self.tasks(self.splits[0], self.episodes) if tasks is None else tasks
@@ -130,7 +154,11 @@ class EnvironmentSuite(_Suite):
         ]
         sampling = Sampling(max_tokens=4096)
         context = RolloutContext(
-            engine=engine, sampling=sampling, services=self._started, concurrency=concurrency, retries=0
+            engine=engine,
+            sampling=sampling,
+            services=self.started,
+            concurrency=concurrency,
+            retries=0,
         )
         return [r for g in self.run(run_groups(requests, context)) for r in g.rollouts]
 
@@ -138,28 +166,43 @@ class EnvironmentSuite(_Suite):
         for split in self.splits:
             tasks = self.tasks(split, 1)
             assert tasks, f"the split {split!r} has no tasks"
-            assert isinstance(tasks[0], Task), f"{split!r} yields {type(tasks[0]).__name__}; expected a Task"
 
     def test_tasks_are_the_same_each_time(self) -> None:
         for split in self.splits:
             again = self.build()
-            first, second = (list(itertools.islice(again.tasks(split), self.sample)) for _ in range(2))
-            assert first == second, f"{split!r} changes when asked twice: tasks must depend on (fields, split) alone"
+            first, second = (
+                list(itertools.islice(yielded(again, "tasks", split), self.sample))
+                for _ in range(2)
+            )
+            assert first, (
+                f"{split!r} has no tasks when it is asked again: return a list, or a new generator "
+                f"each time"
+            )
+            assert first == second, (
+                f"{split!r} changes when asked twice: tasks must depend on (fields, split) alone"
+            )
             assert first == self.tasks(split), f"{split!r} differs between equal instances"
 
     def test_tasks_are_the_same_in_another_process(self) -> None:
-        """A set's order and ``hash()`` of text change with the process; so would the tasks made with them."""
-        workers = self._started.get("workers")
+        """A set's order and ``hash()`` of text change with the process; so would the tasks made
+        with them.
+        """
+        workers = self.started.get("workers")
         if not isinstance(workers, Workers):
-            pytest.skip("no service `workers` is installed: pip install quintain-workers")
+            plugin = known_plugins()["service", "workers"]
+            pytest.skip(f"no service `workers` is installed: pip install {plugin}")
         for split in self.splits:
             try:
                 packed = pickle.dumps(self.build())
-                elsewhere = self.run(workers.call(_task_ids, packed, split, self.sample, timeout=120))
+                elsewhere = self.run(
+                    workers.call(_task_ids, packed, split, self.sample, timeout=120)
+                )
             except (ImportError, AttributeError, UsageError, pickle.PicklingError, TypeError) as e:
                 pytest.skip(f"a fresh interpreter cannot load the environment ({e})")
-            here = [t.id for t in self.tasks(split)]
-            assert here == elsewhere, f"{split!r} has other tasks in another process: a set's order, or hash() of text?"
+            ids_here = [t.id for t in self.tasks(split)]
+            assert ids_here == elsewhere, (
+                f"{split!r} has other tasks in another process: a set's order, or hash() of text?"
+            )
 
     def test_task_ids_are_unique(self) -> None:
         for split in self.splits:
@@ -168,10 +211,14 @@ class EnvironmentSuite(_Suite):
             assert not twice, f"{split!r} repeats the tasks {twice[:5]}"
 
     def test_splits_are_disjoint(self) -> None:
-        content = {s: {content_hash(t): t for t in self.tasks(s, 10 * self.sample)} for s in self.splits}
+        content = {
+            s: {content_hash(t): t for t in self.tasks(s, 10 * self.sample)} for s in self.splits
+        }
         for a, b in itertools.combinations(self.splits, 2):
             both = content[a].keys() & content[b].keys()
-            assert not both, f"{len(both)} tasks are in {a!r} and {b!r}: {content[a][min(both)]}" if both else ""
+            assert not both, (
+                f"{len(both)} tasks are in {a!r} and {b!r}: {content[a][min(both)]}" if both else ""
+            )
 
     def test_tasks_survive_storage(self) -> None:
         for split in self.splits:
@@ -186,15 +233,22 @@ class EnvironmentSuite(_Suite):
                 where = f"control {name!r} on task {r.task.id} ({r.task.prompt!r:.200})"
                 assert r.valid, f"{where} ended with {r.termination.kind}: {r.termination.reason}"
                 assert r.outcome is not None
-                got, message = r.outcome.total, f"scored {r.outcome.total} with {r.reply!r:.200}; expected"
-                assert scores != "max" or reaches(got, self.highest), f"{where} {message} {self.highest}"
-                assert scores != "min" or got <= self.lowest + SCORE_TOLERANCE, f"{where} {message} {self.lowest}"
+                got = r.outcome.total
+                message = f"scored {r.outcome.total} with {r.reply!r:.200}; expected"
+                assert scores != "max" or reaches(got, self.highest), (
+                    f"{where} {message} {self.highest}"
+                )
+                assert scores != "min" or got <= self.lowest + SCORE_TOLERANCE, (
+                    f"{where} {message} {self.lowest}"
+                )
 
     def test_odd_replies_break_nothing(self) -> None:
         tasks = self.tasks(self.splits[0], 2)
         for text in ODD_REPLIES:
             for r in self.play(ScriptedEngine(replies=text), tasks=tasks):
-                assert r.valid, f"the reply {text!r:.80} broke it: {r.termination.kind}: {r.termination.reason}"
+                assert r.valid, (
+                    f"the reply {text!r:.80} broke it: {r.termination.kind}: {r.termination.reason}"
+                )
                 assert math.isfinite(r.total)
 
     def test_stored_rollouts_score_the_same(self) -> None:
@@ -202,11 +256,17 @@ class EnvironmentSuite(_Suite):
         environment = self.build()
         for r in [*self.play(ControlEngine(environment, "oracle")), *self.play(_babbler())]:
             back = Rollout.from_json(r.to_json(), type(r.task), type(r.result))
-            assert (back.task, back.result) == (r.task, r.result), f"task {r.task.id} or its result changes when stored"
-            assert back.to_json() == r.to_json(), f"the rollout of task {r.task.id} changes when stored"
+            assert (back.task, back.result) == (r.task, r.result), (
+                f"task {r.task.id} or its result changes when stored"
+            )
+            assert back.to_json() == r.to_json(), (
+                f"the rollout of task {r.task.id} changes when stored"
+            )
             group = Group(task=back.task, rollouts=(back,), environment=back.environment)
-            again = self.run(rescore(environment, group, self._started)).rollouts[0]
-            assert (again.outcome, again.shaping) == (r.outcome, r.shaping), "a stored rollout scores differently"
+            again = self.run(rescore(environment, group, self.started)).rollouts[0]
+            assert (again.outcome, again.shaping) == (r.outcome, r.shaping), (
+                "a stored rollout scores differently"
+            )
 
     def test_episodes_are_reproducible(self) -> None:
         first, second = (self.play(_babbler(), group_size=2) for _ in range(2))
@@ -217,7 +277,12 @@ class EnvironmentSuite(_Suite):
         alone = self.play(_babbler(), group_size=2)
         together = self.play(_babbler(delay=0.002), group_size=2, concurrency=2 * self.episodes)
         for a, b in zip(alone, together, strict=True):
-            _assert_same(a, b, "it goes otherwise beside others", "keep state in locals, report none of a service")
+            _assert_same(
+                a,
+                b,
+                "it goes otherwise beside others",
+                "keep state in locals, report none of a service",
+            )
 
     def test_demonstrations_are_usable(self) -> None:
         for shown in itertools.islice(self.build().demonstrations(self.splits[0]), self.sample):
@@ -232,7 +297,8 @@ class RewardSuite(_Suite):
     Attributes:
         reward: what is tested, configured.
         lowest: what an exploit may score at most.
-        repeatable: false for a reward that keeps a state on purpose, whose scores change from call to call.
+        repeatable: false for a reward that keeps a state on purpose, whose scores change from call
+            to call.
     """
 
     reward: ClassVar[Reward]
@@ -251,7 +317,7 @@ class RewardSuite(_Suite):
         """Each rollout's score, judged on its own."""
 
         async def judge(r: Rollout[Any, Any]) -> Score:
-            (scored,) = await self.reward.score_all([r], RewardContext(services=self._started))
+            (scored,) = await self.reward.score_all([r], RewardContext(services=self.started))
             if isinstance(scored, EpisodeError):
                 raise scored
             return scored
@@ -259,56 +325,85 @@ class RewardSuite(_Suite):
         return [self.run(judge(r)) for r in rollouts]
 
     def test_gold_cases(self) -> None:
-        for (r, expected), score in zip(self.gold(), self.scores([r for r, _ in self.gold()]), strict=True):
-            assert score.total == pytest.approx(expected), f"{r.reply!r:.200} scored {score.total}, expected {expected}"
+        for (r, expected), score in zip(
+            self.gold(), self.scores([r for r, _ in self.gold()]), strict=True
+        ):
+            assert score.total == pytest.approx(expected), (
+                f"{r.reply!r:.200} scored {score.total}, expected {expected}"
+            )
 
     def test_exploits_score_the_minimum(self) -> None:
         for r, score in zip(self.exploits(), self.scores(self.exploits()), strict=True):
-            assert score.total <= self.lowest + SCORE_TOLERANCE, f"the exploit {r.reply!r:.200} scored {score.total}"
+            assert score.total <= self.lowest + SCORE_TOLERANCE, (
+                f"the exploit {r.reply!r:.200} scored {score.total}"
+            )
 
     def test_scores_repeat(self) -> None:
         """The same score twice, from storage too, and in company."""
         if not self.repeatable:
             pytest.skip("the reward keeps a state on purpose: repeatable = False")
-        cases = self._cases()
+        cases = self.cases()
         first = self.scores(cases)
-        assert self.scores(cases) == first, "a second call scores differently; repeatable = False allows a state"
+        assert self.scores(cases) == first, (
+            "a second call scores differently; repeatable = False allows a state"
+        )
         stored = [Rollout.from_json(r.to_json(), type(r.task), type(r.result)) for r in cases]
         assert self.scores(stored) == first, "a rollout that was stored scores differently"
         if not self.reward.group:
-            together = self.run(self.reward.score_all(cases, RewardContext(services=self._started)))
+            together = self.run(self.reward.score_all(cases, RewardContext(services=self.started)))
             assert together == first, "a rollout scores differently beside others"
 
     def test_scores_stay_in_the_declared_range(self) -> None:
         if not isinstance(self.reward, RewardFunction) or self.reward.range is None:
             pytest.skip("the reward declares no range")
         low, high = self.reward.range
-        outside = [s.total for s in self.scores(self._cases()) if not low <= s.total <= high]
-        assert not outside, f"scores of {outside[:5]} are outside the declared range of {low} to {high}"
+        outside = [s.total for s in self.scores(self.cases()) if not low <= s.total <= high]
+        assert not outside, (
+            f"scores of {outside[:5]} are outside the declared range of {low} to {high}"
+        )
 
-    def _cases(self) -> list[Rollout[Any, Any]]:
+    def cases(self) -> list[Rollout[Any, Any]]:
+        """Return the rollouts that any reward can be asked about: those of `gold` and of
+        `exploits`.
+        """
         cases = [*(r for r, _ in self.gold()), *self.exploits()]
         assert cases, "give gold() or exploits()"
         return cases
 
 
 def difference(before: Any, after: Any, path: str) -> str:
-    """The first place where two values differ, and how: ``task.metadata.sizes is (1, 2), then [1, 2]``."""
+    """Return the first place where two values differ, and how: ``task.metadata.sizes is (1, 2),
+    then [1, 2]``.
+    """
     if is_dataclass(before) and type(before) is type(after):
-        before, after = ({f.name: getattr(value, f.name) for f in fields(value)} for value in (before, after))
+        before, after = (
+            {f.name: getattr(value, f.name) for f in fields(value)} for value in (before, after)
+        )
     if isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys():
-        return next((d for key in before if (d := difference(before[key], after[key], f"{path}.{key}"))), "")
-    if isinstance(before, (list, tuple)) and type(before) is type(after) and len(before) == len(after):
+        return next(
+            (d for key in before if (d := difference(before[key], after[key], f"{path}.{key}"))), ""
+        )
+    if (
+        isinstance(before, (list, tuple))
+        and type(before) is type(after)
+        and len(before) == len(after)
+    ):
         pairs = zip(before, after, strict=True)
-        return next((d for i, (a, b) in enumerate(pairs) if (d := difference(a, b, f"{path}[{i}]"))), "")
+        return next(
+            (d for i, (a, b) in enumerate(pairs) if (d := difference(a, b, f"{path}[{i}]"))), ""
+        )
     return "" if before == after else f"{path} is {before!r:.80}, then {after!r:.80}"
 
 
 def _babbler(delay: float = 0.0) -> ScriptedEngine:
-    """A policy that says short seeded nonsense, now and then something that looks like an answer."""
+    """Return a policy that says short seeded nonsense, now and then something that looks like an
+    answer.
+    """
 
     def babble(messages: Sequence[Message], rng: Random) -> str:
-        form = rng.choice(("{}", "I guess {}", "<think>hm</think><answer>{}</answer>", "\\boxed{{{}}}"))
+        form = rng.choice(
+            ("{}", "I guess {}", "<think>hm</think><answer>{}</answer>", "\\boxed{{{}}}")
+        )
         return form.format(rng.randrange(100))
 
     return ScriptedEngine(replies=babble, delay=delay)

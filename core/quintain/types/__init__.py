@@ -1,1 +1,35 @@
-"""Records that every layer shares: tasks, sampling settings, transcripts, rollouts. Standard library only."""
+"""Records that every layer shares: tasks, sampling settings, transcripts, rollouts. Standard
+library only.
+
+The names below are what plugins may import from here; each module is imported when one of its names
+is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import lazy_names
+
+if TYPE_CHECKING:
+    from .json_text import encodable as encodable
+    from .json_text import levels as levels
+    from .json_text import read_json as read_json
+    from .rollout import SCORE_TOLERANCE as SCORE_TOLERANCE
+    from .rollout import AnyGroup as AnyGroup
+    from .rollout import AnyRollout as AnyRollout
+    from .rollout import reaches as reaches
+    from .rollout import trained as trained
+    from .sampling import decoding as decoding
+    from .sampling import derived_seed as derived_seed
+    from .task import messages_of as messages_of
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".json_text": "encodable levels read_json",
+        ".rollout": "SCORE_TOLERANCE AnyGroup AnyRollout reaches trained",
+        ".sampling": "decoding derived_seed",
+        ".task": "messages_of",
+    },
+)

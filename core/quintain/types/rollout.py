@@ -33,7 +33,8 @@ class TerminationKind(StrEnum):
 class Termination:
     """How an episode ended, the limit or error that ended it, and the number of attempts.
 
-    ``early``: the policy ended the episode (a limit or a fault) before the environment returned a result.
+    ``early``: the policy ended the episode (a limit or a fault) before the environment returned a
+    result.
     """
 
     kind: TerminationKind = TerminationKind.FINISHED
@@ -43,13 +44,21 @@ class Termination:
 
     @property
     def ours(self) -> bool:
-        """Whether the failure is not the policy's; such a rollout is masked and counted, never scored."""
-        return self.kind not in (TerminationKind.FINISHED, TerminationKind.TRUNCATED, TerminationKind.POLICY_FAULT)
+        """Whether the failure is not the policy's; such a rollout is masked and counted, never
+        scored.
+        """
+        return self.kind not in (
+            TerminationKind.FINISHED,
+            TerminationKind.TRUNCATED,
+            TerminationKind.POLICY_FAULT,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """A player's turn: the sampled ``text``, its ``reply`` without reasoning and calls, ``tokens`` if the policy's."""
+    """A player's turn: the sampled ``text``, its ``reply`` without reasoning and calls, ``tokens``
+    if the policy's.
+    """
 
     text: str
     reply: str = ""
@@ -67,7 +76,8 @@ class Score:
     Attributes:
         value: for the rollout as a whole.
         turns: per turn of the policy, added to the tokens of that turn.
-        players: per player, where players score differently; players without an entry get the total.
+        players: per player, where players score differently; players without an entry get the
+            total.
         parts: named components for the logs.
         reason: one line for people.
     """
@@ -102,6 +112,7 @@ class Rollout(Generic[T, R]):
         messages: the whole conversation of the policy's own player.
         transcripts: exact tokens by player ("" is the policy's own player).
         outcome, shaping: the scores; ``None`` until the rewards ran.
+        yardstick: a score that never trains; ``None`` without one, and where it failed.
         environment, group, sample, seed: its origin; *group* counts from the start of the run.
         seconds: wall time of the episode.
     """
@@ -115,6 +126,7 @@ class Rollout(Generic[T, R]):
     transcripts: Mapping[str, Transcript] = field(default_factory=dict)
     outcome: Score | None = None
     shaping: Score | None = None
+    yardstick: Score | None = None
     environment: str = ""
     group: int = 0
     sample: int = 0
@@ -134,12 +146,16 @@ class Rollout(Generic[T, R]):
     @property
     def total(self) -> float:
         """Outcome and shaping together."""
-        return (self.outcome.total if self.outcome else 0.0) + (self.shaping.total if self.shaping else 0.0)
+        return (self.outcome.total if self.outcome else 0.0) + (
+            self.shaping.total if self.shaping else 0.0
+        )
 
     @property
     def tokens(self) -> int:
         """Tokens that the policy sampled."""
-        return sum(t.sampled for t in self.transcripts.values()) or sum(t.tokens for t in self.turns)
+        return sum(t.sampled for t in self.transcripts.values()) or sum(
+            t.tokens for t in self.turns
+        )
 
     def replace(self, **changes: Any) -> Rollout[T, R]:
         return dataclasses.replace(self, **changes)
@@ -150,8 +166,12 @@ class Rollout(Generic[T, R]):
         return dict(type_adapter(of_these_types).dump_python(self, mode="json"))
 
     @staticmethod
-    def from_json(data: Mapping[str, Any], task: type[Task] = Task, result: Any = Any) -> Rollout[Any, Any]:
-        """Rebuild from `to_json`, with the types of task and result that the environment uses; it may lack a result."""
+    def from_json(
+        data: Mapping[str, Any], task: type[Task] = Task, result: Any = Any
+    ) -> Rollout[Any, Any]:
+        """Rebuild from `to_json`, with the types of task and result that the environment uses; it
+        may lack a result.
+        """
         of_these_types = Rollout.__class_getitem__((task, result | None))  # type: ignore[attr-defined]
         rollout: AnyRollout = type_adapter(of_these_types).validate_python(data)
         return rollout
@@ -159,10 +179,14 @@ class Rollout(Generic[T, R]):
 
 @lru_cache(maxsize=1024)
 def type_adapter(annotation: Any, *, arbitrary: bool = False) -> Any:
-    """Pydantic's validator and serialiser of a type; with *arbitrary* also of classes that pydantic does not know."""
+    """Pydantic's validator and serialiser of a type; with *arbitrary* also of classes that pydantic
+    does not know.
+    """
     from pydantic import ConfigDict, TypeAdapter
 
-    return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True) if arbitrary else None)
+    return TypeAdapter(
+        annotation, config=ConfigDict(arbitrary_types_allowed=True) if arbitrary else None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,12 +214,16 @@ SCORE_TOLERANCE = 1e-9
 
 
 def reaches(value: float, threshold: float = SUCCESS) -> bool:
-    """Whether *value* is at least *threshold*, up to rounding."""
+    """Return whether *value* is at least *threshold*, up to rounding."""
     return value >= threshold - SCORE_TOLERANCE
 
 
-def trained(groups: Sequence[Group[Any, Any]]) -> Iterator[tuple[Rollout[Any, Any], str, tuple[TrainingSequence, ...]]]:
-    """Every valid rollout of *groups* with each player that sampled tokens, and the token sequences of that player."""
+def trained(
+    groups: Sequence[Group[Any, Any]],
+) -> Iterator[tuple[Rollout[Any, Any], str, tuple[TrainingSequence, ...]]]:
+    """Every valid rollout of *groups* with each player that sampled tokens, and the token sequences
+    of that player.
+    """
     for group in groups:
         for rollout in group.valid:
             for player, transcript in rollout.transcripts.items():

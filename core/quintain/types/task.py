@@ -25,7 +25,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation. ``reasoning`` is the text that a thinking model wrote before its reply."""
+    """One message of a conversation. ``reasoning`` is the text that a thinking model wrote before
+    its reply.
+    """
 
     role: Role
     content: str
@@ -40,8 +42,8 @@ class Message:
 class Task:
     """One task of an environment. Subclass it (a frozen keyword-only dataclass) for typed fields.
 
-    ``level`` is a difficulty for curricula. ``id`` identifies the task in every run; by default it is a hash of the
-    content, the same in every process.
+    ``level`` is a difficulty for curricula. ``id`` identifies the task in every run; by default it
+    is a hash of the content, the same in every process.
     """
 
     prompt: str | Sequence[Message]
@@ -60,7 +62,8 @@ def content_hash(task: Task) -> str:
     """16 hexadecimal digits of SHA-256 over the fields of *task* except ``id``.
 
     Raises:
-        TypeError: a field has no stable JSON form, so the task would get another id in every process.
+        TypeError: a field has no stable JSON form, so the task would get another id in every
+            process.
     """
     fields = dataclasses.asdict(task)
     fields.pop("id")
@@ -82,5 +85,5 @@ def _plain(value: Any) -> Any:
 
 
 def messages_of(prompt: str | Sequence[Message]) -> list[Message]:
-    """A prompt as messages; text becomes one user message."""
+    """Return a prompt as messages; text becomes one user message."""
     return [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)

@@ -1,9 +1,9 @@
 """The token-exact record of one player's conversation.
 
-A transcript is a tree of branches that share prefixes. Nearly always there is one branch; another is added only if a
-chat template rewrote history (it dropped an old thought, for example), so that the tokens sampled before and after the
-rewrite each keep the context they were sampled in. A sampled token is trained on once, in the branch it was sampled in;
-every other token is context.
+A transcript is a tree of branches that share prefixes. Nearly always there is one branch; another
+is added only if a chat template rewrote history (it dropped an old thought, for example), so that
+the tokens sampled before and after the rewrite each keep the context they were sampled in. A
+sampled token is trained on once, in the branch it was sampled in; every other token is context.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class TokenSource(IntEnum):
 class Sampled:
     """The tokens that an engine sampled for one turn.
 
-    ``ids``, ``logps`` and ``versions`` have equal length: the new tokens (a stop token included), their log-probs
-    under the sampling policy (temperature applied, before any truncation) and the weight version that sampled each.
-    ``stop`` is the string or id that ended the turn. ``forced`` is the half-open span of tokens that a thinking budget
-    inserted between the sampled ones: log-prob 0, version -1.
+    ``ids``, ``logps`` and ``versions`` have equal length: the new tokens (a stop token included),
+    their log-probs under the sampling policy (temperature applied, before any truncation) and the
+    weight version that sampled each. ``stop`` is the string or id that ended the turn. ``forced``
+    is the half-open span of tokens that a thinking budget inserted between the sampled ones:
+    log-prob 0, version -1.
     """
 
     ids: tuple[int, ...]
@@ -54,13 +55,23 @@ class Sampled:
 
 
 class Packed:
-    """A tuple of numbers in a frozen record, stored as bytes in the first of *codes* (see `struct`) that keeps all."""
+    """A field of a frozen record that holds a tuple of numbers as bytes.
+
+    A run keeps millions of tokens, each with four numbers. A tuple takes 8 bytes of pointer and 24
+    to 32 of object for each of them, the packed form 1 to 8.
+
+    Args:
+        stored: the attribute that holds the bytes: one of the code, then the numbers.
+        codes: of `struct`, from small to large. The first that keeps every number exactly is taken.
+    """
 
     def __init__(self, stored: str, codes: str) -> None:
         self._stored, self._codes = stored, codes
 
     def __get__(self, record: object, owner: type) -> tuple[Any, ...]:
-        stored: bytes = getattr(record, self._stored, b"b")  # of the class: the default of the field, ()
+        # A dataclass reads the default of a field from its class, where nothing is stored. b"b"
+        # unpacks to ().
+        stored: bytes = getattr(record, self._stored, b"b")
         code, data = stored[:1].decode(), stored[1:]
         return struct.unpack(f"{len(data) // struct.calcsize(code)}{code}", data)
 
@@ -69,20 +80,27 @@ class Packed:
             layout = f"{len(values)}{code}"
             with suppress(struct.error, OverflowError):
                 data = struct.pack(layout, *values)
+                # Single precision rounds instead of refusing, so it counts only if it is exact.
                 if code != "f" or struct.unpack(layout, data) == tuple(values):
                     return object.__setattr__(record, self._stored, code.encode() + data)
-        raise ValueError(f"{self._stored[1:]} must be numbers within struct's {self._codes[-1]!r}: {values!r:.99}")
+        raise ValueError(
+            f"{self._stored[1:]} must be numbers within struct's {self._codes[-1]!r}: "
+            f"{values!r:.99}"
+        )
 
 
 @dataclass(frozen=True)
 class Branch:
-    """The tokens of one branch after the first *fork* tokens, which it shares with its *parent* (-1 for the root).
+    """The tokens of one branch after the first *fork* tokens, which it shares with its *parent* (-1
+    for the root).
 
-    ``ids``, ``sources``, ``logps`` and ``versions`` have equal length. ``logps`` holds the sampling log-prob where the
-    source is `TokenSource.MODEL` and 0 elsewhere; ``versions`` the weight version there and -1 elsewhere.
+    ``ids``, ``sources``, ``logps`` and ``versions`` have equal length. ``logps`` holds the sampling
+    log-prob where the source is `TokenSource.MODEL` and 0 elsewhere; ``versions`` the weight
+    version there and -1 elsewhere.
     """
 
-    __slots__ = ("__dict__",)  # makes pydantic set the attributes of a restored record, not its __dict__
+    # makes pydantic set the attributes of a restored record, not its __dict__
+    __slots__ = ("__dict__",)
     parent: int = -1
     fork: int = 0
     ids: tuple[int, ...] = Packed("_ids", "hiq")  # type: ignore[assignment]
@@ -97,7 +115,8 @@ class Branch:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSequence:
-    """One sequence for the learner: ``mask`` is true at the tokens to train on; all columns have equal length.
+    """One sequence for the learner: ``mask`` is true at the tokens to train on; all columns have
+    equal length.
 
     ``logps`` and ``versions`` are the sampler's where ``mask`` is true, 0 and -1 elsewhere.
     """
@@ -119,23 +138,33 @@ class Transcript:
     temperature: float = 1.0
 
     def path(self, branch: int) -> Branch:
-        """The tokens of a branch from the start of the conversation, as one root branch."""
+        """Return the tokens of a branch from the start of the conversation, as one root branch."""
         return Branch(-1, 0, *self._paths()[branch])
 
     def _paths(self) -> list[tuple[tuple[Any, ...], ...]]:
-        """The columns of each branch from the start of the conversation; parents come before their children."""
+        """Return the columns of each branch from the start of the conversation; parents come before
+        their children.
+        """
         paths: list[tuple[tuple[Any, ...], ...]] = []
-        for own in self.branches:
-            head = [column[: own.fork] for column in paths[own.parent]] if own.parent >= 0 else [()] * 4
-            columns = (own.ids, own.sources, own.logps, own.versions)
+        for branch in self.branches:
+            head = (
+                [column[: branch.fork] for column in paths[branch.parent]]
+                if branch.parent >= 0
+                else [()] * 4
+            )
+            columns = (branch.ids, branch.sources, branch.logps, branch.versions)
             paths.append(tuple(before + new for before, new in zip(head, columns, strict=True)))
         return paths
 
     def sequences(self) -> list[TrainingSequence]:
-        """The sequences to train on: one per branch with sampled tokens of its own, cut after the last of them."""
+        """Return the sequences to train on: one per branch with sampled tokens of its own, cut
+        after the last of them.
+        """
         sequences: list[TrainingSequence] = []
-        for own, (ids, sources, logps, versions) in zip(self.branches, self._paths(), strict=True):
-            first = own.fork if own.parent >= 0 else 0
+        for branch, (ids, sources, logps, versions) in zip(
+            self.branches, self._paths(), strict=True
+        ):
+            first = branch.fork if branch.parent >= 0 else 0
             mask = (*(False,) * first, *map(TokenSource.MODEL.__eq__, sources[first:]))
             if True not in mask:
                 continue
@@ -145,7 +174,9 @@ class Transcript:
                     ids=ids[:end],
                     mask=mask[:end],
                     logps=tuple([x if m else 0.0 for x, m in zip(logps[:end], mask, strict=False)]),
-                    versions=tuple([x if m else -1 for x, m in zip(versions[:end], mask, strict=False)]),
+                    versions=tuple(
+                        [x if m else -1 for x, m in zip(versions[:end], mask, strict=False)]
+                    ),
                     sources=sources[:end],
                 )
             )
@@ -164,7 +195,8 @@ class Recorder:
         self._branches: list[Branch] = []
         self._parent, self._fork = -1, 0
         self._head: list[int] = []
-        self._columns: tuple[list[Any], ...] = ([], [], [], [])  # ids, sources, logps, versions of the open branch
+        # ids, sources, logps, versions of the open branch
+        self._columns: tuple[list[Any], ...] = ([], [], [], [])
 
     @property
     def ids(self) -> list[int]:
@@ -187,9 +219,14 @@ class Recorder:
             column.extend(values)
 
     def branch(self, ids: Sequence[int], sources: Sequence[int]) -> None:
-        """Start a branch whose path is *ids*; the prefix that it shares with the open branch is linked, not copied."""
+        """Start a branch whose path is *ids*; the prefix that it shares with the open branch is
+        linked, not copied.
+        """
         old = self.ids
-        shared = next((i for i, (a, b) in enumerate(zip(old, ids, strict=False)) if a != b), min(len(old), len(ids)))
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(old, ids, strict=False)) if a != b),
+            min(len(old), len(ids)),
+        )
         self._branches.append(self._open_branch())
         self._parent, self._fork = len(self._branches) - 1, shared
         self._head, self._columns = list(ids[:shared]), ([], [], [], [])
@@ -199,6 +236,6 @@ class Recorder:
         return Branch(self._parent, self._fork, *map(tuple, self._columns))
 
     def transcript(self, **about: object) -> Transcript:
-        """The record so far; recording may continue."""
+        """Return the record so far; recording may continue."""
         last = (self._open_branch(),) if self._columns[0] or not self._branches else ()
         return Transcript(branches=(*self._branches, *last), **about)  # type: ignore[arg-type]

@@ -14,13 +14,22 @@ GROWTH = 256
 
 
 class KVStore:
-    """Keys and values of all layers, [layers, 2, rows, K, capacity, E]; rows and capacity grow as needed.
+    """Keys and values of all layers, [layers, 2, rows, K, capacity, E]; rows and capacity grow as
+    needed.
 
-    Memory without tokens is zero, not uninitialised: a NaN would spoil the mixed values even where it is masked.
+    Memory without tokens is zero, not uninitialised: a NaN would spoil the mixed values even where
+    it is masked.
     """
 
     def __init__(
-        self, layers: int, key_heads: int, head_dim: int, *, dtype: torch.dtype, device: torch.device, context: int
+        self,
+        layers: int,
+        key_heads: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        context: int,
     ) -> None:
         self.layers, self.context = layers, context
         self._shape = (key_heads, head_dim)
@@ -46,12 +55,16 @@ class KVStore:
         self.data = bigger
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first *length* tokens of each source row to its target row; all are read before any write."""
+        """Copy the first *length* tokens of each source row to its target row; all are read before
+        any write.
+        """
         if not sources or not length:
             return
         self.data[:, :, list(targets), :, :length] = self.data[:, :, list(sources), :, :length]
 
-    def write(self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(
+        self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor
+    ) -> None:
         """Store *keys* and *values* [n, T, K, E] of *rows* [n] at *positions* [n, T]."""
         at = (rows[:, None], slice(None), positions)
         self.data[layer, 0][at] = keys
@@ -68,7 +81,8 @@ class KVStore:
 
 
 class RowCache(Cache):
-    """A `KVStore` as a cache of transformers, for one forward pass: each row is written at its own positions.
+    """A `KVStore` as a cache of transformers, for one forward pass: each row is written at its own
+    positions.
 
     Args:
         rows: [n], rows of the store, one per sequence of the batch.
@@ -77,22 +91,32 @@ class RowCache(Cache):
     """
 
     def __init__(self, store: KVStore, rows: Tensor, positions: Tensor, length: int) -> None:
-        super().__init__(layers=[_RowLayer(store, i, rows, positions, length) for i in range(store.layers)])
+        super().__init__(
+            layers=[_RowLayer(store, i, rows, positions, length) for i in range(store.layers)]
+        )
 
 
 class _RowLayer(CacheLayerMixin):
     is_compileable = False
     is_sliding = False
 
-    def __init__(self, store: KVStore, layer: int, rows: Tensor, positions: Tensor, length: int) -> None:
+    def __init__(
+        self, store: KVStore, layer: int, rows: Tensor, positions: Tensor, length: int
+    ) -> None:
         super().__init__()
         self.is_initialized = True
-        self._store, self._layer, self._rows, self._positions, self._length = store, layer, rows, positions, length
+        self._store = store
+        self._layer = layer
+        self._rows = rows
+        self._positions = positions
+        self._length = length
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the store exists."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         keys, values = key_states.transpose(1, 2), value_states.transpose(1, 2)
         self._store.write(self._layer, self._rows, self._positions, keys, values)
         keys, values = self._store.read(self._layer, self._rows, self._length)

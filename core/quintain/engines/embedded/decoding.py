@@ -1,10 +1,11 @@
 """Forward passes over a key-value cache: prefill (`extend`) and one token per row (`step`).
 
-`LayerForward` computes the layers itself; `ModuleForward` calls a transformers module with our cache. Both keep each
-row at its own position, so rows start and end independently. `BatchForward` is for modules that allow neither.
+`LayerForward` computes the layers itself; `ModuleForward` calls a transformers module with our
+cache. Both keep each row at its own position, so rows start and end independently. `BatchForward`
+is for modules that allow neither.
 
-Shapes: n rows, T new tokens, S tokens in the cache, D hidden size, H and K query and key heads, E head size, V
-vocabulary.
+Shapes: n rows, T new tokens, S tokens in the cache, D hidden size, H and K query and key heads, E
+head size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from ...models.lora import body_of
 from ...models.probe import logit_map_of
 from .cache import KVStore, RowCache
 
+PrefixCache = list[tuple[Tensor, Tensor]]
+"""Keys and values of a prefix, per layer, [1, P, K, E] each."""
+
 
 class Steps(Protocol):
     """Some steps of decoding for a fixed set of rows; counts their positions."""
@@ -35,7 +39,8 @@ class DecodingForward(Protocol):
     """A model over a cache of rows.
 
     Attributes:
-        store: the cache; ``None`` where rows cannot start and end independently, so that a batch runs to its end.
+        store: the cache; ``None`` where rows cannot start and end independently, so that a batch
+            runs to its end.
     """
 
     device: torch.device
@@ -44,16 +49,28 @@ class DecodingForward(Protocol):
     @property
     def store(self) -> KVStore | None: ...
 
-    def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        """Append *ids* to *rows*, which hold *starts* tokens; returns the logits after the last of each, [n, V]."""
+    def extend(
+        self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Tensor:
+        """Append *ids* to *rows*, which hold *starts* tokens; returns the logits after the last of
+        each, [n, V].
+        """
         ...
 
     def steps(self, lengths: Sequence[int], count: int) -> Steps:
         """Begin up to *count* steps on rows ``0 .. n-1``, which hold *lengths* tokens."""
         ...
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        """Plain causal forward of ids [n, T] without the cache; returns the input of `head`, [n, T, D]."""
+    def hidden(self, ids: Tensor, prefix: PrefixCache | None = None) -> Tensor:
+        """Plain causal forward of ids [n, T] without the cache, each row behind *prefix*; returns
+        the input of `head`, [n, T, D].
+        """
+        ...
+
+    def prefix_cache(self, ids: Sequence[int]) -> PrefixCache | None:
+        """Compute what `hidden` needs of the *ids* that several rows begin with; ``None`` where it
+        cannot be given.
+        """
         ...
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -62,13 +79,17 @@ class DecodingForward(Protocol):
 
 
 def padded(ids: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Right-pad with 0 to [n, T]. Causal attention looks left only, so the padding changes nothing before it."""
+    """Right-pad with 0 to [n, T]. Causal attention looks left only, so the padding changes nothing
+    before it.
+    """
     longest = max(len(row) for row in ids)
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in ids], device=device)
 
 
 class LayerForward:
-    """Runs the layers of a `Decoder`: joined projections, rows of different lengths, few operations per layer."""
+    """Runs the layers of a `Decoder`: joined projections, rows of different lengths, few operations
+    per layer.
+    """
 
     def __init__(self, decoder: Decoder, context: int) -> None:
         self.decoder = decoder
@@ -84,41 +105,73 @@ class LayerForward:
             self._tables = self.decoder.rotary(torch.arange(length, device=self.device))
         return self._tables
 
-    def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+    def extend(
+        self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Tensor:
         ids_NT = padded(ids, self.device)
-        rows_N, starts_N = torch.tensor(rows, device=self.device), torch.tensor(starts, device=self.device)
+        rows_N = torch.tensor(rows, device=self.device)
+        starts_N = torch.tensor(starts, device=self.device)
         positions_NT = starts_N[:, None] + torch.arange(ids_NT.shape[1], device=self.device)
         reach = max(starts) + ids_NT.shape[1]
         self.store.reserve(max(rows) + 1, reach)
-        # If all rows are empty, attention is plainly causal over the new tokens: no mask, and no cache to read back.
+        # If all rows are empty, attention is plainly causal over the new tokens: no mask, and no
+        # cache to read back.
         mask = None if not any(starts) else visible(positions_NT, reach)
         cos, sin = (table[positions_NT] for table in self.rotary_tables(self.store.capacity))
         hidden = self.decoder.embed(ids_NT)
         for layer in self.decoder.layers:
             query, key, value = self.decoder.qkv(layer, hidden, cos, sin)
-            # The padding is written, too, beyond the row's end. Masks hide it, and later tokens overwrite it.
+            # The padding is written, too, beyond the row's end. Masks hide it, and later tokens
+            # overwrite it.
             self.store.write(layer.index, rows_N, positions_NT, key, value)
             if mask is not None:
                 key, value = self.store.read(layer.index, rows_N, reach)
-            hidden = self.decoder.after_attention(layer, hidden, attend(query, key, value, mask, self.decoder.scaling))
+            hidden = self.decoder.after_attention(
+                layer, hidden, attend(query, key, value, mask, self.decoder.scaling)
+            )
             hidden = self.decoder.mlp(layer, hidden)
-        # Only the last token of each row is sampled from, so the wide product with the head is for these alone.
+        # Only the last token of each row is sampled from, so the wide product with the head is for
+        # these alone.
         last_N = torch.tensor([len(row) - 1 for row in ids], device=self.device)
-        return self.head(self.decoder.final_norm(hidden[torch.arange(len(ids), device=self.device), last_N]))
+        return self.head(
+            self.decoder.final_norm(hidden[torch.arange(len(ids), device=self.device), last_N])
+        )
 
     def steps(self, lengths: Sequence[int], count: int) -> Steps:
         self.store.reserve(len(lengths), max(lengths) + count)
         return _LayerSteps(self, lengths)
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        positions = torch.arange(ids.shape[1], device=self.device).expand_as(ids)
+    def hidden(self, ids: Tensor, prefix: PrefixCache | None = None) -> Tensor:
+        return self.decoder.final_norm(self._layers(ids, prefix)[0])
+
+    def prefix_cache(self, ids: Sequence[int]) -> PrefixCache | None:
+        return self._layers(torch.tensor([list(ids)], device=self.device), None)[1]
+
+    def _layers(self, ids: Tensor, prefix: PrefixCache | None) -> tuple[Tensor, PrefixCache]:
+        """Run ids [n, T] behind *prefix*; returns [n, T, D] and the keys and values of *ids*
+        alone.
+        """
+        before = prefix[0][0].shape[1] if prefix else 0
+        positions = before + torch.arange(ids.shape[1], device=self.device).expand_as(ids)
+        # Behind a prefix a token sees all of it and its own row so far; without one attention is
+        # plainly causal.
+        mask = visible(positions[:1], before + ids.shape[1]) if prefix else None
         cos, sin = self.decoder.rotary(positions)
         hidden = self.decoder.embed(ids)
-        for layer in self.decoder.layers:
+        computed: PrefixCache = []
+        for index, layer in enumerate(self.decoder.layers):
             query, key, value = self.decoder.qkv(layer, hidden, cos, sin)
-            hidden = self.decoder.after_attention(layer, hidden, attend(query, key, value, None, self.decoder.scaling))
+            computed.append((key, value))
+            if prefix:
+                key, value = (
+                    torch.cat((old.expand(len(ids), -1, -1, -1), new), dim=1)
+                    for old, new in zip(prefix[index], (key, value), strict=True)
+                )
+            hidden = self.decoder.after_attention(
+                layer, hidden, attend(query, key, value, mask, self.decoder.scaling)
+            )
             hidden = self.decoder.mlp(layer, hidden)
-        return self.decoder.final_norm(hidden)
+        return hidden, computed
 
     def head(self, hidden: Tensor) -> Tensor:
         return cast(Tensor, self.decoder.head(hidden))
@@ -127,9 +180,9 @@ class LayerForward:
 class _LayerSteps:
     """The inner loop of decoding, one token per row.
 
-    At small sizes the number of operations decides, not their size. So the layer is written out here in about 15 of
-    them: norm and rotation act on queries and keys together, residuals are added inside the products (`addmm`), and
-    what does not change between steps is computed once.
+    At small sizes the number of operations decides, not their size. So the layer is written out
+    here in about 15 of them: norm and rotation act on queries and keys together, residuals are
+    added inside the products (`addmm`), and what does not change between steps is computed once.
     """
 
     def __init__(self, forward: LayerForward, lengths: Sequence[int]) -> None:
@@ -142,15 +195,19 @@ class _LayerSteps:
         self._longest = max(lengths)
         cos, sin = forward.rotary_tables(capacity)
         half = decoder.head_dim // 2
-        # The rotation negates the first half of the turned vector. Negating the sines once saves that in each step.
+        # The rotation negates the first half of the turned vector. Negating the sines once saves
+        # that in each step.
         self._cos, self._sin = cos, torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
-        # The cache of a layer is read as n * K rows of S places, one per sequence and key head, without a copy.
-        # `_slot_of_row` is the place in flat memory at which each of these rows begins.
+        # The cache of a layer is read as n * K rows of S places, one per sequence and key head,
+        # without a copy. `_slot_of_row` is the place in flat memory at which each of these rows
+        # begins.
         group = torch.arange(n * heads, device=device)
         self._slot_of_row = group.view(n, heads) * capacity
-        # Rows have different lengths: the mask is minus infinity beyond the end of each. A step opens one more place
-        # per row instead of building a mask.
-        ahead = torch.arange(capacity, device=device)[None] >= self._positions[group // heads][:, None]
+        # Rows have different lengths: the mask is minus infinity beyond the end of each. A step
+        # opens one more place per row instead of building a mask.
+        ahead = (
+            torch.arange(capacity, device=device)[None] >= self._positions[group // heads][:, None]
+        )
         self._mask = torch.zeros(n * heads, 1, capacity, dtype=decoder.dtype, device=device)
         self._mask.masked_fill_(ahead[:, None], float("-inf"))
         self._weights = [_StepWeights(decoder, layer) for layer in decoder.layers]
@@ -168,31 +225,48 @@ class _LayerSteps:
         positions.add_(1)
         return self._forward.head(decoder.final_norm(hidden))
 
-    def _layer(self, w: _StepWeights, hidden: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, mask: Tensor) -> Tensor:
+    def _layer(
+        self, w: _StepWeights, hidden: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, mask: Tensor
+    ) -> Tensor:
         decoder, n = self._decoder, self._n
         heads, key_heads, head_dim = decoder.heads, decoder.key_heads, decoder.head_dim
-        flat = w.qkv(decoder.rms_norm(w.layer.before_attention, hidden)).view(n, heads + 2 * key_heads, head_dim)
-        # Queries and keys are neighbours in the joined product, so norm and rotation handle both in one operation each.
+        flat = w.qkv(decoder.rms_norm(w.layer.before_attention, hidden)).view(
+            n, heads + 2 * key_heads, head_dim
+        )
+        # Queries and keys are neighbours in the joined product, so norm and rotation handle both in
+        # one operation each.
         both = flat[:, : heads + key_heads]
         if w.head_weight is not None:
             both = rms_norm(both, w.head_weight, w.epsilon)
-        # x cos + roll(x) sin with signed sines is the half-split rotation: see `models.layers.rotate`.
+        # x cos + roll(x) sin with signed sines is the half-split rotation: see
+        # `models.layers.rotate`.
         rotated = torch.addcmul(both * cos, both.roll(head_dim // 2, -1), sin)
-        keys, values = self._append(w.layer.index, slots, rotated[:, heads:], flat[:, heads + key_heads :])
-        # The queries that share a key head become the queries of one row: grouped attention is then a plain product.
+        keys, values = self._append(
+            w.layer.index, slots, rotated[:, heads:], flat[:, heads + key_heads :]
+        )
+        # The queries that share a key head become the queries of one row: grouped attention is then
+        # a plain product.
         query = rotated[:, :heads].reshape(n * key_heads, heads // key_heads, head_dim)
         hidden = w.output(hidden, self._mix(query, keys, values, mask).reshape(n, heads * head_dim))
         gate, up = w.gate_up(decoder.rms_norm(w.layer.before_feedforward, hidden)).chunk(2, dim=-1)
         return w.down(hidden, functional.silu(gate).mul_(up))
 
-    def _append(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one token per row; returns keys and values of all rows, each [n * K, S, E], without copying them."""
+    def _append(
+        self, layer: int, slots: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Write one token per row; returns keys and values of all rows, each [n * K, S, E], without
+        copying them.
+        """
         decoder, store = self._decoder, self._forward.store
         views = []
         for half, new in enumerate((key, value)):
             block = store.data[layer, half, : self._n]
-            block.view(-1, decoder.head_dim).index_copy_(0, slots, new.reshape(-1, decoder.head_dim))
-            views.append(block.view(self._n * decoder.key_heads, -1, decoder.head_dim)[:, : self._longest])
+            block.view(-1, decoder.head_dim).index_copy_(
+                0, slots, new.reshape(-1, decoder.head_dim)
+            )
+            views.append(
+                block.view(self._n * decoder.key_heads, -1, decoder.head_dim)[:, : self._longest]
+            )
         return views[0], views[1]
 
     def _mix(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
@@ -202,8 +276,11 @@ class _LayerSteps:
             query, keys, values = query[:, None], keys[:, None], values[:, None]
             seen = mask[:, None].expand(-1, 1, query.shape[2], -1)
             scale = self._decoder.scaling
-            return functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)[:, 0]
-        # Up to some hundred tokens two products and a softmax are faster than the fused kernel, made for many queries.
+            return functional.scaled_dot_product_attention(
+                query, keys, values, attn_mask=seen, scale=scale
+            )[:, 0]
+        # Up to some hundred tokens two products and a softmax are faster than the fused kernel,
+        # made for many queries.
         scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=self._decoder.scaling)
         return torch.bmm(scores.softmax(-1), values)
 
@@ -214,12 +291,15 @@ class _StepWeights:
     def __init__(self, decoder: Decoder, layer: Layer) -> None:
         self.layer = layer
         self.qkv, self.gate_up = layer.qkv.without_gradient(), layer.gate_up.without_gradient()
-        self.output, self.down = _residual(layer.attention.o_proj), _residual(layer.feedforward.down_proj)
+        self.output = _residual(layer.attention.o_proj)
+        self.down = _residual(layer.feedforward.down_proj)
         self.head_weight, self.epsilon = decoder.head_norm(layer)
 
 
 def _residual(part: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return hidden + part(inner), in one operation where *part* is a linear map without bias or adapter."""
+    """Return hidden + part(inner), in one operation where *part* is a linear map without bias or
+    adapter.
+    """
     if type(part) is not nn.Linear or part.bias is not None:
         return lambda hidden, inner: hidden + cast(Tensor, part(inner))
     weight = part.weight.detach().t()
@@ -227,12 +307,14 @@ def _residual(part: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def visible(positions_NT: Tensor, reach: int) -> Tensor:
-    """Which of the first *reach* tokens each query may see, [n, 1, T, reach]."""
+    """Return which of the first *reach* tokens each query may see, [n, 1, T, reach]."""
     return (torch.arange(reach, device=positions_NT.device) <= positions_NT[..., None])[:, None]
 
 
 class ModuleForward:
-    """Calls any transformers module with plain causal attention, on our cache and a mask of ours."""
+    """Calls any transformers module with plain causal attention, on our cache and a mask of
+    ours.
+    """
 
     def __init__(self, module: Any, context: int) -> None:
         self.module, self._body = module, body_of(module)
@@ -240,22 +322,31 @@ class ModuleForward:
         first, config = next(module.parameters()), module.config.get_text_config()
         self.device = first.device
         self.vocab_size: int = config.vocab_size
-        self.store = KVStore(*cache_shape(config), dtype=first.dtype, device=first.device, context=context)
+        self.store = KVStore(
+            *cache_shape(config), dtype=first.dtype, device=first.device, context=context
+        )
 
-    def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+    def extend(
+        self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Tensor:
         ids_NT = padded(ids, self.device)
         starts_N1 = torch.tensor(starts, device=self.device)[:, None]
         positions_NT = starts_N1 + torch.arange(ids_NT.shape[1], device=self.device)
         last_N = torch.tensor([len(row) - 1 for row in ids], device=self.device)
         reach = max(starts) + ids_NT.shape[1]
         self.store.reserve(max(rows) + 1, reach)
-        return self.forward(torch.tensor(rows, device=self.device), ids_NT, positions_NT, reach, last_N)
+        return self.forward(
+            torch.tensor(rows, device=self.device), ids_NT, positions_NT, reach, last_N
+        )
 
-    def forward(self, rows_N: Tensor, ids_NT: Tensor, positions_NT: Tensor, reach: int, last_N: Tensor) -> Tensor:
+    def forward(
+        self, rows_N: Tensor, ids_NT: Tensor, positions_NT: Tensor, reach: int, last_N: Tensor
+    ) -> Tensor:
         """Logits after token ``last_N`` of each row, [n, V]."""
         hidden = self._body(
             input_ids=ids_NT,
-            position_ids=positions_NT.clamp(max=self.store.context - 1),  # padding may reach beyond the last position
+            # padding may reach beyond the last position
+            position_ids=positions_NT.clamp(max=self.store.context - 1),
             past_key_values=RowCache(self.store, rows_N, positions_NT, reach),
             attention_mask=additive(visible(positions_NT, reach), self.store.data.dtype),
             use_cache=True,
@@ -266,8 +357,11 @@ class ModuleForward:
         self.store.reserve(len(lengths), max(lengths) + count)
         return _ModuleSteps(self, lengths)
 
-    def hidden(self, ids: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, prefix: PrefixCache | None = None) -> Tensor:
         return cast(Tensor, self._body(input_ids=ids, use_cache=False)[0])
+
+    def prefix_cache(self, ids: Sequence[int]) -> PrefixCache | None:
+        return None
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._logit_map(self.module.get_output_embeddings()(hidden))
@@ -283,7 +377,9 @@ class _ModuleSteps:
 
     def step(self, ids: Tensor) -> Tensor:
         self._longest += 1
-        logits = self._forward.forward(self._rows, ids[:, None], self._positions, self._longest, self._first)
+        logits = self._forward.forward(
+            self._rows, ids[:, None], self._positions, self._longest, self._first
+        )
         self._positions = self._positions + 1
         return logits
 
@@ -291,11 +387,14 @@ class _ModuleSteps:
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Turn a boolean mask into numbers to add to scores."""
     # All attention implementations of transformers accept this form; boolean masks only some.
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
+        ~mask, torch.finfo(dtype).min
+    )
 
 
 class BatchForward:
-    """Calls any transformers module on left-padded prompts and the module's own cache; a batch runs until all end.
+    """Calls any transformers module on left-padded prompts and the module's own cache; a batch runs
+    until all end.
 
     Attributes:
         rows: size of the current batch.
@@ -307,18 +406,25 @@ class BatchForward:
         self.vocab_size: int = module.config.get_text_config().vocab_size
         self.rows, self.store = 0, None
         self._arguments = inspect.signature(module.forward).parameters
-        self._recurrent = "cache_params" in self._arguments  # Mamba: a state, whose steps take no mask
+        # Mamba: a state, whose steps take no mask
+        self._recurrent = "cache_params" in self._arguments
         self._cache_name = "cache_params" if self._recurrent else "past_key_values"
         self._cache: Any = None
         self._mask = torch.empty(0)
 
-    def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+    def extend(
+        self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Tensor:
         """Begin a batch; *rows* must be ``0 .. n-1`` and *starts* 0."""
-        assert list(rows) == list(range(len(rows))), f"a fixed batch has rows 0 .. n-1, not {list(rows)}"
+        assert list(rows) == list(range(len(rows))), (
+            f"a fixed batch has rows 0 .. n-1, not {list(rows)}"
+        )
         self.rows = len(rows)
         longest = max(len(row) for row in ids)
         pads = [longest - len(row) for row in ids]
-        batch = torch.tensor([[*[0] * pad, *row] for pad, row in zip(pads, ids, strict=True)], device=self.device)
+        batch = torch.tensor(
+            [[*[0] * pad, *row] for pad, row in zip(pads, ids, strict=True)], device=self.device
+        )
         pads_N1 = torch.tensor(pads, device=self.device)[:, None]
         self._mask = (torch.arange(longest, device=self.device)[None] >= pads_N1).long()
         self._cache = None
@@ -343,9 +449,12 @@ class BatchForward:
         self._cache = getattr(output, self._cache_name)
         return cast(Tensor, output.logits[:, -1])
 
-    def hidden(self, ids: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, prefix: PrefixCache | None = None) -> Tensor:
         """Return the logits already, since the module may change them after its output layer."""
         return cast(Tensor, self.module(input_ids=ids, use_cache=False).logits)
+
+    def prefix_cache(self, ids: Sequence[int]) -> PrefixCache | None:
+        return None
 
     def head(self, hidden: Tensor) -> Tensor:
         return hidden

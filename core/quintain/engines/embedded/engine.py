@@ -1,8 +1,9 @@
 """The embedded engine: decodes a transformers model in this process, on CPU or GPU.
 
-Requests get rows of one key-value cache; when one ends, the next takes its row at once (continuous batching). Equal
-prompts are computed once. A *reproducible* engine steps only when every live episode waits for it, so that the
-composition of each batch, and with it the last bits of every log-prob, depends on the seeds alone.
+Requests get rows of one key-value cache; when one ends, the next takes its row at once (continuous
+batching). Equal prompts are computed once. A *reproducible* engine steps only when every live
+episode waits for it, so that the composition of each batch, and with it the last bits of every
+log-prob, depends on the seeds alone.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from torch import Tensor
 
 from ...errors import InfrastructureError, LimitReached, UsageError
 from ...interfaces.engine import TokenEngine, Weights
+from ...interfaces.stop_strings import StopStrings
 from ...interfaces.tokenizer import ChatTokenizer
-from ...models.load import OUT_OF_MEMORY, cache_bytes, context_of, load_model
+from ...models.load import cache_bytes, context_of, load_model
 from ...models.snapshot import Snapshot
 from ...types.sampling import Sampling
 from ...types.transcript import Sampled
@@ -32,7 +34,6 @@ from .probe import choose_forward
 from .sampler import Sampler, decode_burst
 from .scoring import ScoreRequest, score_all
 from .slots import Request, Slots
-from .stopping import StopStrings
 
 PREFILL_TOKENS = 4096
 """Tokens, padding included, of one forward pass over prompts."""
@@ -51,12 +52,15 @@ class EmbeddedEngine(TokenEngine):
     """Decodes in this process; trainable.
 
     Attributes:
-        path, snapshot: the classes that decode; its copy of the weights, ``None`` where it decodes the learner's own.
-        stalls: how often a reproducible engine's patience ended and it stepped without some live episode.
+        path, snapshot: the classes that decode; its copy of the weights, ``None`` where it decodes
+            the learner's own.
+        stalls: how often a reproducible engine's patience ended and it stepped without some live
+            episode.
 
-    ``logps`` are the log-softmax at the sampling temperature before any truncation; for temperature 0 (greedy) those of
-    the untempered distribution. The same seed on the same logits gives the same token whatever else is in the batch;
-    the logits themselves may differ in their last bits with the size of the batch.
+    ``logps`` are the log-softmax at the sampling temperature before any truncation; for temperature
+    0 (greedy) those of the untempered distribution. The same seed on the same logits gives the same
+    token whatever else is in the batch; the logits themselves may differ in their last bits with
+    the size of the batch.
     """
 
     name = "embedded"
@@ -78,11 +82,12 @@ class EmbeddedEngine(TokenEngine):
         Args:
             dtype: to decode in; ``auto`` is what the checkpoint was saved in.
             slots: maximum of sequences decoded at once, from 1; others wait.
-            context: longest sequence, from 2, at most what the model supports; ``None`` is this maximum.
+            context: longest sequence, from 2, at most what the model supports; ``None`` is this
+                maximum.
             device: ``auto`` is the GPU where there is one.
             reproducible: step only when every episode announced by `register` waits here.
-            patience: seconds, more than 0, after which a reproducible engine steps without absent episodes, with a
-                warning: an episode may itself depend on one that waits here.
+            patience: seconds, more than 0, after which a reproducible engine steps without absent
+                episodes, with a warning: an episode may itself depend on one that waits here.
             template: arguments of the chat template, such as ``{enable_thinking = false}``.
 
         Raises:
@@ -93,16 +98,22 @@ class EmbeddedEngine(TokenEngine):
         loaded.tokenizer.use_template(template or {})
         self._open(loaded.module, loaded.tokenizer, Snapshot(loaded.module))
 
-    def _configure(self, slots: int, context: int | None, reproducible: bool, patience: float) -> None:
+    def _configure(
+        self, slots: int, context: int | None, reproducible: bool, patience: float
+    ) -> None:
         if slots < 1:
-            raise UsageError(f"slots is {slots}; the embedded engine expects a whole number from 1 up")
+            raise UsageError(
+                f"slots is {slots}; the embedded engine expects a whole number from 1 up"
+            )
         if context is not None and context < 2:
             raise UsageError(
-                f"context is {context}; the embedded engine expects a whole number from 2 up (a prompt and a reply), "
-                "or none for what the model was built for"
+                f"context is {context}; the embedded engine expects a whole number from 2 up (a "
+                "prompt and a reply), or none for what the model was built for"
             )
         if not patience > 0:
-            raise UsageError(f"patience is {patience}; the embedded engine expects a number of seconds above 0")
+            raise UsageError(
+                f"patience is {patience}; the embedded engine expects a number of seconds above 0"
+            )
         self._slots, self._longest = Slots(slots), context
         self._reproducible, self._patience = reproducible, patience
 
@@ -135,11 +146,12 @@ class EmbeddedEngine(TokenEngine):
         patience: float = 120.0,
         copy: bool = False,
     ) -> EmbeddedEngine:
-        """An engine over a learner's *module*.
+        """Return an engine over a learner's *module*.
 
-        A module without adapters in the same *dtype* is decoded directly, and `update` only sets the version: nothing
-        may sample while the learner steps. Otherwise, or with *copy*, the engine decodes a copy (cast, adapters
-        merged), which `update` refreshes once per version; with *copy* sampling may overlap the learner's steps.
+        A module without adapters in the same *dtype* is decoded directly, and `update` only sets
+        the version: nothing may sample while the learner steps. Otherwise, or with *copy*, the
+        engine decodes a copy (cast, adapters merged), which `update` refreshes once per version;
+        with *copy* sampling may overlap the learner's steps.
 
         Raises:
             UsageError: a setting is out of range.
@@ -151,16 +163,17 @@ class EmbeddedEngine(TokenEngine):
         return engine
 
     @staticmethod
-    def slots_for(module: Any, *, samples: int, tokens: int, dtype: str = "float32") -> int:
-        """Slots for a batch of *samples* of up to *tokens* each: all if their keys and values in *dtype* fit.
+    def slots_for(
+        module: Any, *, samples: int, tokens: int, dtype: str = "float32", room: int | None = None
+    ) -> int:
+        """Slots for a batch of *samples* of up to *tokens* each: all if their keys and values in
+        *dtype* fit.
 
-        On a GPU half of the free memory is for them. On a CPU the number depends on the arguments alone, since the last
-        digits depend on what is decoded together.
+        On a GPU *room* bytes are for them. On a CPU the number depends on the other arguments
+        alone, since the last digits depend on what is decoded together.
         """
-        device, row_bytes = next(module.parameters()).device, cache_bytes(module, tokens, dtype)
-        gpu = device.type == "cuda"
-        room = torch.cuda.mem_get_info(device)[0] // 2 if gpu else CACHE_BYTES
-        return max(8 if gpu else SLOTS, min(samples, MOST_SLOTS, room // row_bytes))
+        least, size = (SLOTS, CACHE_BYTES) if room is None else (8, room)
+        return max(least, min(samples, MOST_SLOTS, size // cache_bytes(module, tokens, dtype)))
 
     @property
     def slots(self) -> int:
@@ -189,17 +202,14 @@ class EmbeddedEngine(TokenEngine):
             raise
 
     async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> list[float]:
-        """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1. Scores awaited together are
-        batched.
+        """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1. Scores
+        awaited together are batched.
 
         Raises:
             ValueError: *start* is out of range.
             LimitReached: *ids* are longer than the context.
         """
-        if not 1 <= start <= len(ids):
-            raise ValueError(f"start is {start}; expected 1 to {len(ids)}")
-        if len(ids) > self.context:
-            raise LimitReached("context", f"{len(ids)} tokens to score; the context is {self.context}")
+        self.check_score(ids, start)
         future: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
         request = ScoreRequest(ids=tuple(ids), start=start, temperature=temperature, future=future)
         self._scores.append(request)
@@ -212,7 +222,8 @@ class EmbeddedEngine(TokenEngine):
             raise
 
     async def update(self, weights: Weights) -> int:
-        """Load *weights*. Unfinished sequences continue under them, or end first; see `TokenEngine`.
+        """Load *weights*. Unfinished sequences continue under them, or end first; see
+        `TokenEngine`.
 
         Raises:
             InfrastructureError: a tensor is missing or has another shape.
@@ -263,7 +274,8 @@ class EmbeddedEngine(TokenEngine):
         room = self.context - len(ids)
         if room < 1:
             raise LimitReached(
-                "context", f"a prompt of {len(ids)} tokens; the context is {self.context}, replies included"
+                "context",
+                f"a prompt of {len(ids)} tokens; the context is {self.context}, replies included",
             )
         if not ids:
             raise ValueError("an empty prompt: there is nothing to continue")
@@ -295,7 +307,9 @@ class EmbeddedEngine(TokenEngine):
             self._driver = loop.create_task(self._drive(), name="quintain-embedded-engine")
 
     def _rest(self) -> None:
-        """When no episode is left, drop the rows' content: a resumed run starts with an empty cache, too."""
+        """When no episode is left, drop the rows' content: a resumed run starts with an empty
+        cache, too.
+        """
         if self._reproducible and not (self._live or self._queue or self._slots.live):
             self._slots.forget()
 
@@ -303,7 +317,8 @@ class EmbeddedEngine(TokenEngine):
         """Run until no request waits; a failure ends the waiting requests, not the engine."""
         try:
             while self._queue or self._scores or self._slots.live:
-                await asyncio.sleep(0)  # episodes whose turn has ended run first, and may request the next one
+                # episodes whose turn has ended run first, and may request the next one
+                await asyncio.sleep(0)
                 if self._scores:
                     self._round_over.clear()
                     await WithoutGradients(self._score())
@@ -326,7 +341,10 @@ class EmbeddedEngine(TokenEngine):
         requests = [*self._queue, *self._running()]
         if not self._reproducible or self._overslept:
             return bool(requests)
-        return len(requests) >= max(1, self._live) and len({r.episode for r in requests} - {None}) >= self._live
+        return (
+            len(requests) >= max(1, self._live)
+            and len({r.episode for r in requests} - {None}) >= self._live
+        )
 
     async def _wait(self) -> None:
         self._changed.clear()
@@ -343,13 +361,19 @@ class EmbeddedEngine(TokenEngine):
 
     async def _round(self) -> None:
         """Accept requests, then decode until one of them ends."""
-        if self._queue and not self._held and (self._forward.store is not None or not self._slots.live):
+        if (
+            self._queue
+            and not self._held
+            and (self._forward.store is not None or not self._slots.live)
+        ):
             await self._admit()
         if self._slots.live:
             self._burst()
 
     async def _score(self) -> None:
-        """Score waiting sequences; a reproducible engine one at a time, since batching would change the last bits."""
+        """Score waiting sequences; a reproducible engine one at a time, since batching would change
+        the last bits.
+        """
         take = 1 if self._reproducible else len(self._scores)
         batch, self._scores = self._scores[:take], self._scores[take:]
         await score_all(self._forward, batch)
@@ -363,12 +387,16 @@ class EmbeddedEngine(TokenEngine):
         self._queue = [r for r in self._queue if r not in running]
         if isinstance(self._forward, BatchForward):
             live = self._slots.live
-            logits = self._forward.extend(live, [self._rows_request(i).ids for i in live], [0] * len(live))
+            logits = self._forward.extend(
+                live, [self._rows_request(i).ids for i in live], [0] * len(live)
+            )
             self._first_tokens(live, logits)
             return
         store = self._forward.store
         assert store is not None
-        newest = max((*(i for i, _ in admission.extensions), *(i for _, i in admission.followers)), default=0)
+        newest = max(
+            (*(i for i, _ in admission.extensions), *(i for _, i in admission.followers)), default=0
+        )
         store.reserve(newest + 1, max((len(r.ids) for r in running), default=0))
         if admission.copies:
             sources, targets, lengths = zip(*admission.copies, strict=True)
@@ -381,7 +409,9 @@ class EmbeddedEngine(TokenEngine):
             leaders, rows = zip(*admission.followers, strict=True)
             store.copy(leaders, rows, max(len(prompts[i]) for i in leaders))
         # A request may have been cancelled while the prompts of others were computed.
-        present = [row for row in sorted(logits_by_row) if self._slots.rows[row].request is not None]
+        present = [
+            row for row in sorted(logits_by_row) if self._slots.rows[row].request is not None
+        ]
         if present:
             self._first_tokens(present, torch.stack([logits_by_row[row] for row in present]))
 
@@ -391,11 +421,13 @@ class EmbeddedEngine(TokenEngine):
         """Compute prompts in passes of similar length; other tasks run between two passes.
 
         Args:
-            extensions: rows, and the length of the prefix that they hold. Empty rows get passes of their own, since
-                plainly causal attention has the faster kernel.
+            extensions: rows, and the length of the prefix that they hold. Empty rows get passes of
+                their own, since plainly causal attention has the faster kernel.
         """
         logits_by_row: dict[int, Tensor] = {}
-        pending = sorted((start > 0, len(prompts[row]) - start, row, start) for row, start in extensions)
+        pending = sorted(
+            (start > 0, len(prompts[row]) - start, row, start) for row, start in extensions
+        )
         while pending:
             width, take = 0, 0
             for cached, rest, _, _ in pending:
@@ -430,7 +462,11 @@ class EmbeddedEngine(TokenEngine):
             if moves:
                 sources, targets, lengths = zip(*moves, strict=True)
                 self._forward.store.copy(sources, targets, max(lengths))
-        rows = range(self._forward.rows if isinstance(self._forward, BatchForward) else self._slots.live[-1] + 1)
+        rows = range(
+            self._forward.rows
+            if isinstance(self._forward, BatchForward)
+            else self._slots.live[-1] + 1
+        )
         requests = [self._slots.rows[row].request for row in rows]
         decoded = decode_burst(self._forward, requests)
         for row, request, tokens, logps in zip(rows, requests, *decoded, strict=True):
@@ -442,7 +478,9 @@ class EmbeddedEngine(TokenEngine):
         """End the request of *row* if its newest token ends it."""
         request = self._rows_request(row)
         if math.isnan(request.logps[-1]):
-            raise InfrastructureError("the model gave NaN logits; its weights have diverged or overflow in this dtype")
+            raise InfrastructureError(
+                "the model gave NaN logits; its weights have diverged or overflow in this dtype"
+            )
         if (finish := request.finish()) is not None:
             self._slots.free(row)
             if not request.future.done():
@@ -477,15 +515,26 @@ class EmbeddedEngine(TokenEngine):
         """Raise *error* in all waiting tasks, as a failure of ours and not of the policy."""
         futures: list[asyncio.Future[Any]] = [r.future for r in (*self._queue, *self._running())]
         futures += [score.future for score in self._scores]
+        longest = max((request.limit for request in (*self._queue, *self._running())), default=0)
         self._clear()
         failure = error
         if not isinstance(error, InfrastructureError):
-            kind = OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
-            failure = InfrastructureError(f"the embedded engine failed: {kind}: {error}")
+            kind, reason = type(error).__name__, str(error)
+            if isinstance(error, torch.OutOfMemoryError):
+                kind, reason = self._out_of_memory(longest), reason.partition(". ")[0]
+            failure = InfrastructureError(f"the embedded engine failed: {kind}: {reason}")
             failure.__cause__ = error
         for future in futures:
             if not future.done():
                 future.set_exception(failure)
+
+    def _out_of_memory(self, longest: int) -> str:
+        """Return what to change; replies of *longest* tokens were asked for."""
+        reply = f" or sampling.max_tokens (replies now have up to {longest})" if longest else ""
+        return (
+            f"the GPU is out of memory while sampling: lower engine.args.slots (now "
+            f"{self.slots}){reply}"
+        )
 
     def _clear(self) -> None:
         self._queue, self._scores = [], []

@@ -11,7 +11,8 @@ import torch
 class WithoutGradients:
     """Awaits a coroutine in inference mode, and leaves the mode while the coroutine waits.
 
-    The mode belongs to the thread: other tasks that run meanwhile, such as a learner's update, would be in it, too.
+    The mode belongs to the thread: other tasks that run meanwhile, such as a learner's update,
+    would be in it, too.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -22,7 +23,11 @@ class WithoutGradients:
         while True:
             try:
                 with torch.inference_mode():
-                    waits = self._coroutine.send(None) if error is None else self._coroutine.throw(error)
+                    waits = (
+                        self._coroutine.send(None)
+                        if error is None
+                        else self._coroutine.throw(error)
+                    )
             except StopIteration:
                 return
             error = None

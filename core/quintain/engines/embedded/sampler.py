@@ -1,4 +1,6 @@
-"""From logits to tokens and their log-probs, each row with its own temperature and its own random numbers."""
+"""From logits to tokens and their log-probs, each row with its own temperature and its own random
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ BURST_STEPS = 64
 def decode_burst(
     forward: DecodingForward, requests: Sequence[Request | None]
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Step all rows together until one may have ended; per row its tokens and log-probs, one of each per step.
+    """Step all rows together until one may have ended; per row its tokens and log-probs, one of
+    each per step.
 
     Rows without a request are stepped along in a fixed batch, and their tokens dropped.
     """
@@ -37,7 +40,9 @@ def decode_burst(
     logps: list[Tensor] = []
     deadline = time.perf_counter() + BURST_SECONDS
     for _ in range(count):
-        uniforms = torch.tensor([r.random.random() if r else 0.0 for r in requests], dtype=torch.float64)
+        uniforms = torch.tensor(
+            [r.random.random() if r else 0.0 for r in requests], dtype=torch.float64
+        )
         ids, step_logps = sampler.pick(steps.step(ids), uniforms.to(forward.device))
         newest = ids.tolist()  # the one point per step at which the host waits for the device
         tokens.append(newest)
@@ -53,25 +58,34 @@ class Sampler:
     """Samples one token per row, for a fixed list of requests.
 
     Attributes:
-        temperatures: [n, 1], with 1 for greedy rows, whose log-probs are those of the untempered distribution; ``None``
-            where all are 1.
+        temperatures: [n, 1], with 1 for greedy rows, whose log-probs are those of the untempered
+            distribution; ``None`` where all are 1.
     """
 
     def __init__(self, samplings: Sequence[Sampling], device: torch.device) -> None:
         self.greedy = [i for i, sampling in enumerate(samplings) if sampling.temperature == 0]
-        self.truncated = [i for i, sampling in enumerate(samplings) if sampling.truncates and sampling.temperature > 0]
+        self.truncated = [
+            i
+            for i, sampling in enumerate(samplings)
+            if sampling.truncates and sampling.temperature > 0
+        ]
         self._hows = samplings
         self._all_greedy = len(self.greedy) == len(samplings)
         temperatures = [sampling.temperature or 1.0 for sampling in samplings]
         prunes = [sampling.prune for sampling in samplings]
         self.prunes = torch.tensor(prunes, device=device)[:, None] if any(prunes) else None
-        self.temperatures = None if set(temperatures) == {1.0} else torch.tensor(temperatures, device=device)[:, None]
+        self.temperatures = (
+            None
+            if set(temperatures) == {1.0}
+            else torch.tensor(temperatures, device=device)[:, None]
+        )
 
     def pick(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample one id per row of *logits* [n, V] with *uniforms* [n] in float64; returns ids and log-probs, each [n].
+        """Sample one id per row of *logits* [n, V] with *uniforms* [n] in float64; returns ids and
+        log-probs, each [n].
 
-        The token is the first whose cumulative probability exceeds the uniform number. So equal numbers and logits give
-        the same token, independent of other rows.
+        The token is the first whose cumulative probability exceeds the uniform number. So equal
+        numbers and logits give the same token, independent of other rows.
         """
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
@@ -94,8 +108,11 @@ class Sampler:
 
 
 def invert(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Quantile function of *probs* [n, V], which need not sum to 1, at *uniforms* [n] in [0, 1); returns ids [n]."""
-    cumulative = probs.cumsum(-1, dtype=torch.float64)  # in float32 the sum of a large vocabulary drifts
+    """Quantile function of *probs* [n, V], which need not sum to 1, at *uniforms* [n] in [0, 1);
+    returns ids [n].
+    """
+    # in float32 the sum of a large vocabulary drifts
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
     ids = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
     return ids.squeeze(-1).clamp_(max=probs.shape[-1] - 1)
 
@@ -103,8 +120,8 @@ def invert(probs: Tensor, uniforms: Tensor) -> Tensor:
 def truncate(probs: Tensor, sampling: Sampling) -> Tensor:
     """Set all of *probs* [V] outside top-k, top-p and min-p to 0, without renormalising.
 
-    Top-k comes first, then top-p over the rest, as in transformers; min-p is relative to the likeliest token, which
-    always stays.
+    Top-k comes first, then top-p over the rest, as in transformers; min-p is relative to the
+    likeliest token, which always stays.
     """
     sorted_probs, order = probs.sort(descending=True, stable=True)
     keep = torch.ones_like(sorted_probs, dtype=torch.bool)

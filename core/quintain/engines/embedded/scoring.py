@@ -9,10 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .decoding import DecodingForward, padded
+from .decoding import DecodingForward, PrefixCache, padded
 
 PASS_TOKENS = 4096
 """Tokens, padding included, of one forward pass."""
+
+COPIED_TOKENS = 32_768
+"""Tokens of a pass behind a prefix, which each row reads from a copy of its own in the attention of
+a layer.
+"""
+
+SHARED = 64
+"""Least number of tokens that sequences have in common for these to be computed once."""
 
 LOGITS = 16_000_000
 """Logits in memory at a time."""
@@ -29,16 +37,21 @@ class ScoreRequest:
 
 
 async def score_all(forward: DecodingForward, requests: Sequence[ScoreRequest]) -> None:
-    """Answer *requests* in passes over sequences of similar length; other tasks run between two passes."""
-    ordered = sorted(requests, key=lambda r: (len(r.ids), r.ids, r.start))
+    """Answer *requests*, those of one prompt behind it, in passes over similar lengths; other tasks
+    run in between.
+    """
     try:
-        while ordered:
-            take = 1
-            while take < len(ordered) and len(ordered[take].ids) * (take + 1) <= PASS_TOKENS:
-                take += 1
-            batch, ordered = ordered[:take], ordered[take:]
-            _score_pass(forward, batch)
-            await asyncio.sleep(0)
+        for prefix, members in _by_prefix(requests):
+            cache = forward.prefix_cache(prefix) if prefix else None
+            skipped = len(prefix) if cache else 0
+            ordered = sorted(members, key=lambda r: (len(r.ids), r.ids, r.start))
+            while ordered:
+                take = 1
+                while take < len(ordered) and _fits(len(ordered[take].ids), skipped, take + 1):
+                    take += 1
+                batch, ordered = ordered[:take], ordered[take:]
+                _score_pass(forward, batch, cache, skipped)
+                await asyncio.sleep(0)
     except Exception as error:
         for request in requests:
             if not request.future.done():
@@ -46,14 +59,64 @@ async def score_all(forward: DecodingForward, requests: Sequence[ScoreRequest]) 
         raise
 
 
-def _score_pass(forward: DecodingForward, batch: Sequence[ScoreRequest]) -> None:
-    """Answer *batch* in one forward pass; only scored positions reach the output layer."""
-    hidden_NTD = forward.hidden(padded([r.ids[:-1] or r.ids for r in batch], forward.device))
+def _fits(length: int, skipped: int, rows: int) -> bool:
+    """Return whether *rows* sequences of up to *length* tokens, *skipped* of them computed before,
+    may be one pass.
+    """
+    return (length - skipped) * rows <= PASS_TOKENS and (
+        not skipped or length * rows <= COPIED_TOKENS
+    )
+
+
+def _by_prefix(
+    requests: Sequence[ScoreRequest],
+) -> list[tuple[tuple[int, ...], list[ScoreRequest]]]:
+    """Split *requests* into those that begin with the same tokens, and the others with an empty
+    prefix.
+
+    A prefix ends before the first position that is scored, and is at least half of the first
+    sequence that begins with it and of each one when it is added.
+    """
+    groups: list[tuple[int, list[ScoreRequest]]] = []
+    for request in sorted(requests, key=lambda r: (r.ids, r.start)):
+        if groups:
+            common, members = groups[-1]
+            common = min(common, request.start - 1, _same(members[-1].ids, request.ids))
+            if common >= max(SHARED, len(request.ids) / 2, len(members[0].ids) / 2):
+                groups[-1] = (common, [*members, request])
+                continue
+        groups.append((request.start - 1, [request]))
+    found = [(members[0].ids[:common], members) for common, members in groups if len(members) > 1]
+    alone = [members[0] for _, members in groups if len(members) == 1]
+    return [*found, ((), alone)] if alone else found
+
+
+def _same(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many tokens *a* and *b* have in common at their beginning."""
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
+def _score_pass(
+    forward: DecodingForward,
+    batch: Sequence[ScoreRequest],
+    prefix: PrefixCache | None,
+    skipped: int,
+) -> None:
+    """Answer *batch* in one forward pass behind *prefix*, of *skipped* tokens; only scored
+    positions reach the head.
+    """
+    hidden_NTD = forward.hidden(
+        padded([r.ids[skipped:-1] or r.ids for r in batch], forward.device), prefix
+    )
     rows = [i for i, r in enumerate(batch) for _ in r.ids[r.start :]]
-    places = [t for r in batch for t in range(r.start - 1, len(r.ids) - 1)]
+    places = [t - skipped for r in batch for t in range(r.start - 1, len(r.ids) - 1)]
     ids = [token for r in batch for token in r.ids[r.start :]]
     targets = torch.tensor(ids, device=forward.device, dtype=torch.long)
-    temperatures = torch.tensor([r.temperature or 1.0 for r in batch for _ in r.ids[r.start :]], device=forward.device)
+    temperatures = torch.tensor(
+        [r.temperature or 1.0 for r in batch for _ in r.ids[r.start :]], device=forward.device
+    )
     flat = hidden_NTD[rows, places] if rows else hidden_NTD.new_zeros(0, hidden_NTD.shape[-1])
     logps = iter(_log_probs(forward, flat, targets, temperatures))
     for request in batch:
@@ -62,11 +125,17 @@ def _score_pass(forward: DecodingForward, batch: Sequence[ScoreRequest]) -> None
             request.future.set_result(answer)
 
 
-def _log_probs(forward: DecodingForward, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> list[float]:
+def _log_probs(
+    forward: DecodingForward, hidden: Tensor, targets: Tensor, temperatures: Tensor
+) -> list[float]:
     log_probs: list[float] = []
     size = max(1, LOGITS // forward.vocab_size)
-    for part, ids, temperature in zip(hidden.split(size), targets.split(size), temperatures.split(size), strict=True):
+    for part, ids, temperature in zip(
+        hidden.split(size), targets.split(size), temperatures.split(size), strict=True
+    ):
         logits = forward.head(part)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None].to(logits.dtype)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[
+            :, None
+        ].to(logits.dtype)
         log_probs += (logits.gather(-1, ids[:, None]).squeeze(-1) - logits.logsumexp(-1)).tolist()
     return log_probs

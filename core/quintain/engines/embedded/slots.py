@@ -1,6 +1,7 @@
 """Requests, and the row of the cache that each gets.
 
-Every decision here depends on the waiting requests and the content of the rows, never on the order of arrival.
+Every decision here depends on the waiting requests and the content of the rows, never on the order
+of arrival.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from ...interfaces.stop_strings import StopStrings
 from ...types.sampling import Sampling
 from ...types.transcript import Finish, Sampled
-from .stopping import StopStrings
 
 WORTHWHILE = 16
 """Common prefixes shorter than this are computed again rather than copied."""
@@ -27,7 +28,8 @@ class Request:
         limit: maximum of new tokens.
         stop_ids, stops: tokens and strings that end it.
         order: sort key among waiting requests.
-        random: gives one number per token, so the n-th token depends on the seed and its logits alone.
+        random: gives one number per token, so the n-th token depends on the seed and its logits
+            alone.
         episode: that it belongs to, if one was registered.
         tokens, logps, versions: the reply so far; equal lengths.
         stale: some of its keys and values are of older weights, so no other request may copy them.
@@ -54,7 +56,9 @@ class Request:
         self.versions += [version] * len(tokens)
 
     def finish(self) -> tuple[Finish, str | int | None] | None:
-        """Why the newest token ends the reply, and the stop token or string; ``None`` if it does not."""
+        """Return why the newest token ends the reply, and the stop token or string; ``None`` if it
+        does not.
+        """
         if self.tokens[-1] in self.stop_ids:
             return "stop", self.tokens[-1]
         if self.stops and (string := self.stops.found(self.tokens)) is not None:
@@ -63,7 +67,11 @@ class Request:
 
     def sampled(self, finish: Finish, stop: str | int | None = None) -> Sampled:
         return Sampled(
-            ids=tuple(self.tokens), logps=tuple(self.logps), versions=tuple(self.versions), finish=finish, stop=stop
+            ids=tuple(self.tokens),
+            logps=tuple(self.logps),
+            versions=tuple(self.versions),
+            finish=finish,
+            stop=stop,
         )
 
     @property
@@ -82,8 +90,8 @@ class CacheRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """The work for newly accepted requests: *copies* first (all read before any write), then *extensions*, then
-    *followers*.
+    """The work for newly accepted requests: *copies* first (all read before any write), then
+    *extensions*, then *followers*.
 
     Attributes:
         copies: (source row, target row, tokens).
@@ -123,15 +131,25 @@ class Slots:
                 row.request.stale, row.cached = True, ()
 
     def admit(self, waiting: Iterable[Request]) -> Admission:
-        """Give rows to as many of *waiting* as fit, groups of equal prompts together where possible."""
+        """Give rows to as many of *waiting* as fit, groups of equal prompts together where
+        possible.
+        """
         idle = [i for i, row in enumerate(self.rows) if row.request is None]
         groups = by_prompt(waiting)
-        sources = {ids: self._best_source(ids) for ids in groups} if any(row.cached for row in self.rows) else {}
+        sources = (
+            {ids: self._best_source(ids) for ids in groups}
+            if any(row.cached for row in self.rows)
+            else {}
+        )
         copies: list[tuple[int, int, int]] = []
         extensions: list[tuple[int, int]] = []
         followers: list[tuple[int, int]] = []
-        # Prompts whose earlier turn is still in an idle row come first, before another prompt takes that row.
-        for ids in sorted(groups, key=lambda g: (s := sources.get(g)) is None or self.rows[s[0]].request is not None):
+        # Prompts whose earlier turn is still in an idle row come first, before another prompt takes
+        # that row.
+        for ids in sorted(
+            groups,
+            key=lambda g: (s := sources.get(g)) is None or self.rows[s[0]].request is not None,
+        ):
             if not idle:
                 break
             source, shared = sources.get(ids) or (None, 0)
@@ -144,10 +162,14 @@ class Slots:
         for row in self.rows:
             if row.request is not None:
                 row.cached = () if row.request.stale else row.request.ids
-        return Admission(copies=tuple(copies), extensions=tuple(extensions), followers=tuple(followers))
+        return Admission(
+            copies=tuple(copies), extensions=tuple(extensions), followers=tuple(followers)
+        )
 
     def _seat(self, group: Sequence[Request], leader: int, idle: list[int]) -> list[int]:
-        """Give the first of *group* the row *leader*, others rows of *idle* while there are any; returns the latter."""
+        """Give the first of *group* the row *leader*, others rows of *idle* while there are any;
+        returns the latter.
+        """
         idle.remove(leader)
         self.rows[leader].request = group[0]
         seated: list[int] = []
@@ -159,8 +181,8 @@ class Slots:
         return seated
 
     def compact(self) -> list[tuple[int, int, int]]:
-        """Plan moves (source, target, tokens) of the highest live rows to the lowest idle ones, so that live rows come
-        first and a step runs over no idle row.
+        """Plan moves (source, target, tokens) of the highest live rows to the lowest idle ones, so
+        that live rows come first and a step runs over no idle row.
         """
         moves: list[tuple[int, int, int]] = []
         live = self.live
@@ -175,12 +197,12 @@ class Slots:
         return moves
 
     def _coldest(self, idle: list[int]) -> int:
-        """The idle row with the least content; the lowest among equals."""
+        """Return the idle row with the least content; the lowest among equals."""
         return min(idle, key=lambda i: (len(self.rows[i].cached), i))
 
     def _best_source(self, ids: tuple[int, ...]) -> tuple[int, int] | None:
-        """The row with the longest common prefix with *ids*, and its length. The last token of *ids* never counts: its
-        logits must be computed.
+        """Return the row with the longest common prefix with *ids*, and its length. The last token
+        of *ids* never counts: its logits must be computed.
         """
         best: tuple[int, int] | None = None
         for i, row in enumerate(self.rows):

@@ -1,1 +1,3 @@
-"""Functions that algorithms are made of: advantages, objectives, corrections, aggregations, group filters."""
+"""Functions that algorithms are made of: advantages, objectives, corrections, aggregations, group
+filters.
+"""

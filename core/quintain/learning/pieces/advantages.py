@@ -1,8 +1,9 @@
-"""Advantages: the reward of a sample less a baseline. Rewards are floats in double precision, so that a tolerance of
-1e-6 is above their rounding.
+"""Advantages: the reward of a sample less a baseline. Rewards are floats in double precision, so
+that a tolerance of 1e-6 is above their rounding.
 
-A group (or a batch, where that is the baseline) whose rewards differ by no more than ``tolerance`` gets exactly 0.
-Otherwise dividing rounding errors by their spread would turn constant rewards of 0.7 into advantages of a hundred.
+A group (or a batch, where that is the baseline) whose rewards differ by no more than ``tolerance``
+gets exactly 0. Otherwise dividing rounding errors by their spread would turn constant rewards of
+0.7 into advantages of a hundred.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class Step:
     Attributes:
         batch: the samples.
         rewards: total reward per sample, less the KL term where that is in the reward.
-        penalty: coefficient times KL estimate of each token, where the KL is in the reward, else ``None``; [N]. The
-            entry of a sample in `rewards` is its total plus the overlong punishment less the sum of `penalty` over its
-            tokens.
-        statistics: ``mu_logp``, ``prox_logp`` (where it was scored), ``ref_logp`` (where it is used) and what the piece
-            reads, under prox, [N].
+        penalty: coefficient times KL estimate of each token, where the KL is in the reward, else
+            ``None``; [N]. The entry of a sample in `rewards` is its total plus the overlong
+            punishment less the sum of `penalty` over its tokens.
+        statistics: ``mu_logp``, ``prox_logp`` (where it was scored), ``ref_logp`` (where it is
+            used) and what the piece reads, under prox, [N].
     """
 
     batch: Batch
@@ -55,7 +56,9 @@ class Step:
 
 
 def is_constant(rewards: Sequence[float], tolerance: float = TOLERANCE) -> bool:
-    """Whether *rewards* differ by at most *tolerance* times the largest magnitude (1 at least)."""
+    """Return whether *rewards* differ by at most *tolerance* times the largest magnitude (1 at
+    least).
+    """
     return not rewards or max(rewards) - min(rewards) <= tolerance * max(1.0, *map(abs, rewards))
 
 
@@ -66,7 +69,9 @@ def centre(rewards: Sequence[float], tolerance: float) -> list[float]:
     return [reward - mean for reward in rewards]
 
 
-def standardise(rewards: Sequence[float], epsilon: float, ddof: int, tolerance: float) -> list[float]:
+def standardise(
+    rewards: Sequence[float], epsilon: float, ddof: int, tolerance: float
+) -> list[float]:
     centred = centre(rewards, tolerance)
     if not any(centred) or len(rewards) <= ddof:
         return [0.0] * len(rewards)
@@ -75,18 +80,21 @@ def standardise(rewards: Sequence[float], epsilon: float, ddof: int, tolerance: 
 
 
 def remark_on_spread(algorithm: Algorithm) -> str | None:
-    """The remark of an advantage that divides by the spread of its group's rewards."""
+    """Return the remark of an advantage that divides by the spread of its group's rewards."""
     if not algorithm.kl.in_reward or algorithm.group_filter.name == "varied":
         return None
     return (
-        f"{algorithm.advantage!r} divides by the spread of the group: where all answers earn the same, that of the KL "
-        "penalty alone, so such groups train on it at full size; accept varied groups only"
+        f"{algorithm.advantage!r} divides by the spread of the group: where all answers earn the "
+        "same, that of the KL penalty alone, so such groups train on it at full size; accept "
+        "varied groups only"
     )
 
 
 @per_group
 def group_mean(rewards: Sequence[float], *, tolerance: float = TOLERANCE) -> list[float]:
-    """R - mean(group): Dr. GRPO (Liu et al. 2025, 2503.20783). Its expectation is (G - 1) / G of the true gradient."""
+    """R - mean(group): Dr. GRPO (Liu et al. 2025, 2503.20783). Its expectation is (G - 1) / G of
+    the true gradient.
+    """
     return centre(rewards, tolerance)
 
 
@@ -94,18 +102,20 @@ def group_mean(rewards: Sequence[float], *, tolerance: float = TOLERANCE) -> lis
 def group_norm(
     rewards: Sequence[float], *, epsilon: float = 1e-4, ddof: int = 0, tolerance: float = TOLERANCE
 ) -> list[float]:
-    """(R - mean) / (std + epsilon) over the group: GRPO (Shao et al. 2024, 2402.03300, section 4.1.2).
+    """(R - mean) / (std + epsilon) over the group: GRPO (Shao et al. 2024, 2402.03300, section
+    4.1.2).
 
-    The paper gives neither ddof nor epsilon. Here ddof is 0 (as in GRPO-Zero, nano-aha-moment and open-instruct; TRL,
-    verl and OpenRLHF take 1) and epsilon 1e-4 (TRL, GRPO-Zero), which damps near-ties that pass the tolerance.
+    The paper gives neither ddof nor epsilon. Here ddof is 0 (as in GRPO-Zero, nano-aha-moment and
+    open-instruct; TRL, verl and OpenRLHF take 1) and epsilon 1e-4 (TRL, GRPO-Zero), which damps
+    near-ties that pass the tolerance.
     """
     return standardise(rewards, epsilon, ddof, tolerance)
 
 
 @per_group
 def leave_one_out(rewards: Sequence[float], *, tolerance: float = TOLERANCE) -> list[float]:
-    """R_i - mean of the others = G / (G - 1) (R_i - mean): RLOO (Ahmadian et al. 2024, 2402.14740, equation 7).
-    Unbiased.
+    """R_i - mean of the others = G / (G - 1) (R_i - mean): RLOO (Ahmadian et al. 2024, 2402.14740,
+    equation 7). Unbiased.
 
     A group of one has no others and gets 0.
     """
@@ -123,30 +133,40 @@ NormalisedOver = Literal["batch", "environment"]
 
 
 @advantage
-def batch_mean(step: Step, *, over: NormalisedOver = "batch", tolerance: float = TOLERANCE) -> list[float]:
-    """R - mean(batch). Its expectation is (N - 1) / N of the true gradient for N independent samples of one task.
+def batch_mean(
+    step: Step, *, over: NormalisedOver = "batch", tolerance: float = TOLERANCE
+) -> list[float]:
+    """R - mean(batch). Its expectation is (N - 1) / N of the true gradient for N independent
+    samples of one task.
 
     Args:
         over: ``environment``: the mean of the samples of the same environment.
     """
     out = [0.0] * len(step.rewards)
     for indices in parts_of(step, over):
-        for i, value in zip(indices, centre([step.rewards[i] for i in indices], tolerance), strict=True):
+        for i, value in zip(
+            indices, centre([step.rewards[i] for i in indices], tolerance), strict=True
+        ):
             out[i] = value
     return out
 
 
 @advantage
-def ema(step: Step, *, decay: float = 0.9, state: Any = None) -> tuple[list[float], dict[str, float]]:
+def ema(
+    step: Step, *, decay: float = 0.9, state: Any = None
+) -> tuple[list[float], dict[str, float]]:
     """R - moving average of earlier batch means; unbiased, as the baseline has not seen this batch.
 
-    The average is corrected for its start at nothing (divided by 1 - decay^k after k batches); the first batch has
-    baseline 0.
+    The average is corrected for its start at nothing (divided by 1 - decay^k after k batches); the
+    first batch has baseline 0.
     """
     before = state or {"average": 0.0, "weight": 0.0}
     baseline = before["average"] / before["weight"] if before["weight"] else 0.0
     mean = math.fsum(step.rewards) / max(1, len(step.rewards))
-    after = {key: decay * before[key] + (1 - decay) * value for key, value in (("average", mean), ("weight", 1.0))}
+    after = {
+        key: decay * before[key] + (1 - decay) * value
+        for key, value in (("average", mean), ("weight", 1.0))
+    }
     return [reward - baseline for reward in step.rewards], after
 
 
@@ -155,14 +175,14 @@ def parts_of(step: Step, over: NormalisedOver) -> list[list[int]]:
     if over not in ("batch", "environment"):
         raise UsageError(f"over is {over!r}; expected batch or environment")
     names = [s.environment if over == "environment" else "" for s in step.batch.samples]
-    return [[i for i, held in enumerate(names) if held == name] for name in dict.fromkeys(names)]
+    return [[i for i, other in enumerate(names) if other == name] for name in dict.fromkeys(names)]
 
 
 def returns(step: Step) -> Tensor:
     """Undiscounted return from each trained token on, [N], float64.
 
-    A token's reward is minus its KL penalty where the KL is in the reward; turn scores come with the last token of
-    their turn, the rest of the sample's total with its last token.
+    A token's reward is minus its KL penalty where the KL is in the reward; turn scores come with
+    the last token of their turn, the rest of the sample's total with its last token.
     """
     rewards = token_rewards(step)
     sample = step.sample_of_tokens
@@ -172,14 +192,18 @@ def returns(step: Step) -> Tensor:
 
 
 def token_rewards(step: Step) -> Tensor:
-    """The reward of each trained token, as in `returns`, [N], float64."""
+    """Return the reward of each trained token, as in `returns`, [N], float64."""
     sample = step.sample_of_tokens
     rewards = torch.zeros(sample.shape[0], dtype=torch.float64)
     if step.penalty is not None:
         rewards -= step.penalty.double().cpu()
     at = 0
     for i, one in enumerate(step.batch.samples):
-        extra = math.fsum(step.penalty[at : at + one.tokens].tolist()) if step.penalty is not None else 0.0
+        extra = (
+            math.fsum(step.penalty[at : at + one.tokens].tolist())
+            if step.penalty is not None
+            else 0.0
+        )
         for count, score in turn_rewards(one, step.rewards[i] + extra):
             at += count
             if count:
@@ -188,8 +212,8 @@ def token_rewards(step: Step) -> Tensor:
 
 
 def turn_rewards(sample: Sample, reward: float) -> list[tuple[int, float]]:
-    """Tokens and score of each turn; what *reward* holds besides turn scores comes with the last. What a turn without
-    tokens was given comes with the next that has some.
+    """Tokens and score of each turn; what *reward* holds besides turn scores comes with the last.
+    What a turn without tokens was given comes with the next that has some.
     """
     counts = [count for count in sample.turns if count] or [sample.tokens]
     scores = [0.0] * len(counts)

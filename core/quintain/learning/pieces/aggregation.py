@@ -1,9 +1,9 @@
-"""Aggregations: the weight of one token of each sample, fixed for the whole optimizer step before any micro-batch is
-formed.
+"""Aggregations: the weight of one token of each sample, fixed for the whole optimizer step before
+any micro-batch is formed.
 
-The loss is sum_k c_k term_k. A term weighs what its tokens weigh together: c for a token, T c for a sample of T tokens,
-the sum of those for a group. Nothing is averaged afterwards, so a mean of means cannot arise. Tokens that a correction
-masks still count here.
+The loss is sum_k c_k term_k. A term weighs what its tokens weigh together: c for a token, T c for a
+sample of T tokens, the sum of those for a group. Nothing is averaged afterwards, so a mean of means
+cannot arise. Tokens that a correction masks still count here.
 """
 
 from __future__ import annotations
@@ -15,26 +15,29 @@ from ..batch import Batch
 
 @aggregation
 def token(batch: Batch) -> list[float]:
-    """1 / (tokens of the batch): every token weighs the same, as in the code of DAPO's authors and in most trainers.
+    """1 / (tokens of the batch): every token weighs the same, as in the code of DAPO's authors and
+    in most trainers.
 
-    The equations that define a token mean (DAPO, 2503.14476, equation 8; CISPO, 2506.13585, equation 4) divide by the
-    tokens of one group, inside the expectation over prompts: that is `prompt`.
+    The equations that define a token mean (DAPO, 2503.14476, equation 8; CISPO, 2506.13585,
+    equation 4) divide by the tokens of one group, inside the expectation over prompts: that is
+    `prompt`.
     """
     return [1 / max(1, batch.tokens)] * len(batch.samples)
 
 
 @aggregation
 def sequence(batch: Batch) -> list[float]:
-    """1 / (N T_i): every sample weighs the same, a token of a long one less (GRPO, 2402.03300, equation 3, where N is
-    G in the expectation over prompts; here it is that of the batch, which differs where groups differ in size).
+    """1 / (N T_i): every sample weighs the same, a token of a long one less (GRPO, 2402.03300,
+    equation 3, where N is G in the expectation over prompts; here it is that of the batch, which
+    differs where groups differ in size).
     """
     return [1 / (len(batch.samples) * max(1, sample.tokens)) for sample in batch.samples]
 
 
 @aggregation
 def constant(batch: Batch, *, length: int | None = None) -> list[float]:
-    """1 / (N L), L configured, not measured (Dr. GRPO, 2503.20783, section 3.1): the gradient of the expected reward,
-    over L.
+    """1 / (N L), L configured, not measured (Dr. GRPO, 2503.20783, section 3.1): the gradient of
+    the expected reward, over L.
 
     Args:
         length: L; by default the configured maximum of new tokens per turn.
@@ -45,15 +48,17 @@ def constant(batch: Batch, *, length: int | None = None) -> list[float]:
     constant = length or batch.max_tokens
     if not constant:
         raise UsageError(
-            "aggregation 'constant' divides by a length: set its `length`, or a maximum of new tokens in [sampling]"
+            "aggregation 'constant' divides by a length: set its `length`, or a maximum of new "
+            "tokens in [sampling]"
         )
     return [1 / (len(batch.samples) * constant)] * len(batch.samples)
 
 
 @aggregation
 def prompt(batch: Batch) -> list[float]:
-    """1 / (P tokens of the group): every group weighs the same, and every token inside it (ScaleRL, 2510.13786). With
-    groups of 10 and 100 tokens, a token of the short one weighs 1/20; under `token` it weighs 1/110.
+    """1 / (P tokens of the group): every group weighs the same, and every token inside it (ScaleRL,
+    2510.13786). With groups of 10 and 100 tokens, a token of the short one weighs 1/20; under
+    `token` it weighs 1/110.
     """
     weights = [0.0] * len(batch.samples)
     for indices in batch.groups:

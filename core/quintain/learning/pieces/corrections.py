@@ -1,7 +1,8 @@
-"""Corrections for the mismatch between the sampler mu and the learner prox: weights that carry no gradient.
+"""Corrections for the mismatch between the sampler mu and the learner prox: weights that carry no
+gradient.
 
-A correction weighs the objective only; the KL term is not weighed. Denominators keep the tokens that a correction
-masks.
+A correction weighs the objective only; the KL term is not weighed. Denominators keep the tokens
+that a correction masks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def uncorrected(t: LossInputs) -> Tensor:
 
 @correction
 def tis(t: LossInputs, *, cap: float = 2.0) -> Tensor:
-    """min(prox / mu, cap) per token, without a lower bound: truncated importance sampling (Yao et al. 2025; cap 2 as in
-    verl and open-instruct).
+    """min(prox / mu, cap) per token, without a lower bound: truncated importance sampling (Yao et
+    al. 2025; cap 2 as in verl and open-instruct).
     """
     return t.mismatch().clamp(max=cap)

@@ -1,5 +1,5 @@
-"""Group filter: which complete groups train. Reads the outcome, so that shaping cannot make a solved group look
-undecided.
+"""Group filter: which complete groups train. Reads the outcome, so that shaping cannot make a
+solved group look undecided.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from .advantages import TOLERANCE, is_constant
 def minimum(stats: GroupStats, *, samples: int = 2) -> str:
     """At least *samples* valid samples."""
     valid = len(stats.outcomes)
-    return "" if valid >= samples else f"{valid} of {stats.requested} samples valid, {samples} needed"
+    return (
+        "" if valid >= samples else f"{valid} of {stats.requested} samples valid, {samples} needed"
+    )
 
 
 @group_filter
-def varied(stats: GroupStats, *, samples: int = 2, tolerance: float = TOLERANCE, total: bool = False) -> str:
-    """At least *samples* valid samples, and outcomes that are not all the same (dynamic sampling; DAPO, 2503.14476,
-    equation 11).
+def varied(
+    stats: GroupStats, *, samples: int = 2, tolerance: float = TOLERANCE, total: bool = False
+) -> str:
+    """At least *samples* valid samples, and outcomes that are not all the same (dynamic sampling;
+    DAPO, 2503.14476, equation 11).
 
-    With *total*, a group whose outcomes agree is rejected only if its totals agree, too, so that shaping, by length
-    say, still acts on tasks that are solved.
+    With *total*, a group whose outcomes agree is rejected only if its totals agree, too, so that
+    shaping, by length say, still acts on tasks that are solved.
     """
     rejected = str(minimum(stats, samples=samples))
     if rejected or not is_constant(stats.outcomes, tolerance):

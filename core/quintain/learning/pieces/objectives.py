@@ -24,8 +24,8 @@ WithMetrics = tuple[Tensor, dict[str, Tensor]]
 
 @objective(idle=True)
 def importance(t: LossInputs) -> Tensor:
-    """-r A, r = theta / ratio_to per token: the surrogate before any trust region. At theta = ratio_to its gradient is
-    the policy gradient; elsewhere its variance grows with the ratio.
+    """-r A, r = theta / ratio_to per token: the surrogate before any trust region. At theta =
+    ratio_to its gradient is the policy gradient; elsewhere its variance grows with the ratio.
     """
     return -t.ratio() * t.advantage
 
@@ -36,29 +36,37 @@ def check_dual(*, low: float, high: float | None, dual: float | None) -> None:
         raise UsageError(f"dual is {dual}; expected more than the upper bound of the clip, {top}")
 
 
-@objective(idle=True, check=check_dual)
-def ppo_clip(t: LossInputs, *, low: float = 0.2, high: float | None = None, dual: float | None = None) -> WithMetrics:
-    """-min(r A, clip(r, 1 - low, 1 + high) A), r = theta / ratio_to per token (Schulman et al. 2017, 1707.06347,
-    equation 7).
+@objective(idle=True, clips=("low", "high"), check=check_dual)
+def ppo_clip(
+    t: LossInputs, *, low: float = 0.2, high: float | None = None, dual: float | None = None
+) -> WithMetrics:
+    """-min(r A, clip(r, 1 - low, 1 + high) A), r = theta / ratio_to per token (Schulman et al.
+    2017, 1707.06347, equation 7).
 
     Args:
         low: below 1.
         high: above 1; ``None`` is *low*. DAPO's clip-higher sets it apart.
-        dual: for A < 0 the loss is at most -dual A, so that a ratio far above 1 stops pushing down too (dual clip; Ye
-            et al. 2020, 1912.09729, equation 5, with 3). ``None``: off. verl has it always on.
+        dual: for A < 0 the loss is at most -dual A, so that a ratio far above 1 stops pushing down
+            too (dual clip; Ye et al. 2020, 1912.09729, equation 5, with 3). ``None``: off. verl has
+            it always on.
     """
     return clip_terms(t.log_ratio(), t.advantage, low, high, dual)
 
 
-def clip_terms(log_ratio: Tensor, advantage: Tensor, low: float, high: float | None, dual: float | None) -> WithMetrics:
+def clip_terms(
+    log_ratio: Tensor, advantage: Tensor, low: float, high: float | None, dual: float | None
+) -> WithMetrics:
     """-r A; where the clip is active, the constant -bound A.
 
-    A clipped ratio may overflow (products over long samples do), and 0 times infinity is NaN: it is masked before the
-    exponential.
+    A clipped ratio may overflow (products over long samples do), and 0 times infinity is NaN: it is
+    masked before the exponential.
     """
     top = 1 + (low if high is None else high)
     ratio = log_ratio.detach().exp()
-    clipped = {"clip_low": (ratio < 1 - low) & (advantage < 0), "clip_high": (ratio > top) & (advantage > 0)}
+    clipped = {
+        "clip_low": (ratio < 1 - low) & (advantage < 0),
+        "clip_high": (ratio > top) & (advantage > 0),
+    }
     bounds = {"clip_low": 1 - low, "clip_high": top}
     if dual is not None:
         clipped["clip_dual"], bounds["clip_dual"] = (ratio > dual) & (advantage < 0), dual
@@ -72,8 +80,8 @@ def clip_terms(log_ratio: Tensor, advantage: Tensor, low: float, high: float | N
 
 
 def kl_estimate(log_ratio: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
-    """k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d for d = log theta - log ref (Schulman 2020, "Approximating KL
-    divergence").
+    """k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d for d = log theta - log ref (Schulman 2020,
+    "Approximating KL divergence").
     """
     if estimator == "k1":
         return log_ratio
@@ -81,7 +89,7 @@ def kl_estimate(log_ratio: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tens
 
 
 def kl_terms(t: LossInputs, kl: KL) -> Tensor:
-    """The KL term of each token for the loss, [N]; see `KL` for what its gradient is."""
+    """Return the KL term of each token for the loss, [N]; see `KL` for what its gradient is."""
     assert t.ref_logp is not None
     value = kl_estimate(t.logp - t.ref_logp, kl.estimator)
     return value * (t.logp - t.logp.detach()).exp() if kl.score_factor else value

@@ -1,8 +1,10 @@
 """The token bridge: converts messages to tokens and records the exact sampled tokens.
 
-Sampled tokens are never decoded and encoded again, because another tokenisation of the same text would have other
-log-probs. Each turn renders the conversation as text; if the rendering extends the recorded text, only the new text is
-encoded and appended. If the template rewrote earlier text, the transcript branches.
+Sampled tokens are never decoded and encoded again, because another tokenisation of the same text
+would have other log-probs. Each turn renders the conversation as text; if the rendering extends the
+recorded text, only the new text is encoded and appended. If the template rewrote earlier text, the
+transcript branches, unless the tokenizer appends: then the new messages are rendered as what
+follows the last turn (`ChatTokenizer.continuation`).
 """
 
 from __future__ import annotations
@@ -26,17 +28,23 @@ _SOURCES = {
 
 
 class Conversation:
-    """One player's messages and their tokens. Conversations that begin alike may share *first*, their first prompt."""
+    """One player's messages and their tokens. Conversations that begin alike may share *first*,
+    their first prompt.
+    """
 
-    def __init__(self, tokenizer: ChatTokenizer, tools: Sequence[ToolSpec] = (), first: Any = None) -> None:
+    def __init__(
+        self, tokenizer: ChatTokenizer, tools: Sequence[ToolSpec] = (), first: Any = None
+    ) -> None:
         self.tokenizer = tokenizer
-        self.tools = tuple(tools)
-        self._first: list[Any] = [] if first is None else first  # what it renders, its text, and that `_encoded`
+        self.tools = self._rendered_tools = tuple(tools)
+        # what it renders, its text, and that `_encoded`
+        self._first: list[Any] = [] if first is None else first
         self._messages: list[Message] = []
         self._rendered = 0
         self._text = ""
         self._recorder = Recorder()
-        self._ends: list[tuple[int, int, int]] = []  # after each turn: messages, and characters and tokens of the path
+        # after each turn: messages, and characters and tokens of the path
+        self._ends: list[tuple[int, int, int]] = []
 
     def add(self, *messages: Message) -> None:
         self._messages.extend(messages)
@@ -50,53 +58,79 @@ class Conversation:
                 self._first[:] = of, text, self._encoded(text, self._messages)
             _, text, encoded = self._first
             self._recorder.add(*encoded)
-        elif (text := self.tokenizer.render(self._messages, self.tools)).startswith(self._text):
-            self._recorder.add(*self._encoded(text[len(self._text) :], self._messages[self._rendered :]))
+        elif (
+            text := self._appended() or self.tokenizer.render(self._messages, self.tools)
+        ).startswith(self._text):
+            self._recorder.add(
+                *self._encoded(text[len(self._text) :], self._messages[self._rendered :])
+            )
         else:
             self._recorder.branch(*self._encoded(text, self._messages))
             self._ends = [(messages, 0, 0) for messages, _, _ in self._ends]  # of another path
-        self._text, self._rendered = text, len(self._messages)
+        self._text, self._rendered, self._rendered_tools = text, len(self._messages), self.tools
         return self._recorder.ids
+
+    def _appended(self) -> str:
+        """Return the recorded text and what the tokenizer writes after it; empty where all has to
+        be rendered.
+        """
+        if not self.tokenizer.appends or self.tools != self._rendered_tools:
+            return ""
+        ids, (messages, _, tokens) = self._recorder.ids, self._ends[-1] if self._ends else (0, 0, 0)
+        if tokens == len(ids):  # a turn stands at the end
+            after = self.tokenizer.continuation(self._messages, messages - 1, self.tools, ids[-1])
+            return self._text + after if after else ""
+        # a turn is sampled again
+        return self._text if self._rendered == len(self._messages) else ""
 
     def add_sampled(self, sampled: Sampled) -> str:
         """Record a turn of the policy; its text, without what ended it."""
         self._recorder.sampled(sampled)
         self._text += self.tokenizer.decode(sampled.ids)
         text = spoken(self.tokenizer, sampled)
-        # The message has the raw text, with thoughts and calls, so that the template renders exactly what was sampled.
+        # The message has the raw text, with thoughts and calls, so that the template renders
+        # exactly what was sampled.
         self._messages.append(Message("assistant", text))
         self._rendered = len(self._messages)
         self._ends.append((self._rendered, len(self._text), len(self._recorder.ids)))
         return text
 
     def fork(self, turns: int) -> Conversation:
-        """A copy of the first *turns* sampled turns; their tokens are not trained in it.
+        """Return a copy of the first *turns* sampled turns; their tokens are not trained in it.
 
-        It begins with the tokens recorded here, unless the template has rewritten them since: then all is rendered.
+        It begins with the tokens recorded here, unless the template has rewritten them since: then
+        all is rendered.
         """
         fork = Conversation(self.tokenizer, self.tools)
         messages, characters, tokens = self._ends[turns - 1] if turns else (0, 0, 0)
         fork._messages = self._messages[:messages]
         if tokens:
             path = self._recorder.transcript().path(-1)
-            sources = [TokenSource.COPY if s == TokenSource.MODEL else s for s in path.sources[:tokens]]
+            sources = [
+                TokenSource.COPY if s == TokenSource.MODEL else s for s in path.sources[:tokens]
+            ]
             fork._recorder.add(path.ids[:tokens], sources)
             fork._text, fork._rendered = self._text[:characters], messages
         fork._ends = self._ends[:turns]
         return fork
 
     def transcript(self, policy: str, temperature: float) -> Transcript:
-        """The record so far."""
-        return self._recorder.transcript(policy=policy, tokenizer=self.tokenizer.name, temperature=temperature)
+        """Return the record so far."""
+        return self._recorder.transcript(
+            policy=policy, tokenizer=self.tokenizer.name, temperature=temperature
+        )
 
     def _encoded(self, text: str, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """The ids of *text*, and the source of each: that of the message whose content it touches, or the template."""
+        """Return the ids of *text*, and the source of each: that of the message whose content it
+        touches, or the template.
+        """
         ids, spans = self.tokenizer.encode_with_offsets(text)
         regions: list[tuple[int, int, TokenSource]] = []
         text, at = text.replace(LITERAL, ""), 0
         for m in messages:
             start, end = _find(text, at, (m.content, m.content.strip()))
-            if start < 0:  # some templates write results as JSON, and replies without thoughts and calls
+            # some templates write results as JSON, and replies without thoughts and calls
+            if start < 0:
                 inside_json = json.dumps(m.content, ensure_ascii=False)[1:-1]
                 start, end = _find(text, at, (inside_json, self.tokenizer.parse(m.content).reply))
             if start >= 0:
@@ -113,9 +147,14 @@ class Conversation:
 
 
 def spoken(tokenizer: ChatTokenizer, sampled: Sampled) -> str:
-    """The text of a sampled turn without the stop token or stop string that ended it."""
+    """Return the text of a sampled turn without the stop token or stop string that ended it."""
     ids = sampled.ids
-    if ids and sampled.finish == "stop" and isinstance(sampled.stop, int) and ids[-1] == sampled.stop:
+    if (
+        ids
+        and sampled.finish == "stop"
+        and isinstance(sampled.stop, int)
+        and ids[-1] == sampled.stop
+    ):
         ids = ids[:-1]
     text = tokenizer.decode(ids)
     if sampled.finish == "stop" and isinstance(sampled.stop, str) and sampled.stop in text:
@@ -125,13 +164,18 @@ def spoken(tokenizer: ChatTokenizer, sampled: Sampled) -> str:
 
 def stops(tokenizer: ChatTokenizer, sampling: Sampling) -> Sampling:
     """*sampling* with the stop strings and stop ids of *tokenizer* added."""
-    return sampling.replace(stop=(*sampling.stop, *tokenizer.stops), stop_ids=(*sampling.stop_ids, *tokenizer.stop_ids))
+    return sampling.replace(
+        stop=(*sampling.stop, *tokenizer.stops), stop_ids=(*sampling.stop_ids, *tokenizer.stop_ids)
+    )
 
 
 def _find(text: str, at: int, contents: Sequence[str]) -> tuple[int, int]:
-    """The span of the first of *contents* that occurs in *text* from *at*; (-1, -1) if none does."""
+    """Return the span of the first of *contents* that occurs in *text* from *at*; (-1, -1) if none
+    does.
+    """
     for content in filter(None, contents):
-        for lead in ("\n", " ", ""):  # a short content such as "a" also occurs inside the template's words
+        # a short content such as "a" also occurs inside the template's words
+        for lead in ("\n", " ", ""):
             start = text.find(lead + content, at)
             if start >= 0:
                 start += len(lead)

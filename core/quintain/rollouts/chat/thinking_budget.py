@@ -7,19 +7,18 @@ from dataclasses import replace
 from random import Random
 
 from ...interfaces.engine import TokenEngine
+from ...interfaces.stop_strings import StopStrings
 from ...interfaces.tokenizer import ChatTokenizer
 from ...types.sampling import Sampling
 from ...types.transcript import Sampled
-
-_SLACK = 8
-"""Extra tokens to search beyond the length of a stop string in bytes, because some tokens decode to no text."""
 
 
 async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Sampling) -> Sampled:
     """Continue *ids* by one turn of at most ``sampling.max_tokens`` sampled tokens.
 
-    If ``sampling.thinking_budget`` is set, its number of tokens is drawn from the turn's seed. A turn is not
-    interrupted if it ended before, contains ``until``, or leaves no room in the context for the text and an answer.
+    If ``sampling.thinking_budget`` is set, its number of tokens is drawn from the turn's seed. A
+    turn is not interrupted if it ended before, contains ``until``, or leaves no room in the context
+    for the text and an answer.
 
     Raises:
         LimitReached, InfrastructureError: as `TokenEngine.sample`.
@@ -28,7 +27,8 @@ async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Samplin
     if thinking_budget is None:
         return await engine.sample(ids, sampling)
     rng = Random(None if sampling.seed is None else f"interrupt/{sampling.seed}")
-    at, seed = rng.randint(thinking_budget.min_tokens, thinking_budget.max_tokens), rng.getrandbits(62)
+    at = rng.randint(thinking_budget.min_tokens, thinking_budget.max_tokens)
+    seed = rng.getrandbits(62)
     if sampling.max_tokens is not None and at >= sampling.max_tokens:
         return await engine.sample(ids, sampling)
     first = await engine.sample(ids, sampling.replace(max_tokens=at))
@@ -36,13 +36,16 @@ async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Samplin
     if first.finish != "length" or len(first.ids) < at or room < 1:
         return first
     forced = tuple(engine.tokenizer.encode(thinking_budget.text))
-    if (thinking_budget.until and thinking_budget.until in engine.tokenizer.decode(first.ids)) or len(forced) >= room:
+    if (
+        thinking_budget.until and thinking_budget.until in engine.tokenizer.decode(first.ids)
+    ) or len(forced) >= room:
         forced = ()
     # Two requests with one seed would repeat their random numbers, so the second has its own.
     left = None if sampling.max_tokens is None else sampling.max_tokens - at
     rest = sampling.replace(max_tokens=left, seed=None if sampling.seed is None else seed)
     then = await engine.sample([*ids, *first.ids, *forced], rest)
-    if not forced:  # a stop string may span both requests; the inserted text separates them otherwise
+    # a stop string may span both requests; the inserted text separates them otherwise
+    if not forced:
         then = cut_where_stopped(engine.tokenizer, first, then, sampling.stop)
     return Sampled(
         ids=(*first.ids, *forced, *then.ids),
@@ -54,15 +57,17 @@ async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Samplin
     )
 
 
-def cut_where_stopped(tokenizer: ChatTokenizer, first: Sampled, then: Sampled, stops: Sequence[str]) -> Sampled:
-    """*then* up to a stop string that began in *first*, which the second request's engine call cannot detect."""
-    stops = [s for s in stops if s]
-    window = max((len(s.encode()) for s in stops), default=0) + _SLACK
-    tail = first.ids[-window:]
-    for count in range(1, min(window, len(then.ids)) + 1 if stops else 1):
-        text = tokenizer.decode([*tail, *then.ids[:count]])
-        places = [(text.find(s), s) for s in stops if s in text]
-        if places:
+def cut_where_stopped(
+    tokenizer: ChatTokenizer, first: Sampled, then: Sampled, stops: Sequence[str]
+) -> Sampled:
+    """*then* up to a stop string that began in *first*, which the second request's engine call
+    cannot detect.
+    """
+    strings = StopStrings(tuple(stops), tokenizer)
+    tail = first.ids[-strings.window :]
+    for count in range(1, min(strings.window, len(then.ids)) + 1 if strings else 1):
+        stop = strings.found([*tail, *then.ids[:count]])
+        if stop is not None:
             columns = {name: getattr(then, name)[:count] for name in ("ids", "logps", "versions")}
-            return replace(then, **columns, finish="stop", stop=min(places)[1])
+            return replace(then, **columns, finish="stop", stop=stop)
     return then

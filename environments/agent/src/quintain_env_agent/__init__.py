@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .environment import AgentProgram, Answer, right_answer
+from .environment import AgentOutput, AgentProgram, right_answer
 from .sandboxed import SandboxedAgent
 
-__all__ = ["AgentProgram", "Answer", "SandboxedAgent", "right_answer"]
+__all__ = ["AgentOutput", "AgentProgram", "SandboxedAgent", "right_answer"]

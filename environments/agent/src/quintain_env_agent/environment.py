@@ -22,9 +22,9 @@ from quintain import (
     need,
     reward,
 )
-from quintain.cli import current
 from quintain.errors import EnvironmentFault, QuintainError, UsageError
-from quintain.training import messages_of
+from quintain.registry import current
+from quintain.types import messages_of
 from quintain_gateway import Endpoint, Gateway
 
 from . import functions, processes
@@ -36,11 +36,12 @@ _SHARES = {"dev": (80, 90), "test": (90, 100), "train": (0, 80)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class AgentOutput:
     """What an agent leaves.
 
     Attributes:
-        answer: what its function returned, or the file or standard output of its program, without blanks at the ends.
+        answer: what its function returned, or the file or standard output of its program, without
+            blanks at the ends.
         stdout, stderr: of a program.
     """
 
@@ -50,29 +51,35 @@ class Answer:
 
 
 @reward(range=(0, 1))
-def right_answer(rollout: Rollout[Task, Answer]) -> float:
+def right_answer(rollout: Rollout[Task, AgentOutput]) -> float:
     """1 where the agent's answer is the task's, as text without blanks at the ends."""
     return float(rollout.result.answer == str(rollout.task.answer).strip())
 
 
-class AgentProgram(Environment[Task, Answer]):
-    """Runs an agent per task, unchanged: the policy answers what it asks of its OpenAI-compatible endpoint.
+class AgentProgram(Environment[Task, AgentOutput]):
+    """Runs an agent per task, unchanged: the policy answers what it asks of its OpenAI-compatible
+    endpoint.
 
-    A function is called with the prompt and the endpoint (``base_url``, ``api_key``); one that is not async runs in a
-    thread. A program gets the prompt on standard input and for ``{prompt}`` in *argv*, and finds the endpoint in
-    ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``; it runs with the rights of the trainer, in a folder of its own.
+    A function is called with the prompt and the endpoint (``base_url``, ``api_key``); one that is
+    not async runs in a thread. A program gets the prompt on standard input and for ``{prompt}`` in
+    *argv*, and finds the endpoint in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``; it runs with the
+    rights of the trainer, in a folder of its own.
 
     Attributes:
         function: ``module:function`` or ``file.py:function``.
-        argv: the program, in place of a function. Words that name a file, such as a script, are made absolute.
+        argv: the program, in place of a function. Words that name a file, such as a script, are
+            made absolute.
         source: environment whose tasks, demonstrations and controls these are.
         source_args: its arguments.
-        data: JSON lines with ``prompt``, ``answer`` and perhaps ``id``, ``level``, ``split``, in place of *source*.
+        data: JSON lines with ``prompt``, ``answer`` and perhaps ``id``, ``level``, ``split``, in
+            place of *source*.
         result_file: path in the program's folder of its answer; empty takes standard output.
         variables: further environment variables of a program.
-        crash: whose failure it is if the agent raises, or exits with a status other than 0, after the policy took a
-            turn: ``environment`` masks the episode, ``policy`` scores it as a fault of the policy. Before the first
-            turn it is the environment's.
+        crash: whose failure it is if the agent raises, or exits with a status other than 0.
+            ``cause``: the policy's, which is scored, right after a turn that is not what the agent
+            had asked for, such as a call of a tool that there is not (`Endpoint.fault`); else the
+            environment's, which masks the episode. ``policy``: the policy's after any turn.
+            ``environment``: always the environment's.
         max_output: bytes of each stream of a program that are kept.
     """
 
@@ -86,7 +93,7 @@ class AgentProgram(Environment[Task, Answer]):
     data: str = ""
     result_file: str = ""
     variables: Mapping[str, str] | None = None
-    crash: Literal["environment", "policy"] = "environment"
+    crash: Literal["cause", "environment", "policy"] = "cause"
     max_output: int = 1_000_000
     # Fields, so that the cache of warm starts depends on their code.
     _function: Callable[..., Any] | None = field(default=None, init=False, repr=False)
@@ -94,10 +101,17 @@ class AgentProgram(Environment[Task, Answer]):
 
     def __post_init__(self) -> None:
         if bool(self.function) == bool(self.argv):
-            raise UsageError("agent: set either function (module:function or file.py:function) or argv (a program)")
+            raise UsageError(
+                "agent: set either function (module:function or file.py:function) or argv (a "
+                "program)"
+            )
         if bool(self.source) == bool(self.data):
-            raise UsageError("agent: set either source (an environment that has the tasks) or data (JSON lines)")
-        object.__setattr__(self, "_function", functions.load(self.function) if self.function else None)
+            raise UsageError(
+                "agent: set either source (an environment that has the tasks) or data (JSON lines)"
+            )
+        object.__setattr__(
+            self, "_function", functions.load(self.function) if self.function else None
+        )
         source = self._made() if self.source else None
         object.__setattr__(self, "_source", source)
         if source and DEMONSTRATOR in source.controls():
@@ -119,38 +133,49 @@ class AgentProgram(Environment[Task, Answer]):
     def _with_demonstrator(self) -> Mapping[str, str]:
         return {**type(self).controls(), DEMONSTRATOR: ""}
 
-    async def rollout(self, task: Task, agent: Any) -> Answer:
+    async def rollout(self, task: Task, agent: Any) -> AgentOutput:
         async with self.gateway.endpoint(agent) as endpoint:
             if self._function:
                 return await self._called(self._function, task, endpoint)
             return await self._run(task, endpoint)
 
-    async def _called(self, function: Callable[..., Any], task: Task, endpoint: Endpoint) -> Answer:
+    async def _called(
+        self, function: Callable[..., Any], task: Task, endpoint: Endpoint
+    ) -> AgentOutput:
         try:
             value = await functions.call(function, _text(task), endpoint)
         except QuintainError:
             raise
         except Exception as e:
             raise self._fault(f"the agent raised {type(e).__name__}: {e}", endpoint) from e
-        return Answer(answer=(value if isinstance(value, str) else json.dumps(value, default=str)).strip())
+        return AgentOutput(
+            answer=(value if isinstance(value, str) else json.dumps(value, default=str)).strip()
+        )
 
-    async def _run(self, task: Task, endpoint: Endpoint) -> Answer:
+    async def _run(self, task: Task, endpoint: Endpoint) -> AgentOutput:
         prompt = _text(task)
         argv = [word.replace("{prompt}", prompt.replace("\0", "")) for word in self.argv]
         ended = await self._program(argv, prompt.encode("utf-8", "replace"), endpoint)
         if ended.status != 0:
             said = ended.stderr.strip().splitlines()[-1:] or ["it wrote nothing to standard error"]
-            raise self._fault(f"the agent's program exited with status {ended.status}: {said[0][:300]}", endpoint)
+            raise self._fault(
+                f"the agent's program exited with status {ended.status}: {said[0][:300]}", endpoint
+            )
         answer = ended.file if self.result_file else ended.stdout
-        return Answer(answer=answer.strip(), stdout=ended.stdout, stderr=ended.stderr)
+        return AgentOutput(answer=answer.strip(), stdout=ended.stdout, stderr=ended.stderr)
 
-    async def _program(self, argv: Sequence[str], stdin: bytes, endpoint: Endpoint) -> processes.Ended:
+    async def _program(
+        self, argv: Sequence[str], stdin: bytes, endpoint: Endpoint
+    ) -> processes.Ended:
         variables = {**(self.variables or {}), **endpoint.environment}
         argv = [self._located(i, word) for i, word in enumerate(argv)]
-        return await processes.run(argv, stdin, variables, most=self.max_output, result_file=self.result_file)
+        return await processes.run(
+            argv, stdin, variables, most=self.max_output, result_file=self.result_file
+        )
 
     def _located(self, place: int, word: str) -> str:
-        """A word of *argv*, absolute if it names a file as seen from here, for the program runs in another folder.
+        """Return a word of *argv*, absolute if it names a file as seen from here, for the program
+        runs in another folder.
 
         The name of a program is looked up in ``PATH``, and no text of a task counts.
         """
@@ -158,8 +183,13 @@ class AgentProgram(Environment[Task, Answer]):
         return os.path.abspath(word) if named else word
 
     def _fault(self, message: str, endpoint: Endpoint) -> Exception:
-        by_policy = self.crash == "policy" and endpoint.turns
-        return PolicyFault(message) if by_policy else EnvironmentFault(message)
+        if self.crash == "cause" and endpoint.fault:
+            return PolicyFault(f"{endpoint.fault}, and {message}")
+        return (
+            PolicyFault(message)
+            if self.crash == "policy" and endpoint.turns
+            else EnvironmentFault(message)
+        )
 
     def _made(self) -> Environment[Any, Any]:
         component = current().load("environment", self.source)
@@ -177,18 +207,31 @@ def _text(task: Task) -> str:
 
 
 def _rows(path: str, split: str) -> Iterator[Task]:
-    """The tasks of a file in *split*; a row without one falls to train, dev or test (80, 10, 10 %) by its content."""
+    """Yield the tasks of a file in *split*; a row without one falls to train, dev or test (80, 10,
+    10 %) by its content.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 row = json.loads(line)
-                if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or "answer" not in row:
+                if (
+                    not isinstance(row, dict)
+                    or not isinstance(row.get("prompt"), str)
+                    or "answer" not in row
+                ):
                     raise EnvironmentFault(
-                        f"{path}, line {number}: expected an object with a text prompt and an answer"
+                        f"{path}, line {number}: expected an object with a text prompt and an "
+                        f"answer"
                     )
-                task = Task(**{k: row[k] for k in ("prompt", "answer", "id", "level") if row.get(k) is not None})
+                task = Task(
+                    **{
+                        k: row[k]
+                        for k in ("prompt", "answer", "id", "level")
+                        if row.get(k) is not None
+                    }
+                )
                 if row.get("split", _split(task)) == split:
                     yield task
     except (OSError, ValueError, TypeError) as e:

@@ -1,8 +1,10 @@
-"""Agents that are programs in a sandbox: the trainer's side of the relay that is their only way out.
+"""Agents that are programs in a sandbox: the trainer's side of the relay that is their only way
+out.
 
-The box has no network. `relay_main`, inside, serves HTTP on the box's own 127.0.0.1 and speaks with this module over
-standard input and output. Requests are answered by the episode's endpoint, and by nothing else. Messages come from a
-box that runs programs of a policy, so they are parsed strictly and bounded; an invalid one ends the program.
+The box has no network. `relay_main`, inside, serves HTTP on the box's own 127.0.0.1 and speaks with
+this module over standard input and output. Requests are answered by the episode's endpoint, and by
+nothing else. Messages come from a box that runs programs of a policy, so they are parsed strictly
+and bounded; an invalid one ends the program.
 """
 
 from __future__ import annotations
@@ -32,8 +34,13 @@ SOURCE = Path(__file__).with_name("relay_main.py").read_bytes()
 
 
 def boot(size: int) -> str:
-    """Code that executes the *size* bytes that come first on standard input: no listing of processes shows them."""
-    return f"import os\nn, code = {size}, b''\nwhile n > len(code): code += os.read(0, n - len(code))\nexec(code)"
+    """Code that executes the *size* bytes that come first on standard input: no listing of
+    processes shows them.
+    """
+    return (
+        f"import os\nn, code = {size}, b''\nwhile n > len(code): code += os.read(0, n - "
+        f"len(code))\nexec(code)"
+    )
 
 
 RELAY = ("python3", "-I", "-c", boot(len(SOURCE)))
@@ -44,11 +51,15 @@ MOST_OPEN = 256
 WINDOW = 1 << 20
 """Bytes that the relay sends ahead of what was read here."""
 UNREAD = 4 * WINDOW
-"""Bytes that nobody has read yet, more than which ends the program; a relay that keeps the window stays below it."""
+"""Bytes that nobody has read yet, more than which ends the program; a relay that keeps the window
+stays below it.
+"""
 UNSENT = 1 << 20
 """Bytes that wait to be read by the relay, from which on responses wait."""
 BODIES = 2
-"""Bodies of the largest size, or as many bytes in smaller ones, that are held for an episode at one time."""
+"""Bodies of the largest size, or as many bytes in smaller ones, that are held for an episode at one
+time.
+"""
 PIECE = 48 << 10
 """Bytes of a body in one message."""
 LINE = 1 << 17
@@ -58,7 +69,9 @@ FRAMES = 16
 
 
 class Stopped(Exception):
-    """The program did not end by itself: a limit of the sandbox ended it, or it broke the relay's protocol."""
+    """The program did not end by itself: a limit of the sandbox ended it, or it broke the relay's
+    protocol.
+    """
 
 
 def _decoded(text: object) -> bytes:
@@ -147,9 +160,11 @@ async def run(
     most_body: int,
     result_file: str = "",
 ) -> Ended:
-    """Run *argv* in a new box until it exits; whatever else it started ends with it, also by a cancellation.
+    """Run *argv* in a new box until it exits; whatever else it started ends with it, also by a
+    cancellation.
 
-    It finds an endpoint at the address of the variables that *endpoint* defines, with a key that is valid there alone.
+    It finds an endpoint at the address of the variables that *endpoint* defines, with a key that is
+    valid there alone.
 
     Args:
         variables: further environment variables.
@@ -167,7 +182,10 @@ async def run(
     config = {
         "argv": list(argv),
         "stdin": base64.b64encode(stdin).decode(),
-        "variables": {**variables, **{name: key for name, value in mine.items() if value == endpoint.api_key}},
+        "variables": {
+            **variables,
+            **{name: key for name, value in mine.items() if value == endpoint.api_key},
+        },
         "addresses": [name for name, value in mine.items() if value == endpoint.base_url],
         "most": most,
         "file": result_file,
@@ -198,10 +216,13 @@ async def _ready(program: RunningProgram) -> None:
     except ValueError:
         result = await program.close()
         said = result.stderr[-500:].decode("utf-8", "replace").strip() or f"status {result.status}"
-        raise InfrastructureError(f"an agent in a sandbox needs a python3 of 3.9 or later in the box: {said}") from None
+        raise InfrastructureError(
+            f"an agent in a sandbox needs a python3 of 3.9 or later in the box: {said}"
+        ) from None
     if refused.what == "program":
         raise UsageError(
-            f"agent-sandboxed: {refused.reason} in the box; it has its own programs and the files of `files`"
+            f"agent-sandboxed: {refused.reason} in the box; it has its own programs and the files "
+            f"of `files`"
         )
     raise InfrastructureError(refused.reason)
 
@@ -239,13 +260,17 @@ class Tunnel:
             if isinstance(frame, _Exited):
                 if frame.status == 137 and (await self._program.close()).status == "memory":
                     self._stop("memory")
-                streams = {name: data.decode("utf-8", "replace") for name, data in self._left.items()}
+                streams = {
+                    name: data.decode("utf-8", "replace") for name, data in self._left.items()
+                }
                 return Ended(status=frame.status, **streams)
             if isinstance(frame, _Output):
                 left = self._left[frame.stream]
                 left += frame.data
                 if len(left) > self._most:
-                    self._break(f"{frame.stream} is longer than the {self._most} bytes that are kept")
+                    self._break(
+                        f"{frame.stream} is longer than the {self._most} bytes that are kept"
+                    )
             elif isinstance(frame, _Open):
                 self._open(frame)
             else:
@@ -311,7 +336,10 @@ class Tunnel:
         if request.size > self._most_body:
             request.error = too_large(self._most_body)
         elif self._held + len(data) > BODIES * self._most_body:
-            message = f"the bodies of {len(self._requests)} requests have {self._held:,} bytes; send fewer at one time"
+            message = (
+                f"the bodies of {len(self._requests)} requests have {self._held:,} bytes; send "
+                f"fewer at one time"
+            )
             request.error = ApiError(429, "too_many_requests", message, retry=True)
         if request.error is None:
             request.body += data
@@ -345,7 +373,9 @@ class Tunnel:
         """Send the first piece of *data*, and take it away."""
         piece = base64.b64encode(data[:PIECE]).decode()
         del data[:PIECE]
-        await self._program.write(json.dumps({"id": number, **head, "data": piece, "end": end}).encode() + b"\n")
+        await self._program.write(
+            json.dumps({"id": number, **head, "data": piece, "end": end}).encode() + b"\n"
+        )
         await self._program.drain(UNSENT)
         return {}
 
@@ -354,10 +384,16 @@ class Tunnel:
         path = head.path.partition("?")[0]
         route(head.method, path)
         if not secrets.compare_digest(bearer(head.authorization).encode(), self._key.encode()):
-            raise ApiError(401, "invalid_api_key", "this is not the key of the episode; send the one that it was given")
+            raise ApiError(
+                401,
+                "invalid_api_key",
+                "this is not the key of the episode; send the one that it was given",
+            )
         if request.error is not None:
             raise request.error
-        asked = ApiRequest(method=head.method, path=path, content_type=head.type, body=bytes(request.body))
+        asked = ApiRequest(
+            method=head.method, path=path, content_type=head.type, body=bytes(request.body)
+        )
         return await answer(self._endpoint, asked)
 
     def _break(self, what: str) -> NoReturn:
@@ -370,4 +406,6 @@ class Tunnel:
             "timeout": f"it took longer than {limits.seconds:g} s, or {limits.cpu_seconds:g} s of CPU",
             "output": f"it sent more than {UNREAD:,} bytes ahead of what was read",
         }
-        raise Stopped(f"the sandbox ended the agent's program: {reasons.get(status, 'its relay was killed')}")
+        raise Stopped(
+            f"the sandbox ended the agent's program: {reasons.get(status, 'its relay was killed')}"
+        )

@@ -1,8 +1,10 @@
-"""The relay inside a sandbox: HTTP on 127.0.0.1 for the agent, messages on its own standard streams for the trainer.
+"""The relay inside a sandbox: HTTP on 127.0.0.1 for the agent, messages on its own standard streams
+for the trainer.
 
-It starts the agent, forwards each request as messages, writes what comes back, and reports how the agent ended.
-Messages are lines of JSON; `relay` has those that it sends. It has no rights that the agent lacks, but the agent cannot
-reach its descriptors: it is not dumpable, so that its entries in /proc are not the agent's.
+It starts the agent, forwards each request as messages, writes what comes back, and reports how the
+agent ended. Messages are lines of JSON; `relay` has those that it sends. It has no rights that the
+agent lacks, but the agent cannot reach its descriptors: it is not dumpable, so that its entries in
+/proc are not the agent's.
 
 It runs alone: standard library only, Python 3.9 or later.
 """
@@ -32,7 +34,9 @@ PATH, AUTHORIZATION, METHOD, TYPE = 2048, 1024, 16, 256
 PIECE = 48 << 10
 """Bytes of a body or of output in one message."""
 PATIENCE = 5.0
-"""Seconds for what killed processes leave in pipes, and for the rest of a request that was refused."""
+"""Seconds for what killed processes leave in pipes, and for the rest of a request that was
+refused.
+"""
 
 
 class Refused(Exception):
@@ -40,7 +44,9 @@ class Refused(Exception):
 
 
 class Host:
-    """The trainer's side: frames to it within the window that it grants, frames from it by request."""
+    """The trainer's side: frames to it within the window that it grants, frames from it by
+    request.
+    """
 
     def __init__(self, config: dict[str, Any], reads: Any, writes: int) -> None:
         self.window, self.most_open = config["window"], asyncio.Semaphore(config["open"])
@@ -50,7 +56,8 @@ class Host:
         self._reads, self._writes = reads, writes
         self._out: queue.Queue[bytes | None] = queue.Queue()
         self._loop = asyncio.get_running_loop()
-        # Threads, because the streams are shared with whoever started this program, and stay blocking.
+        # Threads, because the streams are shared with whoever started this program, and stay
+        # blocking.
         threading.Thread(target=self._read, daemon=True).start()
         self._writer = threading.Thread(target=self._write, daemon=True)
         self._writer.start()
@@ -137,9 +144,18 @@ class Client(asyncio.StreamReaderProtocol):
                     pass
             except Refused as e:
                 status, code, message = e.args
-                error = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+                error = {
+                    "error": {
+                        "message": message,
+                        "type": "invalid_request_error",
+                        "param": None,
+                        "code": code,
+                    }
+                }
                 body = json.dumps(error).encode()
-                writer.write(head_of(status, {"Content-Type": "application/json"}, len(body)) + body)
+                writer.write(
+                    head_of(status, {"Content-Type": "application/json"}, len(body)) + body
+                )
                 # A close before the rest is read would take the response back.
                 asyncio.get_running_loop().call_later(PATIENCE, writer.close)
                 while await reader.read(HEAD):
@@ -179,7 +195,11 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[str, str, str, dict[s
     method, _, rest = lines[0].partition(" ")
     path, _, version = rest.rpartition(" ")
     if version not in ("HTTP/1.1", "HTTP/1.0") or not 0 < len(path) <= PATH:
-        raise Refused(400, "invalid_request", f"the first line is {lines[0][:80]!r}; expected a request of HTTP/1.1")
+        raise Refused(
+            400,
+            "invalid_request",
+            f"the first line is {lines[0][:80]!r}; expected a request of HTTP/1.1",
+        )
     fields = (line.partition(":") for line in lines[1:] if line)
     return method, path, version, {name.strip().lower(): value.strip() for name, _, value in fields}
 
@@ -187,11 +207,13 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[str, str, str, dict[s
 async def read_body(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, headers: dict[str, str], most: int
 ) -> bytes:
-    """The body of a request, of at most *most* bytes."""
+    """Return the body of a request, of at most *most* bytes."""
     chunked = "chunked" in headers.get("transfer-encoding", "").lower()
     length = headers.get("content-length", "0")
     if not chunked and not (length.isascii() and length.isdigit()):
-        raise Refused(400, "invalid_request", f"Content-Length is {length[:80]!r}; expected a number")
+        raise Refused(
+            400, "invalid_request", f"Content-Length is {length[:80]!r}; expected a number"
+        )
     if not chunked and int(length) > most:
         raise Refused(413, "request_too_large", f"the body is larger than {most:,} bytes")
     if headers.get("expect", "").lower() == "100-continue":
@@ -216,9 +238,15 @@ async def read_body(
 
 
 async def forward(
-    replies: asyncio.Queue[dict[str, Any]], writer: asyncio.StreamWriter, *, bare: bool, chunks: bool
+    replies: asyncio.Queue[dict[str, Any]],
+    writer: asyncio.StreamWriter,
+    *,
+    bare: bool,
+    chunks: bool,
 ) -> None:
-    """Write the response that arrives; one without a length as chunks, or up to the end of the connection."""
+    """Write the response that arrives; one without a length as chunks, or up to the end of the
+    connection.
+    """
     frame = await replies.get()
     length = frame["length"]
     writer.write(head_of(frame["status"], frame["headers"], length, chunks=chunks))
@@ -236,9 +264,14 @@ async def forward(
     await writer.drain()
 
 
-def head_of(status: int, headers: dict[str, str], length: int | None, *, chunks: bool = True) -> bytes:
-    """The head of a response."""
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{k}: {v}" for k, v in headers.items())]
+def head_of(
+    status: int, headers: dict[str, str], length: int | None, *, chunks: bool = True
+) -> bytes:
+    """Return the head of a response."""
+    lines = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        *(f"{k}: {v}" for k, v in headers.items()),
+    ]
     if length is not None:
         lines.append(f"Content-Length: {length}")
     elif chunks:
@@ -260,7 +293,7 @@ class Kept(asyncio.Protocol):
         self.closed.set_result(None)
 
 
-class Agent:
+class AgentProcess:
     """The agent's process and its streams."""
 
     def __init__(self, config: dict[str, Any], port: int) -> None:
@@ -270,7 +303,9 @@ class Agent:
         self.pid = 0
 
     async def run(self) -> tuple[int, dict[str, bytes]]:
-        """Start it and wait for its end; its status, and what it left. Nothing else of the box lives after that."""
+        """Start it and wait for its end; its status, and what it left. Nothing else of the box
+        lives after that.
+        """
         self.loop.add_signal_handler(signal.SIGCHLD, self.reap)
         address = f"http://127.0.0.1:{self.port}/v1"
         own = {**self.config["variables"], **dict.fromkeys(self.config["addresses"], address)}
@@ -311,7 +346,13 @@ class Agent:
 def started(argv: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True, bufsize=0
+        argv,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        env=environment,
+        start_new_session=True,
+        bufsize=0,
     )
 
 
@@ -322,7 +363,7 @@ def kill_others() -> None:
 
 
 def content(path: str, most: int) -> bytes:
-    """The first bytes of a regular file; none if there is none."""
+    """Return the first bytes of a regular file; none if there is none."""
     data = b""
     with contextlib.suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -347,12 +388,18 @@ async def serve(config: dict[str, Any], reads: Any, writes: int) -> None:
     """Listen, run the agent, report."""
     loop = asyncio.get_running_loop()
     if shutil.which(config["argv"][0]) is None:
-        tell(writes, "refused", what="program", reason=f"there is no executable {config['argv'][0]!r}")
+        tell(
+            writes,
+            "refused",
+            what="program",
+            reason=f"there is no executable {config['argv'][0]!r}",
+        )
         return
-    clients = []  # filled before anybody can connect, for the port is told to the agent alone
+    # filled before anybody can connect, for the port is told to the agent alone
+    hosts: list[Host] = []
 
     def connection() -> Client:
-        return Client(clients[0], config["body"])
+        return Client(hosts[0], config["body"])
 
     try:
         server = await loop.create_server(connection, "127.0.0.1", 0, backlog=1024)
@@ -361,8 +408,8 @@ async def serve(config: dict[str, Any], reads: Any, writes: int) -> None:
         return
     tell(writes, "ready")
     host = Host(config, reads, writes)
-    clients.append(host)
-    status, left = await Agent(config, server.sockets[0].getsockname()[1]).run()
+    hosts.append(host)
+    status, left = await AgentProcess(config, server.sockets[0].getsockname()[1]).run()
     server.close()
     for stream, data in left.items():
         await host.send_data("output", data, stream=stream)

@@ -19,9 +19,12 @@ from .processes import Ended
 
 ENFORCE = ("filesystem", "network", "processes", "memory", "forks", "disk", "output", "time")
 NEEDED = ("network", "processes")
-"""Without these the relay itself is not safe: it listens on what must be the box's own loopback device, and kills all
-processes that it may."""
-BOX = ProgramLimits(seconds=600.0, cpu_seconds=600.0, memory=1 << 30, processes=128, disk=256 << 20, open_files=1024)
+"""Without these the relay itself is not safe: it listens on what must be the box's own loopback
+device, and kills all processes that it may.
+"""
+BOX = ProgramLimits(
+    seconds=600.0, cpu_seconds=600.0, memory=1 << 30, processes=128, disk=256 << 20, open_files=1024
+)
 """The default limits of an agent."""
 GRACE = 60.0
 """Seconds that a box may take longer than its episode."""
@@ -37,17 +40,20 @@ class _Load:
 
 
 class SandboxedAgent(AgentProgram):
-    """Runs a program per task in a sandbox, unchanged: its only way out is the endpoint, at an address in the box.
+    """Runs a program per task in a sandbox, unchanged: its only way out is the endpoint, at an
+    address in the box.
 
-    The program is as in `AgentProgram`. Its working directory is empty but for *files*; its programs and libraries are
-    those of the box.
+    The program is as in `AgentProgram`. Its working directory is empty but for *files*; its
+    programs and libraries are those of the box.
 
     Attributes:
-        files: files and folders of this machine that are copied into the working directory, each by its own name.
-        box: limits of the program in place of `BOX`, such as ``{memory = 2_000_000_000}`` (`ProgramLimits`); without
-            ``seconds`` the time limit of the episode holds, or 600 s where it has none.
-        enforce: axes that the sandbox must enforce, else nothing runs (see `quintain_sandbox.AXES`); ``network`` and
-            ``processes`` always.
+        files: files and folders of this machine that are copied into the working directory, each by
+            its own name.
+        box: limits of the program in place of `BOX`, such as ``{memory = 2_000_000_000}``
+            (`ProgramLimits`); without ``seconds`` the time limit of the episode holds, or 600 s
+            where it has none.
+        enforce: axes that the sandbox must enforce, else nothing runs (see
+            `quintain_sandbox.AXES`); ``network`` and ``processes`` always.
     """
 
     function: ClassVar[str] = ""  # type: ignore[misc]  # a function runs in the trainer
@@ -59,13 +65,15 @@ class SandboxedAgent(AgentProgram):
 
     def __post_init__(self) -> None:
         if not self.argv:
-            raise UsageError("agent-sandboxed: set argv, a program of the box, such as ['python3', 'agent.py']")
+            raise UsageError(
+                "agent-sandboxed: set argv, a program of the box, such as ['python3', 'agent.py']"
+            )
         super().__post_init__()
         self.sandbox.require(dict.fromkeys((*self.enforce, *NEEDED)))
         if not self.sandbox.loopback:
             raise UsageError(
-                f"agent-sandboxed: {self.sandbox.name} has no loopback device of its own for each box, at which an "
-                "agent could find its endpoint; use docker or bubblewrap"
+                f"agent-sandboxed: {self.sandbox.name} has no loopback device of its own for each "
+                "box, at which an agent could find its endpoint; use docker or bubblewrap"
             )
         self._box_limits()
         object.__setattr__(self, "_files", _contents(self.files))
@@ -81,7 +89,9 @@ class SandboxedAgent(AgentProgram):
         if self.limits.seconds is not None:
             limits["seconds"] = self.limits.seconds + GRACE  # the episode's own limit comes first
         limits |= given
-        return ProgramLimits(**{n: v if isinstance(getattr(BOX, n), float) else int(v) for n, v in limits.items()})
+        return ProgramLimits(
+            **{n: v if isinstance(getattr(BOX, n), float) else int(v) for n, v in limits.items()}
+        )
 
     async def _program(self, argv: Sequence[str], stdin: bytes, endpoint: Endpoint) -> Ended:
         load: _Load = self._load  # type: ignore[attr-defined]
@@ -89,8 +99,9 @@ class SandboxedAgent(AgentProgram):
         if load.agents > self.sandbox.slots and not load.warned:
             load.warned = True
             log.warning(
-                "agent-sandboxed: more agents at one time than the sandbox has slots (%d); the engine waits for those "
-                "that wait for a slot: set slots of the sandbox and batch.concurrency to the same number",
+                "agent-sandboxed: more agents at one time than the sandbox has slots (%d); the "
+                "engine waits for those that wait for a slot: set slots of the sandbox and "
+                "batch.concurrency to the same number",
                 self.sandbox.slots,
             )
         try:

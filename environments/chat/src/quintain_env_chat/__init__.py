@@ -1,41 +1,35 @@
-"""Chat: replies scored by rubrics, fixed or evolving, with a judge or with rules; and tasks of self-critique."""
+"""Chat: replies scored by rubrics, fixed or evolving, with a judge or with rules; and tasks of
+self-critique.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from quintain import lazy_names
 
 if TYPE_CHECKING:
-    from .critique import Critique, same_choice, self_critique
-    from .environment import Chat
-    from .library import RubricLibrary, evolving_rubric
-    from .rubric import ChatTask, Criterion, rubric_score, weighted
+    from .critique import Critique as Critique
+    from .critique import same_choice as same_choice
+    from .critique import self_critique as self_critique
+    from .environment import Chat as Chat
+    from .library import RubricLibrary as RubricLibrary
+    from .library import evolving_rubric as evolving_rubric
+    from .rubric import ChatTask as ChatTask
+    from .rubric import Criterion as Criterion
+    from .rubric import Level as Level
+    from .rubric import rubric_score as rubric_score
+    from .rubric import weighted as weighted
+    from .yardstick import as_asked as as_asked
 
-__all__ = [
-    "Chat",
-    "ChatTask",
-    "Criterion",
-    "Critique",
-    "RubricLibrary",
-    "evolving_rubric",
-    "rubric_score",
-    "same_choice",
-    "self_critique",
-    "weighted",
-]
-
-_HOME = {
-    "critique": ("Critique", "same_choice", "self_critique"),
-    "environment": ("Chat",),
-    "library": ("RubricLibrary", "evolving_rubric"),
-    "rubric": ("ChatTask", "Criterion", "rubric_score", "weighted"),
-}
-_MODULES = {name: module for module, names in _HOME.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    # Every run imports the hooks of this package, also one without rubrics.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+# A name imports its own module alone: a chat with fixed rubrics needs no library of them.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".critique": "Critique same_choice self_critique",
+        ".environment": "Chat",
+        ".library": "RubricLibrary evolving_rubric",
+        ".rubric": "ChatTask Criterion Level rubric_score weighted",
+        ".yardstick": "as_asked",
+    },
+)

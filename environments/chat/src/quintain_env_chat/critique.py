@@ -1,4 +1,6 @@
-"""Self-critique: the policy compares its own replies, and learns to compare on pairs whose better one is known."""
+"""Self-critique: the policy compares its own replies, and learns to compare on pairs whose better
+one is known.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +8,46 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
-from quintain import Environment, Limits, Message, Rollout, Task, control, group_reward, need, reward
-from quintain_judge import JudgeService, check, checkable, pair_prompt
+from quintain import (
+    Environment,
+    Limits,
+    Message,
+    Rollout,
+    Score,
+    Task,
+    control,
+    group_reward,
+    need,
+    reward,
+)
+from quintain_judge import JudgeService, check, checkable, explained, pair_prompt
 
 from .core_rubrics import CORE, PRESCRIPTIVE
 from .notes import beginner, notes
 from .rubric import weighted
 
 
-@group_reward(range=(0, 1))
+@group_reward(range=(0, 1), proxy=True)
 async def self_critique(
     group: Sequence[Rollout[Any, Any]],
     *,
     criteria: Sequence[str] = (*CORE, *PRESCRIPTIVE),
     judge: JudgeService = need(),
-) -> list[float]:
-    """The share of the group's other replies that a reply is better than, by *criteria* and those of the task.
+) -> list[Score]:
+    """The share of the group's other replies that a reply is better than, by *criteria* and those
+    of the task.
 
-    The self-critique of Kimi K2 (2507.20534, section 3.2.2) with ``[services.judge] use = "judge-policy"``: the policy
-    compares its own replies in pairs, while verifiable tasks of the same run (such as `critique`) keep its judgement
-    right. Rules decide what they can of the criteria where no model judges.
+    The self-critique of Kimi K2 (2507.20534, section 3.2.2) with ``[services.judge] use =
+    "judge-policy"``: the policy compares its own replies in pairs, while verifiable tasks of the
+    same run (such as `critique`) keep its judgement right. Rules decide what they can of the
+    criteria where no model judges.
     """
     task = group[0].task
     own = [c.text for c in getattr(task, "criteria", ()) if c.weight > 0]
     used = [c for c in (*own, *criteria) if checkable(c) or not judge.offline]
-    return await judge.wins(task.prompt, [rollout.reply for rollout in group], used)
+    return explained(
+        judge, group, await judge.wins(task.prompt, [rollout.reply for rollout in group], used)
+    )
 
 
 @reward(range=(0, 1))
@@ -42,8 +59,8 @@ def same_choice(rollout: Rollout[Task, Any]) -> float:
 class Critique(Environment[Task, None]):
     """Which of two notes meets its rubric better? Rules know it, so the reward is verifiable.
 
-    The prompt is the one that a judge gets for a pair, so that a policy which judges itself (`judge-policy`) is trained
-    on what it does as a judge.
+    The prompt is the one that a judge gets for a pair, so that a policy which judges itself
+    (`judge-policy`) is trained on what it does as a judge.
     """
 
     reward = same_choice
@@ -53,7 +70,9 @@ class Critique(Environment[Task, None]):
         for source in notes(split):
             good, poor = str(source.answer), beginner(source, 1.0)
             values = [
-                weighted(source.criteria, [float(bool(check(c.text, text))) for c in source.criteria])
+                weighted(
+                    source.criteria, [float(bool(check(c.text, text))) for c in source.criteria]
+                )
                 for text in (good, poor)
             ]
             if values[0] <= values[1]:

@@ -1,4 +1,6 @@
-"""New criteria for a rubric: a judge writes them from contrasting replies; offline, rules propose sentences."""
+"""New criteria for a rubric: a judge writes them from contrasting replies; offline, rules propose
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,21 @@ from collections.abc import Sequence
 from statistics import pstdev
 from typing import Any
 
-from quintain_judge import JudgeService, Texts, UnreadableVerdict, check, injection, text_of
+from quintain_judge import JudgeService, Texts, UnreadableVerdict, check, text_of, usable
 
 from .rubric import ChatTask, Criterion
 
 Proposal = tuple[str, float]
 """Text and weight of a criterion: 1 for a quality, -1 for a fault."""
-LONGEST = 300
-"""Characters of a criterion; longer ones are dropped."""
 INSTRUCTION = (
-    "You improve the rubric by which replies to one prompt are scored. Read the replies and find what makes some of "
-    "them better than others and no criterion states yet. Write criteria that separate these replies from each other, "
-    "each about one thing that can be seen in a reply, in one sentence of the form 'Does ...' or 'Has ...'. Give each "
-    "a kind: quality for what a better reply does, fault for a mistake that at least one of these replies makes. Do "
-    "not repeat or reverse an existing criterion, and do not write both a quality and its opposite as a fault. If the "
-    "replies do not differ in anything that matters, give an empty list.\n\nExisting criteria:\n"
+    "You improve the rubric by which replies to one prompt are scored. Read the replies and find "
+    "what makes some of them better than others and no criterion states yet. Write criteria that "
+    "separate these replies from each other, each about one thing that can be seen in a reply, in "
+    "one sentence of the form 'Does ...' or 'Has ...'. Give each a kind: quality for what a better "
+    "reply does, fault for a mistake that at least one of these replies makes. Do not repeat or "
+    "reverse an existing criterion, and do not write both a quality and its opposite as a fault. "
+    "If the replies do not differ in anything that matters, give an empty list.\n\nExisting "
+    "criteria:\n"
 )
 CATALOGUE: tuple[Proposal, ...] = (
     ("Has at most 8 words.", 1.0),
@@ -61,16 +63,24 @@ async def propose(
         return []
     if judge.offline:
         return by_rules(task, replies, known)[:most]
-    existing = "\n".join(f"- {c.text} ({'quality' if c.weight > 0 else 'fault'})" for c in (*task.criteria, *active))
-    texts = [("prompt", text_of(task.prompt)), *((f"reply {n}", reply) for n, reply in enumerate(replies, 1))]
-    rows = await judge.write(INSTRUCTION + (existing or "(none)"), texts, Texts(("criterion", "kind"), most))
+    existing = "\n".join(
+        f"- {c.text} ({'quality' if c.weight > 0 else 'fault'})" for c in (*task.criteria, *active)
+    )
+    texts = [
+        ("prompt", text_of(task.prompt)),
+        *((f"reply {n}", reply) for n, reply in enumerate(replies, 1)),
+    ]
+    rows = await judge.write(
+        INSTRUCTION + (existing or "(none)"), texts, Texts(("criterion", "kind"), most)
+    )
     proposals: list[Proposal] = []
     for row in rows:
         if row["kind"] not in ("quality", "fault"):
-            raise UnreadableVerdict(f"a new criterion is of the kind {row['kind'][:50]!r}; expected quality or fault")
+            raise UnreadableVerdict(
+                f"a new criterion is of the kind {row['kind'][:50]!r}; expected quality or fault"
+            )
         text = " ".join(row["criterion"].split())
-        # What the policy wrote may come back through the generator: it must not instruct the judge that reads it later.
-        if len(text) <= LONGEST and text.isprintable() and not injection(text):
+        if usable(text):
             proposals.append((text, 1.0 if row["kind"] == "quality" else -1.0))
     return proposals
 

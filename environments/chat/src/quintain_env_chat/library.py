@@ -1,35 +1,43 @@
-"""Rubrics that evolve with the policy: criteria from contrasting replies, kept while they tell replies apart (RLER)."""
+"""Rubrics that evolve with the policy: criteria from contrasting replies, kept while they tell
+replies apart (RLER).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
+from pathlib import Path
 from statistics import pstdev
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from quintain import InfrastructureError, Rollout, Score, Service, group_reward, need
-from quintain_judge import JudgeService
+from quintain.interfaces import RunStart, StepEnd
+from quintain_judge import JudgeService, drop_later
 
 from .generation import Proposal, propose
-from .rubric import ChatTask, Criterion, scores_of, weighted
-from .running import RUNNING
+from .rubric import ChatTask, Criterion, graded, weighted
 
 ALIKE = 0.9
 """Similarity of two texts from which they are the same criterion."""
+HISTORY = "rubrics.jsonl"
+"""In the folder of a run: what happened to the rubrics, a line per change."""
 MOST_EVENTS = 10_000
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """A criterion that was generated. *spread*: standard deviation of its scores over the last group that it scored."""
+    """A criterion that was generated. *spread*: standard deviation of its scores over the last
+    group that it scored.
+    """
 
     text: str
     weight: float
@@ -42,7 +50,9 @@ class Generated:
 
 @dataclass(frozen=True, kw_only=True)
 class Shelf:
-    """The generated criteria of one task: *active* ones score, *inactive* ones are kept so that they do not return."""
+    """The generated criteria of one task: *active* ones score, *inactive* ones are kept so that
+    they do not return.
+    """
 
     active: tuple[Generated, ...] = ()
     inactive: tuple[Generated, ...] = ()
@@ -50,21 +60,24 @@ class Shelf:
 
 
 class RubricLibrary(Service):
-    """The evolving rubrics of all tasks, in every checkpoint. The criteria of a task are its persistent ones.
+    """The evolving rubrics of all tasks, in every checkpoint. The criteria of a task are its
+    persistent ones.
 
-    *variant* ``paper`` (DR Tulu, 2511.19399): new criteria score the group that they came from; afterwards those that
-    all replies meet alike are retired, and the *most_active* with the largest spread stay. ``mainline`` (the port in
-    open-instruct): new criteria score the next group of the task, nothing is retired for its spread, and the oldest
-    leave when there are more than *most_active*.
+    *variant* ``paper`` (DR Tulu, 2511.19399): new criteria score the group that they came from;
+    afterwards those that all replies meet alike are retired, and the *most_active* with the largest
+    spread stay. ``mainline`` (the port in open-instruct): new criteria score the next group of the
+    task, nothing is retired for its spread, and the oldest leave when there are more than
+    *most_active*.
 
-    A generation that fails changes nothing: the group is scored with the criteria that there are. A group whose replies
-    cannot be scored changes nothing either.
+    A generation that fails changes nothing: the group is scored with the criteria that there are. A
+    group whose replies cannot be scored changes nothing either.
 
     Args:
         variant: ``paper`` or ``mainline``.
         most_active: generated criteria of a task that score.
         most_new: generated criteria per group.
-        judge: decides criteria, and writes new ones; with rules, new ones are sentences that rules decide.
+        judge: decides criteria, and writes new ones; with rules, new ones are sentences that rules
+            decide.
     """
 
     def __init__(
@@ -75,22 +88,19 @@ class RubricLibrary(Service):
         most_new: NonNegativeInt = 5,
         judge: JudgeService = need(),
     ) -> None:
-        self.variant, self.most_active, self.most_new, self.judge = variant, most_active, most_new, judge
+        self.variant = variant
+        self.most_active = most_active
+        self.most_new = most_new
+        self.judge = judge
         self.step = 0
+        self._history: Path | None = None
         self.events: list[dict[str, Any]] = []
         self.counts: Counter[str] = Counter()
         self._shelves: dict[str, Shelf] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def __aenter__(self) -> Self:
-        RUNNING.append(self)
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        RUNNING.remove(self)
-
     def state(self) -> Mapping[str, Any]:
-        """The shelves, as plain data."""
+        """Return the shelves, as plain data."""
         return {"shelves": {task: asdict(shelf) for task, shelf in self._shelves.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -104,12 +114,26 @@ class RubricLibrary(Service):
             for task, shelf in state.get("shelves", {}).items()
         }
 
+    def quintain_on_run_start(self, event: RunStart) -> None:
+        """Drop what a step wrote that the run does not have."""
+        self._history = Path(event.folder) / HISTORY
+        drop_later(self._history, event.step)
+
+    def quintain_on_step_end(self, event: StepEnd) -> None:
+        """Append what happened to the rubrics in this step."""
+        if self.events and self._history:
+            with self._history.open("a", encoding="utf-8") as file:
+                file.writelines(
+                    json.dumps({"step": event.step, **row}) + "\n" for row in self.events
+                )
+        self.events.clear()
+
     def shelf(self, task_id: str) -> Shelf:
-        """The generated criteria of a task."""
+        """Return the generated criteria of a task."""
         return self._shelves.get(task_id, Shelf())
 
     async def score(self, task: ChatTask, replies: Sequence[str]) -> list[Score]:
-        """The scores of a group of *replies*; the rubric of a task of ``train`` evolves.
+        """Return the scores of a group of *replies*; the rubric of a task of ``train`` evolves.
 
         Raises:
             InfrastructureError: a reply has no verdict; the rubric is unchanged.
@@ -117,34 +141,55 @@ class RubricLibrary(Service):
         evolves = task.split == "train" and len(set(replies)) > 1
         async with self._locks.setdefault(task.id, asyncio.Lock()):
             before = self.shelf(task.id)
-            proposed = await self._proposed(task, replies, before) if evolves and self.variant == "paper" else ()
+            proposed = (
+                await self._proposed(task, replies, before)
+                if evolves and self.variant == "paper"
+                else ()
+            )
             active = (*before.active, *proposed)
             criteria = (*task.criteria, *(g.criterion for g in active))
-            rows = await asyncio.gather(*(scores_of(self.judge, task.prompt, r, criteria) for r in replies))
+            verdicts = await asyncio.gather(
+                *(graded(self.judge, task.prompt, r, criteria) for r in replies)
+            )
+            rows = [verdict.scores for verdict in verdicts]
             if evolves and self.variant == "mainline":
                 proposed = await self._proposed(task, replies, before)
             if evolves:
                 columns = list(zip(*rows, strict=True))[len(task.criteria) :]
-                measured = [replace(g, spread=pstdev(c)) for g, c in zip(active, columns, strict=True)]
+                measured = [
+                    replace(g, spread=pstdev(c)) for g, c in zip(active, columns, strict=True)
+                ]
                 self._keep(task.id, before, measured, proposed)
         persistent = len(task.criteria)
         return [
             Score(
-                value=weighted(criteria, row),
+                value=weighted(criteria, verdict.scores),
                 parts={
-                    "persistent": weighted(task.criteria, row[:persistent]) if persistent else 0.0,
+                    "persistent": weighted(task.criteria, verdict.scores[:persistent])
+                    if persistent
+                    else 0.0,
                     "active": float(len(active)),
                 },
+                reason=verdict.stopped and f"not judged: {verdict.stopped}",
             )
-            for row in rows
+            for verdict in verdicts
         ]
 
-    async def _proposed(self, task: ChatTask, replies: Sequence[str], shelf: Shelf) -> tuple[Generated, ...]:
-        """New criteria that no rubric of the task has, at most `most_new`; none where the generation fails."""
+    async def _proposed(
+        self, task: ChatTask, replies: Sequence[str], shelf: Shelf
+    ) -> tuple[Generated, ...]:
+        """New criteria that no rubric of the task has, at most `most_new`; none where the
+        generation fails.
+        """
         known = [c.text for c in task.criteria] + [g.text for g in (*shelf.active, *shelf.inactive)]
         try:
             proposals: Sequence[Proposal] = await propose(
-                self.judge, task, replies, active=[g.criterion for g in shelf.active], known=known, most=self.most_new
+                self.judge,
+                task,
+                replies,
+                active=[g.criterion for g in shelf.active],
+                known=known,
+                most=self.most_new,
             )
         except InfrastructureError as e:
             self._note("failed", task.id, error=str(e)[:300])
@@ -157,11 +202,19 @@ class RubricLibrary(Service):
                 known.append(text)
         return tuple(new)
 
-    def _keep(self, task_id: str, before: Shelf, measured: Sequence[Generated], proposed: Sequence[Generated]) -> None:
+    def _keep(
+        self,
+        task_id: str,
+        before: Shelf,
+        measured: Sequence[Generated],
+        proposed: Sequence[Generated],
+    ) -> None:
         """Decide which criteria stay active, write the shelf, and note what changed."""
         if self.variant == "paper":  # the proposed ones have scored this group
             pool = list(measured)
-            largest = sorted((g for g in pool if g.spread > 0), key=lambda g: -g.spread)[: self.most_active]
+            largest = sorted((g for g in pool if g.spread > 0), key=lambda g: -g.spread)[
+                : self.most_active
+            ]
             active = [g for g in pool if g in largest]
         else:
             pool = [*measured, *proposed]
@@ -182,23 +235,33 @@ class RubricLibrary(Service):
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether two texts state the same criterion: equal up to marks and case, or nearly so, with the same numbers."""
+    """Return whether two texts state the same criterion: equal up to marks and case, or nearly so,
+    with the same numbers.
+    """
     a, b = (" ".join(re.findall(r"\w+", text.lower())) for text in (one, other))
     if a == b:
         return True
-    quoted_or_numbers = [set(re.findall(r'"[^"]*"|\d+|\bnot\b|\bno\b', text.lower())) for text in (one, other)]
-    return quoted_or_numbers[0] == quoted_or_numbers[1] and SequenceMatcher(None, a, b).ratio() >= ALIKE
+    quoted_or_numbers = [
+        set(re.findall(r'"[^"]*"|\d+|\bnot\b|\bno\b', text.lower())) for text in (one, other)
+    ]
+    return (
+        quoted_or_numbers[0] == quoted_or_numbers[1]
+        and SequenceMatcher(None, a, b).ratio() >= ALIKE
+    )
 
 
-@group_reward
-async def evolving_rubric(group: Sequence[Rollout[ChatTask, Any]], *, rubrics: RubricLibrary = need()) -> list[Score]:
+@group_reward(proxy=True)
+async def evolving_rubric(
+    group: Sequence[Rollout[ChatTask, Any]], *, rubrics: RubricLibrary = need()
+) -> list[Score]:
     """The score of each reply by the persistent and the active criteria of its task (RLER).
 
-    The reward changes between visits of a task, so curves of it mean nothing. Keep the outcome reward `rubric_score`,
-    which has the persistent criteria alone, and train on the difference:
+    The reward changes between visits of a task, so curves of it mean nothing. Keep the outcome
+    reward `rubric_score`, which has the persistent criteria alone, and train on the difference:
     ``shaping = "evolving_rubric - rubric_score"``.
 
     Raises:
-        InfrastructureError: a reply has no verdict; the whole group is masked, and the rubric is unchanged.
+        InfrastructureError: a reply has no verdict; the whole group is masked, and the rubric is
+            unchanged.
     """
     return await rubrics.score(group[0].task, [rollout.reply for rollout in group])

@@ -1,4 +1,6 @@
-"""Short notes to write, generated: a name, a thing, an occasion and a form. Rules decide every criterion."""
+"""Short notes to write, generated: a name, a thing, an occasion and a form. Rules decide every
+criterion.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,41 @@ from collections.abc import Iterator
 from itertools import product
 from random import Random
 
+from quintain_judge import check
+
 from .rubric import ChatTask, Criterion
 
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "June", "Kim", "Leo")
-THINGS = ("tea", "cake", "book", "lamp", "walk", "song", "soup", "hat", "kite", "map", "ring", "boat")
+THINGS = (
+    "tea",
+    "cake",
+    "book",
+    "lamp",
+    "walk",
+    "song",
+    "soup",
+    "hat",
+    "kite",
+    "map",
+    "ring",
+    "boat",
+)
 OCCASIONS = {
     "Thank": ("thank you for the {thing}", "It was lovely", "thank you so much for the {thing}"),
     "Invite": ("come and share the {thing}", "It is ready", "do come soon and share the {thing}"),
-    "Remind": ("please do remember the {thing}", "It is waiting", "please do not forget about the {thing}"),
+    "Remind": (
+        "please do remember the {thing}",
+        "It is waiting",
+        "please do not forget about the {thing}",
+    ),
 }
 """What a note of each occasion says, a second sentence, and a longer way to say the first."""
+SIGNS = {
+    "Thank": 'Mentions "thank you".',
+    "Invite": 'Mentions "share".',
+    "Remind": 'Mentions one of "remember", "forget".',
+}
+"""The criterion of each occasion, which the notes of the other occasions do not meet."""
 FORMS = {
     "short": ("in at most 6 words", "Has at most 6 words."),
     "letter": ("as a letter", 'Begins with "Dear".'),
@@ -34,7 +61,9 @@ SHARE = 8
 
 
 def notes(split: str) -> Iterator[ChatTask]:
-    """The notes of *split*, in an order that mixes occasions and forms. The content of a note decides its split."""
+    """Yield the notes of *split*, in an order that mixes occasions and forms. The content of a note
+    decides its split.
+    """
     every = list(product(OCCASIONS, NAMES, THINGS, FORMS))
     Random(0).shuffle(every)
     for occasion, name, thing, form in every:
@@ -43,7 +72,7 @@ def notes(split: str) -> Iterator[ChatTask]:
 
 
 def note(occasion: str, name: str, thing: str, form: str, split: str) -> ChatTask:
-    """The task of one note, with a reply that meets all criteria as its answer."""
+    """Return the task of one note, with a reply that meets all criteria as its answer."""
     words, criterion = FORMS[form]
     return ChatTask(
         prompt=f"{occasion} {name}: {thing}, {words}.",
@@ -51,32 +80,52 @@ def note(occasion: str, name: str, thing: str, form: str, split: str) -> ChatTas
         criteria=(
             Criterion(text=f'Mentions "{name}".'),
             Criterion(text=f'Mentions "{thing}".'),
+            Criterion(text=SIGNS[occasion], check=True),
             Criterion(text=criterion, weight=2.0, check=True),
             *FAULTS,
         ),
+        good=good_notes(occasion, name, thing, form),
         split=split,
     )
 
 
 def written(occasion: str, name: str, thing: str, form: str) -> str:
-    """A note in *form*."""
+    """Return a note in *form*."""
     first, second, longer = (text.format(thing=thing) for text in OCCASIONS[occasion])
+    return _in_form(form, name, longer if form == "lower" else first, second)
+
+
+def good_notes(occasion: str, name: str, thing: str, form: str) -> tuple[str, ...]:
+    """Every note that does what is asked: either way to say it, in the form that is asked for."""
+    first, second, longer = (text.format(thing=thing) for text in OCCASIONS[occasion])
+    texts = [_in_form(form, name, words, second) for words in (first, longer)]
+    return tuple(text for text in texts if check(FORMS[form][1], text))
+
+
+def asked(task: ChatTask) -> tuple[str, str, str, str]:
+    """Read occasion, name, thing and form from the prompt of a note."""
+    occasion, rest = str(task.prompt).split(" ", 1)
+    name, rest = rest.split(": ", 1)
+    thing, words = rest.rstrip(".").split(", ", 1)
+    return occasion, name, thing, next(form for form, (text, _) in FORMS.items() if text == words)
+
+
+def _in_form(form: str, name: str, first: str, second: str) -> str:
     if form == "letter":
         return f"Dear {name}, {first}."
     if form == "two":
         return f"{name}, {first}. {second}."
     if form == "lower":
-        return f"{longer}, {name.lower()}."
+        return f"{first}, {name.lower()}."
     return f"{first[0].upper()}{first[1:]}, {name}."
 
 
 def beginner(task: ChatTask, habit: float) -> str:
-    """A reply with the habits of a beginner: in a *habit* share of tasks another form, praise first, or no name."""
+    """Return a reply with the habits of a beginner: in a *habit* share of tasks another form,
+    praise first, or no name.
+    """
     rng = Random(f"{task.id}/beginner")
-    occasion, rest = str(task.prompt).split(" ", 1)
-    name, rest = rest.split(": ", 1)
-    thing, words = rest.rstrip(".").split(", ", 1)
-    form = next(form for form, (text, _) in FORMS.items() if text == words)
+    occasion, name, thing, form = asked(task)
     if rng.random() < habit:
         form = rng.choice(sorted(set(FORMS) - {form}))
     text = written(occasion, name, thing, form)

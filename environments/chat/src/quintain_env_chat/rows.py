@@ -12,9 +12,17 @@ from quintain import Message
 from quintain.errors import UsageError
 from quintain_judge import read_rows
 
-from .rubric import ChatTask, Criterion
+from .rubric import ChatTask, Criterion, Level
 
 SPLITS = ("train", "dev", "test")
+
+
+class LevelRow(BaseModel):
+    """A level of a criterion as a row has it."""
+
+    model_config = ConfigDict(extra="forbid")
+    text: str
+    score: float
 
 
 class CriterionRow(BaseModel):
@@ -24,6 +32,18 @@ class CriterionRow(BaseModel):
     text: str
     weight: float = 1.0
     check: bool = False
+    must: bool = False
+    levels: list[str | LevelRow] = []
+
+    def criterion(self) -> Criterion:
+        """Return what the row says."""
+        levels = tuple(
+            level if isinstance(level, str) else Level(**level.model_dump())
+            for level in self.levels
+        )
+        return Criterion(
+            text=self.text, weight=self.weight, check=self.check, must=self.must, levels=levels
+        )
 
 
 class MessageRow(BaseModel):
@@ -34,8 +54,9 @@ class MessageRow(BaseModel):
     content: str
 
 
-class Row(BaseModel):
-    """One line: the *prompt* as text or messages, *criteria* as texts or tables, a good *answer* where it is known.
+class ChatRow(BaseModel):
+    """One line: the *prompt* as text or messages, *criteria* as texts or tables, a good *answer*
+    where it is known.
 
     *split*: by default a hash of the prompt decides: one row in ten is ``dev``, one ``test``.
     """
@@ -48,30 +69,39 @@ class Row(BaseModel):
 
 
 def rows(path: str, split: str, shared: Sequence[Criterion]) -> Iterator[ChatTask]:
-    """The tasks of *split* in the file *path*, each with its own criteria and the *shared* ones.
+    """Yield the tasks of *split* in the file *path*, each with its own criteria and the *shared*
+    ones.
 
     Raises:
         UsageError: no file, or a line that is no row; the message names line and key.
     """
-    missing = f"chat: there is no file {path}; expected JSON lines with the keys prompt and criteria"
-    for where, line, row in read_rows(path, Row, missing):
+    missing = (
+        f"chat: there is no file {path}; expected JSON lines with the keys prompt and criteria"
+    )
+    for where, line, row in read_rows(path, ChatRow, missing):
         if row.split and row.split not in SPLITS:
             raise UsageError(f"{where}: split is {row.split!r}; expected {', '.join(SPLITS)}")
-        if (row.split or _split_of(line if not isinstance(row.prompt, str) else row.prompt)) == split:
+        if (
+            row.split or _split_of(line if not isinstance(row.prompt, str) else row.prompt)
+        ) == split:
             yield _task(row, split, shared, where)
 
 
-def _task(row: Row, split: str, shared: Sequence[Criterion], where: str) -> ChatTask:
+def _task(row: ChatRow, split: str, shared: Sequence[Criterion], where: str) -> ChatTask:
     try:
-        own = [Criterion(text=c) if isinstance(c, str) else Criterion(**c.model_dump()) for c in row.criteria]
+        criteria = [
+            Criterion(text=c) if isinstance(c, str) else c.criterion() for c in row.criteria
+        ]
     except UsageError as e:
         raise UsageError(f"{where}: {e}") from e
-    if not (own or shared):
-        raise UsageError(f"{where}: no criteria; give the row some, or the environment criteria for all rows")
+    if not (criteria or shared):
+        raise UsageError(
+            f"{where}: no criteria; give the row some, or the environment criteria for all rows"
+        )
     prompt: Any = row.prompt
     if not isinstance(prompt, str):
         prompt = [Message(m.role, m.content) for m in prompt]
-    return ChatTask(prompt=prompt, answer=row.answer, criteria=(*own, *shared), split=split)
+    return ChatTask(prompt=prompt, answer=row.answer, criteria=(*criteria, *shared), split=split)
 
 
 def _split_of(text: str) -> str:

@@ -18,7 +18,9 @@ KEPT = ("__init__.py", "_mapping.py", "terminal.py", "python.py", "diff.py", "de
 
 @cache
 def pytest_archive() -> bytes:
-    """A zip archive to put on ``sys.path``: the sources of pytest, and byte code, which another Python ignores."""
+    """Return a zip archive to put on ``sys.path``: the sources of pytest, and byte code, which
+    another Python ignores.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in DISTRIBUTIONS:

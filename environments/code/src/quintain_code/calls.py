@@ -1,8 +1,8 @@
 """Grading by calls: one sandbox runs the solution, and the host compares what the calls return.
 
-Where tests are data, nothing of them has to run beside the solution: the arguments go in, the results come out as JSON,
-and the expected values never leave the host. Results are numbers, text, booleans, None and lists of these, of exactly
-the expected types.
+Where tests are data, nothing of them has to run beside the solution: the arguments go in, the
+results come out as JSON, and the expected values never leave the host. Results are numbers, text,
+booleans, None and lists of these, of exactly the expected types.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from typing import Any
 from quintain_sandbox import ProbedSandbox, ProgramLimits, ProgramResult
 
 from .functions import Call
-from .grading import ENDS, Grade, Outcome
+from .grading import Grade
+from .outcomes import ENDS, Outcome
 
-LIMITS = ProgramLimits(seconds=10.0, cpu_seconds=2.0, memory=128 << 20, processes=8, output=1 << 18, disk=1 << 20)
+LIMITS = ProgramLimits(
+    seconds=10.0, cpu_seconds=2.0, memory=128 << 20, processes=8, output=1 << 18, disk=1 << 20
+)
 """Of one solution, all calls together."""
 KEPT = 4096
 """Grades that are kept."""
@@ -29,9 +32,10 @@ source, sink = os.fdopen(os.dup(0), "rb"), os.dup(1)
 null = os.open(os.devnull, os.O_RDWR)
 for descriptor in (0, 1, 2):
     os.dup2(null, descriptor)
-import json
+import json, sys
 name, calls = json.loads(source.read())
-names = {"__name__": "solution"}
+sys.modules["solution"] = module = type(sys)("solution")  # dataclasses look their module up
+names = vars(module)
 with open("solution.py", encoding="utf-8") as file:
     exec(compile(file.read(), "solution.py", "exec"), names)
 results = []
@@ -45,7 +49,9 @@ while data:
     data = data[os.write(sink, data):]
 os._exit(0)
 """
-"""The program around the solution. It shares a process with the solution, so its report is trusted no more."""
+"""The program around the solution. It shares a process with the solution, so its report is trusted
+no more.
+"""
 
 
 class CallGrader:
@@ -56,7 +62,8 @@ class CallGrader:
         self._grades: dict[tuple[str, str], asyncio.Task[Grade]] = {}
 
     async def grade(self, code: str, name: str, calls: Sequence[Call]) -> Grade:
-        """1 if *code* defines the function *name* and each of *calls* returns what is expected, else 0.
+        """1 if *code* defines the function *name* and each of *calls* returns what is expected,
+        else 0.
 
         Raises:
             InfrastructureError: the sandbox failed.
@@ -67,12 +74,15 @@ class CallGrader:
             if len(self._grades) >= KEPT:
                 del self._grades[next(iter(self._grades))]
             running = self._grades[key] = asyncio.ensure_future(self._run(*key, name, calls))
-            running.add_done_callback(_failed)  # also takes note of an exception that nobody awaits any more
+            # also takes note of an exception that nobody awaits any more
+            running.add_done_callback(_failed)
         return await asyncio.shield(running)
 
     async def _run(self, code: str, job: str, name: str, calls: Sequence[Call]) -> Grade:
         files = {"solution.py": code.encode(), "quintain_calls.py": INSIDE}
-        ended = await self._sandbox.run(files, ["python3", "-I", "-S", "quintain_calls.py"], job.encode(), LIMITS)
+        ended = await self._sandbox.run(
+            files, ["python3", "-I", "-S", "quintain_calls.py"], job.encode(), LIMITS
+        )
         return _judged(ended, name, calls)
 
 
@@ -84,7 +94,8 @@ def _judged(ended: ProgramResult, name: str, calls: Sequence[Call]) -> Grade:
     total = len(calls)
     results: Any = None
     if ended.status not in ENDS:
-        with suppress(ValueError, RecursionError):  # no JSON, or a number or a depth that Python refuses
+        # no JSON, or a number or a depth that Python refuses
+        with suppress(ValueError, RecursionError):
             results = json.loads(ended.stdout)
     if type(results) is not list or len(results) != total:
         outcome = ENDS.get(ended.status, "crashed")
@@ -100,7 +111,7 @@ def _judged(ended: ProgramResult, name: str, calls: Sequence[Call]) -> Grade:
 
 
 def _same(value: Any, expected: Any) -> bool:
-    """Whether both are equal and of equal types, at every depth."""
+    """Return whether both are equal and of equal types, at every depth."""
     if type(value) is not type(expected):
         return False
     if type(expected) is list:

@@ -1,4 +1,6 @@
-"""Where rows come from: files, folders and the hub; their splits; and the rows that are left out."""
+"""Where rows come from: files, folders and the hub; their splits; and the rows that are left
+out.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ from typing import Any
 from quintain.errors import UsageError, did_you_mean
 from quintain.models import offline, quiet, unreachable
 
+from .contests import UnsupportedRow
 from .rows import FORMATS, task_of
 from .tasks import CodeTask
 
 log = logging.getLogger("quintain.code")
 
 MBPP_SPLITS = {"train": range(601, 975), "dev": range(511, 601), "test": range(11, 511)}
-"""The splits of MBPP (Austin et al. 2021, arXiv:2108.07732) by task id; 1 to 10 are the paper's few-shot prompts."""
+"""The splits of MBPP (Austin et al. 2021, arXiv:2108.07732) by task id; 1 to 10 are the paper's
+few-shot prompts.
+"""
 HUB_SPLITS = {"train": ("train",), "dev": ("validation", "dev", "prompt"), "test": ("test",)}
 """Names of the splits in data sets of the hub, in order of preference."""
 
@@ -33,7 +38,8 @@ Rows = list[tuple[Any, str]]
 
 
 def load(data: str, split: str, splits: str = "own", show_tests: int = -1) -> tuple[CodeTask, ...]:
-    """All tasks of a split, without repetitions.
+    """All tasks of a split, without repetitions and without rows that are not supported; a warning
+    counts those.
 
     Args:
         data, splits, show_tests: as the fields of `Code`.
@@ -45,18 +51,32 @@ def load(data: str, split: str, splits: str = "own", show_tests: int = -1) -> tu
 
 
 @lru_cache(maxsize=16)
-def located(data: str, split: str, splits: str = "own", show_tests: int = -1) -> tuple[tuple[CodeTask, str], ...]:
+def located(
+    data: str, split: str, splits: str = "own", show_tests: int = -1
+) -> tuple[tuple[CodeTask, str], ...]:
     """As `load`, with the place of each task: file and line, or data set and index."""
     show, written = None if show_tests < 0 else show_tests, Path(data).exists()
     tasks: dict[str, tuple[CodeTask, str]] = {}
+    unsupported: list[UnsupportedRow] = []
     for row, where in rows_of(data, split, splits):
-        task = task_of(row, where, show, written=written)
+        try:
+            task = task_of(row, where, show, written=written)
+        except UnsupportedRow as e:
+            unsupported.append(e)
+            continue
         tasks[fingerprint(task)] = task, where
+    if unsupported:
+        count = f"{len(unsupported)} row{'s' * (len(unsupported) > 1)}"
+        log.warning(
+            "code: %s of %s left out as not supported, the first %s", count, data, unsupported[0]
+        )
     return tuple({task.id: (task, where) for task, where in tasks.values()}.values())
 
 
 def rows_of(data: str, split: str, splits: str = "own") -> Rows:
-    """The rows of a split as they are, each with its place; arguments and errors as `load`."""
+    """Return the rows of a split as they are, each with its place; arguments and errors as
+    `load`.
+    """
     path = Path(checked(data))
     if split not in SPLITS:
         raise UsageError(f"code: there is no split {split!r}{did_you_mean(split, SPLITS)}")
@@ -73,28 +93,43 @@ def checked(data: str) -> str:
     """
     if not data:
         raise UsageError(
-            "data is empty; name a file of JSON lines, a folder with train.jsonl and test.jsonl, or a data "
-            'set of the hub: --arg data=FILE, or in a recipe args = { data = "google-research-datasets/mbpp" }'
+            "data is empty; name a file of JSON lines, a folder with train.jsonl and test.jsonl, "
+            "or a data "
+            "set of the hub: --arg data=FILE, or in a recipe args = { data = "
+            '"google-research-datasets/mbpp" }'
         )
     path = Path(data)
-    if not path.exists() and (path.suffix or data.startswith((".", "/", "~")) or data.count("/") > 1):
+    if not path.exists() and (
+        path.suffix or data.startswith((".", "/", "~")) or data.count("/") > 1
+    ):
         raise UsageError(f"there is no file or folder {data!r}{_beside(path)}")
     return data
 
 
 def _beside(path: Path) -> str:
-    """The entry of the parent folder that the name may be a misspelling of."""
+    """Return the entry of the parent folder that the name may be a misspelling of."""
     folder = next((f for f in path.parents if f.is_dir()), None)
     if folder is None or folder != path.parent:
         return f", nor a folder {str(path.parent)!r}; name one with --arg data=FILE"
     near = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=1)
-    return f"; did you mean {str(folder / near[0])!r}?" if near else "; name one with --arg data=FILE"
+    return (
+        f"; did you mean {str(folder / near[0])!r}?" if near else "; name one with --arg data=FILE"
+    )
 
 
 def fingerprint(task: CodeTask) -> str:
-    """A hash of tests and reference: the same whatever the prompt shows."""
-    cases = [[case.stdin, case.stdout] for case in task.cases]
-    parts = [task.kind, task.setup, task.tests, cases, dict(task.suite), dict(task.solution)]
+    """Return a hash of tests and reference: the same whatever the prompt shows."""
+    cases = [[case.stdin, case.stdout, *case.also] for case in task.cases]
+    parts: list[Any] = [
+        task.kind,
+        task.setup,
+        task.tests,
+        cases,
+        dict(task.suite),
+        dict(task.solution),
+    ]
+    judges = [dict(task.checker), dict(task.interactor), task.absolute_error, task.relative_error]
+    parts += judges if any(judges) else []
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -106,7 +141,7 @@ def known_faults() -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def read_faults(file: Path) -> dict[str, str]:
-    """The same, from a file that ``quintain-code check`` wrote.
+    """Return the same, from a file that ``quintain-code check`` wrote.
 
     Raises:
         UsageError: it is no such file.
@@ -114,7 +149,9 @@ def read_faults(file: Path) -> dict[str, str]:
     try:
         return _faults(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as e:
-        raise UsageError(f"code: left_out = {str(file)!r} is no file of `quintain-code check`: {e}") from e
+        raise UsageError(
+            f"code: left_out = {str(file)!r} is no file of `quintain-code check`: {e}"
+        ) from e
 
 
 def _faults(text: str) -> dict[str, str]:
@@ -129,11 +166,15 @@ def _of_folder(folder: Path, split: str) -> Rows:
             own = row.get("split", split) if isinstance(row, Mapping) else split
             if own != split:
                 raise UsageError(
-                    f"{where}: its split is {own!r}, and the file is that of {split!r}; correct one of them"
+                    f"{where}: its split is {own!r}, and the file is that of {split!r}; correct "
+                    f"one of them"
                 )
         return rows
     if split != "dev" or not (folder / "train.jsonl").is_file():
-        raise UsageError(f"code: there is no file {file}; a folder has train.jsonl, test.jsonl and perhaps dev.jsonl")
+        raise UsageError(
+            f"code: there is no file {file}; a folder has train.jsonl, test.jsonl and perhaps "
+            f"dev.jsonl"
+        )
     return []
 
 
@@ -151,24 +192,33 @@ def _of_file(file: Path, split: str, splits: str) -> Iterable[tuple[Any, str]]:
 
 
 def _splits(located_rows: Rows) -> list[str]:
-    """The split of each row: its own, MBPP's by task id, or by a hash of its text.
+    """Return the split of each row: its own, MBPP's by task id, or by a hash of its text.
 
     Raises:
         UsageError: a row names an unknown split, or none where others do.
     """
     rows = [row for row, _ in located_rows]
-    ids = [row.get("task_id") if isinstance(row, Mapping) and "test_list" in row else None for row in rows]
+    ids = [
+        row.get("task_id") if isinstance(row, Mapping) and "test_list" in row else None
+        for row in rows
+    ]
     if rows and all(type(i) is int and 1 <= i <= 974 for i in ids):
-        return [next((split for split, numbers in MBPP_SPLITS.items() if i in numbers), "prompt") for i in ids]
+        return [
+            next((split for split, numbers in MBPP_SPLITS.items() if i in numbers), "prompt")
+            for i in ids
+        ]
     named = [row.get("split") if isinstance(row, Mapping) else None for row in rows]
     if any(split is not None for split in named):
         for split, (_, where) in zip(named, located_rows, strict=True):
             if split is None:
                 raise UsageError(
-                    f"{where} has no split, and other rows of the file have one; name it, or remove theirs"
+                    f"{where} has no split, and other rows of the file have one; name it, or "
+                    f"remove theirs"
                 )
             if split not in SPLITS:
-                raise UsageError(f"{where}: there is no split {split!r}{did_you_mean(str(split), SPLITS)}")
+                raise UsageError(
+                    f"{where}: there is no split {split!r}{did_you_mean(str(split), SPLITS)}"
+                )
         return list(map(str, named))
     keys = [hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest() for row in rows]
     order, tenth = sorted(keys), max(1, len(rows) // 10)
@@ -183,7 +233,9 @@ def _lines(file: Path) -> Rows:
             try:
                 rows.append((json.loads(line), f"{file}:{number}"))
             except json.JSONDecodeError as e:
-                raise UsageError(f"code: {file}:{number} is no JSON; expected lines of {FORMATS}") from e
+                raise UsageError(
+                    f"code: {file}:{number} is no JSON; expected lines of {FORMATS}"
+                ) from e
     if not rows:
         raise UsageError(f"code: {file} holds no lines")
     return rows
@@ -196,7 +248,8 @@ def _of_hub(data: str, split: str) -> Rows:
         from datasets import get_dataset_split_names, load_dataset
     except ImportError as e:
         raise UsageError(
-            f"code: {data!r} is no file; the hub needs `datasets`: pip install quintain-env-code[hub]"
+            f"code: {data!r} is no file; the hub needs `datasets`: pip install "
+            f"quintain-env-code[hub]"
         ) from e
     reason = unreachable()
     try:
@@ -204,10 +257,11 @@ def _of_hub(data: str, split: str) -> Rows:
             names = get_dataset_split_names(repository, configuration or None)
             name = next((n for n in HUB_SPLITS[split] if n in names), "")
             rows = load_dataset(repository, configuration or None, split=name) if name else []
-    except (OSError, ValueError) as e:  # a ConnectionError among them; in the cache there is no such configuration
+    except (OSError, ValueError) as e:
+        # a ConnectionError among them; in the cache there is no such configuration
         why = reason or re.split(r"\n", str(e).strip())[0]
         raise UsageError(
-            f"code: {data!r} is no file, and the hub does not give it ({why}). Fix: name a file of JSON lines, or a "
-            "folder with train.jsonl and test.jsonl: --arg data=FILE"
+            f"code: {data!r} is no file, and the hub does not give it ({why}). Fix: name a file of "
+            "JSON lines, or a folder with train.jsonl and test.jsonl: --arg data=FILE"
         ) from e
     return [(row, f"{repository} {name}[{i}]") for i, row in enumerate(rows)]

@@ -10,7 +10,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from quintain import Demonstration, Environment, Limits, Message, Rollout, Score, control, need, reward
+from quintain import (
+    Demonstration,
+    Environment,
+    Limits,
+    Message,
+    Rollout,
+    Score,
+    control,
+    need,
+    reward,
+)
 from quintain.errors import UsageError
 from quintain_sandbox import Axes, ProbedSandbox
 
@@ -24,55 +34,71 @@ _grader = lru_cache(maxsize=8)(Grader)
 
 
 @reward(range=(0, 1))
-async def passes_tests(rollout: Rollout[CodeTask, Any], *, sandbox: ProbedSandbox = need()) -> Score:
-    """1 where all hidden tests of the task pass; for a task with weights, the sum of the weights of those that pass.
+async def passes_tests(
+    rollout: Rollout[CodeTask, Any], *, sandbox: ProbedSandbox = need()
+) -> Score:
+    """1 where all hidden tests of the task pass; for a task with weights, the sum of the weights of
+    those that pass.
 
-    Its parts are the outcome, each of `OUTCOMES` with 1 or 0, and ``tests_passed``. Raises as `Grader.grade`.
+    Its parts are the outcome, each of `OUTCOMES` with 1 or 0, and ``tests_passed``. Raises as
+    `Grader.grade`.
     """
     grade = await grade_reply(sandbox, rollout.task, rollout.reply)
     return Score(value=grade.score, parts=grade.shares, reason=grade.reason)
 
 
 class Code(Environment[CodeTask, None]):
-    """Programming tasks with hidden tests: MBPP, HumanEval, EvalPlus, APPS, LiveCodeBench, own files.
+    """Programming tasks with hidden tests: MBPP, HumanEval, EvalPlus, APPS, LiveCodeBench, own
+    files.
 
     Attributes:
-        data: file of JSON lines; or a folder with ``train.jsonl``, ``test.jsonl`` and perhaps ``dev.jsonl``; or a data
-            set of the hub, such as ``google-research-datasets/mbpp`` or ``name:configuration``.
-        splits: of a file. ``"own"``: those that MBPP defines, a row's ``split``, or a tenth of the rows each for
-            ``dev`` and ``test``; ``"test"``: all rows are the split ``test``.
+        data: file of JSON lines; or a folder with ``train.jsonl``, ``test.jsonl`` and perhaps
+            ``dev.jsonl``; or a data set of the hub, such as ``google-research-datasets/mbpp`` or
+            ``name:configuration``.
+        splits: of a file. ``"own"``: those that MBPP defines, a row's ``split``, or a tenth of the
+            rows each for ``dev`` and ``test``; ``"test"``: all rows are the split ``test``.
         show_tests: tests in the prompt; -1 follows the data set: one for MBPP, none for the others.
-        left_out: file that ``quintain-code check`` wrote: its rows are left out. Rows of known data sets whose own
-            tests fail are always left out.
+        left_out: file that ``quintain-code check`` wrote: its rows are left out. Rows of known data
+            sets whose own tests fail are always left out.
         cpu_seconds: CPU time of one solution; 0 keeps that of the row (5).
-        enforce: axes that the sandbox must enforce, else nothing runs (see `quintain_sandbox.AXES`).
+        tolerance: largest absolute or relative error of a number that a program prints, where no
+            integer is expected; 0 keeps that of the row (0).
+        enforce: axes that the sandbox must enforce, else nothing runs (see
+            `quintain_sandbox.AXES`).
     """
 
     reward = passes_tests
-    limits = Limits(turns=1, reward_seconds=600.0)  # solutions wait for one another where many of them hang
+    # solutions wait for one another where many of them hang
+    limits = Limits(turns=1, reward_seconds=600.0)
 
     data: Annotated[str, AfterValidator(checked)] = ""
     splits: Literal["own", "test"] = "own"
     show_tests: int = -1
     left_out: str = ""
     cpu_seconds: float = 0.0
+    tolerance: float = 0.0
     enforce: Axes = ENFORCE
     sandbox: ProbedSandbox = need()
 
     def __post_init__(self) -> None:
         checked(self.data)
-        if self.show_tests < -1 or self.cpu_seconds < 0:
+        if self.show_tests < -1 or self.cpu_seconds < 0 or self.tolerance < 0:
             raise UsageError(
-                f"code: show_tests is {self.show_tests}, cpu_seconds {self.cpu_seconds}; expected at least 0"
+                f"code: show_tests is {self.show_tests}, cpu_seconds {self.cpu_seconds}, tolerance "
+                f"{self.tolerance}; expected at least 0"
             )
         if self.sandbox:
             self.sandbox.require(self.enforce)
 
     def tasks(self, split: str) -> Iterable[CodeTask]:
         out = known_faults() | (read_faults(Path(self.left_out)) if self.left_out else {})
+        changes: dict[str, Any] = {"cpu_seconds": self.cpu_seconds} if self.cpu_seconds else {}
         for task in load(self.data, split, self.splits, self.show_tests):
+            exact = task.kind == "stdin" and not (task.absolute_error or task.relative_error)
+            wider = {"absolute_error": self.tolerance, "relative_error": self.tolerance}
+            changed = changes | (wider if self.tolerance and exact else {})
             if fingerprint(task) not in out:
-                yield replace(task, id="", cpu_seconds=self.cpu_seconds) if self.cpu_seconds else task
+                yield replace(task, id="", **changed) if changed else task
 
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
         for task in self.tasks(split):

@@ -1,16 +1,18 @@
-"""Expressions as trees: what Python reads with brackets, and what it reads where a pair of them is missing."""
+"""Expressions as trees: what Python reads with brackets, and what it reads where a pair of them is
+missing.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 Tree: TypeAlias = "int | str | tuple[str, Tree, Tree]"
 """A number, a parameter, or an operation on two trees; ``max`` and ``min`` are written as calls."""
 
 PRECEDENCE = {"+": 1, "-": 1, "*": 2, "//": 2, "/": 2, "%": 2, "**": 3}
-COMPUTE: dict[str, Callable[[Any, Any], Any]] = {
+COMPUTE: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
@@ -26,7 +28,7 @@ CONFUSED = {"max": "min", "min": "max", "//": "/"}
 
 
 def render(tree: Tree) -> str:
-    """The expression with the brackets that it needs, and no others."""
+    """Return the expression with the brackets that it needs, and no others."""
     if not isinstance(tree, tuple):
         return str(tree)
     name, left, right = tree
@@ -34,7 +36,10 @@ def render(tree: Tree) -> str:
         return f"{name}({render(left)}, {render(right)})"
     weak_left = _precedence(left) < PRECEDENCE[name] + (name == "**")
     weak_right = _precedence(right) <= PRECEDENCE[name] - (name == "**")
-    texts = (f"({render(t)})" if weak else render(t) for t, weak in ((left, weak_left), (right, weak_right)))
+    texts = (
+        f"({render(t)})" if weak else render(t)
+        for t, weak in ((left, weak_left), (right, weak_right))
+    )
     return f" {name} ".join(texts)
 
 
@@ -43,14 +48,16 @@ def _precedence(tree: Tree) -> int:
 
 
 def compute(tree: Tree, values: dict[str, int]) -> int:
-    """The value of the expression."""
+    """Return the value of the expression."""
     if isinstance(tree, tuple):
         return COMPUTE[tree[0]](compute(tree[1], values), compute(tree[2], values))
     return values[tree] if isinstance(tree, str) else tree
 
 
 def append(tree: Tree, name: str, operand: Tree) -> Tree:
-    """What Python reads where the operator *name* and *operand* are written behind *tree* without brackets."""
+    """Return what Python reads where the operator *name* and *operand* are written behind *tree*
+    without brackets.
+    """
     if isinstance(tree, tuple) and _precedence(tree) < PRECEDENCE[name]:
         bracketed = _precedence(tree[2]) <= _precedence(tree)
         right: Tree = (name, tree[2], operand) if bracketed else append(tree[2], name, operand)
@@ -59,7 +66,9 @@ def append(tree: Tree, name: str, operand: Tree) -> Tree:
 
 
 def prepend_minus(operand: Tree, tree: Tree) -> Tree:
-    """What Python reads where *operand* and a minus sign are written before *tree* without brackets."""
+    """Return what Python reads where *operand* and a minus sign are written before *tree* without
+    brackets.
+    """
     if isinstance(tree, tuple) and _precedence(tree) == PRECEDENCE["-"]:
         return tree[0], prepend_minus(operand, tree[1]), tree[2]
     return "-", operand, tree

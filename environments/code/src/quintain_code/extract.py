@@ -1,20 +1,25 @@
 """One rule for the code of a reply.
 
-1. Reasoning, which is left out, is text between think tags at the very start, as for `quintain.Rollout.reply`. After an
-   unclosed ``<think>`` at the very start there is no code. Where a chat template opens the tag itself, a reply begins
-   within reasoning: blocks before the last ``</think>`` that is outside of fences do not count. In a fence, and in a
-   reply without fences, tags are ordinary text.
-2. A fence is a line of at most three spaces, then at least three backticks or tildes, then the info string. The block
-   ends at the next line with only a fence of the same character, at least as long. Lines end with ``\\n``, ``\\r\\n``
-   or ``\\r``; other Unicode line ends and look-alike characters are ordinary text.
-3. The code is the last block whose tag (the first word of the info string) names the language; without such a block,
-   the last one without a tag. Blocks of other languages never count, and blocks are never joined.
+1. Reasoning, which is left out, is text between think tags at the very start, as for
+   `quintain.Rollout.reply`. After an unclosed ``<think>`` at the very start there is no code. Where
+   a chat template opens the tag itself, a reply begins within reasoning: blocks before the last
+   ``</think>`` that is outside of fences do not count. In a fence, and in a reply without fences,
+   tags are ordinary text.
+2. A fence is a line of at most three spaces, then at least three backticks or tildes, then the info
+   string. The block ends at the next line with only a fence of the same character, at least as
+   long. Lines end with ``\\n``, ``\\r\\n`` or ``\\r``; other Unicode line ends and look-alike
+   characters are ordinary text.
+3. The code is the last block whose tag (the first word of the info string) names the language;
+   without such a block, the last one without a tag. Blocks of other languages never count, and
+   blocks are never joined.
 4. A block that is not closed is no block, and there is no code if the last fence is not closed.
 5. A reply without any fence is code as a whole, but for its reasoning.
-6. A reply of more than a million characters, blank code, and text that UTF-8 cannot encode are no code.
+6. A reply of more than a million characters, blank code, and text that UTF-8 cannot encode are no
+  code.
 
-A task of several files takes, for each file, the last block of the language whose info string has the file's name as a
-further word: ````` ```python shapes.py `````. A file without a block leaves the reply without code.
+A task of several files takes, for each file, the last block of the language whose info string has
+the file's name as a further word: ````` ```python shapes.py `````. A file without a block leaves
+the reply without code.
 """
 
 from __future__ import annotations
@@ -58,8 +63,10 @@ class Block:
     text: str
 
 
-def extract(reply: str, *, language: str = "python", files: Sequence[str] = ("solution.py",)) -> Extraction:
-    """The code of *reply* for *files*, by the rule of this module."""
+def extract(
+    reply: str, *, language: str = "python", files: Sequence[str] = ("solution.py",)
+) -> Extraction:
+    """Return the code of *reply* for *files*, by the rule of this module."""
     if len(reply) > LONGEST:
         return Extraction(reason=f"the reply has more than {LONGEST} characters")
     thought = _THOUGHT.match(reply)
@@ -75,7 +82,10 @@ def extract(reply: str, *, language: str = "python", files: Sequence[str] = ("so
         if not fences and len(files) == 1:
             code = text
         if code is None or not code.strip():
-            return Extraction(reason=f"there is no block of {language}" + (f" for {name}" if len(files) > 1 else ""))
+            return Extraction(
+                reason=f"there is no block of {language}"
+                + (f" for {name}" if len(files) > 1 else "")
+            )
         found[name] = code
     try:
         "".join(found.values()).encode()
@@ -85,7 +95,9 @@ def extract(reply: str, *, language: str = "python", files: Sequence[str] = ("so
 
 
 def fenced(text: str) -> tuple[list[Block], int, bool]:
-    """The closed blocks after the reasoning in order, the number of fences, and whether every fence is closed."""
+    """Return the closed blocks after the reasoning in order, the number of fences, and whether
+    every fence is closed.
+    """
     blocks: list[Block] = []
     fence, words, held, fences = "", (), list[str](), 0
     for line in _LINES.split(text):
@@ -106,7 +118,11 @@ def fenced(text: str) -> tuple[list[Block], int, bool]:
 
 def _chosen(blocks: Sequence[Block], language: str, name: str) -> str | None:
     tags = TAGS.get(language, (language,))
-    tagged = [b for b in blocks if b.words and b.words[0].lower() in tags and (not name or name in b.words[1:])]
+    tagged = [
+        b
+        for b in blocks
+        if b.words and b.words[0].lower() in tags and (not name or name in b.words[1:])
+    ]
     if not tagged and not name:
         tagged = [b for b in blocks if not b.words]
     return tagged[-1].text if tagged else None

@@ -1,13 +1,17 @@
-"""Small Python functions from a list of steps: the text of each, what it computes, and the slips one makes.
+"""Small Python functions from a list of steps: the text of each, what it computes, and the slips
+one makes.
 
-Text and value come from the same steps, so nothing here executes text. A *slip* is a common mistake at a known place:
-missing brackets, a bound that is off by one or has the wrong side, an empty list that nobody thought of.
+Text and value come from the same steps, so nothing here executes text. A *slip* is a common mistake
+at a known place: missing brackets, a bound that is off by one or has the wrong side, an empty list
+that nobody thought of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import methodcaller
 from random import Random
 from typing import Any, NamedTuple, TypeAlias
 
@@ -32,7 +36,7 @@ class Call:
     expected: Any
 
     def text(self, name: str) -> str:
-        """The call as Python source."""
+        """Return the call as Python source."""
         return f"{name}({', '.join(map(repr, self.arguments))})"
 
 
@@ -44,8 +48,10 @@ class Function:
     value: Callable[..., Any]
 
     def text(self, name: str, parameters: Sequence[str]) -> str:
-        """The definition with this *name*."""
-        return "\n".join([f"def {name}({', '.join(parameters)}):", *(f"    {line}" for line in self.lines)])
+        """Return the definition with this *name*."""
+        return "\n".join(
+            [f"def {name}({', '.join(parameters)}):", *(f"    {line}" for line in self.lines)]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +69,17 @@ class Specification:
     steps: tuple[Step, ...]
 
     def sentence(self) -> str:
-        """The steps as one phrase without a full stop."""
+        """Return the steps as one phrase without a full stop."""
         kind = KINDS[self.kind]
         phrases = [kind.phrases[step.name].format(step.operand) for step in self.steps]
         return ", ".join([kind.opening.format(self.parameters[0]), *phrases])
 
     def function(self, slips: Slips = lambda: False) -> Function:
-        """The function, with the slips that *slips* asks for."""
+        """Return the function, with the slips that *slips* asks for."""
         return KINDS[self.kind].build(self, slips)
 
     def slipped(self) -> Iterator[Function]:
-        """The function with one slip, for each place of one."""
+        """Yield the function with one slip, for each place of one."""
         places = 0
 
         def count() -> bool:
@@ -87,7 +93,9 @@ class Specification:
             yield self.function(lambda asked=asked, place=place: next(asked, None) == place)  # type: ignore[misc]
 
     def neighbours(self) -> Iterator[Function]:
-        """Functions of similar specifications: an operand one more or less, a step left out, two steps swapped."""
+        """Functions of similar specifications: an operand one more or less, a step left out, two
+        steps swapped.
+        """
         for at, step in enumerate(self.steps):
             if isinstance(step.operand, int):
                 for operand in (step.operand - 1, step.operand + 1):
@@ -100,8 +108,11 @@ class Specification:
         return replace(self, steps=changed).function()
 
     def renamed(self, names: Mapping[str, str]) -> Specification:
-        """The same with other names of parameters."""
-        steps = tuple(Step(s.name, names[str(s.operand)]) if s.operand in self.parameters else s for s in self.steps)
+        """Return the same with other names of parameters."""
+        steps = tuple(
+            Step(s.name, names[str(s.operand)]) if s.operand in self.parameters else s
+            for s in self.steps
+        )
         return replace(self, parameters=tuple(names[p] for p in self.parameters), steps=steps)
 
     def arguments(self, rng: Random) -> tuple[Any, ...]:
@@ -124,6 +135,8 @@ def _build_numbers(specification: Specification, slips: Slips) -> Function:
         if step in ("max", "min"):
             tree = (name, tree, operand)
             continue
+        right: Tree
+        flat: Tree
         if step == "from":
             right, flat = ("-", operand, tree), prepend_minus(operand, tree)
         else:
@@ -131,7 +144,8 @@ def _build_numbers(specification: Specification, slips: Slips) -> Function:
         tree = flat if flat != right and slips() else right
     names = specification.parameters
     return Function(
-        lines=(f"return {render(tree)}",), value=lambda *args: compute(tree, dict(zip(names, args, strict=True)))
+        lines=(f"return {render(tree)}",),
+        value=lambda *args: compute(tree, dict(zip(names, args, strict=True))),
     )
 
 
@@ -139,12 +153,17 @@ SUMS = ("add", "subtract", "from")
 PARAMETERS = ("x", "y", "z", "w")
 
 
-def _draw_formulas(rng: Random, level: int, constants: float = 0.0) -> tuple[tuple[str, ...], tuple[Step, ...]]:
-    """A share *constants* of the operands are numbers, the others parameters, each of which comes once."""
+def _draw_formulas(
+    rng: Random, level: int, constants: float = 0.0
+) -> tuple[tuple[str, ...], tuple[Step, ...]]:
+    """Return a share *constants* of the operands are numbers, the others parameters, each of which
+    comes once.
+    """
     parameters: tuple[str, ...] = ("x",)
     steps: list[Step] = []
     for _ in range(level):
-        # Sums come first more often, so that brackets matter; no step comes twice, so that values stay small.
+        # Sums come first more often, so that brackets matter; no step comes twice, so that values
+        # stay small.
         names = [n for n in _EXPRESSIONS if n not in {step.name for step in steps}]
         name = rng.choice(SUMS if not steps and rng.random() < 0.5 else names)
         operand: int | str = "" if name == "square" else rng.randint(2, 9)
@@ -165,11 +184,13 @@ def _number_arguments(specification: Specification, rng: Random) -> tuple[Any, .
 
 
 def _near_or_far(rng: Random, low: int, high: int) -> int:
-    """A number of the range, where bounds lie, or of one that is too wide for a table of all of it."""
+    """Return a number of the range, where bounds lie, or of one that is too wide for a table of all
+    of it.
+    """
     return rng.randint(low, high) if rng.random() < 0.5 else rng.randint(50 * low, 50 * high)
 
 
-# ---------------------------------------------------------------- lists and loops: keep, change, collect
+# ----------------------------------------------------------- lists and loops: keep, change, collect
 def _condition(step: Step, slips: Slips) -> tuple[str, Callable[[int], bool]]:
     """Text and meaning of a step that keeps some of the numbers *v*."""
     k = step.operand
@@ -201,8 +222,14 @@ CHANGE = ("add", "multiply", "square")
 COLLECT = ("sum", "count", "largest", "sort")
 
 
-def _parts(specification: Specification, slips: Slips) -> tuple[str, str, Callable[[Sequence[int]], list[int]], str]:
-    """Condition and change of *v* as texts, both as one function of a sequence, and the collecting step's name."""
+def _parts(
+    specification: Specification, slips: Slips
+) -> tuple[str, str, Callable[[Sequence[int]], list[int]], str]:
+    """Condition and change of *v* as texts, both as one function of a sequence, and the collecting
+    step's name.
+    """
+    holds: Callable[[int], bool]
+    changed: Callable[[int], int]
     condition, holds = "", lambda v: True
     change, changed = "v", lambda v: v
     collect = ""
@@ -224,13 +251,17 @@ def _build_lists(specification: Specification, slips: Slips) -> Function:
     made = x if plain else f"[{loop}]"
     match collect:
         case "sum":
-            return Function(lines=(f"return sum({x if plain else loop})",), value=lambda v: sum(of(v)))
+            return Function(
+                lines=(f"return sum({x if plain else loop})",), value=lambda v: sum(of(v))
+            )
         case "count":
             return Function(lines=(f"return len({made})",), value=lambda v: len(of(v)))
         case "largest":
             if slips():
                 return Function(lines=(f"return max({made})",), value=lambda v: max(of(v)))
-            return Function(lines=(f"return max({made}, default=0)",), value=lambda v: max(of(v), default=0))
+            return Function(
+                lines=(f"return max({made}, default=0)",), value=lambda v: max(of(v), default=0)
+            )
         case "sort":
             return Function(lines=(f"return sorted({made})",), value=lambda v: sorted(of(v)))
         case _:
@@ -243,7 +274,12 @@ def _build_loops(specification: Specification, slips: Slips) -> Function:
     condition, change, of, collect = _parts(specification, slips)
     total = f"t += {1 if collect == 'count' else change}"
     body = (f"    if {condition}:", f"        {total}") if condition else (f"    {total}",)
-    lines = ("t = 0", f"for v in range(1, {n} + 1):" if end else f"for v in range(1, {n}):", *body, "return t")
+    lines = (
+        "t = 0",
+        f"for v in range(1, {n} + 1):" if end else f"for v in range(1, {n}):",
+        *body,
+        "return t",
+    )
     reduce = len if collect == "count" else sum
     return Function(lines=lines, value=lambda n: reduce(of(range(1, n + end))))
 
@@ -266,12 +302,24 @@ def _draw_lists(rng: Random, level: int) -> tuple[tuple[str, ...], tuple[Step, .
 
 
 def _draw_loops(rng: Random, level: int) -> tuple[tuple[str, ...], tuple[Step, ...]]:
-    return _draw_collecting(rng, level, "n", ("divides", "above", "at_least"), ("sum", "count"), 0.4)
+    return _draw_collecting(
+        rng, level, "n", ("divides", "above", "at_least"), ("sum", "count"), 0.4
+    )
 
 
 def _list_arguments(specification: Specification, rng: Random) -> tuple[Any, ...]:
-    bounds = [step.operand + d for step in specification.steps if isinstance(step.operand, int) for d in (-1, 0, 1)]
-    return ([rng.choice([rng.randint(-9, 19), *bounds]) for _ in range(rng.choice((0, 1, 2, 3, 4, 5, 6)))],)
+    bounds = [
+        step.operand + d
+        for step in specification.steps
+        if isinstance(step.operand, int)
+        for d in (-1, 0, 1)
+    ]
+    return (
+        [
+            rng.choice([rng.randint(-9, 19), *bounds])
+            for _ in range(rng.choice((0, 1, 2, 3, 4, 5, 6)))
+        ],
+    )
 
 
 def _loop_arguments(specification: Specification, rng: Random) -> tuple[Any, ...]:
@@ -279,11 +327,11 @@ def _loop_arguments(specification: Specification, rng: Random) -> tuple[Any, ...
 
 
 # ---------------------------------------------------------------- text: slices and methods
-SLICES: dict[str, tuple[str, Callable[[str, int], str]]] = {
-    "first": ("[:{}]", lambda s, k: s[:k]),
-    "last": ("[-{}:]", lambda s, k: s[-k:]),
-    "drop_first": ("[{}:]", lambda s, k: s[k:]),
-    "drop_last": ("[:-{}]", lambda s, k: s[:-k]),
+SLICES: dict[str, tuple[str, Callable[[int, str], str]]] = {
+    "first": ("[:{}]", lambda k, s: s[:k]),
+    "last": ("[-{}:]", lambda k, s: s[-k:]),
+    "drop_first": ("[{}:]", lambda k, s: s[k:]),
+    "drop_last": ("[:-{}]", lambda k, s: s[:-k]),
 }
 
 
@@ -296,7 +344,7 @@ def _build_text(specification: Specification, slips: Slips) -> Function:
             k = operand - 1 if slips() else operand
             written, cut = SLICES[name]
             text += written.format(k)
-            functions.append(lambda s, cut=cut, k=k: cut(s, k))
+            functions.append(partial(cut, k))
         elif name == "reverse":
             text += "[::-1]"
             functions.append(lambda s: s[::-1])
@@ -308,7 +356,7 @@ def _build_text(specification: Specification, slips: Slips) -> Function:
             functions.append(len)
         else:
             text += f".count({operand!r})"
-            functions.append(lambda s, letter=operand: s.count(letter))
+            functions.append(methodcaller("count", operand))
 
     def value(s: Any) -> Any:
         for function in functions:
@@ -324,8 +372,12 @@ def _draw_text(rng: Random, level: int) -> tuple[tuple[str, ...], tuple[Step, ..
         earlier = {step.name for step in steps}
         names = [*SLICES, "reverse", "upper"]
         last = len(steps) == level - 1
-        name = rng.choice([n for n in [*names, *(("length", "count") if last else ())] if n not in earlier])
-        operand: int | str = rng.choice("abc") if name == "count" else rng.randint(2, 4) if name in SLICES else ""
+        name = rng.choice(
+            [n for n in [*names, *(("length", "count") if last else ())] if n not in earlier]
+        )
+        operand: int | str = (
+            rng.choice("abc") if name == "count" else rng.randint(2, 4) if name in SLICES else ""
+        )
         steps.append(Step(name, operand))
     return ("s",), tuple(steps)
 
@@ -355,12 +407,19 @@ def _draw_tables(rng: Random, level: int) -> tuple[tuple[str, ...], tuple[Step, 
 
 
 def _table_arguments(specification: Specification, rng: Random) -> tuple[Any, ...]:
-    return (rng.choice([*_pairs(specification.steps), *(_near_or_far(rng, -9, 19) for _ in specification.steps)]),)
+    return (
+        rng.choice(
+            [
+                *_pairs(specification.steps),
+                *(_near_or_far(rng, -9, 19) for _ in specification.steps),
+            ]
+        ),
+    )
 
 
 # ---------------------------------------------------------------- the kinds
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class FunctionKind:
     """A kind of functions.
 
     Attributes:
@@ -402,38 +461,42 @@ _COLLECTING = {
     "sort": "sort",
 }
 KINDS = {
-    "formulas": Kind(
-        opening="{}", phrases=_EXPRESSIONS, draw=_draw_formulas, build=_build_numbers, arguments=_number_arguments
+    "formulas": FunctionKind(
+        opening="{}",
+        phrases=_EXPRESSIONS,
+        draw=_draw_formulas,
+        build=_build_numbers,
+        arguments=_number_arguments,
     ),
-    "numbers": Kind(
+    "numbers": FunctionKind(
         opening="{}",
         phrases=_EXPRESSIONS,
         draw=_draw_numbers,
         build=_build_numbers,
         arguments=_number_arguments,
     ),
-    "lists": Kind(
+    "lists": FunctionKind(
         opening="list {}",
         phrases=_COLLECTING,
         draw=_draw_lists,
         build=_build_lists,
         arguments=_list_arguments,
     ),
-    "loops": Kind(
+    "loops": FunctionKind(
         opening="loop from 1 to {}",
         phrases=_COLLECTING,
         draw=_draw_loops,
         build=_build_loops,
         arguments=_loop_arguments,
     ),
-    "tables": Kind(
+    "tables": FunctionKind(
         opening="{} as it is",
         phrases={"give": "for {}"},
         draw=_draw_tables,
         build=_build_tables,
         arguments=_table_arguments,
     ),
-    "text": Kind(
+    "text": FunctionKind(
         opening="text {}",
         phrases={
             "first": "the first {}",

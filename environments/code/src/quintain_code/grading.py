@@ -1,44 +1,54 @@
 """Grading in two sandboxes: the solution in one, the tests and expected values in the other.
 
-The host relays lines between them and reads none of the solution's. A pass is a message of the tests' sandbox that
-repeats a nonce and has one outcome for each test.
+The host relays lines between them and reads none of the solution's. A pass is a message of the
+tests' sandbox that repeats a nonce and has one outcome for each test.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, get_args
+from typing import Any
 
-from quintain.errors import EnvironmentFault
-from quintain_sandbox import LineTooLong, ProbedSandbox, ProgramLimits, ProgramResult
+from quintain.errors import EnvironmentFault, InfrastructureError
+from quintain_sandbox import LineTooLong, ProbedSandbox, ProgramResult
 
 from .archive import pytest_archive
 from .names import solution_names, suite_tests
-from .tasks import LANGUAGES, CodeTask
-
-Outcome = Literal["passed", "failed", "error", "timeout", "memory", "output", "crashed", "unsupported", "no_code"]
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+from .outcomes import ENDS, OUTCOMES, Outcome, limits_of, patient_limits
+from .programs import graded_cases
+from .tasks import LANGUAGES, MODULE, Case, CodeTask, Kind, language_of
 
 LINE = 17 << 20
 """Bytes of one message between the sandboxes: what `inside.values` writes, and its head."""
-STREAM = 64 << 20
-"""Bytes that one sandbox may send in all."""
-HEADROOM = 3
-"""Wall-clock seconds for each second of CPU time."""
-BUSIEST = 4.0
-"""The most by which a loaded machine lengthens them: a program that waits for a core must not time out."""
-PATIENCE = 20.0
-"""Seconds that the tests get beyond those of the solution."""
 Operations = dict[str, dict[str, int]]
-"""How often each test of a suite compares or combines objects of the solution, by kind of operation."""
-ENDS: Mapping[str, Outcome] = {"timeout": "timeout", "memory": "memory", "output": "output"}
+"""How often each test of a suite compares or combines objects of the solution, by kind of
+operation.
+"""
+KNOWN = {
+    task.kind: task
+    for task in (
+        CodeTask(prompt="", tests=("assert f() == 1",),
+        solution={MODULE: "def f():\n    return 1\n"}),
+        CodeTask(
+            prompt="",
+            kind="suite",
+            suite={"test_f.py": "from solution import f\n\ndef test_f():\n    assert f() == 1\n"},
+            solution={MODULE: "def f():\n    return 1\n"},
+        ),
+        CodeTask(
+            prompt="", kind="stdin", cases=(Case(stdin="1", stdout="1"),), argv=("cat",),
+            language="cat",
+            solution={MODULE: ""},
+        ),
+    )
+}  # fmt: skip
+"""Tasks whose references pass in every sandbox that can grade their kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +57,10 @@ class Grade:
 
     Attributes:
         score: 1 if all tests passed; else the weights of those that did, 0 without weights.
-        outcome: ``passed``, or what happened to the first test that did not pass. ``failed`` is a wrong result,
-            ``error`` an exception, ``crashed`` an early exit, ``unsupported`` a result that is no plain data; the
-            others name the limit, or say that the reply has no code.
+        outcome: ``passed``, or what happened to the first test that did not pass. ``failed`` is a
+            wrong result, ``error`` an exception, ``crashed`` an early exit, ``unsupported`` a
+            result that is no plain data; the others name the limit, or say that the reply has no
+            code.
         passed, total: tests.
         reason: one line for people; it may show tests, so it never goes to the policy.
     """
@@ -62,8 +73,10 @@ class Grade:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each outcome with 1 or 0, so that means over rollouts are shares, and the share of tests passed."""
-        of_outcomes = {name: float(name == self.outcome) for name in OUTCOMES}
+        """Each outcome with 1 or 0, so that means over rollouts are shares, and the share of tests
+        passed.
+        """
+        of_outcomes: dict[str, float] = {name: float(name == self.outcome) for name in OUTCOMES}
         return {**of_outcomes, "tests_passed": self.passed / max(1, self.total)}
 
 
@@ -75,32 +88,60 @@ class Grader:
         self._commands: dict[str, bool] = {}
         self._sound: set[str] = set()
         self._operations: dict[str, Operations] = {}
+        self._able: set[str] = set()
 
     async def grade(self, task: CodeTask, files: Mapping[str, str]) -> Grade:
         """Grade *files*, the solution by file name.
 
         Raises:
-            EnvironmentFault: the task cannot be graded: the sandbox lacks its language, or its reference fails.
-            InfrastructureError: a sandbox failed.
+            EnvironmentFault: the task cannot be graded: the sandbox lacks its language, or its
+                reference fails.
+            InfrastructureError: a sandbox failed, or cannot grade tasks of this kind.
         """
         grade = await self.once(task, files)
-        if grade.outcome != "passed" and task.solution and task.id not in self._sound:
-            await self._check_reference(task)
+        if grade.outcome != "passed":
+            await self.check_sandbox(task.kind)
+            if task.solution and task.id not in self._sound:
+                await self._check_reference(task)
         return grade
+
+    async def check_sandbox(self, kind: Kind) -> None:
+        """Grade a task that is known to pass, once for each kind, so that no row and no solution
+        gets the blame.
+
+        Raises:
+            InfrastructureError: the sandbox does not grade it as passed.
+        """
+        if kind in self._able:
+            return
+        grade = await self.once(KNOWN[kind], KNOWN[kind].solution)
+        if grade.outcome != "passed":
+            raise InfrastructureError(
+                f"the sandbox {self._sandbox.name} cannot grade tasks of the kind {kind!r}: a task "
+                f"that is known to pass gets {grade.outcome}: {grade.reason}. Neither row nor "
+                "solution is at fault. Fix: another provider in [services.sandbox], such as "
+                "bubblewrap or docker"
+            )
+        self._able.add(kind)
 
     async def _check_reference(self, task: CodeTask) -> None:
         reference = await self.once(task, task.solution)
         if reference.outcome != "passed":
+            await self.check_sandbox(task.kind)
             raise EnvironmentFault(
-                f"task {task.source or task.id}: its own reference does not pass: {reference.outcome}: "
-                f"{reference.reason}; correct the row or leave it out"
+                f"task {task.source or task.id}: its own reference does not pass: "
+                f"{reference.outcome}: {reference.reason}; correct the row or leave it out"
             )
         self._sound.add(task.id)
 
     async def once(self, task: CodeTask, files: Mapping[str, str]) -> Grade:
         """As `grade`, without the check of the reference."""
         first = task.files[0]
-        complete = {**files, first: f"{task.prefix}\n{files[first]}"} if task.prefix and first in files else files
+        complete = (
+            {**files, first: f"{task.prefix}\n{files[first]}"}
+            if task.prefix and first in files
+            else files
+        )
         if task.kind == "stdin":
             return await self._program(task, complete)
         if task.kind == "function":
@@ -115,17 +156,12 @@ class Grader:
         return (await self._related(task, complete, self._operations.get(task.id, {})))[0]
 
     async def _program(self, task: CodeTask, files: Mapping[str, str]) -> Grade:
-        await self._require(LANGUAGES[task.language].command if task.language in LANGUAGES else task.argv[0])
-        sources = {name: text.encode() for name, text in files.items()}
-        results: list[tuple[Outcome, str]] = []
-        for case in task.cases:
-            expected = case.stdout.encode()
-            limits = replace(_limits(task), output=4 * len(expected) + (1 << 16))
-            ended = await self._sandbox.run(sources, task.argv, case.stdin.encode(), limits)
-            results.append(_of_program(ended, expected))
-            if results[-1][0] != "passed" and not task.weights:
-                break
-        return _graded(task, results, len(task.cases))
+        await self._require(
+            LANGUAGES[task.language].command if task.language in LANGUAGES else task.argv[0]
+        )
+        for judge in filter(None, (task.checker, task.interactor)):
+            await self._require(language_of(next(iter(judge)), task.source).command)
+        return _graded(task, await graded_cases(self._sandbox, task, files), len(task.cases))
 
     async def _require(self, command: str) -> None:
         if command not in self._commands:
@@ -133,38 +169,49 @@ class Grader:
             self._commands[command] = look.status == "ok"
         if not self._commands[command]:
             raise EnvironmentFault(
-                f"the sandbox has no {command}: install it where the sandbox takes its programs from"
+                f"the sandbox has no {command}: install it where the sandbox takes its programs "
+                f"from"
             )
 
     async def _related(
         self, task: CodeTask, files: Mapping[str, str], allowed: Operations | None
     ) -> tuple[Grade, Operations]:
-        """Tests in one sandbox, the solution in the other; the grade, and the operations that the tests used.
+        """Tests in one sandbox, the solution in the other; the grade, and the operations that the
+        tests used.
 
         Args:
-            allowed: operations on objects of the solution, by test; ``None`` allows all, for the reference.
+            allowed: operations on objects of the solution, by test; ``None`` allows all, for the
+                reference.
         """
         nonce = secrets.token_hex(16)
         job, tests = _job(task, nonce)
         job["allowed"] = allowed
         solution = {name: text.encode() for name, text in files.items()} | _inside("solution")
-        command, limits = ["python3", "-I", "quintain_solution.py"], _limits(task)
-        patient = replace(limits, seconds=limits.seconds + PATIENCE, cpu_seconds=limits.cpu_seconds + PATIENCE)
+        command, limits = ["python3", "-I", "quintain_solution.py"], limits_of(task)
+        patient = patient_limits(limits)
         async with AsyncExitStack() as stack:
             # The tests come first, because their program takes longer to get ready.
             started = self._sandbox.start(tests, ["python3", "-I", "quintain_tests.py"], patient)
             judge = await stack.enter_async_context(started)
             await judge.write(_line(job))
-            box = await stack.enter_async_context(self._sandbox.start(solution, command, limits, beside=judge))
+            box = await stack.enter_async_context(
+                self._sandbox.start(solution, command, limits, beside=judge)
+            )
             await box.write(_line({"in_place": task.in_place}))
             verdict = await _relay(judge, box, nonce)
         if isinstance(verdict, ProgramResult):
             outcome: Outcome = ENDS.get(verdict.status, "error")
-            return Grade(score=0.0, outcome=outcome, reason=f"the tests did not end: {verdict.status}"), {}
+            return Grade(
+                score=0.0, outcome=outcome, reason=f"the tests did not end: {verdict.status}"
+            ), {}
         if "fault" in verdict:
-            return Grade(score=0.0, outcome="error", reason=f"the tests do not run: {verdict['fault']}"), {}
+            return Grade(
+                score=0.0, outcome="error", reason=f"the tests do not run: {verdict['fault']}"
+            ), {}
         if task.kind == "function":
-            return _graded(task, [(o, reason) for o, reason in verdict["results"]], len(task.tests)), {}
+            return _graded(
+                task, [(o, reason) for o, reason in verdict["results"]], len(task.tests)
+            ), {}
         return _graded(task, *_of_suite(task, verdict["results"])), verdict["used"]
 
 
@@ -189,7 +236,7 @@ async def _relay(judge: Any, box: Any, nonce: str) -> dict[str, Any] | ProgramRe
 
 
 async def _reply(box: Any) -> tuple[bytes, bytes]:
-    """The solution's next line, or the news of its end."""
+    """Return the solution's next line, or the news of its end."""
     try:
         line = await box.read_line(limit=LINE)
     except LineTooLong:
@@ -198,58 +245,50 @@ async def _reply(box: Any) -> tuple[bytes, bytes]:
         return line, b""
     ended = await box.wait()
     outcome = ENDS.get(ended.status, "crashed")
-    return b"", b"X" + _line([outcome, f"the solution ended: {ended.status}, exit status {ended.exit}"])
+    return b"", b"X" + _line(
+        [outcome, f"the solution ended: {ended.status}, exit status {ended.exit}"]
+    )
 
 
 def _job(task: CodeTask, nonce: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What the tests' sandbox gets: the job, and its files."""
-    modules = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in task.files]
+    """Return what the tests' sandbox gets: the job, and its files."""
+    modules = [
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in task.files
+    ]
     job: dict[str, Any] = {"kind": task.kind, "nonce": nonce, "in_place": task.in_place}
     if task.kind == "function":
-        names, imports = solution_names(task.setup, task.tests, task.solution.get(task.files[0], ""))
+        names, imports = solution_names(
+            task.setup, task.tests, task.solution.get(task.files[0], "")
+        )
         setup = f"{imports}\n{task.setup}"
         job |= {"module": modules[0], "names": names, "setup": setup, "tests": task.tests}
         return job, _inside("tests")
     archive = pytest_archive()
     suite = {f"suite/{name}": text.encode() for name, text in task.suite.items()}
-    return job | {"modules": modules, "pytest": "pytest.zip"}, suite | {"pytest.zip": archive} | _inside("tests")
+    return job | {"modules": modules, "pytest": "pytest.zip"}, suite | {
+        "pytest.zip": archive
+    } | _inside("tests")
 
 
 @cache
 def _inside(program: str) -> dict[str, bytes]:
-    """The files of a program of `quintain_code.inside`, by their names in the sandbox."""
+    """Return the files of a program of `quintain_code.inside`, by their names in the sandbox."""
     folder = resources.files(__package__) / "inside"
-    return {f"quintain_{name}.py": (folder / f"{name}.py").read_bytes() for name in ("values", program)}
-
-
-def _limits(task: CodeTask) -> ProgramLimits:
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return ProgramLimits(
-        seconds=HEADROOM * task.cpu_seconds * min(BUSIEST, max(1.0, load)),
-        cpu_seconds=task.cpu_seconds,
-        memory=task.memory_mib << 20,
-        output=STREAM,
-    )
+    return {
+        f"quintain_{name}.py": (folder / f"{name}.py").read_bytes() for name in ("values", program)
+    }
 
 
 def _line(data: Any) -> bytes:
     return json.dumps(data).encode("ascii") + b"\n"
 
 
-def _of_program(ended: ProgramResult, expected: bytes) -> tuple[Outcome, str]:
-    """Exit status 0, and exactly the expected tokens, which white space separates."""
-    if ended.status in ENDS:
-        return ENDS[ended.status], f"the program ended: {ended.status}"
-    if ended.status != "ok":
-        last = ended.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        return "error", f"exit status {ended.exit}: {''.join(last)[:200]}"
-    if ended.stdout.split() != expected.split():
-        return "failed", f"printed {ended.stdout[:80]!r}, expected {expected[:80]!r}"
-    return "passed", ""
-
-
-def _of_suite(task: CodeTask, results: Mapping[str, Sequence[Any]]) -> tuple[list[tuple[Outcome, str]], int]:
-    """Outcomes of the tests that stand in the files, in order, then of the others; each of the former must have run."""
+def _of_suite(
+    task: CodeTask, results: Mapping[str, Sequence[Any]]
+) -> tuple[list[tuple[Outcome, str]], int]:
+    """Outcomes of the tests that stand in the files, in order, then of the others; each of the
+    former must have run.
+    """
     groups: dict[str, list[Sequence[Any]]] = {name: [] for name in suite_tests(task.suite)}
     total = len(groups)
     for node, result in results.items():

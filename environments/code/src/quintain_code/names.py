@@ -13,12 +13,16 @@ _BUILTIN = frozenset(vars(builtins)) | {"__name__", "__file__", "__doc__"}
 
 
 @lru_cache(maxsize=4096)
-def solution_names(setup: str, tests: tuple[str, ...], reference: str) -> tuple[tuple[str, ...], str]:
-    """The names that *tests* take from the solution, and import statements for those that they take from a library.
+def solution_names(
+    setup: str, tests: tuple[str, ...], reference: str
+) -> tuple[tuple[str, ...], str]:
+    """Return the names that *tests* take from the solution, and import statements for those that
+    they take from a library.
 
-    A name belongs to the solution if neither the tests nor Python define it. A built-in name belongs to it only if the
-    *reference* defines it, so that no solution can replace ``abs`` or ``len`` in the tests. A library that only the
-    reference imports is imported for the tests, too, and a solution cannot replace it either.
+    A name belongs to the solution if neither the tests nor Python define it. A built-in name
+    belongs to it only if the *reference* defines it, so that no solution can replace ``abs`` or
+    ``len`` in the tests. A library that only the reference imports is imported for the tests, too,
+    and a solution cannot replace it either.
 
     Raises:
         UsageError: the tests are no Python.
@@ -52,7 +56,8 @@ def signatures(names: tuple[str, ...], reference: str) -> tuple[str, ...]:
 
 
 def suite_tests(suite: Mapping[str, str]) -> tuple[str, ...]:
-    """The tests that stand in the files of a pytest suite, as ``file::name`` or ``file::Class::name``, in order.
+    """Return the tests that stand in the files of a pytest suite, as ``file::name`` or
+    ``file::Class::name``, in order.
 
     Raises:
         UsageError: a file is no Python.
@@ -102,7 +107,7 @@ def _bound(tree: ast.AST) -> Iterable[str]:
 
 
 def _top_level(reference: str) -> tuple[set[str], dict[str, str]]:
-    """What the reference defines, and its imports as statements by bound name."""
+    """Return what the reference defines, and its imports as statements by bound name."""
     try:
         body = ast.parse(reference).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -115,13 +120,23 @@ def _top_level(reference: str) -> tuple[set[str], dict[str, str]]:
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             own.add(node.name)
         else:
-            own |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            own |= {
+                n.id
+                for n in ast.walk(node)
+                if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            }
     return own, {name: line for name, line in imports.items() if name not in own}
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
     if isinstance(node, ast.Import):
-        return {a.asname or a.name.partition(".")[0]: f"import {ast.unparse(a)}" for a in node.names}
+        return {
+            a.asname or a.name.partition(".")[0]: f"import {ast.unparse(a)}" for a in node.names
+        }
     if node.level:
         return {}
-    return {a.asname or a.name: f"from {node.module} import {ast.unparse(a)}" for a in node.names if a.name != "*"}
+    return {
+        a.asname or a.name: f"from {node.module} import {ast.unparse(a)}"
+        for a in node.names
+        if a.name != "*"
+    }

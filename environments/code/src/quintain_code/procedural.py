@@ -1,8 +1,10 @@
-"""Generated programming tasks: short functions, described step by step, with hidden tests that are new at each visit.
+"""Generated programming tasks: short functions, described step by step, with hidden tests that are
+new at each visit.
 
-A task is its specification. Its tests are drawn from it when a solution is graded, by a seed that differs from visit to
-visit: other inputs, none of them those of the examples in the prompt, and chosen so that each common mistake and each
-similar function fails at least one. So neither a table of known answers nor an enumeration of cases passes.
+A task is its specification. Its tests are drawn from it when a solution is graded, by a seed that
+differs from visit to visit: other inputs, none of them those of the examples in the prompt, and
+chosen so that each common mistake and each similar function fails at least one. So neither a table
+of known answers nor an enumeration of cases passes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,18 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from quintain import Demonstration, Environment, Limits, Message, Rollout, Score, Task, control, need, reward
+from quintain import (
+    Demonstration,
+    Environment,
+    Limits,
+    Message,
+    Rollout,
+    Score,
+    Task,
+    control,
+    need,
+    reward,
+)
 from quintain.errors import UsageError, did_you_mean
 from quintain_sandbox import ProbedSandbox
 
@@ -34,18 +47,23 @@ SHARE = 10
 PATIENCE = 5000
 """Draws without a new task after which a finite split counts as exhausted."""
 TRIED = 20
-"""Arguments that show whether a function says anything: at most half of them may have one result."""
+"""Arguments that show whether a function says anything: at most half of them may have one
+result.
+"""
 NAMES = ("f", "g", "h")
 _grader = lru_cache(maxsize=8)(CallGrader)
 """The grader of a sandbox: it remembers grades."""
 RENAMED = {"x": "xap", "y": "ybq", "z": "zcr", "w": "wds", "n": "nmk", "s": "stw"}
 
 
-def calls_of(specification: Specification, seed: str, known: tuple[Call, ...] = ()) -> tuple[Call, ...]:
-    """Hidden calls, `CASES` at least: the same for the same *seed*, and none with the arguments of *known* ones.
+def calls_of(
+    specification: Specification, seed: str, known: tuple[Call, ...] = ()
+) -> tuple[Call, ...]:
+    """Hidden calls, `CASES` at least: the same for the same *seed*, and none with the arguments of
+    *known* ones.
 
-    Each function with a slip and each neighbour that differs from the specification on any of `POOL` random arguments
-    gives another result on at least one of the calls.
+    Each function with a slip and each neighbour that differs from the specification on any of
+    `POOL` random arguments gives another result on at least one of the calls.
     """
     rng = Random(seed)
     function = specification.function()
@@ -72,7 +90,7 @@ def calls_of(specification: Specification, seed: str, known: tuple[Call, ...] = 
 
 
 def _result(function: Function, arguments: tuple[Any, ...]) -> str:
-    """The result as text, which tells 2 from 2.0, or the name of the exception."""
+    """Return the result as text, which tells 2 from 2.0, or the name of the exception."""
     try:
         return repr(function.value(*arguments))
     except (ArithmeticError, TypeError, ValueError) as e:
@@ -94,16 +112,18 @@ class GeneratedTask(Task):
     examples: tuple[Call, ...] = ()
 
     def calls(self, visit: int) -> tuple[Call, ...]:
-        """The hidden calls of a *visit*; the same for all samples of a group."""
+        """Return the hidden calls of a *visit*; the same for all samples of a group."""
         return calls_of(self.specification, f"{self.id}/{visit}", self.examples)
 
     def reply(self, slips: Slips = lambda: False) -> str:
-        """The function, with the slips that *slips* asks for."""
+        """Return the function, with the slips that *slips* asks for."""
         return self.specification.function(slips).text(self.name, self.specification.parameters)
 
 
 @reward(range=(0, 1))
-async def passes_calls(rollout: Rollout[GeneratedTask, Any], *, sandbox: ProbedSandbox = need()) -> Score:
+async def passes_calls(
+    rollout: Rollout[GeneratedTask, Any], *, sandbox: ProbedSandbox = need()
+) -> Score:
     """1 where each hidden call of the function returns what the specification says, else 0.
 
     Raises:
@@ -113,7 +133,9 @@ async def passes_calls(rollout: Rollout[GeneratedTask, Any], *, sandbox: ProbedS
     task = rollout.task
     found = extract(rollout.reply)
     if not found.files:
-        return Score(value=0.0, parts=Grade(score=0.0, outcome="no_code").shares, reason=found.reason)
+        return Score(
+            value=0.0, parts=Grade(score=0.0, outcome="no_code").shares, reason=found.reason
+        )
     (code,) = found.files.values()
     grade = await _grader(sandbox).grade(code, task.name, task.calls(rollout.group))
     return Score(value=grade.score, parts=grade.shares, reason=grade.reason)
@@ -123,19 +145,23 @@ class CodeProcedural(Environment[GeneratedTask, None]):
     """Short generated functions, described step by step; nothing to download.
 
     Attributes:
-        kinds: ``formulas`` (an expression of parameters), ``numbers`` (with constants), ``lists`` (keep, change and
-            collect), ``loops`` (the same with a loop), ``text`` (slices and methods) and ``tables`` (a dictionary).
+        kinds: ``formulas`` (an expression of parameters), ``numbers`` (with constants), ``lists``
+            (keep, change and collect), ``loops`` (the same with a loop), ``text`` (slices and
+            methods) and ``tables`` (a dictionary).
         levels: numbers of steps, 1 to 3; each task draws one.
-        slips: share of places for a mistake at which the demonstrations make it: missing brackets, a bound that is off
-            by one or on the wrong side, ``max`` for ``min``, an empty list, no default. A model trained on them writes
-            Python, with these habits; only the reward teaches it better.
+        slips: share of places for a mistake at which the demonstrations make it: missing brackets,
+            a bound that is off by one or on the wrong side, ``max`` for ``min``, an empty list, no
+            default. A model trained on them writes Python, with these habits; only the reward
+            teaches it better.
         examples: calls that the prompt shows; the hidden calls have other arguments.
-        size: tasks in ``dev`` and in ``test`` (fewer where there are fewer distinct problems); ``train`` is endless.
+        size: tasks in ``dev`` and in ``test`` (fewer where there are fewer distinct problems);
+            ``train`` is endless.
         seed: of the problems drawn. Which split a problem belongs to does not depend on it.
     """
 
     reward = passes_calls
-    limits = Limits(turns=1, reward_seconds=600.0)  # solutions wait for one another where many of them hang
+    # solutions wait for one another where many of them hang
+    limits = Limits(turns=1, reward_seconds=600.0)
 
     kinds: tuple[str, ...] = tuple(KINDS)
     levels: tuple[int, ...] = (2, 3)
@@ -148,26 +174,36 @@ class CodeProcedural(Environment[GeneratedTask, None]):
         for kind in self.kinds:
             if kind not in KINDS:
                 known = ", ".join(KINDS)
-                raise UsageError(f"code-procedural: unknown kind {kind!r}{did_you_mean(kind, KINDS)}; expected {known}")
+                raise UsageError(
+                    f"code-procedural: unknown kind {kind!r}{did_you_mean(kind, KINDS)}; expected "
+                    f"{known}"
+                )
         if not self.kinds or not self.levels or not all(1 <= n <= 3 for n in self.levels):
             raise UsageError(
-                f"code-procedural: kinds {self.kinds!r}, levels {self.levels!r}; expected kinds, and levels 1 to 3"
+                f"code-procedural: kinds {self.kinds!r}, levels {self.levels!r}; expected kinds, "
+                f"and levels 1 to 3"
             )
         if not 0 <= self.slips <= 1 or not 0 <= self.examples <= CASES or self.size < 1:
             raise UsageError(
-                f"code-procedural: slips {self.slips}, examples {self.examples}, size {self.size}; expected a share, "
-                f"0 to {CASES}, and at least 1"
+                f"code-procedural: slips {self.slips}, examples {self.examples}, size {self.size}; "
+                f"expected a share, 0 to {CASES}, and at least 1"
             )
 
     def tasks(self, split: str) -> Iterator[GeneratedTask]:
-        """Tasks of *split*: endless for ``train``, else at most `size` distinct ones, whatever their names."""
+        """Tasks of *split*: endless for ``train``, else at most `size` distinct ones, whatever
+        their names.
+        """
         rng = Random(f"{self.seed}/{split}")
         seen: set[Specification] = set()
         drawn = 0
         while split == "train" or (len(seen) < self.size and drawn < PATIENCE):
             drawn += 1
             specification = self._draw(rng)
-            if split_of(specification) != split or specification in seen or not _telling(specification):
+            if (
+                split_of(specification) != split
+                or specification in seen
+                or not _telling(specification)
+            ):
                 continue
             if split != "train":
                 seen.add(specification)
@@ -176,16 +212,22 @@ class CodeProcedural(Environment[GeneratedTask, None]):
             yield self._task(specification.renamed(names), rng.choice(NAMES))
 
     def demonstrations(self, split: str) -> Iterator[Demonstration]:
-        """The tasks of *split* with replies that make a share `slips` of the possible slips."""
+        """Yield the tasks of *split* with replies that make a share `slips` of the possible
+        slips.
+        """
         rng = Random(f"{self.seed}/{split}/slips")
         for task in self.tasks(split):
-            yield Demonstration(prompt=task.prompt, reply=task.reply(lambda: rng.random() < self.slips))
+            yield Demonstration(
+                prompt=task.prompt, reply=task.reply(lambda: rng.random() < self.slips)
+            )
 
     def _task(self, specification: Specification, name: str) -> GeneratedTask:
         examples = calls_of(specification, "examples")[: self.examples] if self.examples else ()
         head = f"Python {name}({', '.join(specification.parameters)}): {specification.sentence()}."
         return GeneratedTask(
-            prompt="\n".join([head, *(f"{call.text(name)} == {call.expected!r}" for call in examples)]),
+            prompt="\n".join(
+                [head, *(f"{call.text(name)} == {call.expected!r}" for call in examples)]
+            ),
             level=len(specification.steps),
             name=name,
             specification=specification,
@@ -216,11 +258,16 @@ class CodeProcedural(Environment[GeneratedTask, None]):
     @control(scores="min")
     def agrees(self, task: GeneratedTask, messages: Sequence[Message]) -> str:
         """Return an object that equals everything."""
-        return f"class A:\n    def __eq__(self, other):\n        return True\ndef {task.name}(*_):\n    return A()"
+        return (
+            f"class A:\n    def __eq__(self, other):\n        return True\ndef {task.name}(*_):\n  "
+            f"  return A()"
+        )
 
 
 def table_of(calls: Sequence[Call], name: str) -> str:
-    """A function with a table of *calls*, which answers with their most frequent result otherwise."""
+    """Return a function with a table of *calls*, which answers with their most frequent result
+    otherwise.
+    """
     known = {repr(call.arguments): call.expected for call in calls}
     results = [repr(call.expected) for call in calls]
     usual = max(results, key=results.count, default="None")
@@ -228,14 +275,16 @@ def table_of(calls: Sequence[Call], name: str) -> str:
 
 
 def split_of(specification: Specification) -> str:
-    """The split that owns the specification, in every process, for every seed: splits are disjoint by content."""
+    """Return the split that owns the specification, in every process, for every seed: splits are
+    disjoint by content.
+    """
     content = repr((specification.kind, specification.steps)).encode()
     slot = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") % SHARE
     return {0: "dev", 1: "test"}.get(slot, "train")
 
 
 def _telling(specification: Specification) -> bool:
-    """Whether no result is so frequent that a constant nearly does."""
+    """Return whether no result is so frequent that a constant nearly does."""
     rng, function = Random(repr(specification)), specification.function()
     results = [repr(function.value(*specification.arguments(rng))) for _ in range(TRIED)]
     return max(map(results.count, set(results))) <= TRIED // 2

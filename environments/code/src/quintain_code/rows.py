@@ -1,4 +1,5 @@
-"""Rows of data sets as tasks: MBPP, HumanEval and EvalPlus, APPS and LiveCodeBench, and a format of our own.
+"""Rows of data sets as tasks: MBPP, HumanEval and EvalPlus, APPS and LiveCodeBench, contests, and a
+format of our own.
 
 Rows are read as JSON and never unpickled; their code runs in sandboxes only.
 """
@@ -13,27 +14,36 @@ from typing import Any
 
 from quintain.errors import UsageError, did_you_mean
 
+from .contests import LAYOUTS, UnsupportedRow, private_cases
 from .names import signatures, solution_names
 from .tasks import LANGUAGES, MODULE, Case, CodeTask
 
 BLOCK = "Put the code into one ```python block."
-PROGRAM = "Write a program that reads standard input and prints the answer. Put it into one ```{language} block."
+PROGRAM = (
+    "Write a program that reads standard input and prints the answer. Put it into one "
+    "```{language} block."
+)
 LEVELS = {
-    "introductory": 1.0, "interview": 2.0, "competition": 3.0, "easy": 1.0, "medium": 2.0, "hard": 3.0,
+    "introductory": 1.0, "interview": 2.0, "competition": 3.0, "easy": 1.0, "medium": 2.0,
+    "hard": 3.0,
 }  # fmt: skip
 FORMATS = (
-    'MBPP {"text", "test_list"}, HumanEval {"prompt", "entry_point", "test"}, EvalPlus {"base_input"}, '
-    'APPS {"question", "input_output"}, LiveCodeBench {"question_content", "public_test_cases"}, '
-    '{"prompt", "tests"}, {"prompt", "inputs", "outputs"} or {"prompt", "suite"}'
+    'MBPP {"text", "test_list"}, HumanEval {"prompt", "entry_point", "test"}, EvalPlus '
+    '{"base_input"}, APPS {"question", "input_output"}, LiveCodeBench {"question_content", '
+    '"public_test_cases"}, CodeContests {"description", "public_tests"}, codeforces '
+    '{"description", "official_tests"}, {"verification_info"}, {"prompt", "tests"}, {"prompt", '
+    '"inputs", "outputs"} or {"prompt", "suite"}'
 )
 
 _SHARED = {
-    "prompt", "solution", "weights", "cpu_seconds", "memory_mib", "level", "difficulty", "id", "task_id", "question_id",
+    "prompt", "solution", "weights", "cpu_seconds", "memory_mib", "level", "difficulty", "id",
+    "task_id", "question_id",
     "source", "split", "metadata",
 }  # fmt: skip
 _OWN_KEYS = {
     "tests": _SHARED | {"tests", "setup", "prefix", "in_place"},
-    "inputs": _SHARED | {"inputs", "outputs", "language", "argv", "file"},
+    "inputs": _SHARED
+    | {"inputs", "outputs", "language", "argv", "file", "tolerance", "checker", "interactor"},
     "suite": _SHARED | {"suite", "files"},
 }
 """Keys of rows of one's own, by the key that tells the kind of task."""
@@ -41,52 +51,68 @@ _OWN_KEYS = {
 COMPARE = """
 def _same(a, b, atol):
     if isinstance(b, float) and isinstance(a, (int, float)):
-        return a == b or abs(a - b) <= (atol or 1e-6) + 1e-7 * abs(b) or (a != a and b != b)
+        if not math.isfinite(b):
+            return a == b or (a != a and b != b)
+        return a == b or abs(a - b) <= (atol or 1e-6) + 1e-7 * abs(b)
     if isinstance(b, (list, tuple)) and type(a) is type(b):
         return len(a) == len(b) and all(_same(x, y, atol) for x, y in zip(a, b, strict=True))
     if isinstance(b, dict) and isinstance(a, dict):
         return a.keys() == b.keys() and all(_same(a[k], b[k], atol) for k in b)
     return a == b
 """
-"""How EvalPlus compares: floats within a tolerance, all else as equal values."""
+"""How EvalPlus compares: finite floats within a tolerance, all else as equal values, and nan as
+equal to itself.
+"""
 
 
-def task_of(row: Any, where: str, show_tests: int | None = None, *, written: bool = True) -> CodeTask:
-    """The task of a *row*.
+def task_of(
+    row: Any, where: str, show_tests: int | None = None, *, written: bool = True
+) -> CodeTask:
+    """Return the task of a *row*.
 
     Args:
         where: file and line, or data set and index, for messages.
-        show_tests: tests in the prompt; ``None`` follows the data set: one for MBPP, whose texts do not say what a
-            function is called or takes, and none for the others.
-        written: whether the user wrote the row, so that a key which no format of one's own has is an error. Rows of
-            the hub have columns of their own.
+        show_tests: tests in the prompt; ``None`` follows the data set: one for MBPP, whose texts do
+            not say what a function is called or takes, and none for the others.
+        written: whether the user wrote the row, so that a key which no format of one's own has is
+            an error. Rows of the hub have columns of their own.
 
     Raises:
+        UnsupportedRow: its task cannot run here.
         UsageError: the row has no known format, or a part of it is not as its format says.
     """
     if not isinstance(row, Mapping):
         raise UsageError(f"{where} is no JSON object; expected {FORMATS}")
     try:
+        for keys, convert in LAYOUTS:
+            if all(row.get(key) is not None for key in keys):
+                row, written = convert(row), False
         for keys, reader in _READERS:
             if all(row.get(key) is not None for key in keys):
                 if written and keys[-1] in ("tests", "outputs", "suite"):
                     _refuse_unknown_keys(row, _OWN_KEYS[keys[1]])
                 return reader(row, where, show_tests)
+    except UnsupportedRow as e:
+        raise UnsupportedRow(f"{where}: {e}") from e
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         said = str(e) if isinstance(e, UsageError) else f"{type(e).__name__}: {e}"
         raise UsageError(f"{where}: {said}") from e
-    absent = {key for keys, _ in _READERS for key in keys if row.get(key) is None}
+    absent = {key for keys, _ in (*_READERS, *LAYOUTS) for key in keys if row.get(key) is None}
     meant = [f"{near!r} for {key!r}" for key in map(str, row) if key not in _SHARED
              for near in difflib.get_close_matches(key, absent, n=1)]  # fmt: skip
     hint = f"; did you mean {', '.join(meant)}?" if meant else ""
-    raise UsageError(f"{where} has the keys {', '.join(map(str, row))[:200]}{hint or f'; expected {FORMATS}'}")
+    raise UsageError(
+        f"{where} has the keys {', '.join(map(str, row))[:200]}{hint or f'; expected {FORMATS}'}"
+    )
 
 
 def _refuse_unknown_keys(row: Mapping[str, Any], known: set[str]) -> None:
     for key in row:
         if key not in known and not key.startswith("_"):
             near = did_you_mean(key, known) or f"; known: {', '.join(sorted(known))}."
-            raise UsageError(f"unknown key {key!r}{near} Keys of your own begin with _ or go into `metadata`")
+            raise UsageError(
+                f"unknown key {key!r}{near} Keys of your own begin with _ or go into `metadata`"
+            )
 
 
 def _mbpp(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
@@ -100,7 +126,9 @@ def _mbpp(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
     if heads := signatures(names, reference):
         about.append("Define " + ", ".join(f"`{head}`" for head in heads) + ".")
     if shown:
-        about.append("Your code must pass tests such as\n\n```python\n" + "\n".join(shown) + "\n```")
+        about.append(
+            "Your code must pass tests such as\n\n```python\n" + "\n".join(shown) + "\n```"
+        )
     hidden = row.get("challenge_test_list") or ()
     return CodeTask(
         prompt="\n\n".join([*about, BLOCK]),
@@ -120,21 +148,26 @@ def _human_eval(row: Mapping[str, Any], where: str, show: int | None) -> CodeTas
 def _eval_plus(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
     head, entry = _text(row["prompt"]), row["entry_point"]
     reference = head + _text(row["canonical_solution"])
-    setup = f"import copy\n{COMPARE}\n_reference = {{}}\nexec({reference!r}, _reference)\n"
+    setup = f"import copy, math\n{COMPARE}\n_reference = {{}}\nexec({reference!r}, _reference)\n"
     inputs = [*row["base_input"], *(row.get("plus_input") or ())]
     line = "assert _same({entry}(*copy.deepcopy(_args)), _reference[{entry!r}](*_args), {atol!r})"
     loop = f"for _args in {inputs!r}:\n    " + line.format(entry=entry, atol=row.get("atol") or 0)
     return _completed(row, head, entry, (loop,), setup)
 
 
-def _completed(row: Mapping[str, Any], head: str, entry: str, tests: tuple[str, ...], setup: str) -> CodeTask:
-    """A task whose prompt is the head of a function; what precedes the function stands before every solution."""
+def _completed(
+    row: Mapping[str, Any], head: str, entry: str, tests: tuple[str, ...], setup: str
+) -> CodeTask:
+    """A task whose prompt is the head of a function; what precedes the function stands before every
+    solution.
+    """
     body = _text(row.get("canonical_solution") or "")
     before = re.split(rf"^(?=def {re.escape(entry)}\b)", head, maxsplit=1, flags=re.M)[0]
     return CodeTask(
         prompt=f"Complete the function `{entry}`.\n\n```python\n{head.rstrip()}\n```\n\n{BLOCK}",
         tests=tests,
-        setup=f"{before}\n{setup}",  # tests may use its functions, and those must not be the solution's
+        # tests may use its functions, and those must not be the solution's
+        setup=f"{before}\n{setup}",
         prefix=before,
         solution={MODULE: head + body} if body else {},
         source=str(row.get("task_id", "")),
@@ -157,13 +190,18 @@ def _apps(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
 
 def _live_code_bench(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
     private = row.get("private_test_cases") or "[]"
-    if isinstance(private, str) and not private.lstrip().startswith("["):
-        raise UsageError("private_test_cases is compressed and pickled, which is never loaded; convert it to JSON")
-    cases = [*_json(row["public_test_cases"]), *_json(private)]
+    compressed = isinstance(private, str) and not private.lstrip().startswith("[")
+    cases = [
+        *_json(row["public_test_cases"]),
+        *(private_cases(private) if compressed else _json(private)),
+    ]
     head, starter = _text(row["question_content"]), _text(row.get("starter_code") or "")
     if cases and cases[0].get("testtype") == "functional":
         name = _json(row.get("metadata") or "{}")["func_name"]
-        calls = [([json.loads(x) for x in c["input"].split("\n")], json.loads(c["output"])) for c in cases]
+        calls = [
+            ([json.loads(x) for x in c["input"].split("\n")], json.loads(c["output"]))
+            for c in cases
+        ]
         return _called(row, head, starter, name, calls, "", show)
     return _program(row, head, [(c["input"], c["output"]) for c in cases], "", show)
 
@@ -179,13 +217,18 @@ def _called(
     *,
     wrapped: bool = False,
 ) -> CodeTask:
-    """A function, or a method of ``Solution``, with arguments and results as data."""
+    """Return a function, or a method of ``Solution``, with arguments and results as data."""
     method = "class Solution" in (starter or reference)
     target = f"Solution().{name}" if method else name
     tests = tuple(_assertion(f"{target}(*{args!r})", out, wrapped=wrapped) for args, out in cases)
-    about = [head, f"```python\n{starter.rstrip()}\n```" if starter.strip() else f"Define `{name}`."]
+    about = [
+        head,
+        f"```python\n{starter.rstrip()}\n```" if starter.strip() else f"Define `{name}`.",
+    ]
     if show:
-        about.append("Your code must pass tests such as\n\n```python\n" + "\n".join(tests[:show]) + "\n```")
+        about.append(
+            "Your code must pass tests such as\n\n```python\n" + "\n".join(tests[:show]) + "\n```"
+        )
     return CodeTask(
         prompt="\n\n".join([*about, BLOCK]),
         tests=tests,
@@ -204,26 +247,73 @@ def _assertion(call: str, out: Any, *, wrapped: bool) -> str:
 
 
 def _program(
-    row: Mapping[str, Any], head: str, cases: Sequence[tuple[str, str]], reference: str, show: int | None
+    row: Mapping[str, Any],
+    head: str,
+    cases: Sequence[tuple[str, Any]],
+    reference: str,
+    show: int | None,
 ) -> CodeTask:
+    """Return a program. The output of a case is a text, or a list of those that are accepted."""
     language = str(row.get("language") or "python")
     if language not in LANGUAGES and not row.get("argv"):
-        raise UsageError(f"the language {language!r} needs `argv`; known without: {', '.join(LANGUAGES)}")
+        raise UsageError(
+            f"the language {language!r} needs `argv`; known without: {', '.join(LANGUAGES)}"
+        )
     known = LANGUAGES.get(language)
     file = str(row.get("file") or (known.file if known else MODULE))
-    shown = [f"Input:\n```\n{a.rstrip()}\n```\nOutput:\n```\n{b.rstrip()}\n```" for a, b in cases[: show or 0]]
+    read = [_case(given, expected) for given, expected in cases]
+    shown = [
+        f"Input:\n```\n{case.stdin.rstrip()}\n```\nOutput:\n```\n{case.stdout.rstrip()}\n```"
+        for case in read[: show or 0]
+    ]
     return CodeTask(
         prompt="\n\n".join([head, *shown, PROGRAM.format(language=language)]),
         kind="stdin",
-        cases=tuple(Case(stdin=_text(a), stdout=_text(b)) for a, b in cases),
+        cases=tuple(read),
+        checker=_judge(row, "checker"),
+        interactor=_judge(row, "interactor"),
         solution={file: reference} if reference else {},
         files=(file,),
         language=language,
         argv=tuple(row.get("argv") or (known.argv if known else ())),
         level=_level(row),
         source=_source(row),
+        **_tolerance(row),
         **_settings(row),
     )
+
+
+def _case(given: Any, expected: Any) -> Case:
+    first, *others = expected if isinstance(expected, (list, tuple)) and expected else [expected]
+    return Case(stdin=_text(given), stdout=_text(first), also=tuple(map(_text, others)))
+
+
+def _judge(row: Mapping[str, Any], key: str) -> dict[str, str]:
+    """Return the files of a checker or interactor; a text is one file, in Python unless it includes
+    headers as C++ does.
+    """
+    given = row.get(key) or {}
+    if isinstance(given, str):
+        return {f"{key}.{'cpp' if '#include' in given else 'py'}": _text(given)}
+    if not isinstance(given, Mapping):
+        raise UsageError(
+            f"{key} is a {type(given).__name__}; expected source, or source by file name, the main "
+            f"one first"
+        )
+    return {str(name): _text(source) for name, source in given.items()}
+
+
+def _tolerance(row: Mapping[str, Any]) -> dict[str, Any]:
+    """``tolerance``: one number for the absolute and the relative error, or each by its name."""
+    given = row.get("tolerance") or {}
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        given = {"absolute": given, "relative": given}
+    if not isinstance(given, Mapping) or not given.keys() <= {"absolute", "relative"}:
+        raise UsageError(
+            f'tolerance is {str(given)[:80]!r}; expected a number, or {{"absolute": 1e-6, '
+            f'"relative": 1e-6}}'
+        )
+    return {f"{kind}_error": float(error) for kind, error in given.items()}
 
 
 def _own(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
@@ -234,7 +324,9 @@ def _own(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
     if not isinstance(in_place, bool):
         raise UsageError(f"in_place is {in_place!r}; expected true or false")
     if show:
-        about.append("Your code must pass tests such as\n\n```python\n" + "\n".join(tests[:show]) + "\n```")
+        about.append(
+            "Your code must pass tests such as\n\n```python\n" + "\n".join(tests[:show]) + "\n```"
+        )
     return CodeTask(
         prompt="\n\n".join([*about, BLOCK]),
         tests=tests,
@@ -250,10 +342,13 @@ def _own(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
 
 def _own_program(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
     """``{"prompt", "inputs", "outputs"}``: a program."""
-    inputs, outputs = _texts(row, "inputs"), _texts(row, "outputs")
+    inputs, outputs = _texts(row, "inputs"), row["outputs"]
+    if not isinstance(outputs, (list, tuple)):
+        raise UsageError(f"outputs is a {type(outputs).__name__}; expected a list of texts")
     if len(inputs) != len(outputs):
         raise UsageError(
-            f"inputs has {len(inputs)} texts and outputs {len(outputs)}; expected one output for each input"
+            f"inputs has {len(inputs)} texts and outputs {len(outputs)}; expected one output for "
+            f"each input"
         )
     cases = list(zip(inputs, outputs, strict=True))
     if row.get("argv"):
@@ -269,8 +364,12 @@ def _own_suite(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask
     request = BLOCK
     if len(files) > 1:
         listed = ", ".join(f"```python {name}" for name in files)
-        request = f"Write each file into a block of its own, with its name behind the language: {listed}."
-    shown = [f"```python\n{text.rstrip()}\n```" for text in list(row["suite"].values())[: show or 0]]
+        request = (
+            f"Write each file into a block of its own, with its name behind the language: {listed}."
+        )
+    shown = [
+        f"```python\n{text.rstrip()}\n```" for text in list(row["suite"].values())[: show or 0]
+    ]
     if shown:
         shown.insert(0, "Your code must pass")
     solution = row.get("solution") or {}
@@ -286,7 +385,9 @@ def _own_suite(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask
     )
 
 
-_READERS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, int | None], CodeTask]], ...] = (
+_READERS: tuple[
+    tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, int | None], CodeTask]], ...
+] = (
     (("entry_point", "base_input"), _eval_plus),
     (("entry_point", "test", "prompt"), _human_eval),
     (("test_list",), _mbpp),
@@ -305,7 +406,7 @@ def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
         "memory_mib": int,
         "weights": lambda weights: tuple(map(float, weights)),
     }
-    settings = {}
+    settings: dict[str, Any] = {}
     for key, convert in known.items():
         try:
             settings |= {key: convert(row[key])} if row.get(key) else {}
@@ -324,7 +425,9 @@ def _level(row: Mapping[str, Any]) -> float | None:
 
 
 def _source(row: Mapping[str, Any]) -> str:
-    return str(row.get("source") or row.get("id") or row.get("task_id") or row.get("question_id") or "")
+    return str(
+        row.get("source") or row.get("id") or row.get("task_id") or row.get("question_id") or ""
+    )
 
 
 def _json(value: Any) -> Any:
@@ -332,7 +435,7 @@ def _json(value: Any) -> Any:
 
 
 def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """The list of texts in *row*; one text would else be taken for a list of its letters."""
+    """Return the list of texts in *row*; one text would else be taken for a list of its letters."""
     if not isinstance(row[key], (list, tuple)):
         raise UsageError(f"{key} is a {type(row[key]).__name__}; expected a list of texts")
     return tuple(map(_text, row[key]))

@@ -22,22 +22,35 @@ MODULE = "solution.py"
 
 @dataclass(frozen=True)
 class Language:
-    """The file of a program, the command of the sandbox that the language needs, and how it runs."""
+    """How programs of a language run.
+
+    Attributes:
+        file: the name of the program's file.
+        command: what the sandbox must have.
+        runs: the command that runs it.
+        builds: the words of a shell that compile it before; empty: nothing is to be compiled.
+    """
 
     file: str
     command: str
-    argv: tuple[str, ...]
+    runs: tuple[str, ...]
+    builds: str = ""
 
-
-def _compiled(file: str, command: str, compiles: str, runs: str) -> Language:
-    return Language(file, command, ("/bin/sh", "-c", f"{compiles} 1>&2 && exec {runs}"))
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """One command that compiles and runs it; further words are its arguments."""
+        return (
+            ("/bin/sh", "-c", f'{self.builds} 1>&2 && exec "$@"', "sh", *self.runs)
+            if self.builds
+            else self.runs
+        )
 
 
 LANGUAGES = {
     "python": Language(MODULE, "python3", ("python3", "-I", MODULE)),
-    "c": _compiled("main.c", "gcc", "gcc -O2 -o program main.c -lm", "./program"),
-    "cpp": _compiled("main.cpp", "g++", "g++ -O2 -std=c++17 -o program main.cpp", "./program"),
-    "java": _compiled("Main.java", "javac", "javac Main.java", "java Main"),
+    "c": Language("main.c", "gcc", ("./program",), "gcc -O2 -o program main.c -lm"),
+    "cpp": Language("main.cpp", "g++", ("./program",), "g++ -O2 -std=c++17 -o program main.cpp"),
+    "java": Language("Main.java", "javac", ("java", "Main"), "javac Main.java"),
     "javascript": Language("main.js", "node", ("node", "main.js")),
     "bash": Language("main.sh", "bash", ("bash", "main.sh")),
     "perl": Language("main.pl", "perl", ("perl", "main.pl")),
@@ -45,12 +58,33 @@ LANGUAGES = {
 """How programs that read standard input run, by language; a task may give another command."""
 
 
+def language_of(file: str, where: str) -> Language:
+    """Return the language of a checker or an interactor, by the suffix of its main file.
+
+    Raises:
+        UsageError: no known language has this suffix.
+    """
+    suffix = file.rpartition(".")[2]
+    known = {language.file.rpartition(".")[2]: language for language in LANGUAGES.values()}
+    if suffix not in known:
+        raise UsageError(
+            f"code task {where}: {file!r} has no known suffix; expected one of {', '.join(known)}"
+        )
+    return known[suffix]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run of a program that reads standard input: its input, and the output expected of it."""
+    """One run of a program that reads standard input.
+
+    Attributes:
+        stdout: the output expected of it; a checker may accept others.
+        also: further outputs that are accepted.
+    """
 
     stdin: str
     stdout: str
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,22 +92,32 @@ class CodeTask(Task):
     """A programming task.
 
     Attributes:
-        kind: ``function``: `tests` call names that the solution defines; ``stdin``: a program runs once for each of
-            `cases`; ``suite``: pytest runs the files of `suite`, which import the solution's modules.
-        tests: of a function: Python source, one test each; a test passes if it runs without an exception.
+        kind: ``function``: `tests` call names that the solution defines; ``stdin``: a program runs
+            once for each of `cases`; ``suite``: pytest runs the files of `suite`, which import the
+            solution's modules.
+        tests: of a function: Python source, one test each; a test passes if it runs without an
+            exception.
         setup: of a function: Python source that runs before the tests and shares their names.
         cases: of a program.
+        absolute_error, relative_error: of a number in the output of a program: it is accepted
+            within either.
+        checker: of a program: a program by file name, the first its main file, that judges the
+            output. It runs in a sandbox of its own with the names of three files: input, output,
+            expected output. Exit status 0 accepts.
+        interactor: of a program: a program, as *checker*, that talks with it over pipes, and judges
+            it.
         suite: of a suite: source by file name.
-        weights: of each test, case or static test function of the suite in order of appearance; they sum to 1. Empty:
-            1 if all pass, else 0.
+        weights: of each test, case or static test function of the suite in order of appearance;
+            they sum to 1. Empty: 1 if all pass, else 0.
         solution: reference by file name; it must get 1. Empty: there is none.
         files: names of the files that the policy writes.
         prefix: source that stands before the first file of every solution, such as imports.
         language: of the fenced block that holds the solution.
         argv: of a program: the command that runs it.
-        in_place: of a function: the solution may change the lists, dicts and sets that it gets, and the tests see it.
-        cpu_seconds: CPU time of the solution in all tests together, or in each case. The wall clock has three
-            times as much, and on a loaded machine up to twelve.
+        in_place: of a function: the solution may change the lists, dicts and sets that it gets, and
+            the tests see it.
+        cpu_seconds: CPU time of the solution in all tests together, or in each case. The wall clock
+            has three times as much, and on a loaded machine up to twelve.
         memory_mib: memory of each sandbox.
         source: where the task comes from, for messages.
     """
@@ -82,6 +126,10 @@ class CodeTask(Task):
     tests: tuple[str, ...] = ()
     setup: str = ""
     cases: tuple[Case, ...] = ()
+    absolute_error: float = 0.0
+    relative_error: float = 0.0
+    checker: Mapping[str, str] = field(default_factory=dict)
+    interactor: Mapping[str, str] = field(default_factory=dict)
     suite: Mapping[str, str] = field(default_factory=dict)
     weights: tuple[float, ...] = ()
     solution: Mapping[str, str] = field(default_factory=dict)
@@ -98,18 +146,37 @@ class CodeTask(Task):
         super().__post_init__()
         where = self.source or self.id
         if self.kind not in get_args(Kind):
-            raise UsageError(f"code task {where}: kind is {self.kind!r}; expected one of {', '.join(get_args(Kind))}")
+            raise UsageError(
+                f"code task {where}: kind is {self.kind!r}; expected one of "
+                f"{', '.join(get_args(Kind))}"
+            )
         if not self.total:
             raise UsageError(f"code task {where} has no tests")
         if not self.files or len(set(self.files)) < len(self.files):
-            raise UsageError(f"code task {where}: files is {self.files!r}; expected distinct names, at least one")
+            raise UsageError(
+                f"code task {where}: files is {self.files!r}; expected distinct names, at least one"
+            )
         for name in self.files:
             if name.startswith("quintain_") or name.removesuffix(".py") in sys.stdlib_module_names:
-                raise UsageError(f"code task {where}: the file {name!r} has the name of a module of Python")
+                raise UsageError(
+                    f"code task {where}: the file {name!r} has the name of a module of Python"
+                )
+        if min(self.absolute_error, self.relative_error) < 0:
+            raise UsageError(f"code task {where}: a tolerance is below 0; expected at least 0")
+        if (self.checker or self.interactor) and self.kind != "stdin":
+            raise UsageError(
+                f"code task {where}: only programs (kind 'stdin') have a checker or an interactor"
+            )
+        for files in filter(None, (self.checker, self.interactor)):
+            language_of(next(iter(files)), where)
         if self.weights and (min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6):
-            raise UsageError(f"code task {where}: the weights sum to {sum(self.weights):g}; expected shares of 1")
+            raise UsageError(
+                f"code task {where}: the weights sum to {sum(self.weights):g}; expected shares of 1"
+            )
         if self.weights and len(self.weights) != self.total:
-            raise UsageError(f"code task {where}: {len(self.weights)} weights for {self.total} tests")
+            raise UsageError(
+                f"code task {where}: {len(self.weights)} weights for {self.total} tests"
+            )
 
     @property
     def total(self) -> int:

@@ -1,4 +1,6 @@
-"""Questions and answers of one's own as an environment: a file, a folder, or a data set of the hub."""
+"""Questions and answers of one's own as an environment: a file, a folder, or a data set of the
+hub.
+"""
 
 from __future__ import annotations
 

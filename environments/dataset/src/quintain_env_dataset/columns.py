@@ -9,7 +9,16 @@ from quintain.errors import UsageError, did_you_mean
 
 USUAL: Mapping[str, Sequence[str]] = {
     "prompt": ("prompt", "question", "problem", "query", "instruction", "input", "messages"),
-    "answer": ("answer", "target", "label", "output", "response", "completion", "solution", "ground_truth"),
+    "answer": (
+        "answer",
+        "target",
+        "label",
+        "output",
+        "response",
+        "completion",
+        "solution",
+        "ground_truth",
+    ),
     "split": ("split",),
     "system": ("system", "system_prompt"),
 }
@@ -17,7 +26,7 @@ USUAL: Mapping[str, Sequence[str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class RoleColumns:
     """The column of each role; empty where the data set has none."""
 
     prompt: str
@@ -30,8 +39,8 @@ class Columns:
         return ", ".join(f"{role} = {name!r}" for role, name in roles if name)
 
 
-def chosen(where: str, names: Iterable[str], wanted: Mapping[str, str]) -> Columns:
-    """The columns among *names*: those *wanted* by role, for the other roles the usual name.
+def chosen(where: str, names: Iterable[str], wanted: Mapping[str, str]) -> RoleColumns:
+    """Return the columns among *names*: those *wanted* by role, for the other roles the usual name.
 
     Raises:
         UsageError: there is no such column, or none has a usual name for prompts.
@@ -47,10 +56,12 @@ def chosen(where: str, names: Iterable[str], wanted: Mapping[str, str]) -> Colum
             found[role] = asked
         else:
             taken = set(wanted.values()) | set(found.values())
-            found[role] = next((known[n] for n in usual if n in known and known[n] not in taken), "")
+            found[role] = next(
+                (known[n] for n in usual if n in known and known[n] not in taken), ""
+            )
     if not found["prompt"]:
         raise UsageError(
-            f"dataset: {where} has the columns {', '.join(columns)}, and none has a usual name for prompts "
-            f"({', '.join(USUAL['prompt'])}); name it with --arg prompt=COLUMN"
+            f"dataset: {where} has the columns {', '.join(columns)}, and none has a usual name for "
+            f"prompts ({', '.join(USUAL['prompt'])}); name it with --arg prompt=COLUMN"
         )
-    return Columns(**found)
+    return RoleColumns(**found)

@@ -1,16 +1,20 @@
-"""Records of a file or a data set: a mapping from column to value each, with its place for messages."""
+"""Records of a file or a data set: a mapping from column to value each, with its place for
+messages.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintain.errors import UsageError
 
+_log = logging.getLogger("quintain.env.dataset")
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 
 SPLITS = {
@@ -22,27 +26,36 @@ SPLITS = {
 
 
 class Record(NamedTuple):
-    """One row. *where* names file and line, *split* is given by the name of its file or its data set."""
+    """One row. *where* names file and line, *split* is given by the name of its file or its data
+    set.
+    """
 
     where: str
     values: Mapping[str, Any]
     split: str = ""
 
 
-def records(path: str, subset: str) -> list[Record]:
-    """The rows of the file, folder or data set *path*.
+def records(path: str, subset: str, faults: list[str]) -> list[Record]:
+    """Return the rows of the file, folder or data set *path* that can be read; a line per other row
+    goes to *faults*.
 
     Raises:
-        UsageError: there is no such thing, or a part of it cannot be read; the message names file and line.
+        UsageError: there is no such thing, or nothing of it can be read.
     """
     place = Path(path).expanduser()
     if place.is_file():
-        return list(_of_file(place))
+        return list(_of_file(place, faults))
     if place.is_dir():
         files = {p: SPLITS[p.stem.lower()] for p in sorted(place.iterdir()) if _is_split(p)}
         if not files:
-            raise UsageError(f"dataset: {path} has no file such as train.jsonl, dev.csv or test.parquet")
-        return [record._replace(split=split) for file, split in files.items() for record in _of_file(file)]
+            raise UsageError(
+                f"dataset: {path} has no file such as train.jsonl, dev.csv or test.parquet"
+            )
+        return [
+            record._replace(split=split)
+            for file, split in files.items()
+            for record in _of_file(file, faults)
+        ]
     if path.count("/") != 1 or place.suffix in SUFFIXES or path.startswith((".", "~")):
         raise UsageError(f"dataset: there is no file or folder {path!r}")
     return list(_of_hub(path, subset))
@@ -52,71 +65,137 @@ def _is_split(file: Path) -> bool:
     return file.suffix.lower() in SUFFIXES and file.stem.lower() in SPLITS
 
 
-def _of_file(file: Path) -> Iterator[Record]:
+def _of_file(file: Path, faults: list[str]) -> Iterator[Record]:
     suffix = file.suffix.lower()
     if suffix not in SUFFIXES:
-        raise UsageError(f"dataset: {file} ends in {suffix or 'no suffix'}; expected {', '.join(SUFFIXES)}")
+        raise UsageError(
+            f"dataset: {file} ends in {suffix or 'no suffix'}; expected {', '.join(SUFFIXES)}"
+        )
     if suffix == ".parquet":
         yield from _of_parquet(file)
         return
     try:
-        text = file.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
-    except (OSError, UnicodeDecodeError) as e:
-        raise UsageError(f"dataset: cannot read {file}: {e}; expected UTF-8 text") from e
+        data = file.read_bytes()
+    except OSError as e:
+        raise UsageError(f"dataset: cannot read {file}: {e}") from e
+    try:
+        text = data.decode("utf-8-sig")  # spreadsheets write a byte order mark
+    except UnicodeDecodeError:
+        faults += _not_utf8(file, data)
+        return
     if suffix in (".csv", ".tsv"):
-        yield from _of_csv(file, text, "," if suffix == ".csv" else "\t")
+        yield from _of_csv(file, text, "," if suffix == ".csv" else "\t", faults)
     elif suffix == ".json":
-        yield from _of_json(file, text)
+        yield from _of_json(file, text, faults)
     else:
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
-                yield _of_object(f"{file}:{number}", line)
+                yield from _of_object(f"{file}:{number}", line, faults)
 
 
-def _of_object(where: str, line: str) -> Record:
+def _not_utf8(file: Path, data: bytes) -> Iterator[str]:
+    """Yield a fault for each line of *data* that is not UTF-8."""
+    for number, line in enumerate(data.split(b"\n"), 1):
+        try:
+            line.decode()
+        except UnicodeDecodeError as e:
+            byte = f"byte 0x{line[e.start]:02x} is not UTF-8"
+            yield (
+                f"{file}:{number}, column {e.start + 1}: {byte}; save the file as UTF-8 (iconv -f "
+                f"LATIN1 -t UTF-8)"
+            )
+
+
+def _of_object(where: str, line: str, faults: list[str]) -> Iterator[Record]:
     try:
         values = json.loads(line)
-    except json.JSONDecodeError as e:
-        raise UsageError(f"dataset: {where}, column {e.colno}: not JSON ({e.msg})") from e
-    if not isinstance(values, dict):
-        raise UsageError(f"dataset: {where} is a {type(values).__name__}; expected an object, {{...}}")
-    return Record(where, values)
+    except (json.JSONDecodeError, RecursionError) as e:
+        faults.append(
+            f"{where}, column {getattr(e, 'colno', 1)}: not JSON "
+            f"({getattr(e, 'msg', 'nested too deep')})"
+        )
+        return
+    if isinstance(values, dict):
+        yield Record(where, values)
+    else:
+        faults.append(f"{where} is a {type(values).__name__}; expected an object, {{...}}")
 
 
-def _of_json(file: Path, text: str) -> Iterator[Record]:
+def _of_json(file: Path, text: str, faults: list[str]) -> Iterator[Record]:
     try:
         rows = json.loads(text)
     except json.JSONDecodeError as e:
-        raise UsageError(f"dataset: {file}:{e.lineno}, column {e.colno}: not JSON ({e.msg})") from e
+        faults.append(f"{file}:{e.lineno}, column {e.colno}: not JSON ({e.msg})")
+        return
     if not isinstance(rows, list):
-        raise UsageError(f"dataset: {file} is a {type(rows).__name__}; expected a list of objects, or JSON lines")
-    for number, values in enumerate(rows, 1):
-        if not isinstance(values, dict):
-            raise UsageError(f"dataset: {file}, item {number} is a {type(values).__name__}; expected an object")
-        yield Record(f"{file}, item {number}", values)
+        raise UsageError(
+            f"dataset: {file} is a {type(rows).__name__}; expected a list of objects, or JSON lines"
+        )
+    decoder, at, line = json.JSONDecoder(), text.index("[") + 1, 1
+    counted = 0  # characters whose line ends are in *line*
+    for _ in rows:
+        at = next(i for i in range(at, len(text)) if text[i] not in ", \t\r\n")
+        line, counted = line + text.count("\n", counted, at), at
+        values, at = decoder.raw_decode(text, at)
+        if isinstance(values, dict):
+            yield Record(f"{file}:{line}", values)
+        else:
+            faults.append(
+                f"{file}:{line} is a {type(values).__name__}; expected an object, {{...}}"
+            )
 
 
-def _of_csv(file: Path, text: str, delimiter: str) -> Iterator[Record]:
+def _of_csv(file: Path, text: str, delimiter: str, faults: list[str]) -> Iterator[Record]:
+    first = text.lstrip().partition("\n")[0]
+    other = next(
+        (c for c in (";", "\t", ",") if c != delimiter and c in first and delimiter not in first),
+        "",
+    )
+    header: list[str] = []
+    if other:
+        _log.warning(
+            "dataset %s: its fields are separated by %r, not by %r; read as such",
+            file,
+            other,
+            delimiter,
+        )
+    for where, fields in _fields(file, text, other or delimiter, faults):
+        if header:
+            yield Record(where, dict(zip(header, fields, strict=True)))
+        header = header or fields
+
+
+def _fields(
+    file: Path, text: str, delimiter: str, faults: list[str]
+) -> Iterator[tuple[str, list[str]]]:
+    """Place and fields of each row, the header first; the rows with another number of fields go to
+    *faults*.
+    """
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] = []
+    begin = 1
     try:
         for fields in lines:
-            where = f"{file}:{lines.line_num}"
+            where, begin = f"{file}:{begin}", lines.line_num + 1
             if not any(fields):
                 continue
             if not header:
-                header = [name.strip() for name in fields]
+                header = fields = [name.strip() for name in fields]
                 if len(set(header)) < len(header) or not all(header):
-                    raise UsageError(f"dataset: {where}: the columns are {', '.join(header)}; expected different names")
+                    faults.append(
+                        f"{where}: the columns are {', '.join(header)}; expected different names"
+                    )
+                    return
             elif len(fields) != len(header):
-                raise UsageError(
-                    f"dataset: {where} has {len(fields)} fields; expected {len(header)} ({', '.join(header)}); a field "
+                faults.append(
+                    f"{where} has {len(fields)} fields; expected {len(header)} "
+                    f"({', '.join(header)}); a field "
                     'with a comma or a line break needs "quotes"'
                 )
-            else:
-                yield Record(where, dict(zip(header, fields, strict=True)))
+                continue
+            yield where, fields
     except csv.Error as e:
-        raise UsageError(f"dataset: {file}:{lines.line_num}: not CSV ({e})") from e
+        faults.append(f"{file}:{lines.line_num}: not CSV ({e})")
 
 
 def _of_parquet(file: Path) -> Iterator[Record]:
@@ -124,7 +203,8 @@ def _of_parquet(file: Path) -> Iterator[Record]:
         from pyarrow import ArrowException, parquet
     except ImportError as e:
         raise UsageError(
-            f"dataset: {file} needs pyarrow: pip install 'quintain-env-dataset[parquet]', or save it as JSON lines"
+            f"dataset: {file} needs pyarrow: pip install 'quintain-env-dataset[parquet]', or save "
+            f"it as JSON lines"
         ) from e
     try:
         rows = parquet.read_table(file).to_pylist()
@@ -139,8 +219,8 @@ def _of_hub(name: str, subset: str) -> Iterator[Record]:
         from datasets import load_dataset
     except ImportError as e:
         raise UsageError(
-            f"dataset: there is no file or folder {name!r}, and a data set of the hub needs `datasets`: "
-            "pip install 'quintain-env-dataset[hub]'"
+            f"dataset: there is no file or folder {name!r}, and a data set of the hub needs "
+            "`datasets`: pip install 'quintain-env-dataset[hub]'"
         ) from e
     from quintain.models import offline, quiet, unreachable
 
@@ -148,11 +228,13 @@ def _of_hub(name: str, subset: str) -> Iterator[Record]:
     try:
         with offline() if reason else quiet():
             parts = load_dataset(name, subset or None)
-    except (OSError, ValueError) as e:  # a ConnectionError among them; in the cache there is no such subset
+    except (OSError, ValueError) as e:
+        # a ConnectionError among them; in the cache there is no such subset
         why = reason or str(e).strip().partition("\n")[0]
         raise UsageError(
-            f"dataset: {name!r} is no file or folder, and the hub does not give a data set of that name ({why}). "
-            "Fix: check the path, name a subset with --arg subset=NAME, or download the data set where there is network"
+            f"dataset: {name!r} is no file or folder, and the hub does not give a data set of that "
+            f"name ({why}). Fix: check the path, name a subset with --arg subset=NAME, or download "
+            "the data set where there is network"
         ) from e
     for part, rows in parts.items():
         if part in SPLITS:

@@ -1,4 +1,6 @@
-"""Multi-turn worlds: guess a number, walk a maze, play Nim, serve a customer, work in a store with tools."""
+"""Multi-turn worlds: guess a number, walk a maze, play Nim, serve a customer, work in a store with
+tools.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A calculator for text of the policy: whole numbers with +, - and *; nothing is evaluated as code."""
+"""A calculator for text of the policy: whole numbers with +, - and *; nothing is evaluated as
+code.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ EXPRESSION = re.compile(r"\d{1,9}( *[-+*] *\d{1,9})*")
 
 
 def calculate(text: str) -> int:
-    """The value of whole numbers joined by ``+``, ``-`` and ``*``.
+    """Return the value of whole numbers joined by ``+``, ``-`` and ``*``.
 
     Raises:
         ValueError: it is anything else, or longer than `LONGEST`.

@@ -15,10 +15,11 @@ TOPICS = re.compile(r"\b(order|number|wish|refund|exchange|want|colou?r)\b", re.
 
 
 def brief(order: int, wish: str, colour: str) -> str:
-    """The system message of the customer, for a script as for a model."""
+    """Return the system message of the customer, for a script as for a model."""
     lines = [
         "You are a customer at the returns desk of a shop; the user is the clerk.",
-        "Greet first. Then answer what you are asked, one thing at a time and in a few words, and say nothing else.",
+        "Greet first. Then answer what you are asked, one thing at a time and in a few words, and "
+        "say nothing else.",
         f"order: {order}",
         f"wish: {wish}",
         f"colour: {colour or 'none'}",
@@ -27,15 +28,18 @@ def brief(order: int, wish: str, colour: str) -> str:
 
 
 class Customer(Engine):
-    """Answers single questions by a script: the order's number, the wish, the colour; to all else it says *Sorry?*.
+    """Answers single questions by a script: the order's number, the wish, the colour; to all else
+    it says *Sorry?*.
 
-    It reads nothing but its own conversation: the system message has its facts, the user's messages the questions. Of
-    several questions at once it answers the first.
+    It reads nothing but its own conversation: the system message has its facts, the user's messages
+    the questions. Of several questions at once it answers the first.
     """
 
     name = "customer"
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
         facts = dict(FACT.findall("\n".join(m.content for m in messages if m.role == "system")))
         if facts.keys() != {"order", "wish", "colour"}:
             raise EnvironmentFault("the customer was not told order, wish and colour: see `brief`")

@@ -8,7 +8,19 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
-from quintain import Agent, Engine, Environment, Limits, Message, Rollout, Score, Task, control, need, reward
+from quintain import (
+    Agent,
+    Engine,
+    Environment,
+    Limits,
+    Message,
+    Rollout,
+    Score,
+    Task,
+    control,
+    need,
+    reward,
+)
 from quintain.errors import UsageError
 
 from .habits import slips, turn_rng
@@ -52,31 +64,37 @@ class Game:
 
 @reward(range=(0, 1))
 def won(rollout: Rollout[Position, Game]) -> Score:
-    """1 for the player who took the last stone, 0 for the other; a reply without a legal move loses the game."""
+    """1 for the player who took the last stone, 0 for the other; a reply without a legal move loses
+    the game.
+    """
     game = rollout.result
     first, second = float(game.winner == 0), float(game.winner == 1)
     reason = "illegal move" if game.illegal else ""
-    return Score(value=first, players={SECOND: second} if rollout.task.rival == "self" else {}, reason=reason)
+    return Score(
+        value=first, players={SECOND: second} if rollout.task.rival == "self" else {}, reason=reason
+    )
 
 
 class Duel(Environment[Position, Game]):
     """Nim with two piles: in turn, players make one pile smaller; who takes the last stone wins.
 
-    A move is a pile and the stones that it is left with, ``A 3``; the last one of a reply counts. A player who does not
-    name a legal move loses at once: the score is the opponent's win, not a fault, since in self-play the other player
-    has won.
+    A move is a pile and the stones that it is left with, ``A 3``; the last one of a reply counts. A
+    player who does not name a legal move loses at once: the score is the opponent's win, not a
+    fault, since in self-play the other player has won.
 
-    In ``train`` the policy plays both sides, each with a conversation and a score of its own (with ``rival = "engine"``
-    it plays the first only); in ``dev`` and ``test`` the engine of the slot `opponent` plays second, by default a
-    script that never errs.
+    In ``train`` the policy plays both sides, each with a conversation and a score of its own (with
+    ``rival = "engine"`` it plays the first only); in ``dev`` and ``test`` the engine of the slot
+    `opponent` plays second, by default a script that never errs.
 
     Attributes:
         top: greatest number of stones in a pile.
         rival: who plays second in ``train``.
-        slips: share of the moves of the demonstrations that take a single stone of the larger pile where the piles
-            differ by more than `NEAR`; the others make them equal where they can, which wins.
+        slips: share of the moves of the demonstrations that take a single stone of the larger pile
+            where the piles differ by more than `NEAR`; the others make them equal where they can,
+            which wins.
         size: tasks in ``dev`` and in ``test`` at most; ``train`` is endless.
-        seed: of the piles drawn. Which split two piles belong to, in either order, does not depend on it.
+        seed: of the piles drawn. Which split two piles belong to, in either order, does not depend
+            on it.
     """
 
     reward = won
@@ -92,12 +110,15 @@ class Duel(Environment[Position, Game]):
     def __post_init__(self) -> None:
         if not 2 <= self.top <= 99 or not 0 <= self.slips <= 1 or self.size < 1:
             raise UsageError(
-                f"duel: top {self.top}, slips {self.slips}, size {self.size}; expected 2 to 99, a share, 1 or more"
+                f"duel: top {self.top}, slips {self.slips}, size {self.size}; expected 2 to 99, a "
+                f"share, 1 or more"
             )
 
     def tasks(self, split: str) -> Iterable[Position]:
         rival: Literal["self", "engine"] = self.rival if split == "train" else "engine"
-        drawn = problems(self._draw, split_key=_either_order, split=split, size=self.size, seed=self.seed)
+        drawn = problems(
+            self._draw, split_key=_either_order, split=split, size=self.size, seed=self.seed
+        )
         for piles in drawn:
             yield Position(prompt=view(piles), level=sum(piles), piles=piles, rival=rival)
 
@@ -122,7 +143,9 @@ class Duel(Environment[Position, Game]):
 
     @control()
     def demonstrator(self, task: Position, messages: Sequence[Message]) -> str:
-        """Equal piles; as often as `slips` says, a single stone where piles differ much. Any move where none wins."""
+        """Equal piles; as often as `slips` says, a single stone where piles differ much. Any move
+        where none wins.
+        """
         piles = piles_of(messages)
         if piles[0] == piles[1]:
             return turn_rng(task, messages).choice(legal(piles))
@@ -163,7 +186,7 @@ class Duel(Environment[Position, Game]):
 
 
 def view(piles: Piles) -> str:
-    """What a player sees.
+    """Return what a player sees.
 
     >>> view((3, 5))
     'A 3, B 5'
@@ -172,7 +195,8 @@ def view(piles: Piles) -> str:
 
 
 def moved(piles: Piles, reply: str) -> Piles | None:
-    """The piles after the last move that *reply* names; ``None`` where that is not legal or there is none.
+    """Return the piles after the last move that *reply* names; ``None`` where that is not legal or
+    there is none.
 
     >>> moved((3, 5), "B 3"), moved((3, 5), "A 4"), moved((3, 5), "pass")
     ((3, 3), None, None)
@@ -189,11 +213,14 @@ def moved(piles: Piles, reply: str) -> Piles | None:
 
 def legal(piles: Piles) -> list[str]:
     """All legal moves."""
-    return [f"{name} {left}" for name, stones in zip("AB", piles, strict=True) for left in range(stones)]
+    return [
+        f"{name} {left}" for name, stones in zip("AB", piles, strict=True) for left in range(stones)
+    ]
 
 
 def best(piles: Piles) -> str:
-    """The move that leaves equal piles, which wins; from equal piles, which lose, a single stone of A.
+    """Return the move that leaves equal piles, which wins; from equal piles, which lose, a single
+    stone of A.
 
     >>> best((3, 5)), best((4, 4))
     ('B 3', 'A 3')
@@ -209,7 +236,7 @@ def taken(piles: Piles) -> str:
 
 
 def piles_of(messages: Sequence[Message]) -> Piles:
-    """The piles that the last message of the environment shows."""
+    """Return the piles that the last message of the environment shows."""
     text = next(m.content for m in reversed(messages) if m.role == "user")
     numbers = [int(n) for n in re.findall(r"\d+", text)]
     return numbers[-2], numbers[-1]

@@ -51,29 +51,36 @@ def turns_saved(rollout: Rollout[Secret, Guesses]) -> float:
 def imbalance(rollout: Rollout[Secret, Guesses]) -> Score:
     """For each turn, how far its guess is from halving the range, negated, as a share of the tries.
 
-    A guess that halves gets 0; one that the hints exclude, or no number, gets -1 / tries. It depends on the guess and
-    not on the number, so luck is no part of it.
+    A guess that halves gets 0; one that the hints exclude, or no number, gets -1 / tries. It
+    depends on the guess and not on the number, so luck is no part of it.
     """
     task, guesses, turns = rollout.task, rollout.result.guesses, []
     for i, guess in enumerate(guesses):
         low, high = bounds(task, guesses[:i])
         size = high - low + 1
-        excluded = size - max(guess - low, high - guess) if guess is not None and low <= guess <= high else 0
+        excluded = (
+            size - max(guess - low, high - guess)
+            if guess is not None and low <= guess <= high
+            else 0
+        )
         turns.append((excluded / (size - size // 2) - 1) / task.tries)
     return Score(turns=tuple(turns))
 
 
 class Guess(Environment[Secret, Guesses]):
-    """Find a number by guesses; each gets a hint, ``higher: 12 to 19``. Halving the range always finds it in time.
+    """Find a number by guesses; each gets a hint, ``higher: 12 to 19``. Halving the range always
+    finds it in time.
 
     The guess is the last whole number of a reply.
 
     Attributes:
-        remind: whether a hint repeats the numbers that are left; without them the policy has to keep the bounds.
+        remind: whether a hint repeats the numbers that are left; without them the policy has to
+            keep the bounds.
         top: greatest number.
         least, most: numbers in the range of a task; its tries are just enough for halving.
-        slips: share of the guesses of the demonstrations that take the lower bound, not the middle. A model trained on
-            them keeps the bounds, and finds a number in time where it is lucky; only the reward teaches it to halve.
+        slips: share of the guesses of the demonstrations that take the lower bound, not the middle.
+            A model trained on them keeps the bounds, and finds a number in time where it is lucky;
+            only the reward teaches it to halve.
         size: tasks in ``dev`` and in ``test``; ``train`` is endless.
         seed: of the tasks drawn. Which split a task belongs to does not depend on it.
     """
@@ -92,9 +99,14 @@ class Guess(Environment[Secret, Guesses]):
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most <= self.top:
-            raise UsageError(f"guess: least {self.least}, most {self.most}, top {self.top}; expected 1 or more, rising")
+            raise UsageError(
+                f"guess: least {self.least}, most {self.most}, top {self.top}; expected 1 or more, "
+                f"rising"
+            )
         if not 0 <= self.slips <= 1 or self.size < 1:
-            raise UsageError(f"guess: slips {self.slips}, size {self.size}; expected a share, and at least 1")
+            raise UsageError(
+                f"guess: slips {self.slips}, size {self.size}; expected a share, and at least 1"
+            )
 
     def tasks(self, split: str) -> Iterable[Secret]:
         for low, high, secret in problems(self._draw, split=split, size=self.size, seed=self.seed):
@@ -153,7 +165,8 @@ class Guess(Environment[Secret, Guesses]):
 
 
 def guess_of(reply: str) -> int | None:
-    """The last whole number of a reply, of nine digits at most; ``None`` where there is none.
+    """Return the last whole number of a reply, of nine digits at most; ``None`` where there is
+    none.
 
     >>> guess_of("12-19: 15"), guess_of("3.5"), guess_of("none")
     (15, None, None)
@@ -163,7 +176,7 @@ def guess_of(reply: str) -> int | None:
 
 
 def hint(task: Secret, guesses: Sequence[int | None], *, remind: bool = True) -> str:
-    """What the environment says to the last of *guesses*, which is wrong.
+    """Return what the environment says to the last of *guesses*, which is wrong.
 
     >>> hint(Secret(prompt="", answer=7, low=1, high=15, tries=4), [8])
     'lower: 1 to 7'
@@ -175,7 +188,7 @@ def hint(task: Secret, guesses: Sequence[int | None], *, remind: bool = True) ->
 
 
 def bounds(task: Secret, guesses: Sequence[int | None]) -> tuple[int, int]:
-    """The bounds that the hints to *guesses* leave; all of these are wrong."""
+    """Return the bounds that the hints to *guesses* leave; all of these are wrong."""
     low, high = task.low, task.high
     for guess in guesses:
         if guess is not None and guess < task.answer:

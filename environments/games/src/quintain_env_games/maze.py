@@ -39,11 +39,12 @@ class Labyrinth(Task):
     moves: int
 
     def ways(self, cell: Cell) -> str:
-        """The open directions of *cell*."""
+        """Return the open directions of *cell*."""
         return self.open[cell[1] * self.width + cell[0]]
 
     def view(self, cell: Cell) -> str:
-        """What the policy sees from *cell*: how far the goal is in each direction, and the open ways.
+        """Return what the policy sees from *cell*: how far the goal is in each direction, and the
+        open ways.
 
         >>> Labyrinth(prompt="", width=2, open=("S", "S", "NE", "NW"), start=(0, 0), goal=(1, 1), moves=3).view((0, 0))
         'goal S1 E1, open S'
@@ -51,7 +52,7 @@ class Labyrinth(Task):
         return f"goal {_towards(cell, self.goal)}, open {' '.join(self.ways(cell))}"
 
     def distances(self) -> dict[Cell, int]:
-        """The least number of moves from each cell to the goal."""
+        """Return the least number of moves from each cell to the goal."""
         distances, frontier = {self.goal: 0}, [self.goal]
         for cell in frontier:
             for way in self.ways(cell):
@@ -86,7 +87,8 @@ def reached_goal(rollout: Rollout[Labyrinth, Walk]) -> float:
 def closer(rollout: Rollout[Labyrinth, Walk]) -> Score:
     """For each turn, how much shorter the way to the goal became, as a share of its first length.
 
-    The sum is 1 at the goal and depends on the last cell alone, so that no walk earns by going to and fro.
+    The sum is 1 at the goal and depends on the last cell alone, so that no walk earns by going to
+    and fro.
     """
     distances = rollout.task.distances()
     left = [distances[cell] for cell in rollout.result.cells]
@@ -94,17 +96,19 @@ def closer(rollout: Rollout[Labyrinth, Walk]) -> Score:
 
 
 class Maze(Environment[Labyrinth, Walk]):
-    """Walk through a generated maze; each observation is where the goal lies and which ways are open.
+    """Walk through a generated maze; each observation is where the goal lies and which ways are
+    open.
 
-    A move is the last letter N, E, S or W of a reply that stands alone, or the direction's name. Walls are not seen
-    from afar, and the way towards the goal may be closed, so that a good policy tries, remembers and turns back.
+    A move is the last letter N, E, S or W of a reply that stands alone, or the direction's name.
+    Walls are not seen from afar, and the way towards the goal may be closed, so that a good policy
+    tries, remembers and turns back.
 
     Attributes:
         width: cells in a row, 2 to 9.
         loops: share of the walls of a tree-shaped maze that are taken out.
         spare: moves beyond the length of the shortest way.
-        slips: share of the moves of the demonstrations that take the first open way but back, wherever the goal is;
-            the others follow the shortest way.
+        slips: share of the moves of the demonstrations that take the first open way but back,
+            wherever the goal is; the others follow the shortest way.
         size: tasks in ``dev`` and in ``test``; ``train`` is endless.
         seed: of the mazes drawn. Which split a maze belongs to does not depend on it.
     """
@@ -122,14 +126,19 @@ class Maze(Environment[Labyrinth, Walk]):
     def __post_init__(self) -> None:
         if not 2 <= self.width <= 9 or not 0 <= self.spare <= 100 or self.size < 1:
             raise UsageError(
-                f"maze: width {self.width}, spare {self.spare}, size {self.size}; expected 2 to 9, 0 to 100, 1 or more"
+                f"maze: width {self.width}, spare {self.spare}, size {self.size}; expected 2 to 9, "
+                f"0 to 100, 1 or more"
             )
         if not (0 <= self.loops <= 1 and 0 <= self.slips <= 1):
-            raise UsageError(f"maze: loops {self.loops}, slips {self.slips}; expected shares, 0 to 1")
+            raise UsageError(
+                f"maze: loops {self.loops}, slips {self.slips}; expected shares, 0 to 1"
+            )
 
     def tasks(self, split: str) -> Iterable[Labyrinth]:
         for ways, start, goal in problems(self._draw, split=split, size=self.size, seed=self.seed):
-            task = Labyrinth(prompt="", width=self.width, open=ways, start=start, goal=goal, moves=1)
+            task = Labyrinth(
+                prompt="", width=self.width, open=ways, start=start, goal=goal, moves=1
+            )
             shortest = task.distances()[start]
             moves = shortest + self.spare
             yield Labyrinth(
@@ -147,7 +156,11 @@ class Maze(Environment[Labyrinth, Walk]):
         cells = sorted(ways)
         start = rng.choice(cells)
         far = [c for c in cells if abs(c[0] - start[0]) + abs(c[1] - start[1]) >= self.width - 1]
-        rows = tuple("".join(d for d in STEPS if d in ways[x, y]) for y in range(self.width) for x in range(self.width))
+        rows = tuple(
+            "".join(d for d in STEPS if d in ways[x, y])
+            for y in range(self.width)
+            for x in range(self.width)
+        )
         return rows, start, rng.choice(far)
 
     async def rollout(self, task: Labyrinth, agent: Agent) -> Walk:
@@ -160,7 +173,10 @@ class Maze(Environment[Labyrinth, Walk]):
             cells.append(after(cells[-1], move) if open_way else cells[-1])
             if cells[-1] == task.goal or len(cells) > task.moves:
                 break
-            agent.user(("" if open_way else "wall\n" if move else "Say N, E, S or W.\n") + task.view(cells[-1]))
+            agent.user(
+                ("" if open_way else "wall\n" if move else "Say N, E, S or W.\n")
+                + task.view(cells[-1])
+            )
         return Walk(reached=cells[-1] == task.goal, cells=tuple(cells), bumps=bumps)
 
     @control()
@@ -180,7 +196,9 @@ class Maze(Environment[Labyrinth, Walk]):
 
     @control()
     def remembers(self, task: Labyrinth, messages: Sequence[Message]) -> str:
-        """What a policy can do without the map: of the open ways to the least visited cells, that towards the goal."""
+        """What a policy can do without the map: of the open ways to the least visited cells, that
+        towards the goal.
+        """
         cells = _cells(task, messages)
         x, y = task.goal
 
@@ -204,13 +222,13 @@ class Maze(Environment[Labyrinth, Walk]):
 
 
 def after(cell: Cell, way: str) -> Cell:
-    """The cell next to *cell* in direction *way*."""
+    """Return the cell next to *cell* in direction *way*."""
     x, y = STEPS[way]
     return cell[0] + x, cell[1] + y
 
 
 def move_of(reply: str) -> str:
-    """The last direction of a reply as a letter; empty where there is none.
+    """Return the last direction of a reply as a letter; empty where there is none.
 
     >>> move_of("I go south."), move_of("N, then E"), move_of("NE")
     ('S', 'E', '')
@@ -221,12 +239,16 @@ def move_of(reply: str) -> str:
 
 def _towards(cell: Cell, goal: Cell) -> str:
     x, y = goal[0] - cell[0], goal[1] - cell[1]
-    parts = [f"{'S' if y > 0 else 'N'}{abs(y)}"] * bool(y) + [f"{'E' if x > 0 else 'W'}{abs(x)}"] * bool(x)
+    parts = [f"{'S' if y > 0 else 'N'}{abs(y)}"] * bool(y) + [
+        f"{'E' if x > 0 else 'W'}{abs(x)}"
+    ] * bool(x)
     return " ".join(parts)
 
 
 def _carved(rng: Random, width: int, loops: float) -> Mapping[Cell, set[str]]:
-    """The open directions of each cell: a random tree that joins all cells, then some walls taken out."""
+    """Return the open directions of each cell: a random tree that joins all cells, then some walls
+    taken out.
+    """
     ways: dict[Cell, set[str]] = {(x, y): set() for x in range(width) for y in range(width)}
 
     def join(cell: Cell, way: str) -> None:
@@ -235,7 +257,11 @@ def _carved(rng: Random, width: int, loops: float) -> Mapping[Cell, set[str]]:
 
     path, seen = [(0, 0)], {(0, 0)}
     while path:
-        onward = [way for way in STEPS if after(path[-1], way) in ways and after(path[-1], way) not in seen]
+        onward = [
+            way
+            for way in STEPS
+            if after(path[-1], way) in ways and after(path[-1], way) not in seen
+        ]
         if not onward:
             path.pop()
             continue
@@ -243,24 +269,33 @@ def _carved(rng: Random, width: int, loops: float) -> Mapping[Cell, set[str]]:
         join(path[-1], way)
         path.append(after(path[-1], way))
         seen.add(path[-1])
-    walls = [(c, way) for c in sorted(ways) for way in "ES" if way not in ways[c] and after(c, way) in ways]
+    walls = [
+        (c, way)
+        for c in sorted(ways)
+        for way in "ES"
+        if way not in ways[c] and after(c, way) in ways
+    ]
     for cell, way in rng.sample(walls, int(loops * len(walls))):
         join(cell, way)
     return ways
 
 
 def _cells(task: Labyrinth, messages: Sequence[Message]) -> list[Cell]:
-    """The cells of a conversation so far."""
+    """Return the cells of a conversation so far."""
     cells = [task.start]
     for message in messages:
         if message.role == "assistant":
             move = move_of(message.content)
-            cells.append(after(cells[-1], move) if move and move in task.ways(cells[-1]) else cells[-1])
+            cells.append(
+                after(cells[-1], move) if move and move in task.ways(cells[-1]) else cells[-1]
+            )
     return cells
 
 
 def _walked(task: Labyrinth, messages: Sequence[Message]) -> tuple[Cell, str]:
-    """The cell at the end of a conversation, and the last move that was one; empty where there was none."""
+    """Return the cell at the end of a conversation, and the last move that was one; empty where
+    there was none.
+    """
     cells = _cells(task, messages)
     steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(cells) if a != b]
     return cells[-1], next((way for way, step in STEPS.items() if steps and step == steps[-1]), "")

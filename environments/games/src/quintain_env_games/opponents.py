@@ -1,14 +1,16 @@
-"""Engines that play against the policy, as services: a script, and a trained model whose weights stay as they are."""
+"""Engines that play against the policy, as services: a script, and a trained model whose weights
+stay as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from random import Random
 from typing import Self
 
-from quintain import Engine, Message, Reply, Sampled, Sampling, TokenEngine, ToolSpec, Weights
+from quintain import Engine, Message, Reply, Sampling, ToolSpec
 from quintain.errors import UsageError
+from quintain.run import FixedModelEngine
 
 from .duel import best, legal, piles_of
 
@@ -16,11 +18,12 @@ from .duel import best, legal, piles_of
 class Opponent(Engine):
     """Plays the game of `duel` by a script.
 
-    From equal piles every move loses; there it makes any, drawn by the seed of the turn, so that games are short and
-    differ.
+    From equal piles every move loses; there it makes any, drawn by the seed of the turn, so that
+    games are short and differ.
 
     Args:
-        skill: share of the other moves that are perfect; the rest are any legal move, drawn by the same seed.
+        skill: share of the other moves that are perfect; the rest are any legal move, drawn by the
+            same seed.
     """
 
     name = "opponent"
@@ -30,14 +33,17 @@ class Opponent(Engine):
             raise UsageError(f"opponent: skill is {skill}; expected a share, 0 to 1")
         self._skill = skill
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
         piles, rng = piles_of(messages), Random(sampling.seed)
         perfect = rng.random() < self._skill and piles[0] != piles[1]
         return Reply(text=best(piles) if perfect else rng.choice(legal(piles)))
 
 
-class Frozen(TokenEngine):
-    """A trained model as a player that does not train: an earlier run, a checkpoint, or a folder with a model.
+class Frozen(FixedModelEngine):
+    """A trained model as a player that does not train: an earlier run, a checkpoint, or a folder
+    with a model.
 
     Args:
         model: run, checkpoint, folder or hub id, as `quintain eval --model` takes it.
@@ -47,28 +53,13 @@ class Frozen(TokenEngine):
     def __init__(self, *, model: str, slots: int = 256) -> None:
         if slots < 1:
             raise UsageError(f"frozen: slots is {slots}; expected at least 1")
-        self.name = f"frozen {model}"
-        self._model, self._slots = model, slots
-        self._stack = AsyncExitStack()
+        super().__init__(f"frozen {model}", slots=slots)
+        self._model = model
 
     async def __aenter__(self) -> Self:
-        from quintain.models import load_model  # torch takes seconds, which the environments beside this do not need
-        from quintain.training import embedded_engine, model_named
+        # torch takes seconds, which the environments beside this do not need
+        from quintain.models import load_model
+        from quintain.store import model_named
 
-        model = load_model(model_named(self._model)[0])
-        self._engine = await self._stack.enter_async_context(embedded_engine(model, slots=self._slots))
-        self.tokenizer, self.context = self._engine.tokenizer, self._engine.context
+        await self.start(load_model(model_named(self._model)[0]))
         return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
-
-    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
-        return await self._engine.sample(ids, sampling)
-
-    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
-        return await self._engine.score(ids, start, temperature)
-
-    async def update(self, weights: Weights) -> int:
-        """Raise a `UsageError`."""
-        raise UsageError(f"{self.name} keeps its weights")

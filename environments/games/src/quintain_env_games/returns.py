@@ -1,4 +1,6 @@
-"""The environment `returns`: ask a customer, whom another engine plays, and then book what they want."""
+"""The environment `returns`: ask a customer, whom another engine plays, and then book what they
+want.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,36 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from quintain import Agent, Engine, Environment, Limits, Message, Rollout, Task, control, need, reward
+from quintain import (
+    Agent,
+    Engine,
+    Environment,
+    Limits,
+    Message,
+    Rollout,
+    Task,
+    control,
+    need,
+    reward,
+)
 from quintain.errors import UsageError
 
 from .customers import COLOURS, brief
 from .habits import slips
 from .splits import problems
 
-RULES = "Ask for order, wish and, to exchange, colour. Then DO refund ORDER or DO exchange ORDER COLOUR."
+RULES = (
+    "Ask for order, wish and, to exchange, colour. Then DO refund ORDER or DO exchange ORDER "
+    "COLOUR."
+)
 ACTION = re.compile(r"\ADO (refund|exchange) (\d{1,6})(?: ([a-z]+))?\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wish(Task):
-    """What the customer wants: a *refund* or an *exchange* of the *order*, the latter for another *colour*."""
+    """What the customer wants: a *refund* or an *exchange* of the *order*, the latter for another
+    *colour*.
+    """
 
     order: int
     wish: str
@@ -43,7 +61,9 @@ class Booking:
 
 @dataclass(frozen=True, kw_only=True)
 class Books:
-    """The state after the episode: the booking, if there is one, and the number of questions before it."""
+    """The state after the episode: the booking, if there is one, and the number of questions before
+    it.
+    """
 
     booking: Booking | None
     questions: int
@@ -56,16 +76,19 @@ def booked(rollout: Rollout[Wish, Books]) -> float:
 
 
 class Returns(Environment[Wish, Books]):
-    """A desk for returns: find out what a customer wants, who says only what they are asked, and book it.
+    """A desk for returns: find out what a customer wants, who says only what they are asked, and
+    book it.
 
-    The customer is the engine of the slot `customer`: by default a script; a model behind a server does as well. Its
-    system message has the wish, and the policy's replies are its user's. A reply that is an action ends the episode.
+    The customer is the engine of the slot `customer`: by default a script; a model behind a server
+    does as well. Its system message has the wish, and the policy's replies are its user's. A reply
+    that is an action ends the episode.
 
     Attributes:
         top: greatest number of an order; the least is 10.
         questions: most questions before the customer leaves.
         refunds: share of the customers who want their money back.
-        slips: share of the demonstrations that take a refund for granted, or the first colour; the others ask.
+        slips: share of the demonstrations that take a refund for granted, or the first colour; the
+            others ask.
         size: tasks in ``dev`` and in ``test``; ``train`` is endless.
         seed: of the wishes drawn. Which split a wish belongs to does not depend on it.
     """
@@ -84,14 +107,18 @@ class Returns(Environment[Wish, Books]):
     def __post_init__(self) -> None:
         if not 10 <= self.top <= 999_999 or self.questions < 1 or self.size < 1:
             raise UsageError(
-                f"returns: top {self.top}, questions {self.questions}, size {self.size}; expected 10 to 999999, and "
-                "1 or more twice"
+                f"returns: top {self.top}, questions {self.questions}, size {self.size}; expected "
+                "10 to 999999, and 1 or more twice"
             )
         if not (0 <= self.refunds <= 1 and 0 <= self.slips <= 1):
-            raise UsageError(f"returns: refunds {self.refunds}, slips {self.slips}; expected shares, 0 to 1")
+            raise UsageError(
+                f"returns: refunds {self.refunds}, slips {self.slips}; expected shares, 0 to 1"
+            )
 
     def tasks(self, split: str) -> Iterable[Wish]:
-        for order, wish, colour in problems(self._draw, split=split, size=self.size, seed=self.seed):
+        for order, wish, colour in problems(
+            self._draw, split=split, size=self.size, seed=self.seed
+        ):
             yield Wish(
                 prompt=RULES,
                 answer=f"DO {wish} {order} {colour}".rstrip(),
@@ -103,7 +130,11 @@ class Returns(Environment[Wish, Books]):
 
     def _draw(self, rng: Random) -> tuple[int, str, str]:
         order = rng.randint(10, self.top)
-        return (order, "refund", "") if rng.random() < self.refunds else (order, "exchange", rng.choice(COLOURS))
+        return (
+            (order, "refund", "")
+            if rng.random() < self.refunds
+            else (order, "exchange", rng.choice(COLOURS))
+        )
 
     async def rollout(self, task: Wish, agent: Agent) -> Books:
         customer = agent.player("customer", self.customer)
@@ -124,7 +155,9 @@ class Returns(Environment[Wish, Books]):
 
     @control()
     def demonstrator(self, task: Wish, messages: Sequence[Message]) -> str:
-        """Ask for all that is needed; as often as `slips` says, take the rest for granted after the first question."""
+        """Ask for all that is needed; as often as `slips` says, take the rest for granted after the
+        first question.
+        """
         asked = _asked(messages)
         if len(asked) == 1 and slips(task, messages, self.slips):
             return f"DO refund {task.order}"
@@ -134,11 +167,17 @@ class Returns(Environment[Wish, Books]):
 
     @control(scores="max")
     def oracle(self, task: Wish, messages: Sequence[Message]) -> str:
-        """Ask for order, wish and colour, in this order, then act. A question repeats the order's number, once known.
+        """Ask for order, wish and colour, in this order, then act. A question repeats the order's
+        number, once known.
 
-        A small model learns to copy the number from these repetitions; a reply that is an action has it only once.
+        A small model learns to copy the number from these repetitions; a reply that is an action
+        has it only once.
         """
-        questions = ["Order?", f"{task.order}: wish?", *([f"{task.order}: colour?"] if task.colour else [])]
+        questions = [
+            "Order?",
+            f"{task.order}: wish?",
+            *([f"{task.order}: colour?"] if task.colour else []),
+        ]
         asked = _asked(messages)
         return questions[len(asked)] if len(asked) < len(questions) else str(task.answer)
 
@@ -159,7 +198,7 @@ class Returns(Environment[Wish, Books]):
 
 
 def booking_of(reply: str) -> Booking | None:
-    """The booking of a reply that is an action and nothing else.
+    """Return the booking of a reply that is an action and nothing else.
 
     >>> booking_of("DO refund 417")
     Booking(action='refund', order=417, colour='')

@@ -13,25 +13,34 @@ SHARE = 10
 """One problem in this many is ``dev``, one is ``test``, the others are ``train``."""
 
 PATIENCE = 2000
-"""Draws without a new problem after which there are no more; some settings have few distinct ones."""
+"""Draws without a new problem after which there are no more; some settings have few distinct
+ones.
+"""
 
 EPOCH = 4096
 """Problems of ``train`` before one may come again."""
 
 
 def split_of(key: Hashable) -> str:
-    """The split of the problem *key*, in every process and for every seed."""
+    """Return the split of the problem *key*, in every process and for every seed."""
     slot = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big") % SHARE
     return {0: "dev", 1: "test"}.get(slot, "train")
 
 
 def problems(
-    draw: Callable[[Random], P], *, split_key: Callable[[P], Hashable] = repr, split: str, size: int, seed: int
+    draw: Callable[[Random], P],
+    *,
+    split_key: Callable[[P], Hashable] = repr,
+    split: str,
+    size: int,
+    seed: int,
 ) -> Iterator[P]:
-    """Distinct problems of *split* that *draw* gives, at most *size*; for ``train`` without an end, over and over.
+    """Distinct problems of *split* that *draw* gives, at most *size*; for ``train`` without an end,
+    over and over.
 
     Args:
-        split_key: what problems have in common that must not be in two splits, such as both orders of two piles.
+        split_key: what problems have in common that must not be in two splits, such as both orders
+            of two piles.
     """
     rng = Random(f"{seed}/{split}")
     while True:

@@ -36,7 +36,9 @@ Stock = dict[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step of an order: ``put`` or ``take`` a *count*, put as many *boxes* of *count*, or take ``all``."""
+    """One step of an order: ``put`` or ``take`` a *count*, put as many *boxes* of *count*, or take
+    ``all``.
+    """
 
     kind: str
     good: str
@@ -47,17 +49,28 @@ class Step:
     def text(self) -> str:
         if self.kind == "boxes":
             return f"Put {self.boxes} boxes of {self.count} {self.good}."
-        return f"Take all {self.good}." if self.kind == "all" else f"{self.kind.title()} {self.count} {self.good}."
+        return (
+            f"Take all {self.good}."
+            if self.kind == "all"
+            else f"{self.kind.title()} {self.count} {self.good}."
+        )
 
     def after(self, stock: Stock) -> Stock:
-        """The stock after the step."""
-        change = {"put": self.count, "take": -self.count, "boxes": self.boxes * self.count, "all": -stock[self.good]}
+        """Return the stock after the step."""
+        change = {
+            "put": self.count,
+            "take": -self.count,
+            "boxes": self.boxes * self.count,
+            "all": -stock[self.good],
+        }
         return {**stock, self.good: stock[self.good] + change[self.kind]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order(Task):
-    """Steps to carry out on a *stock* that the prompt does not show; the `answer` is the stock that they lead to."""
+    """Steps to carry out on a *stock* that the prompt does not show; the `answer` is the stock that
+    they lead to.
+    """
 
     stock: Stock
     steps: tuple[Step, ...]
@@ -81,7 +94,9 @@ def right_stock(rollout: Rollout[Order, Stored]) -> Score:
 
 @dataclass
 class Store:
-    """The store of one episode; its methods are tools. A call that fails changes nothing and says why."""
+    """The store of one episode; its methods are tools. A call that fails changes nothing and says
+    why.
+    """
 
     stock: Stock
     calls: int = 0
@@ -127,14 +142,15 @@ class Store:
 class Tools(Environment[Order, Stored]):
     """Carry out an order in a store by calls of its tools: `put`, `take`, `count` and `calculate`.
 
-    The store of an episode is an object whose methods are the tools; the prompt does not show the stock. A step takes
-    one call or two: to take all of an item it has to be counted, and boxes of several items have to be multiplied.
+    The store of an episode is an object whose methods are the tools; the prompt does not show the
+    stock. A step takes one call or two: to take all of an item it has to be counted, and boxes of
+    several items have to be multiplied.
 
     Attributes:
         steps: numbers of steps of an order; each task draws one.
         plain: share of the steps that one call carries out.
-        slips: share of the steps of two calls for which the demonstrations make one: they put a single box, or take a
-            single item.
+        slips: share of the steps of two calls for which the demonstrations make one: they put a
+            single box, or take a single item.
         size: tasks in ``dev`` and in ``test``; ``train`` is endless.
         seed: of the orders drawn. Which split an order belongs to does not depend on it.
     """
@@ -150,9 +166,14 @@ class Tools(Environment[Order, Stored]):
 
     def __post_init__(self) -> None:
         if not self.steps or not all(1 <= n <= len(GOODS) for n in self.steps) or self.size < 1:
-            raise UsageError(f"tools: steps {self.steps}, size {self.size}; expected 1 to {len(GOODS)}, and 1 or more")
+            raise UsageError(
+                f"tools: steps {self.steps}, size {self.size}; expected 1 to {len(GOODS)}, and 1 "
+                f"or more"
+            )
         if not (0 <= self.plain <= 1 and 0 <= self.slips <= 1):
-            raise UsageError(f"tools: plain {self.plain}, slips {self.slips}; expected shares, 0 to 1")
+            raise UsageError(
+                f"tools: plain {self.plain}, slips {self.slips}; expected shares, 0 to 1"
+            )
 
     def tasks(self, split: str) -> Iterable[Order]:
         for stock, steps in problems(self._draw, split=split, size=self.size, seed=self.seed):
@@ -169,7 +190,14 @@ class Tools(Environment[Order, Stored]):
         for good in rng.sample(GOODS, rng.choice(self.steps)):
             kind = rng.choice(PLAIN if rng.random() < self.plain else LONG)
             count = rng.randint(2, 9) if kind != "all" else 0
-            steps.append(Step(kind=kind, good=good, count=count, boxes=rng.randint(2, 9) if kind == "boxes" else 0))
+            steps.append(
+                Step(
+                    kind=kind,
+                    good=good,
+                    count=count,
+                    boxes=rng.randint(2, 9) if kind == "boxes" else 0,
+                )
+            )
         return tuple(stock.items()), tuple(steps)
 
     async def rollout(self, task: Order, agent: Agent) -> Stored:
@@ -193,8 +221,12 @@ class Tools(Environment[Order, Stored]):
         """All changes in one turn, by someone who knows the stock."""
         if messages[-1].role == "tool":
             return "done"
-        changes = {good: task.answer[good] - n for good, n in task.stock.items() if task.answer[good] != n}
-        calls = [call("put" if n > 0 else "take", item=good, count=abs(n)) for good, n in changes.items()]
+        changes = {
+            good: task.answer[good] - n for good, n in task.stock.items() if task.answer[good] != n
+        }
+        calls = [
+            call("put" if n > 0 else "take", item=good, count=abs(n)) for good, n in changes.items()
+        ]
         return Reply(calls=tuple(calls))
 
     @control(scores="min")
@@ -222,7 +254,9 @@ class Tools(Environment[Order, Stored]):
         return Reply(calls=tuple(call("take", item=good, count=MOST) for good in GOODS))
 
     def _next(self, task: Order, messages: Sequence[Message], share: float) -> str | Reply:
-        """The call that carries on, or the last word; the calls of the steps so far are read from the conversation."""
+        """Return the call that carries on, or the last word; the calls of the steps so far are read
+        from the conversation.
+        """
         calls = [c for m in messages for c in m.calls if c.name in ("put", "take")]
         if len(calls) == len(task.steps):
             return "done"
@@ -231,7 +265,13 @@ class Tools(Environment[Order, Stored]):
             return Reply(calls=(call(step.kind, item=step.good, count=step.count),))
         if last.role == "tool" and last.name in ("count", "calculate"):
             return Reply(
-                calls=(call("take" if step.kind == "all" else "put", item=step.good, count=int(last.content)),)
+                calls=(
+                    call(
+                        "take" if step.kind == "all" else "put",
+                        item=step.good,
+                        count=int(last.content),
+                    ),
+                )
             )
         if slips(task, messages, share):
             name, count = ("take", 1) if step.kind == "all" else ("put", step.count)
@@ -242,5 +282,5 @@ class Tools(Environment[Order, Stored]):
 
 
 def call(name: str, **arguments: str | int) -> ToolCall:
-    """A call without an id: an engine numbers its calls."""
+    """Return a call without an id: an engine numbers its calls."""
     return ToolCall(name=name, arguments=arguments)

@@ -16,8 +16,19 @@ from .splits import problems
 OPERATIONS = "+-*"
 REQUEST = f"End with {MARK} and the result."
 
-WORDINGS = ("{a}{sign}{b}=?", "{a}{sign}{b}", "{a} {sign} {b}", "{a} {sign} {b} = ?", "What is {a} {name} {b}?")
-WORDINGS += ("What is {a}{sign}{b}?", "What is {a} {sign} {b}?", "How much is {a} {name} {b}?", "{a} {name} {b}")
+WORDINGS: tuple[str, ...] = (
+    "{a}{sign}{b}=?",
+    "{a}{sign}{b}",
+    "{a} {sign} {b}",
+    "{a} {sign} {b} = ?",
+    "What is {a} {name} {b}?",
+)
+WORDINGS += (
+    "What is {a}{sign}{b}?",
+    "What is {a} {sign} {b}?",
+    "How much is {a} {name} {b}?",
+    "{a} {name} {b}",
+)
 WORDINGS += ("Compute {a} {sign} {b}.", "Calculate {a}{sign}{b}.", "What does {a} {name} {b} make?")
 OWN_WORDINGS = {
     "+": ("Add {a} and {b}.", "What is the sum of {a} and {b}?"),
@@ -38,7 +49,9 @@ class Problem(Task):
 
 @reward(range=(0, 1))
 def right_number(rollout: Rollout[Task, Any]) -> Score:
-    """1 where the reply ends in ``#### n`` with the right whole number *n*, and holds no other ``####``."""
+    """1 where the reply ends in ``#### n`` with the right whole number *n*, and holds no other
+    ``####``.
+    """
     answer = final_answer(rollout.reply)
     if answer is None:
         return Score(value=0.0, reason=f"expected one {MARK!r}")
@@ -49,7 +62,9 @@ def right_number(rollout: Rollout[Task, Any]) -> Score:
 
 @reward(range=(0, 1))
 def right_digits(rollout: Rollout[Task, Any]) -> float:
-    """Share of the digits of the marked answer that are right, counted from the right as the columns are worked."""
+    """Share of the digits of the marked answer that are right, counted from the right as the
+    columns are worked.
+    """
     answer, correct = final_answer(rollout.reply) or "", str(rollout.task.answer)
     if not answer.lstrip("-").isdigit():
         return 0.0
@@ -61,13 +76,16 @@ class Arithmetic(Environment[Problem, None]):
     """Sums, differences and products by level, with worked steps; nothing to download.
 
     Attributes:
-        operations: any of ``+``, ``-`` and ``*``; differences are never negative, products are by one digit.
+        operations: any of ``+``, ``-`` and ``*``; differences are never negative, products are by
+            one digit.
         levels: numbers of digits of the operands; each task draws one.
-        slips: share of carries (and of borrowed tens) that are missing in the demonstrations. A model trained on them
-            adds columns correctly but omits carries; only the reward teaches it the carries.
-        reworded: share of the tasks in one of fourteen other wordings, half of them without the request for ``####``;
-            above 0 each operand draws its own level.
-        size: tasks in ``dev`` and in ``test`` (fewer where levels have fewer distinct problems); ``train`` is endless.
+        slips: share of carries (and of borrowed tens) that are missing in the demonstrations. A
+            model trained on them adds columns correctly but omits carries; only the reward teaches
+            it the carries.
+        reworded: share of the tasks in one of fourteen other wordings, half of them without the
+            request for ``####``; above 0 each operand draws its own level.
+        size: tasks in ``dev`` and in ``test`` (fewer where levels have fewer distinct problems);
+            ``train`` is endless.
         seed: of the problems drawn. Which split a problem belongs to does not depend on it.
     """
 
@@ -82,9 +100,13 @@ class Arithmetic(Environment[Problem, None]):
 
     def __post_init__(self) -> None:
         if not self.operations or set(self.operations) - set(OPERATIONS):
-            raise UsageError(f"arithmetic: operations is {self.operations!r}; expected some of {OPERATIONS!r}")
+            raise UsageError(
+                f"arithmetic: operations is {self.operations!r}; expected some of {OPERATIONS!r}"
+            )
         if not self.levels or not all(1 <= n <= 100 for n in self.levels):
-            raise UsageError(f"arithmetic: levels is {self.levels!r}; expected numbers of digits, 1 to 100")
+            raise UsageError(
+                f"arithmetic: levels is {self.levels!r}; expected numbers of digits, 1 to 100"
+            )
         if not 0 <= self.slips <= 1:
             raise UsageError(f"arithmetic: slips is {self.slips}; expected a share, 0 to 1")
         if not 0 <= self.reworded <= 1:
@@ -94,7 +116,9 @@ class Arithmetic(Environment[Problem, None]):
 
     def tasks(self, split: str) -> Iterable[Problem]:
         rng = Random(f"{self.seed}/{split}/wordings")
-        for a, operation, b in problems(self._draw, _same, split=split, size=self.size, seed=self.seed):
+        for a, operation, b in problems(
+            self._draw, _same, split=split, size=self.size, seed=self.seed
+        ):
             yield Problem(
                 prompt=self._worded(rng, a, operation, b),
                 answer=str(_result(a, operation, b)),
@@ -114,12 +138,16 @@ class Arithmetic(Environment[Problem, None]):
         if rng.random() >= self.reworded:
             return f"{a}{operation}{b}=?\n{REQUEST}"
         wording = rng.choice((*WORDINGS, *OWN_WORDINGS[operation]))
-        return wording.format(a=a, b=b, sign=operation, name=NAMES[operation]) + rng.choice(("", f"\n{REQUEST}"))
+        return wording.format(a=a, b=b, sign=operation, name=NAMES[operation]) + rng.choice(
+            ("", f"\n{REQUEST}")
+        )
 
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
         rng = Random(f"{self.seed}/{split}/slips")
         for task in self.tasks(split):
-            yield Demonstration(prompt=task.prompt, reply=worked(task, lambda: rng.random() < self.slips))
+            yield Demonstration(
+                prompt=task.prompt, reply=worked(task, lambda: rng.random() < self.slips)
+            )
 
     @control(scores="max")
     def oracle(self, task: Problem, messages: Sequence[Message]) -> str:
@@ -148,7 +176,9 @@ def _number(rng: Random, digits: int) -> int:
 
 
 def _same(problem: tuple[int, str, int]) -> tuple[int, str, int]:
-    """Both orders of a sum or product are one problem: a mirrored training task never gives a test task away."""
+    """Both orders of a sum or product are one problem: a mirrored training task never gives a test
+    task away.
+    """
     a, operation, b = problem
     return problem if operation == "-" else (max(a, b), operation, min(a, b))
 
@@ -158,10 +188,11 @@ def _result(a: int, operation: str, b: int) -> int:
 
 
 def worked(task: Problem, forgets: Callable[[], bool] = lambda: False) -> str:
-    """The columns from the right, one a line, then the marked result.
+    """Return the columns from the right, one a line, then the marked result.
 
     Args:
-        forgets: asked wherever there is something to carry (or a borrowed ten to pay back); yes loses it.
+        forgets: asked wherever there is something to carry (or a borrowed ten to pay back); yes
+            loses it.
 
     >>> print(worked(Problem(prompt="", answer="132", a=47, b=85, operation="+")))
     7+5=12
@@ -180,7 +211,9 @@ def worked(task: Problem, forgets: Callable[[], bool] = lambda: False) -> str:
 
 
 def _column(x: int, operation: str, y: int, carry: int) -> tuple[str, int, int]:
-    """One column as a line, its value, and what it hands on: the carry, or for a difference the ten borrowed."""
+    """One column as a line, its value, and what it hands on: the carry, or for a difference the ten
+    borrowed.
+    """
     tail = {"-": f"-{carry}"}.get(operation, f"+{carry}") if carry else ""
     if operation != "-":
         total = _result(x, operation, y) + carry

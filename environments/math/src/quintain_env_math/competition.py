@@ -1,4 +1,6 @@
-"""Competition problems with boxed answers: MATH (Hendrycks et al. 2021, arXiv:2103.03874) and AIME."""
+"""Competition problems with boxed answers: MATH (Hendrycks et al. 2021, arXiv:2103.03874) and
+AIME.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ _WHOLE = re.compile(r"\d{1,3}")
 
 @dataclass(frozen=True, kw_only=True)
 class CompetitionProblem(Task):
-    """A problem with its *kind* of answer (a key of `REQUESTS`), *subject* and the data set's *solution*."""
+    """A problem with its *kind* of answer (a key of `REQUESTS`), *subject* and the data set's
+    *solution*.
+    """
 
     kind: str = "expression"
     subject: str = ""
@@ -46,7 +50,7 @@ class CompetitionProblem(Task):
 
 
 @dataclass(frozen=True)
-class Row:
+class CompetitionRow:
     """One line of a data set."""
 
     problem: str
@@ -58,7 +62,7 @@ class Row:
     choices: tuple[str, ...] = ()
 
 
-def _problem(row: Row) -> str:
+def _problem(row: CompetitionRow) -> str:
     return row.problem
 
 
@@ -66,16 +70,18 @@ class Math(Environment[CompetitionProblem, None]):
     """Competition problems with boxed answers, from the hub or from JSON lines.
 
     Attributes:
-        data: folder with ``train.jsonl`` and ``test.jsonl``, or one file; empty takes the data set from the hub. A
-            line is ``{"problem": ..., "answer": ...}``; without ``answer`` it is the last box of ``solution``.
-            Optional: ``level``, ``subject``, ``choices`` (a list, with the letter, the index or the text of the right
-            one as answer), ``kind`` (else it follows from the answer).
-        dev: problems of ``train`` for the split ``dev``: always the same ones, and no longer in ``train``.
-        splits: of one file. ``"own"``: a tenth of its problems each is ``dev`` and ``test``; ``"test"``: all are
-            ``test``.
+        data: folder with ``train.jsonl`` and ``test.jsonl``, or one file; empty takes the data set
+            from the hub. A line is ``{"problem": ..., "answer": ...}``; without ``answer`` it is
+            the last box of ``solution``. Optional: ``level``, ``subject``, ``choices`` (a list,
+            with the letter, the index or the text of the right one as answer), ``kind`` (else it
+            follows from the answer).
+        dev: problems of ``train`` for the split ``dev``: always the same ones, and no longer in
+            ``train``.
+        splits: of one file. ``"own"``: a tenth of its problems each is ``dev`` and ``test``;
+            ``"test"``: all are ``test``.
         kinds: kinds of answers to keep, such as ``["interval", "set"]``; empty keeps all.
-        unreadable: what happens to rows whose answer the verifier cannot read: ``"error"`` names them, ``"drop"``
-            leaves them out.
+        unreadable: what happens to rows whose answer the verifier cannot read: ``"error"`` names
+            them, ``"drop"`` leaves them out.
     """
 
     reward = math_equal
@@ -94,15 +100,20 @@ class Math(Environment[CompetitionProblem, None]):
         if self.dev < 1:
             raise UsageError(f"{self.called}: dev is {self.dev}; expected at least 1")
         if self.unreadable not in ("error", "drop"):
-            raise UsageError(f"{self.called}: unreadable is {self.unreadable!r}; expected 'error' or 'drop'")
+            raise UsageError(
+                f"{self.called}: unreadable is {self.unreadable!r}; expected 'error' or 'drop'"
+            )
         if unknown := sorted(set(self.kinds) - set(REQUESTS)):
-            raise UsageError(f"{self.called}: unknown kinds {unknown}; known: {', '.join(REQUESTS)}")
+            raise UsageError(
+                f"{self.called}: unknown kinds {unknown}; known: {', '.join(REQUESTS)}"
+            )
 
     def tasks(self, split: str) -> Iterable[CompetitionProblem]:
         rows = [row for row in self._rows(split) if not self.kinds or row.kind in self.kinds]
         if self.kinds and not rows:
             raise UsageError(
-                f"{self.called}: no problem of the split {split!r} has an answer of the kinds {self.kinds}"
+                f"{self.called}: no problem of the split {split!r} has an answer of the kinds "
+                f"{self.kinds}"
             )
         for row in self._readable(split, rows):
             yield CompetitionProblem(
@@ -114,7 +125,7 @@ class Math(Environment[CompetitionProblem, None]):
                 solution=row.solution,
             )
 
-    def _rows(self, split: str) -> Sequence[Row]:
+    def _rows(self, split: str) -> Sequence[CompetitionRow]:
         file = Path(self.data)
         if self.data and file.is_file():
             return of_file(self.called, file, self._file(file), split, self.splits, _problem)
@@ -124,26 +135,31 @@ class Math(Environment[CompetitionProblem, None]):
         held_out = set(carved(self.called, rows, self.dev, _problem))
         return [row for row in rows if (row in held_out) == (split == "dev")]
 
-    def _source(self, split: str) -> Sequence[Row]:
+    def _source(self, split: str) -> Sequence[CompetitionRow]:
         if not self.data:
             if split not in self.hub_splits:
                 raise UsageError(
-                    f"{self.called}: {self.repository} has no problems to train on; set `data` to a folder or a file"
+                    f"{self.called}: {self.repository} has no problems to train on; set `data` to "
+                    f"a folder or a file"
                 )
             return _from_hub(self.called, self.repository, self.hub_splits[split])
         return self._file(in_folder(self.called, self.data, split))
 
-    def _file(self, file: Path) -> Sequence[Row]:
+    def _file(self, file: Path) -> Sequence[CompetitionRow]:
         return _from_file(self.called, file)
 
-    def _readable(self, split: str, rows: Sequence[Row]) -> Sequence[Row]:
-        """The rows whose answers the verifier can read; each answer is read once, here, before anything trains."""
+    def _readable(self, split: str, rows: Sequence[CompetitionRow]) -> Sequence[CompetitionRow]:
+        """Return the rows whose answers the verifier can read; each answer is read once, here,
+        before anything trains.
+        """
         broken = _unreadable(tuple(row.answer for row in rows))
         if broken and self.unreadable == "error":
             shown = "; ".join(f"{rows[i].answer[:40]!r} ({reason})" for i, reason in broken[:5])
             raise UsageError(
-                f"{self.called}: {len(broken)} answers of the split {split!r} cannot be verified: {shown}. Correct "
-                'them, or leave them out: --arg unreadable=drop, or in a recipe args = { unreadable = "drop" }'
+                f"{self.called}: {len(broken)} answers of the split {split!r} cannot be verified: "
+                f"{shown}. Correct "
+                "them, or leave them out: --arg unreadable=drop, or in a recipe args = { "
+                'unreadable = "drop" }'
             )
         left_out = {i for i, _ in broken}
         return [row for i, row in enumerate(rows) if i not in left_out]
@@ -173,32 +189,35 @@ class Math(Environment[CompetitionProblem, None]):
     @control(scores="min")
     def every_choice(self, task: CompetitionProblem, messages: Sequence[Message]) -> str:
         """Box every letter, and the answer with a second one."""
-        return " or ".join(f"\\boxed{{{letter}}}" for letter in (*LETTERS[:5], task.answer, "123456789"))
+        return " or ".join(
+            f"\\boxed{{{letter}}}" for letter in (*LETTERS[:5], task.answer, "123456789")
+        )
 
 
 class AIME(Math):
     """American Invitational Mathematics Examination: answers are whole numbers from 0 to 999.
 
-    The 30 problems of 2024 on the hub are the split ``test``; `data` gives problems to train on. With
-    ``splits = "test"`` a file of another year is the test.
+    The 30 problems of 2024 on the hub are the split ``test``; `data` gives problems to train on.
+    With ``splits = "test"`` a file of another year is the test.
     """
 
     called: ClassVar[str] = "aime"
     repository: ClassVar[str] = "HuggingFaceH4/aime_2024"
     hub_splits: ClassVar[Mapping[str, str]] = {"test": "train"}
 
-    def _rows(self, split: str) -> Sequence[Row]:
+    def _rows(self, split: str) -> Sequence[CompetitionRow]:
         rows = super()._rows(split)
         for row in rows:
             if not _WHOLE.fullmatch(row.answer):
                 raise UsageError(
-                    f"aime: {row.answer!r} is no whole number from 0 to 999 (problem {row.problem[:60]!r})"
+                    f"aime: {row.answer!r} is no whole number from 0 to 999 (problem "
+                    f"{row.problem[:60]!r})"
                 )
         return rows
 
 
 def kind_of(answer: str, choices: Sequence[str] = ()) -> str:
-    """The kind of an answer, by its form: a key of `REQUESTS`."""
+    """Return the kind of an answer, by its form: a key of `REQUESTS`."""
     text = answer.strip().strip("$").strip()
     if choices:
         return "choice"
@@ -207,17 +226,25 @@ def kind_of(answer: str, choices: Sequence[str] = ()) -> str:
     if text.startswith("\\{") or re.search(r"\\pm|\\(?:emptyset|varnothing)", text):
         return "set"
     pair = re.sub(r"\\(?:left|right|big|Big)", "", text)
-    if re.search(r"\\cup|\\infty", pair) or (_INTERVAL.fullmatch(pair) and ("[" in pair or "]" in pair)):
+    if re.search(r"\\cup|\\infty", pair) or (
+        _INTERVAL.fullmatch(pair) and ("[" in pair or "]" in pair)
+    ):
         return "interval"
     if re.fullmatch(r"\(.*,.*\)", pair):
         return "tuple"
     if _NUMBER.fullmatch(text):
         return "number"
-    return "text" if re.fullmatch(r"\\text\{[A-Za-z ]{2,}\}|[A-Za-z]{3,}(?: [A-Za-z]+)*", text) else "expression"
+    return (
+        "text"
+        if re.fullmatch(r"\\text\{[A-Za-z ]{2,}\}|[A-Za-z]{3,}(?: [A-Za-z]+)*", text)
+        else "expression"
+    )
 
 
-def _shown(row: Row) -> str:
-    return "\n".join([row.problem, *(f"({LETTERS[i]}) {text}" for i, text in enumerate(row.choices))])
+def _shown(row: CompetitionRow) -> str:
+    return "\n".join(
+        [row.problem, *(f"({LETTERS[i]}) {text}" for i, text in enumerate(row.choices))]
+    )
 
 
 @lru_cache(maxsize=8)
@@ -226,7 +253,7 @@ def _unreadable(answers: tuple[str, ...]) -> list[tuple[int, str]]:
 
 
 @lru_cache(maxsize=8)
-def _from_file(name: str, file: Path) -> tuple[Row, ...]:
+def _from_file(name: str, file: Path) -> tuple[CompetitionRow, ...]:
     rows = []
     for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
         if line.strip():
@@ -241,14 +268,16 @@ def _from_file(name: str, file: Path) -> tuple[Row, ...]:
 
 
 @lru_cache(maxsize=4)
-def _from_hub(name: str, repository: str, split: str) -> tuple[Row, ...]:
+def _from_hub(name: str, repository: str, split: str) -> tuple[CompetitionRow, ...]:
     rows = from_hub(name, repository, None, split, LINE)
     found = (_row(name, row, f"{repository} {split}[{i}]") for i, row in enumerate(rows))
     return tuple(dict.fromkeys(found))
 
 
-def _row(name: str, data: Any, where: str) -> Row:
-    if not isinstance(data, Mapping) or not isinstance(data.get("problem", data.get("question")), str):
+def _row(name: str, data: Any, where: str) -> CompetitionRow:
+    if not isinstance(data, Mapping) or not isinstance(
+        data.get("problem", data.get("question")), str
+    ):
         raise UsageError(f"{name}: {where} has no problem; expected {LINE}")
     solution = str(data.get("solution") or "")
     answer = data.get("answer")
@@ -263,7 +292,7 @@ def _row(name: str, data: Any, where: str) -> Row:
     if kind not in REQUESTS:
         raise UsageError(f"{name}: {where} has the kind {kind!r}; known: {', '.join(REQUESTS)}")
     level = re.search(r"\d+(?:\.\d+)?", str(data.get("level") or ""))
-    return Row(
+    return CompetitionRow(
         problem=str(data.get("problem", data.get("question"))),
         answer=text,
         kind=kind,
@@ -275,9 +304,13 @@ def _row(name: str, data: Any, where: str) -> Row:
 
 
 def _letter(answer: Any, choices: Sequence[str], where: str) -> str:
-    """The letter of the right choice, which a row names by letter, by index from 0 or by its text."""
+    """Return the letter of the right choice, which a row names by letter, by index from 0 or by its
+    text.
+    """
     if len(choices) > len(LETTERS):
-        raise UsageError(f"{where} has {len(choices)} choices; at most {len(LETTERS)} are supported")
+        raise UsageError(
+            f"{where} has {len(choices)} choices; at most {len(LETTERS)} are supported"
+        )
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices):
         return LETTERS[answer]
     text = str(answer).strip()
@@ -286,4 +319,7 @@ def _letter(answer: Any, choices: Sequence[str], where: str) -> str:
     letter = text.strip("().").upper()
     if len(letter) == 1 and letter in LETTERS[: len(choices)]:
         return letter
-    raise UsageError(f"{where}: the answer {text!r} is none of its choices (a letter, an index from 0, or the text)")
+    raise UsageError(
+        f"{where}: the answer {text!r} is none of its choices (a letter, an index from 0, or the "
+        f"text)"
+    )

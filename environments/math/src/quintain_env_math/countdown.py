@@ -23,7 +23,9 @@ _ALLOWED = re.compile(r"[0-9+\-*/() ]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers(Task):
-    """Reach *target* with *numbers*; *steps* are a solution, a line each, and the answer is it as one expression."""
+    """Reach *target* with *numbers*; *steps* are a solution, a line each, and the answer is it as
+    one expression.
+    """
 
     numbers: tuple[int, ...]
     target: int
@@ -50,14 +52,18 @@ def reaches_target(rollout: Rollout[Numbers, None]) -> Score:
     except ValueError as e:
         return Score(value=0.0, reason=str(e))
     if sorted(used) != sorted(rollout.task.numbers):
-        return Score(value=0.0, reason=f"uses {used}, expected each of {list(rollout.task.numbers)} once")
+        return Score(
+            value=0.0, reason=f"uses {used}, expected each of {list(rollout.task.numbers)} once"
+        )
     return Score(
-        value=float(value == rollout.task.target), reason="" if value == rollout.task.target else f"gives {value}"
+        value=float(value == rollout.task.target),
+        reason="" if value == rollout.task.target else f"gives {value}",
     )
 
 
 def evaluate(text: str) -> tuple[Fraction, list[int]]:
-    """The exact value of an expression of whole numbers, ``+ - * /`` and brackets, and the numbers in it.
+    """Return the exact value of an expression of whole numbers, ``+ - * /`` and brackets, and the
+    numbers in it.
 
     Parsed, never run.
 
@@ -121,20 +127,31 @@ class Countdown(Environment[Numbers, None]):
 
     def __post_init__(self) -> None:
         if not self.levels or not all(2 <= n <= 8 for n in self.levels):
-            raise UsageError(f"countdown: levels is {self.levels!r}; expected how many numbers are given, 2 to 8")
+            raise UsageError(
+                f"countdown: levels is {self.levels!r}; expected how many numbers are given, 2 to 8"
+            )
         if not 1 <= self.targets[0] <= self.targets[1]:
-            raise UsageError(f"countdown: targets is {self.targets!r}; expected the least and the greatest, from 1")
+            raise UsageError(
+                f"countdown: targets is {self.targets!r}; expected the least and the greatest, "
+                f"from 1"
+            )
         if self.highest < 2 or self.targets[0] > 2 * self.highest:
-            raise UsageError(f"countdown: highest is {self.highest}; expected at least half of the least target, and 2")
+            raise UsageError(
+                f"countdown: highest is {self.highest}; expected at least half of the least "
+                f"target, and 2"
+            )
         if self.size < 1:
             raise UsageError(f"countdown: size is {self.size}; expected at least 1")
 
     def tasks(self, split: str) -> Iterable[Numbers]:
-        for numbers, solution in problems(self._draw, _same, split=split, size=self.size, seed=self.seed):
+        for numbers, solution in problems(
+            self._draw, _same, split=split, size=self.size, seed=self.seed
+        ):
             listed = ", ".join(map(str, numbers))
             yield Numbers(
                 prompt=(
-                    f"Make {solution.value} from {listed}: use each number once, with + - * / and brackets.\n"
+                    f"Make {solution.value} from {listed}: use each number once, with + - * / and "
+                    f"brackets.\n"
                     f"Work it out, then end with {MARK} and the expression."
                 ),
                 answer=solution.text,
@@ -182,7 +199,9 @@ def _same(problem: tuple[tuple[int, ...], Part]) -> tuple[tuple[int, ...], int]:
 
 
 def _combined(rng: Random, parts: list[Part]) -> Part:
-    """Join two parts at a time, in random order, until one is left; values stay positive whole numbers."""
+    """Join two parts at a time, in random order, until one is left; values stay positive whole
+    numbers.
+    """
     while len(parts) > 1:
         rng.shuffle(parts)
         a, b = sorted((parts.pop(), parts.pop()), key=lambda p: -p.value)
@@ -192,7 +211,12 @@ def _combined(rng: Random, parts: list[Part]) -> Part:
 
 
 def _joined(a: Part, operation: str, b: Part) -> Part:
-    value = {"+": a.value + b.value, "-": a.value - b.value, "*": a.value * b.value, "/": a.value // b.value}[operation]
+    value = {
+        "+": a.value + b.value,
+        "-": a.value - b.value,
+        "*": a.value * b.value,
+        "/": a.value // b.value,
+    }[operation]
     text = f"{_bracketed(a)}{operation}{_bracketed(b)}"
     return Part(text, value, (*a.steps, *b.steps, f"{a.value}{operation}{b.value}={value}"))
 

@@ -1,4 +1,6 @@
-"""The answer format that arithmetic and countdown share: the last line is ``####`` and the answer, nothing after it."""
+"""The answer format that arithmetic and countdown share: the last line is ``####`` and the answer,
+nothing after it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ MARK = "####"
 
 
 def final_answer(reply: str) -> str | None:
-    """What stands after the one ``####`` of *reply*; ``None`` where there is none, or more than one.
+    """Return what stands after the one ``####`` of *reply*; ``None`` where there is none, or more
+    than one.
 
     A second marker is refused, or listing many answers would pay.
     """

@@ -30,7 +30,7 @@ class WordProblem(Task):
 
 
 @dataclass(frozen=True)
-class Record:
+class GSM8KRow:
     """One line of the data set; the number stands after ``####`` in *answer*."""
 
     question: str
@@ -51,10 +51,12 @@ class GSM8K(Environment[WordProblem, None]):
     """Word problems, from the hub or from JSON lines on disk.
 
     Attributes:
-        data: folder with ``train.jsonl`` and ``test.jsonl``, or one file; empty takes ``openai/gsm8k`` from the hub.
-        dev: problems carved from ``train`` for the split ``dev``: always the same ones, and no longer in ``train``.
-        splits: of one file. ``"own"``: a tenth of its problems each is ``dev`` and ``test``; ``"test"``: all are
-            ``test``.
+        data: folder with ``train.jsonl`` and ``test.jsonl``, or one file; empty takes
+            ``openai/gsm8k`` from the hub.
+        dev: problems carved from ``train`` for the split ``dev``: always the same ones, and no
+            longer in ``train``.
+        splits: of one file. ``"own"``: a tenth of its problems each is ``dev`` and ``test``;
+            ``"test"``: all are ``test``.
     """
 
     reward = math_equal
@@ -69,9 +71,11 @@ class GSM8K(Environment[WordProblem, None]):
 
     def tasks(self, split: str) -> Iterable[WordProblem]:
         for row in self._rows(split):
-            yield WordProblem(prompt=f"{row.question}\n\n{REQUEST}", answer=row.number, solution=row.solution)
+            yield WordProblem(
+                prompt=f"{row.question}\n\n{REQUEST}", answer=row.number, solution=row.solution
+            )
 
-    def _rows(self, split: str) -> Sequence[Record]:
+    def _rows(self, split: str) -> Sequence[GSM8KRow]:
         file = Path(self.data)
         if self.data and file.is_file():
             return of_file("gsm8k", file, _from_file(file), split, self.splits, _question)
@@ -83,7 +87,9 @@ class GSM8K(Environment[WordProblem, None]):
 
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
         for task in self.tasks(split):
-            yield Demonstration(prompt=task.prompt, reply=f"{task.solution}\n\\boxed{{{task.answer}}}")
+            yield Demonstration(
+                prompt=task.prompt, reply=f"{task.solution}\n\\boxed{{{task.answer}}}"
+            )
 
     @control(scores="max")
     def oracle(self, task: WordProblem, messages: Sequence[Message]) -> str:
@@ -102,16 +108,16 @@ class GSM8K(Environment[WordProblem, None]):
         return " ".join(f"\\boxed{{{n}}}" for n in range(number - 5, number + 6))
 
 
-def _question(row: Record) -> str:
+def _question(row: GSM8KRow) -> str:
     return row.question
 
 
-def _source(data: str, split: str) -> tuple[Record, ...]:
+def _source(data: str, split: str) -> tuple[GSM8KRow, ...]:
     return _from_file(in_folder("gsm8k", data, split)) if data else _from_hub(split)
 
 
 @lru_cache(maxsize=8)
-def _from_file(file: Path) -> tuple[Record, ...]:
+def _from_file(file: Path) -> tuple[GSM8KRow, ...]:
     rows = []
     for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
         if line.strip():
@@ -121,22 +127,27 @@ def _from_file(file: Path) -> tuple[Record, ...]:
     return tuple(dict.fromkeys(rows))
 
 
-def _row(line: str, where: str) -> Record:
+def _row(line: str, where: str) -> GSM8KRow:
     try:
         data = json.loads(line)
-        return _checked(Record(data["question"], data["answer"]), where)
+        return _checked(GSM8KRow(data["question"], data["answer"]), where)
     except (json.JSONDecodeError, KeyError, TypeError) as e:
-        raise UsageError(f'gsm8k: {where} is not {{"question": ..., "answer": "... #### number"}}') from e
+        raise UsageError(
+            f'gsm8k: {where} is not {{"question": ..., "answer": "... #### number"}}'
+        ) from e
 
 
-def _checked(record: Record, where: str) -> Record:
+def _checked(record: GSM8KRow, where: str) -> GSM8KRow:
     if not _NUMBER.fullmatch(record.number):
         raise UsageError(f"gsm8k: the answer at {where} does not end in #### and a number")
     return record
 
 
 @lru_cache(maxsize=2)
-def _from_hub(split: str) -> tuple[Record, ...]:
+def _from_hub(split: str) -> tuple[GSM8KRow, ...]:
     line = '{"question": ..., "answer": "... #### number"}'
     rows = from_hub("gsm8k", REPOSITORY, "main", split, line)
-    return tuple(_checked(Record(r["question"], r["answer"]), f"{REPOSITORY} {split}[{i}]") for i, r in enumerate(rows))
+    return tuple(
+        _checked(GSM8KRow(r["question"], r["answer"]), f"{REPOSITORY} {split}[{i}]")
+        for i, r in enumerate(rows)
+    )

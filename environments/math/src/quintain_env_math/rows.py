@@ -17,16 +17,27 @@ log = logging.getLogger("quintain.env.math")
 
 
 def carved(name: str, rows: Sequence[R], n: int, question: Callable[[R], str]) -> list[R]:
-    """The *n* distinct rows whose questions hash lowest: a fixed choice, whatever the order of the file."""
+    """Return the *n* distinct rows whose questions hash lowest: a fixed choice, whatever the order
+    of the file.
+    """
     if n >= len(rows):
-        raise UsageError(f"{name}: {n} problems cannot be set aside of {len(rows)}; lower `dev` or give more problems")
+        raise UsageError(
+            f"{name}: {n} problems cannot be set aside of {len(rows)}; lower `dev` or give more "
+            f"problems"
+        )
     return sorted(set(rows), key=lambda r: hashlib.sha256(question(r).encode()).hexdigest())[:n]
 
 
 def of_file(
-    name: str, file: Path, rows: Sequence[R], split: str, splits: Splits, question: Callable[[R], str]
+    name: str,
+    file: Path,
+    rows: Sequence[R],
+    split: str,
+    splits: Splits,
+    question: Callable[[R], str],
 ) -> list[R]:
-    """The rows of one file that are *split*: a tenth each is ``dev`` and ``test``, or with *splits* all are ``test``.
+    """Return the rows of one file that are *split*: a tenth each is ``dev`` and ``test``, or with
+    *splits* all are ``test``.
 
     Raises:
         UsageError: there are too few rows for three splits.
@@ -35,13 +46,15 @@ def of_file(
         return list(rows) if split == "test" else []
     if len(rows) < 3:
         raise UsageError(
-            f"{name}: {file} has {len(rows)} problems, too few for train, dev and test; give more, a folder with "
-            "train.jsonl and test.jsonl, or make all of them the split test with splits=test"
+            f"{name}: {file} has {len(rows)} problems, too few for train, dev and test; give more, "
+            "a folder with train.jsonl and test.jsonl, or make all of them the split test with "
+            "splits=test"
         )
     tenth = max(1, len(rows) // 10)
     held_out = carved(name, rows, 2 * tenth, question)
     chosen = {"dev": set(held_out[:tenth]), "test": set(held_out[tenth:])}
-    if split == "test":  # the others may be trained on, so they are not tests unless the user says so
+    # the others may be trained on, so they are not tests unless the user says so
+    if split == "test":
         counts = f"{len(chosen['test'])} of {len(rows)} problems of {file}"
         log.warning("%s: %s are the split test; splits=test makes it all", name, counts)
     if split in chosen:
@@ -50,7 +63,7 @@ def of_file(
 
 
 def in_folder(name: str, data: str, split: str) -> Path:
-    """The file of *split* in the folder *data*.
+    """Return the file of *split* in the folder *data*.
 
     Raises:
         UsageError: there is no such file or folder.
@@ -60,13 +73,16 @@ def in_folder(name: str, data: str, split: str) -> Path:
         raise UsageError(f"{name}: there is no file or folder {data!r}")
     if not file.is_file():
         raise UsageError(
-            f"{name}: there is no file {file}; `data` is a folder with train.jsonl and test.jsonl, or a file"
+            f"{name}: there is no file {file}; `data` is a folder with train.jsonl and test.jsonl, "
+            f"or a file"
         )
     return file
 
 
-def from_hub(name: str, repository: str, config: str | None, split: str, line: str) -> Iterable[Mapping[str, Any]]:
-    """The rows of a data set of the hub, or of its local cache when offline.
+def from_hub(
+    name: str, repository: str, config: str | None, split: str, line: str
+) -> Iterable[Mapping[str, Any]]:
+    """Return the rows of a data set of the hub, or of its local cache when offline.
 
     Args:
         name: of the environment, for errors.
@@ -79,17 +95,21 @@ def from_hub(name: str, repository: str, config: str | None, split: str, line: s
         from datasets import load_dataset
     except ImportError as e:
         raise UsageError(
-            f"{name} from the hub needs `datasets`: pip install quintain-env-math[hub], or set `data`"
+            f"{name} from the hub needs `datasets`: pip install quintain-env-math[hub], or set "
+            f"`data`"
         ) from e
     reason = unreachable()
     try:
         with offline() if reason else quiet():
             rows: Iterable[Mapping[str, Any]] = load_dataset(repository, config, split=split)
-    except (OSError, ValueError) as e:  # a ConnectionError among them; in the cache there is no such configuration
+    except (OSError, ValueError) as e:
+        # a ConnectionError among them; in the cache there is no such configuration
         why = reason or str(e).strip().partition("\n")[0]
         raise UsageError(
-            f"{name}: {repository} is not in the cache of `datasets`, and the hub does not give it ({why}). Fix: "
-            f"name a copy on disk, a folder with train.jsonl and test.jsonl or one file of JSON lines {line}, as "
+            f"{name}: {repository} is not in the cache of `datasets`, and the hub does not give it "
+            f"({why}). Fix: "
+            f"name a copy on disk, a folder with train.jsonl and test.jsonl or one file of JSON "
+            f"lines {line}, as "
             '`data`: --arg data=FOLDER, or in a recipe args = { data = "FOLDER" }'
         ) from e
     return rows

@@ -1,4 +1,6 @@
-"""Splits of a procedural environment: which one a problem belongs to depends on its content alone."""
+"""Splits of a procedural environment: which one a problem belongs to depends on its content
+alone.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ SHARE = 10
 """One problem in this many is ``dev``, one is ``test``, the others are ``train``."""
 
 PATIENCE = 200
-"""Draws for each task of a finite split before it counts as exhausted (a level may have few distinct problems)."""
+"""Draws for each task of a finite split before it counts as exhausted (a level may have few
+distinct problems).
+"""
 
 
 def split_of(key: Hashable) -> str:
-    """The split that owns the problem *key*, in every process, for every seed: splits are disjoint by content."""
+    """Return the split that owns the problem *key*, in every process, for every seed: splits are
+    disjoint by content.
+    """
     slot = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big") % SHARE
     return {0: "dev", 1: "test"}.get(slot, "train")
 
@@ -25,7 +31,8 @@ def split_of(key: Hashable) -> str:
 def problems(
     draw: Callable[[Random], P], key: Callable[[P], Hashable], *, split: str, size: int, seed: int
 ) -> Iterator[P]:
-    """Problems of *split*, drawn by *draw*: endless for ``train``, else at most *size* distinct ones.
+    """Problems of *split*, drawn by *draw*: endless for ``train``, else at most *size* distinct
+    ones.
 
     Args:
         key: what a problem is, whatever its presentation: problems with one key are the same one.

@@ -1,8 +1,10 @@
-"""Multi-hop questions that are answered by searching a corpus: generated facts, SQuAD, own files."""
+"""Multi-hop questions that are answered by searching a corpus: generated facts, SQuAD, own
+files.
+"""
 
 from __future__ import annotations
 
-from .answers import Answer, read_answer
+from .answers import CitedAnswer, read_answer
 from .desk import ToolServer, ToolSession
 from .environment import Search
 from .rewards import answer_f1, answer_format, citation, exact_match, tool_calls
@@ -11,7 +13,7 @@ from .service import SearchService
 from .tasks import Hop, SearchResult, SearchTask, Seen
 
 __all__ = [
-    "Answer",
+    "CitedAnswer",
     "Hop",
     "Search",
     "SearchResult",

@@ -1,4 +1,6 @@
-"""``python -m quintain_env_search``: the search server over the environment's corpus, on stdin and stdout."""
+"""``python -m quintain_env_search``: the search server over the environment's corpus, on stdin and
+stdout.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from .corpus import EnvironmentCorpus
 @click.option("--pilots", default=2000, show_default=True, help="Of the generated corpus.")
 @click.option("--seed", default=0, show_default=True, help="Of the generated facts.")
 def main(data: str, pilots: int, seed: int) -> None:
-    """Serve the corpus of the environment `search` over MCP, as quintain-search-server serves a file."""
+    """Serve the corpus of the environment `search` over MCP, as quintain-search-server serves a
+    file.
+    """
     make_server(build_index(EnvironmentCorpus(data, pilots, seed))).run("stdio")
 
 

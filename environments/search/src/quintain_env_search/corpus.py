@@ -14,17 +14,21 @@ from .squad import read_squad
 
 @dataclass(frozen=True)
 class EnvironmentCorpus:
-    """The paragraphs of a SQuAD file, or the generated facts; named as the fields of the environment name it."""
+    """The paragraphs of a SQuAD file, or the generated facts; named as the fields of the
+    environment name it.
+    """
 
     data: str
     pilots: int
     seed: int
 
     def passages(self) -> Iterator[Passage]:
-        return iter(read_squad(self.data).passages) if self.data else passages(self.pilots, self.seed)
+        return (
+            iter(read_squad(self.data).passages) if self.data else passages(self.pilots, self.seed)
+        )
 
     def digest(self) -> str:
-        """A hash of the passages."""
+        """Return a hash of the passages."""
         digest = hashlib.blake2b(digest_size=16)
         for passage in self.passages():
             digest.update(f"{passage!r}\n".encode())

@@ -1,4 +1,6 @@
-"""The tools of one episode: they pass calls on to a server, and record the passages that it returned."""
+"""The tools of one episode: they pass calls on to a server, and record the passages that it
+returned.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class ToolServer(Protocol):
     """The service of the slot `search`: an MCP client of `quintain-mcp`, or `SearchService`."""
 
     def session(self) -> AbstractAsyncContextManager[ToolSession]:
-        """The session of one episode."""
+        """Return the session of one episode."""
 
 
 class Desk:
@@ -39,7 +41,8 @@ class Desk:
 
         Args:
             search, read: the server's names of the tools; an empty *read* leaves `open` out.
-            results: passages of a search, if the server's tool has a parameter ``k``; 0 is the server's own number.
+            results: passages of a search, if the server's tool has a parameter ``k``; 0 is the
+                server's own number.
 
         Raises:
             InfrastructureError: the server has no such tool.
@@ -48,7 +51,8 @@ class Desk:
         for name in filter(None, (search, read)):
             if name not in offered:
                 raise InfrastructureError(
-                    f"the service `search` offers no tool {name!r} but {', '.join(offered) or 'none'}; name its tools "
+                    f"the service `search` offers no tool {name!r} but "
+                    f"{', '.join(offered) or 'none'}; name its tools "
                     "in the fields `search_tool` and `open_tool` of the environment"
                 )
         self._search, self._read, self._results = offered[search], offered.get(read), results
@@ -69,7 +73,7 @@ class Desk:
         return await self._called(self._read, "id", id)
 
     def result(self, *, final: bool) -> SearchResult:
-        """What was found; equal pages count once."""
+        """Return what was found; equal pages count once."""
         seen = dict.fromkeys(page for number in sorted(self._pages) for page in self._pages[number])
         return SearchResult(seen=tuple(seen), calls=len(self._pages), final=final)
 
@@ -78,7 +82,9 @@ class Desk:
         number = len(self._pages)
         self._pages[number] = []
         known = tool.spec.parameters.get("properties") or {}
-        name = key if key in known else next(iter(tool.spec.parameters.get("required") or known), key)
+        name = (
+            key if key in known else next(iter(tool.spec.parameters.get("required") or known), key)
+        )
         text = await tool.call({name: value} | ({"k": results} if results and "k" in known else {}))
         if text.startswith(ERROR):
             raise ToolError(text.removeprefix(ERROR))
@@ -87,7 +93,7 @@ class Desk:
 
 
 def pages_of(text: str) -> list[Seen]:
-    """The passages in what a tool returned: each begins with a line ``[id] title``."""
+    """Return the passages in what a tool returned: each begins with a line ``[id] title``."""
     heads = list(_HEAD.finditer(text))
     pages = []
     for head, following in zip_longest(heads, heads[1:]):

@@ -1,4 +1,6 @@
-"""The environment `search`: questions with one or two hops, tools to search a corpus, answers with a citation."""
+"""The environment `search`: questions with one or two hops, tools to search a corpus, answers with
+a citation.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +26,29 @@ class Search(Environment[SearchTask, SearchResult]):
     """Questions about a corpus that the policy has to search.
 
     Attributes:
-        data: a JSON file of SQuAD; by default it is the generated corpus of pilots that is asked about.
+        data: a JSON file of SQuAD; by default it is the generated corpus of pilots that is asked
+            about.
         pilots: of the generated corpus, 100 to 2,500.
         hops: numbers of hops of the generated questions.
-        seed: of the generated facts. The server must have the corpus of the same `data`, `pilots` and `seed`.
+        seed: of the generated facts. The server must have the corpus of the same `data`, `pilots`
+            and `seed`.
         size: questions in ``dev`` and in ``test``, at most.
-        results: passages of a search, where the server has a parameter ``k``; 0 is the server's own number.
-        search_tool, open_tool: the server's names of the tools; without the latter there is no `open`.
-        slips: share of the demonstrations of generated questions that answer rather than search, before the first hop
-            (``unknown``) and before each later one (with what the hop before found).
+        results: passages of a search, where the server has a parameter ``k``; 0 is the server's own
+            number.
+        search_tool, open_tool: the server's names of the tools; without the latter there is no
+            `open`.
+        slips: share of the demonstrations of generated questions that answer rather than search,
+            before the first hop (``unknown``) and before each later one (with what the hop before
+            found).
     """
 
     reward = exact_match
     shaping = 0.1 * citation.gate(exact_match) + 0.05 * answer_format + -0.01 * tool_calls(free=2)
     limits = Limits(turns=6, tokens=1024)
-    system = f"Search for the answer. Then reply {OPEN}the answer{CLOSE} [id of the passage that says so]."
+    system = (
+        f"Search for the answer. Then reply {OPEN}the answer{CLOSE} [id of the passage that says "
+        f"so]."
+    )
 
     data: str = ""
     pilots: int = 2000
@@ -53,17 +63,21 @@ class Search(Environment[SearchTask, SearchResult]):
 
     def __post_init__(self) -> None:
         if not self.hops or not all(n in KINDS for n in self.hops):
-            raise UsageError(f"search: hops {self.hops!r}; expected some of {', '.join(map(str, KINDS))}")
+            raise UsageError(
+                f"search: hops {self.hops!r}; expected some of {', '.join(map(str, KINDS))}"
+            )
         if self.size < 1 or self.results < 0 or not self.search_tool:
             raise UsageError(
-                f"search: size {self.size}, results {self.results}, search_tool {self.search_tool!r}; expected at "
-                "least 1, at least 0, and a name"
+                f"search: size {self.size}, results {self.results}, search_tool "
+                f"{self.search_tool!r}; expected at least 1, at least 0, and a name"
             )
         if not self.slips or not all(0 <= share <= 1 for share in self.slips):
             raise UsageError(f"search: slips {self.slips!r}; expected shares, one for each hop")
 
     def tasks(self, split: str) -> Iterable[SearchTask]:
-        """The questions of *split* in random order, each once; SQuAD's by article, pilots by name."""
+        """Return the questions of *split* in random order, each once; SQuAD's by article, pilots by
+        name.
+        """
         if self.data:
             tasks: Sequence[SearchTask] = read_squad(self.data).tasks[split]
         else:
@@ -79,7 +93,9 @@ class Search(Environment[SearchTask, SearchResult]):
         return desk.result(final=not turn.calls)
 
     async def _compare_corpus(self, session: ToolSession, task: SearchTask) -> None:
-        """Once for each server, read a passage that must have the answer: with another corpus no question has one."""
+        """Once for each server, read a passage that must have the answer: with another corpus no
+        question has one.
+        """
         tool = next((t for t in session.tools if t.spec.name == (self.open_tool or "open")), None)
         if self.search in _COMPARED or tool is None or not task.hops:
             return
@@ -90,21 +106,26 @@ class Search(Environment[SearchTask, SearchResult]):
             text = str(e)
         if not any(answer in text for answer in task.answers):
             raise UsageError(
-                f"search: the server's passage {passage!r} does not have the answer {task.answer!r}; give the service "
-                "`search` the same data, pilots and seed as the environment"
+                f"search: the server's passage {passage!r} does not have the answer "
+                f"{task.answer!r}; give the service `search` the same data, pilots and seed as the "
+                "environment"
             )
         _COMPARED.add(self.search)
 
     @control()
     def demonstrator(self, task: SearchTask, messages: Sequence[Message]) -> Reply:
-        """Search hop by hop, but answer too early a share `slips` of the time; the warm start imitates it."""
+        """Search hop by hop, but answer too early a share `slips` of the time; the warm start
+        imitates it.
+        """
         rng, found = Random(f"{self.seed}/{task.id}"), sum(m.role == "assistant" for m in messages)
         shares = [self.slips[min(hop, len(self.slips) - 1)] for hop in range(len(task.hops))]
         early = [rng.random() < share for share in shares]
         if self.data or found == len(task.hops) or not early[found]:
             return self.oracle(task, messages)
         if found:  # what the hop before found is the name of the next query
-            return Reply(text=f"{OPEN}{task.hops[found].query}{CLOSE} [{task.hops[found - 1].passage}]")
+            return Reply(
+                text=f"{OPEN}{task.hops[found].query}{CLOSE} [{task.hops[found - 1].passage}]"
+            )
         return Reply(text=f"{OPEN}unknown{CLOSE}")
 
     @control(scores="max")
@@ -113,7 +134,8 @@ class Search(Environment[SearchTask, SearchResult]):
         turn = sum(m.role == "assistant" for m in messages)
         if turn < len(task.hops):
             return _call("search", task.hops[turn].query)
-        if self.data and self.open_tool and turn == len(task.hops):  # the search may have missed the paragraph
+        # the search may have missed the paragraph
+        if self.data and self.open_tool and turn == len(task.hops):
             return _call("open", task.hops[-1].passage)
         return Reply(text=f"{OPEN}{task.answer}{CLOSE} [{task.hops[-1].passage}]")
 
@@ -121,7 +143,9 @@ class Search(Environment[SearchTask, SearchResult]):
     def in_the_query(self, task: SearchTask, messages: Sequence[Message]) -> Reply:
         """Write the answer into a query only."""
         searched = any(m.role == "assistant" for m in messages)
-        return Reply(text="See above.") if searched else _call("search", f"{OPEN}{task.answer}{CLOSE}")
+        return (
+            Reply(text="See above.") if searched else _call("search", f"{OPEN}{task.answer}{CLOSE}")
+        )
 
     @control(scores="min")
     def every_passage(self, task: SearchTask, messages: Sequence[Message]) -> Reply:

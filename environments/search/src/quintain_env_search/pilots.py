@@ -1,4 +1,6 @@
-"""A generated corpus: where each pilot is, and who leads whom. Facts are drawn at random, so only search finds them."""
+"""A generated corpus: where each pilot is, and who leads whom. Facts are drawn at random, so only
+search finds them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ LETTERS = "BCDFGHJKLMNPQRSTVWXZ"
 """Of names: no three of them are a word, or the stem of another name."""
 CALL_SIGNS = ["".join(name) for name in product(LETTERS, LETTERS, "1234567")]
 AIRPORTS = ["".join(name) for name in product(LETTERS, LETTERS, "089")]
-"""In the form of call signs, so that a model that copies those can copy these, and told from them by the digit."""
+"""In the form of call signs, so that a model that copies those can copy these, and told from them
+by the digit.
+"""
 FEWEST, MOST = 100, 2500
 """Pilots of a corpus."""
 KINDS = {
@@ -35,7 +39,9 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Pilot:
-    """A pilot by call sign, which is the id of the passage, too; the code of an airport; the call sign of the lead."""
+    """A pilot by call sign, which is the id of the passage, too; the code of an airport; the call
+    sign of the lead.
+    """
 
     name: str
     airport: str
@@ -48,14 +54,17 @@ class Pilot:
 
 
 def split_of(name: str) -> str:
-    """The split that owns a name, in every process, for every seed: splits share no pilot and no airport."""
+    """Return the split that owns a name, in every process, for every seed: splits share no pilot
+    and no airport.
+    """
     slot = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % SHARE
     return {0: "dev", 1: "test"}.get(slot, "train")
 
 
 @lru_cache(maxsize=4)
 def pilots_of(count: int, seed: int) -> dict[str, dict[str, Pilot]]:
-    """*count* pilots with random facts, by split and name. Leads and airports are of the same split.
+    """*count* pilots with random facts, by split and name. Leads and airports are of the same
+    split.
 
     Raises:
         UsageError: fewer than `FEWEST` or more than `MOST`.
@@ -68,13 +77,14 @@ def pilots_of(count: int, seed: int) -> dict[str, dict[str, Pilot]]:
     for split in ("train", "dev", "test"):
         own = [name for name in names if split_of(name) == split]
         airports = [name for name in AIRPORTS if split_of(name) == split]
-        # Who leads whom is one circle in random order: nobody leads themselves, and no two lead each other.
+        # Who leads whom is one circle in random order: nobody leads themselves, and no two lead
+        # each other.
         pilots[split] = {n: Pilot(n, rng.choice(airports), own[i - 1]) for i, n in enumerate(own)}
     return pilots
 
 
 def passages(count: int, seed: int) -> Iterator[Passage]:
-    """The corpus, in the order of the names."""
+    """Yield the corpus, in the order of the names."""
     everybody = [pilot for split in pilots_of(count, seed).values() for pilot in split.values()]
     yield from (pilot.passage for pilot in sorted(everybody, key=lambda p: p.name))
 
@@ -92,10 +102,14 @@ def questions(count: int, seed: int, hops: tuple[int, ...], split: str) -> list[
     return tasks
 
 
-def _question(pilots: dict[str, Pilot], pilot: Pilot, text: str, relations: tuple[str, ...]) -> SearchTask:
+def _question(
+    pilots: dict[str, Pilot], pilot: Pilot, text: str, relations: tuple[str, ...]
+) -> SearchTask:
     prompt, hops = text.format(pilot.name), [Hop(pilot.name, pilot.name)]
     for relation in relations[:-1]:
         pilot = pilots[getattr(pilot, relation)]
         hops.append(Hop(pilot.name, pilot.name))
     answer: str = getattr(pilot, relations[-1])
-    return SearchTask(prompt=prompt, answer=answer, answers=(answer,), hops=tuple(hops), level=len(hops))
+    return SearchTask(
+        prompt=prompt, answer=answer, answers=(answer,), hops=tuple(hops), level=len(hops)
+    )

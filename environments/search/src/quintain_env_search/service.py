@@ -12,12 +12,18 @@ from quintain_mcp import SearchIndex, build_index
 from quintain_mcp.search_server import EXCERPT_CHARS, MAX_HITS, OPEN_CHARS, render
 
 from .corpus import EnvironmentCorpus
+from .squad import read_squad
 
 SEARCH = ToolSpec(
     name="search",
-    parameters={"properties": {"query": {"type": "string"}, "k": {"type": "integer"}}, "required": ["query"]},
+    parameters={
+        "properties": {"query": {"type": "string"}, "k": {"type": "integer"}},
+        "required": ["query"],
+    },
 )
-OPEN = ToolSpec(name="open", parameters={"properties": {"id": {"type": "string"}}, "required": ["id"]})
+OPEN = ToolSpec(
+    name="open", parameters={"properties": {"id": {"type": "string"}}, "required": ["id"]}
+)
 
 
 @dataclass(frozen=True)
@@ -28,12 +34,20 @@ class IndexSession:
 
 
 class SearchService(Service):
-    """The tools `search` and `open` over the corpus of the environment `search`, in this process."""
+    """The tools `search` and `open` over the corpus of the environment `search`, in this
+    process.
+    """
 
     def __init__(self, *, data: str = "", pilots: int = 2000, seed: int = 0) -> None:
         """Name the corpus as the fields of the environment do."""
         self._corpus = EnvironmentCorpus(data, pilots, seed)
         self._index: SearchIndex | None = None
+
+    @classmethod
+    def check_available(cls, args: Mapping[str, Any]) -> None:
+        """See `quintain.Service.check_available`: the file of the corpus."""
+        if args.get("data"):
+            read_squad(args["data"])
 
     async def __aenter__(self) -> Self:
         self._index = build_index(self._corpus)

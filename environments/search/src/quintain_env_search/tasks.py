@@ -9,7 +9,9 @@ from quintain import Task
 
 @dataclass(frozen=True)
 class Hop:
-    """One search that leads to the answer: a query that finds it, and the id of the passage to be found."""
+    """One search that leads to the answer: a query that finds it, and the id of the passage to be
+    found.
+    """
 
     query: str
     passage: str
@@ -21,7 +23,8 @@ class SearchTask(Task):
 
     Attributes:
         answers: each of them is right; `answer` is the first.
-        hops: in their order, the last one to a passage with the answer. Empty where they are not known.
+        hops: in their order, the last one to a passage with the answer. Empty where they are not
+            known.
     """
 
     answers: tuple[str, ...]
@@ -30,7 +33,9 @@ class SearchTask(Task):
 
 @dataclass(frozen=True)
 class Seen:
-    """A passage as a tool showed it to the policy: its title and as much of its text as was shown."""
+    """A passage as a tool showed it to the policy: its title and as much of its text as was
+    shown.
+    """
 
     id: str
     text: str

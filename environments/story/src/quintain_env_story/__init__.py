@@ -5,7 +5,7 @@ from __future__ import annotations
 from quintain_likelihood import NGram as Scorer
 
 from .environment import Story
-from .rewards import plan_nats, vr_cli, vr_cli_linear
+from .rewards import plan_nats, plan_overlap, vr_cli, vr_cli_linear
 from .tasks import StoryResult, StoryTask, plan_of, writing_prompt
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "StoryTask",
     "plan_nats",
     "plan_of",
+    "plan_overlap",
     "vr_cli",
     "vr_cli_linear",
     "writing_prompt",

@@ -1,4 +1,6 @@
-"""Annotations of chapters: by a language model behind an OpenAI-compatible URL, or extractive without one."""
+"""Annotations of chapters: by a language model behind an OpenAI-compatible URL, or extractive
+without one.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from quintain import Message, Sampling
 from quintain.errors import InfrastructureError
-from quintain.training import write_atomically
+from quintain.store import write_atomically
 from quintain_openai import OpenAIEngine
 
 from .chapters import Chapter
@@ -35,7 +37,7 @@ class Annotator(ABC):
 
     @abstractmethod
     async def summary(self, chapter: Chapter) -> str:
-        """What happens in *chapter*."""
+        """Return what happens in *chapter*."""
 
     @abstractmethod
     async def synopsis(self, chapter: Chapter) -> str:
@@ -43,15 +45,23 @@ class Annotator(ABC):
 
     @abstractmethod
     async def story(self, before: str, summary: str) -> str:
-        """The story up to here, from the story *before* and the *summary* of the newest chapter."""
+        """Return the story up to here, from the story *before* and the *summary* of the newest
+        chapter.
+        """
 
     @abstractmethod
-    async def characters(self, before: Mapping[str, str], text: str, chapter: Chapter) -> dict[str, str]:
-        """A sheet for each main character, from the sheets *before*, the *text* so far and its newest *chapter*."""
+    async def characters(
+        self, before: Mapping[str, str], text: str, chapter: Chapter
+    ) -> dict[str, str]:
+        """Return a sheet for each main character, from the sheets *before*, the *text* so far and
+        its newest *chapter*.
+        """
 
 
 class Extractive(Annotator):
-    """Sentences of the book itself, chosen by word frequency: nothing to install, the same on every machine."""
+    """Sentences of the book itself, chosen by word frequency: nothing to install, the same on every
+    machine.
+    """
 
     name = "extractive"
 
@@ -65,7 +75,9 @@ class Extractive(Annotator):
         text = f"{before}\n\n{summary_}".strip()
         return text if len(text.split()) <= STORY_WORDS else summary(text, STORY_WORDS)
 
-    async def characters(self, before: Mapping[str, str], text: str, chapter: Chapter) -> dict[str, str]:
+    async def characters(
+        self, before: Mapping[str, str], text: str, chapter: Chapter
+    ) -> dict[str, str]:
         return sheets(text, people=PEOPLE, words=SHEET_WORDS)
 
 
@@ -79,58 +91,71 @@ class Modelled(Annotator):
 
     async def summary(self, chapter: Chapter) -> str:
         return await self._ask(
-            f"Summarise this chapter in at most {SUMMARY_WORDS} words. Tell what happens, in order, with names.",
+            f"Summarise this chapter in at most {SUMMARY_WORDS} words. Tell what happens, in "
+            f"order, with names.",
             SUMMARY_WORDS,
             f"Chapter: {chapter.title}\n\n{cut(chapter.text, READ_WORDS)}",
         )
 
     async def synopsis(self, chapter: Chapter) -> str:
         return await self._ask(
-            f"Say in at most {SYNOPSIS_WORDS} words what this chapter is about, as a back cover does: the situation, "
-            "not how it ends.",
+            f"Say in at most {SYNOPSIS_WORDS} words what this chapter is about, as a back cover "
+            "does: the situation, not how it ends.",
             SYNOPSIS_WORDS,
             f"Chapter: {chapter.title}\n\n{cut(chapter.text, READ_WORDS)}",
         )
 
     async def story(self, before: str, summary: str) -> str:
         return await self._ask(
-            f"Bring the story so far up to date, in at most {STORY_WORDS} words: keep what later chapters may need.",
+            f"Bring the story so far up to date, in at most {STORY_WORDS} words: keep what later "
+            f"chapters may need.",
             STORY_WORDS,
             f"Story so far:\n{before or '(nothing yet)'}\n\nNewest chapter:\n{summary}",
         )
 
-    async def characters(self, before: Mapping[str, str], text: str, chapter: Chapter) -> dict[str, str]:
+    async def characters(
+        self, before: Mapping[str, str], text: str, chapter: Chapter
+    ) -> dict[str, str]:
         known = "\n".join(f"{name}: {sheet}" for name, sheet in before.items()) or "(nobody yet)"
         answer = await self._ask(
-            f"List the {PEOPLE} main characters up to here, one per line as `Name: who they are, what they want, what "
-            f"they know`, at most {SHEET_WORDS} words each. Bring the known ones up to date.",
+            f"List the {PEOPLE} main characters up to here, one per line as `Name: who they are, "
+            f"what they want, what they know`, at most {SHEET_WORDS} words each. Bring the known "
+            "ones up to date.",
             PEOPLE * SHEET_WORDS,
             f"Known:\n{known}\n\nNewest chapter:\n{cut(chapter.text, READ_WORDS)}",
         )
-        lines = [re.match(r"[-*\d.\s]*\**([^:*]{1,60})\**\s*:\**\s*(\S.*)", line) for line in answer.splitlines()]
+        lines = [
+            re.match(r"[-*\d.\s]*\**([^:*]{1,60})\**\s*:\**\s*(\S.*)", line)
+            for line in answer.splitlines()
+        ]
         found = {line[1].strip(): cut(line[2].strip(), 2 * SHEET_WORDS) for line in lines if line}
         return dict(list(found.items())[:PEOPLE]) or dict(before)
 
     async def _ask(self, instruction: str, words: int, material: str) -> str:
-        """The answer of the model, from the cache where it was asked before.
+        """Return the answer of the model, from the cache where it was asked before.
 
         Raises:
             InfrastructureError: the server failed, or the model said nothing twice.
         """
         asked = json.dumps([self._engine.model, instruction, material], ensure_ascii=False)
-        file = self._cache / f"{hashlib.sha256(asked.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}.json"
+        file = (
+            self._cache
+            / f"{hashlib.sha256(asked.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}.json"
+        )
         if file.is_file():
             return str(json.loads(file.read_text(encoding="utf-8"))["answer"])
         messages = [Message("system", instruction), Message("user", material)]
         for seed in (0, 1):
             sampling = Sampling(temperature=0.0, max_tokens=16 * words, seed=seed)
-            answer = _THOUGHT.sub("", (await self._engine.reply(messages, (), sampling)).text).strip()
+            answer = _THOUGHT.sub(
+                "", (await self._engine.reply(messages, (), sampling)).text
+            ).strip()
             self.asked += 1
             if answer:
                 answer = cut(answer, 2 * words)
                 write_atomically(file, json.dumps({"answer": answer}, ensure_ascii=False).encode())
                 return answer
         raise InfrastructureError(
-            f"{self.name} answered nothing to {instruction[:40]!r}; run the command again to go on from here, or name "
-            "another --model"
+            f"{self.name} answered nothing to {instruction[:40]!r}; run the command again to go on "
+            "from here, or name another --model"
         )

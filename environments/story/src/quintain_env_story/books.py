@@ -1,4 +1,6 @@
-"""Books in chapters with annotations, as ``quintain-story build`` writes and the environment reads them."""
+"""Books in chapters with annotations, as ``quintain-story build`` writes and the environment reads
+them.
+"""
 
 from __future__ import annotations
 
@@ -64,13 +66,13 @@ class Book(_Record):
 
 
 def book_id(title: str, text: str) -> str:
-    """A name for files: words of the title, and a hash of title and text."""
+    """Return a name for files: words of the title, and a hash of title and text."""
     words = re.sub(r"[^a-z0-9]+", "-", title.casefold()).strip("-")[:40]
     return f"{words or 'book'}-{hashlib.sha256(f'{title} {text}'.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
 def read_books(folder: Path) -> list[Book]:
-    """The books in *folder*, by id.
+    """Return the books in *folder*, by id.
 
     Raises:
         UsageError: there is none, or a file is no book.
@@ -78,7 +80,8 @@ def read_books(folder: Path) -> list[Book]:
     files = sorted(folder.glob("*.book.json")) if folder.is_dir() else []
     if not files:
         raise UsageError(
-            f"story: no books in {str(folder)!r}; write them with `quintain-story build BOOK --out FOLDER`"
+            f"story: no books in {str(folder)!r}; write them with `quintain-story build BOOK --out "
+            f"FOLDER`"
         )
     books = []
     for file in files:
@@ -87,7 +90,9 @@ def read_books(folder: Path) -> list[Book]:
         except ValidationError as e:
             first: Any = e.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise UsageError(f"{file} is no book of quintain-story: {where}: {first['msg']}; build it again") from e
+            raise UsageError(
+                f"{file} is no book of quintain-story: {where}: {first['msg']}; build it again"
+            ) from e
         if book.format != FORMAT:
             raise UsageError(f"{file} has format {book.format}, not {FORMAT}; build it again")
         books.append(book)
@@ -112,18 +117,26 @@ def book_tasks(
     synopsis: bool,
     whole_book: bool,
 ) -> Iterator[StoryTask]:
-    """The tasks of a split: chapters of the length asked for, without the first *first* and the last *last* of a book.
+    """Yield the tasks of a split: chapters of the length asked for, without the first *first* and
+    the last *last* of a book.
 
     Raises:
         UsageError: no books; a summary of the whole book is asked for and was not built.
     """
     folder = Path(data).expanduser()
-    stats = [(f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in sorted(folder.glob("*.book.json"))]
+    stats = [
+        (f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in sorted(folder.glob("*.book.json"))
+    ]
     books = _books(str(folder), tuple(stats))
     whole_books = split_by == "book" or (split_by == "auto" and len(books) >= len(SPLITS))
-    for place, book in enumerate(sorted(books, key=lambda b: hashlib.sha256(b.id.encode()).digest())):
+    for place, book in enumerate(
+        sorted(books, key=lambda b: hashlib.sha256(b.id.encode()).digest())
+    ):
         if whole_book and not book.whole:
-            raise UsageError(f"story: {book.title!r} has no summary of the whole book; build it with --whole-book")
+            raise UsageError(
+                f"story: {book.title!r} has no summary of the whole book; build it with "
+                f"--whole-book"
+            )
         chapters = [
             i
             for i in range(max(1, first), len(book.chapters) - last)
@@ -136,7 +149,9 @@ def book_tasks(
 
 
 def _split(at: int, of: int) -> str:
-    """The split of the item *at* of *of*: the first ones train, so that no later chapter is in a prompt of theirs."""
+    """Return the split of the item *at* of *of*: the first ones train, so that no later chapter is
+    in a prompt of theirs.
+    """
     if of < len(SPLITS):
         return SPLITS[at]
     dev = min(int(SHARES[0] * of), of - 2)
@@ -144,14 +159,20 @@ def _split(at: int, of: int) -> str:
     return SPLITS[(at >= dev) + (at >= test)]
 
 
-def _task(book: Book, i: int, chapter_words: int, plan_words: int, synopsis: bool, whole_book: bool) -> StoryTask:
-    """The task to plan the chapter at position *i*, from what stands before it and its synopsis."""
+def _task(
+    book: Book, i: int, chapter_words: int, plan_words: int, synopsis: bool, whole_book: bool
+) -> StoryTask:
+    """Return the task to plan the chapter at position *i*, from what stands before it and its
+    synopsis.
+    """
     chapter, before = book.chapters[i], book.chapters[:i]
     sections = {
         "Book": book.title,
         "Summary of the whole book": book.whole if whole_book else "",
         "Story so far": before[-1].story_so_far,
-        "Characters": "\n".join(f"{name}: {sheet}" for name, sheet in before[-1].characters.items()),
+        "Characters": "\n".join(
+            f"{name}: {sheet}" for name, sheet in before[-1].characters.items()
+        ),
         "Last chapter": f"{before[-1].title}\n\n{before[-1].text}",
         "Next chapter": f"{chapter.title}\n\n{chapter.synopsis}" if synopsis else chapter.title,
     }

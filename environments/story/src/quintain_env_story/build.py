@@ -1,4 +1,6 @@
-"""From a book to its annotated chapters: chapter by chapter, each from what stands before it and itself."""
+"""From a book to its annotated chapters: chapter by chapter, each from what stands before it and
+itself.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quintain.errors import UsageError
-from quintain.training import write_atomically
+from quintain.store import write_atomically
 
 from .annotate import Annotator, Modelled
 from .books import Book, BookChapter, book_id
@@ -16,7 +18,7 @@ from .epub import BookText, read_book
 
 
 def read_split(path: Path) -> tuple[BookText, Split]:
-    """A book and its chapters.
+    """Return a book and its chapters.
 
     Raises:
         UsageError: the file is no book, or has fewer than two chapters.
@@ -25,26 +27,32 @@ def read_split(path: Path) -> tuple[BookText, Split]:
     split = split_chapters(book.text)
     if len(split.chapters) < 2:
         raise UsageError(
-            f"{path} has no second chapter; mark chapters with headings such as `# Title` or `Chapter 1` between blank "
-            "lines (`quintain-story chapters` shows what is found)"
+            f"{path} has no second chapter; mark chapters with headings such as `# Title` or "
+            "`Chapter 1` between blank lines (`quintain-story chapters` shows what is found)"
         )
     return book, split
 
 
 async def build_book(
-    path: Path, annotator: Annotator, out: Path, *, whole_book: bool = False, done: Callable[[], object] = lambda: None
+    path: Path,
+    annotator: Annotator,
+    out: Path,
+    *,
+    whole_book: bool = False,
+    done: Callable[[], object] = lambda: None,
 ) -> Book:
     """Annotate the book at *path* and write it to the folder *out*.
 
-    What is written about a chapter depends on it and on earlier ones alone; only the summary of the whole book, where
-    *whole_book* asks for it, sees all.
+    What is written about a chapter depends on it and on earlier ones alone; only the summary of the
+    whole book, where *whole_book* asks for it, sees all.
 
     Args:
         done: called after each chapter.
 
     Raises:
         UsageError: as `read_split`.
-        InfrastructureError: the model of *annotator* failed; what it answered so far is in the cache.
+        InfrastructureError: the model of *annotator* failed; what it answered so far is in the
+            cache.
     """
     book, split = await asyncio.to_thread(read_split, path)
     chapters: list[BookChapter] = []
@@ -74,7 +82,9 @@ async def build_book(
         chapters=tuple(chapters),
         whole=story if whole_book else "",
     )
-    write_atomically(out / f"{built.id}.book.json", built.model_dump_json(indent=1).encode("utf-8", "replace"))
+    write_atomically(
+        out / f"{built.id}.book.json", built.model_dump_json(indent=1).encode("utf-8", "replace")
+    )
     return built
 
 
@@ -99,7 +109,9 @@ async def build_books(
     started: Callable[[str, int], object] = lambda name, chapters: None,
     done: Callable[[], object] = lambda: None,
 ) -> list[Book]:
-    """Build one book after the other; *started* is told the name and the number of chapters of each."""
+    """Build one book after the other; *started* is told the name and the number of chapters of
+    each.
+    """
     books = []
     for path in paths:
         _, split = await asyncio.to_thread(read_split, path)

@@ -1,8 +1,8 @@
 """Splits the text of a book into chapters, whatever its headings look like.
 
-Headings are found by kind (Markdown, "Chapter 7", Roman numbers, numbers, lines in capitals), and the first kind that
-gives at least two chapters of some length is taken. Tables of contents and title pages are no chapters. No line is
-lost: front matter and chapters together are the text.
+Headings are found by kind (Markdown, "Chapter 7", Roman numbers, numbers, lines in capitals), and
+the first kind that gives at least two chapters of some length is taken. Tables of contents and
+title pages are no chapters. No line is lost: front matter and chapters together are the text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 MIN_WORDS = 40
-"""A heading with fewer words under it is an entry of a table of contents, a part or an illustration."""
+"""A heading with fewer words under it is an entry of a table of contents, a part or an
+illustration.
+"""
 
 PIECE_WORDS = 2000
 """Words of a piece of a book without any heading."""
@@ -21,7 +23,8 @@ PIECE_WORDS = 2000
 _NUMBER = (
     r"(?:\d{1,3}|[IVXLC]{1,8}|[ivxlc]{1,8}|(?:(?:twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)[- ]?)?"
     r"(?:one|two|three|four|five|six|seven|eight|nine|first|second|third|fourth|fifth|sixth|seventh|eighth|ninth)"
-    r"|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|the (?:last|first))"
+    r"|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|the "
+    r"(?:last|first))"
 )
 _TITLE = r"(?:\s*[.:\u2014\u2013-]?\s*\S.{0,80})?"
 
@@ -49,7 +52,9 @@ _BESIDE = re.compile(r"(?:prologue|epilogue|afterword|conclusion|interlude)\b.{0
 """Headings that count with any kind."""
 
 _BODY_START = re.compile(r"^\s*\*{3}\s*START OF .*\*{3}\s*$", re.I | re.M)
-_BODY_END = re.compile(r"^\s*\*{3}\s*END OF .*\*{3}\s*$|^End of (?:the )?Project Gutenberg.*$", re.I | re.M)
+_BODY_END = re.compile(
+    r"^\s*\*{3}\s*END OF .*\*{3}\s*$|^End of (?:the )?Project Gutenberg.*$", re.I | re.M
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +86,9 @@ class Split:
 
 
 def split_chapters(text: str, *, min_words: int = MIN_WORDS) -> Split:
-    """The chapters of *text*; a text without headings is cut at paragraphs into pieces of about `PIECE_WORDS`."""
+    """Return the chapters of *text*; a text without headings is cut at paragraphs into pieces of
+    about `PIECE_WORDS`.
+    """
     lines = clean(text).split("\n")
     for kind, pattern in KINDS.items():
         starts = _chapter_starts(lines, kind, pattern, min_words)
@@ -91,8 +98,12 @@ def split_chapters(text: str, *, min_words: int = MIN_WORDS) -> Split:
 
 
 def clean(text: str) -> str:
-    """*text* with plain line breaks, and without the licence that Project Gutenberg puts around it."""
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n\n")
+    """*text* with plain line breaks, and without the licence that Project Gutenberg puts around
+    it.
+    """
+    text = (
+        text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n\n")
+    )
     start = _BODY_START.search(text)
     text = text[start.end() :] if start else text
     end = _BODY_END.search(text)
@@ -100,14 +111,18 @@ def clean(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.split("\n")).strip("\n")
 
 
-def _chapter_starts(lines: Sequence[str], kind: str, pattern: re.Pattern[str], min_words: int) -> list[int]:
+def _chapter_starts(
+    lines: Sequence[str], kind: str, pattern: re.Pattern[str], min_words: int
+) -> list[int]:
     """Numbers of the lines where chapters of one kind begin."""
     found = [i for i, line in enumerate(lines) if _is_heading(lines, i, pattern)]
     if kind in ("roman", "number") and not _counts_up([_number(lines[i]) for i in found]):
         return []
     if not found:
         return []
-    beside = [i for i in range(len(lines)) if _is_heading(lines, i, _BESIDE)] if kind != "part" else []
+    beside = (
+        [i for i in range(len(lines)) if _is_heading(lines, i, _BESIDE)] if kind != "part" else []
+    )
     starts = sorted({*found, *beside})
     labels = [re.sub(r"\W+", " ", lines[i]).casefold().strip() for i in starts]
     kept: list[int] = []
@@ -126,7 +141,9 @@ def _chapter_starts(lines: Sequence[str], kind: str, pattern: re.Pattern[str], m
 
 
 def _is_heading(lines: Sequence[str], i: int, pattern: re.Pattern[str]) -> bool:
-    """Whether line *i* stands after a blank line, matches as a whole, and no entry of a list follows it at once."""
+    """Return whether line *i* stands after a blank line, matches as a whole, and no entry of a list
+    follows it at once.
+    """
     line = lines[i].strip()
     if not line or (i and lines[i - 1].strip()) or not pattern.fullmatch(line):
         return False
@@ -135,7 +152,7 @@ def _is_heading(lines: Sequence[str], i: int, pattern: re.Pattern[str]) -> bool:
 
 
 def _number(line: str) -> int:
-    """The number at the start of a heading of the kinds ``roman`` and ``number``."""
+    """Return the number at the start of a heading of the kinds ``roman`` and ``number``."""
     word = re.match(r"[IVXLC]+|\d+", line.strip())
     assert word is not None
     if word[0].isdigit():
@@ -145,7 +162,7 @@ def _number(line: str) -> int:
 
 
 def _counts_up(numbers: Sequence[int]) -> bool:
-    """Whether most numbers are one more than the one before, or start again at 1."""
+    """Return whether most numbers are one more than the one before, or start again at 1."""
     steps = [b == a + 1 or b == 1 for a, b in pairwise(numbers)]
     return bool(steps) and sum(steps) >= 0.8 * len(steps)
 
@@ -171,4 +188,6 @@ def _split_at(lines: Sequence[str], starts: Sequence[int], kind: str) -> Split:
         else:
             title, body = lines[start].strip().lstrip("# "), lines[start + 1 : end]
         chapters.append(Chapter(index=index, title=title, text="\n".join(body).strip("\n")))
-    return Split(front="\n".join(lines[: starts[0]]).strip("\n"), chapters=tuple(chapters), kind=kind)
+    return Split(
+        front="\n".join(lines[: starts[0]]).strip("\n"), chapters=tuple(chapters), kind=kind
+    )

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quintain.console import for_terminal, printable
 from quintain.errors import InfrastructureError, QuintainError, UsageError
-from quintain.training import for_terminal, printable, run_stoppable, write_atomically
+from quintain.process import run_stoppable
+from quintain.store import write_atomically
 
 from .annotate import Extractive, Modelled
 from .books import Book
@@ -39,11 +41,30 @@ def root() -> None:
 
 @root.command()
 @click.argument("books", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), default=Path("stories"), show_default=True, help="Folder.")
-@click.option("--url", default="", help="OpenAI-compatible server that writes the annotations, such as a local vLLM.")
-@click.option("--model", default="", help="Its name of the model (default: the only one that it serves).")
-@click.option("--api-key", default="", metavar="VARIABLE", help="Name of the environment variable with the key.")
-@click.option("--whole-book", is_flag=True, help="Add a summary of the whole book, which tells the end.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("stories"),
+    show_default=True,
+    help="Folder.",
+)
+@click.option(
+    "--url",
+    default="",
+    help="OpenAI-compatible server that writes the annotations, such as a local vLLM.",
+)
+@click.option(
+    "--model", default="", help="Its name of the model (default: the only one that it serves)."
+)
+@click.option(
+    "--api-key",
+    default="",
+    metavar="VARIABLE",
+    help="Name of the environment variable with the key.",
+)
+@click.option(
+    "--whole-book", is_flag=True, help="Add a summary of the whole book, which tells the end."
+)
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def build(
@@ -58,11 +79,12 @@ def build(
 ) -> None:
     """Split BOOKS (plain text, Markdown, EPUB) into chapters and write about each.
 
-    For every chapter: a summary, a synopsis, the story so far and sheets of the main characters. What is written about
-    a chapter depends on it and on earlier chapters alone.
+    For every chapter: a summary, a synopsis, the story so far and sheets of the main characters.
+    What is written about a chapter depends on it and on earlier chapters alone.
 
-    Without --url sentences of the book itself are chosen, which needs no model and no network. With it a model writes;
-    its answers are kept in OUT/cache, so that the same command continues after an interruption and asks nothing twice.
+    Without --url sentences of the book itself are chosen, which needs no model and no network. With
+    it a model writes; its answers are kept in OUT/cache, so that the same command continues after
+    an interruption and asks nothing twice.
 
     \b
     quintain-story build alice.txt moby.epub --out stories
@@ -77,12 +99,20 @@ def build(
         return
     for book in made:
         words = sum(len(c.text.split()) for c in book.chapters)
-        click.echo(printable(f"{book.title}: {len(book.chapters)} chapters ({book.kind}), {words:,} words"))
+        click.echo(
+            printable(f"{book.title}: {len(book.chapters)} chapters ({book.kind}), {words:,} words")
+        )
     click.echo(f"written to {out}; next: quintain eval story --data {out} --controls")
 
 
 async def _built(
-    books: Sequence[Path], out: Path, url: str, model: str, api_key: str, whole_book: bool, quiet: bool
+    books: Sequence[Path],
+    out: Path,
+    url: str,
+    model: str,
+    api_key: str,
+    whole_book: bool,
+    quiet: bool,
 ) -> tuple[list[Book], int]:
     async with AsyncExitStack() as stack:
         annotator: Extractive | Modelled = Extractive()
@@ -97,7 +127,9 @@ async def _built(
             screen.phase(name, chapters)
             screen.note(f"{name}: {chapters} chapters")
 
-        made = await build_books(books, annotator, out, whole_book=whole_book, started=started, done=screen.advance)
+        made = await build_books(
+            books, annotator, out, whole_book=whole_book, started=started, done=screen.advance
+        )
         return made, asked(annotator)
 
 
@@ -108,7 +140,10 @@ def _row(book: Book, out: Path) -> dict[str, Any]:
         "file": str(out / f"{book.id}.book.json"),
         "headings": book.kind,
         "annotator": book.annotator,
-        "chapters": [{"index": c.index, "title": c.title, "words": len(c.text.split())} for c in book.chapters],
+        "chapters": [
+            {"index": c.index, "title": c.title, "words": len(c.text.split())}
+            for c in book.chapters
+        ],
     }
 
 
@@ -120,7 +155,9 @@ def chapters(book: Path, as_json: bool) -> None:
     text, split = read_split(book)
     if as_json:
         found = [{"index": c.index, "title": c.title, "words": c.words} for c in split.chapters]
-        click.echo(json.dumps({"title": text.title, "headings": split.kind, "chapters": found}, indent=2))
+        click.echo(
+            json.dumps({"title": text.title, "headings": split.kind, "chapters": found}, indent=2)
+        )
         return
     click.echo(printable(f"{text.title}: {len(split.chapters)} chapters by {split.kind}"))
     for chapter in split.chapters:
@@ -129,21 +166,64 @@ def chapters(book: Path, as_json: bool) -> None:
 
 @root.command()
 @click.argument("model")
-@click.option("--against", required=True, metavar="MODEL", help="The policy that MODEL is compared with.")
-@click.option("--writer", default="", metavar="MODEL", help="Writes the chapters of both (default: see above).")
-@click.option("--judge", "url", default="", metavar="URL", help="The judge's server, up to /v1 (default: rules).")
+@click.option(
+    "--against", required=True, metavar="MODEL", help="The policy that MODEL is compared with."
+)
+@click.option(
+    "--writer",
+    default="",
+    metavar="MODEL",
+    help="Writes the chapters of both (default: see above).",
+)
+@click.option(
+    "--judge",
+    "url",
+    default="",
+    metavar="URL",
+    help="The judge's server, up to /v1 (default: rules).",
+)
 @click.option("--judge-model", default="", metavar="NAME", help="As that server calls it.")
 @click.option(
-    "--judge-recipe", type=click.Path(path_type=Path, dir_okay=False), help="The judge of [services.judge] in FILE."
+    "--judge-recipe",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The judge of [services.judge] in FILE.",
 )
-@click.option("--criterion", "criteria", multiple=True, metavar="TEXT", help="What to compare by; may be repeated.")
-@click.option("--data", default="", help="Folder of `build` (default: that of the run MODEL, else generated stories).")
+@click.option(
+    "--criterion",
+    "criteria",
+    multiple=True,
+    metavar="TEXT",
+    help="What to compare by; may be repeated.",
+)
+@click.option(
+    "--data",
+    default="",
+    help="Folder of `build` (default: that of the run MODEL, else generated stories).",
+)
 @click.option("--split", default="test", show_default=True)
 @click.option("--tasks", default=20, show_default=True, type=click.IntRange(1), help="Chapters.")
-@click.option("--temperature", default=0.7, show_default=True, type=click.FloatRange(0), help="Of plans and chapters.")
-@click.option("--chapter-tokens", default=1500, show_default=True, type=click.IntRange(1), help="Longest chapter.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write plans and chapters as JSON lines.")
-@click.option("--folder", default="runs", show_default=True, help="Parent folder of the run folders.")
+@click.option(
+    "--temperature",
+    default=0.7,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Of plans and chapters.",
+)
+@click.option(
+    "--chapter-tokens",
+    default=1500,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Longest chapter.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write plans and chapters as JSON lines.",
+)
+@click.option(
+    "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
+)
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def quality(
@@ -166,12 +246,14 @@ def quality(
 ) -> None:
     """Compare chapters that are written by the plans of MODEL and of another policy, in pairs.
 
-    A policy is a run, a checkpoint, a folder or a hub id, the URL of a server (URL#NAME where it has several models),
-    or a control such as @oracle or @filler. One writer writes the chapters of both, so that only the plans differ: by
-    default the first of --against and MODEL that is no control, else @plan, which takes the plans as chapters.
+    A policy is a run, a checkpoint, a folder or a hub id, the URL of a server (URL#NAME where it
+    has several models), or a control such as @oracle or @filler. One writer writes the chapters of
+    both, so that only the plans differ: by default the first of --against and MODEL that is no
+    control, else @plan, which takes the plans as chapters.
 
-    Each pair is judged in both orders; where the order decides it is a tie. A pair without a verdict is counted and
-    left out. Without --judge rules compare names and repetition, which needs no network and measures no style.
+    Each pair is judged in both orders; where the order decides it is a tie. A pair without a
+    verdict is counted and left out. Without --judge rules compare names and repetition, which needs
+    no network and measures no style.
 
     \b
     quintain-story quality @oracle --against @filler
@@ -216,7 +298,9 @@ def quality(
         named = {"model": model, "against": against, "writer": names[2], "judge": judged_by}
         click.echo(json.dumps({**named, **done.report()}, indent=2))
     else:
-        click.echo(printable(f"{model} against {against}; chapters by {names[2]}, judged by {judged_by}"))
+        click.echo(
+            printable(f"{model} against {against}; chapters by {names[2]}, judged by {judged_by}")
+        )
         for line in done.lines():
             click.echo(line)
     if done.failures and not done.comparison.measures:
@@ -225,7 +309,9 @@ def quality(
 
 
 def main() -> None:
-    """Run the command; an error is one line, or one JSON object with ``--json``, and the exit status is 2 or 1."""
+    """Run the command; an error is one line, or one JSON object with ``--json``, and the exit
+    status is 2 or 1.
+    """
     as_json = "--json" in sys.argv[1:]
     try:
         root.main(prog_name="quintain-story", standalone_mode=False)
@@ -236,7 +322,12 @@ def main() -> None:
     except QuintainError as e:
         _fail(str(e), 2 if isinstance(e, UsageError) else 1, as_json)
     except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted; what a model or a judge answered is kept, run the same command to continue", 130, as_json)
+        _fail(
+            "interrupted; what a model or a judge answered is kept, run the same command to "
+            "continue",
+            130,
+            as_json,
+        )
 
 
 def _fail(message: str, status: int, as_json: bool, *, shown: bool = False) -> None:

@@ -11,12 +11,13 @@ from quintain.errors import UsageError
 
 from .books import book_tasks
 from .procedural import CANALS, stories, task_of
-from .rewards import vr_cli
-from .tasks import StoryResult, StoryTask, plan_of, writing_prompt
+from .rewards import plan_overlap, vr_cli
+from .tasks import PAGES, StoryResult, StoryTask, plan_of, writing_prompt
 
 
 class Story(Environment[StoryTask, StoryResult]):
-    """Plan the next chapter of a story; what helps a frozen scorer to predict the real chapter is rewarded.
+    """Plan the next chapter of a story; what helps a frozen scorer to predict the real chapter is
+    rewarded.
 
     The plan is the reply after its reasoning, or what follows its last line "Plan" or "In summary".
 
@@ -25,20 +26,23 @@ class Story(Environment[StoryTask, StoryResult]):
         boats: in generated stories, 2 to 8.
         size: generated tasks in ``dev`` and in ``test``; ``train`` is endless.
         seed: of the generated tasks.
-        slips: share of the locks in demonstrations of generated stories that are the first ones: in plans, and in
-            chapters written without a plan. So there is something to learn, and a plan tells the scorer something.
+        slips: share of the locks in demonstrations of generated stories that are the first ones: in
+            plans, and in chapters written without a plan. So there is something to learn, and a
+            plan tells the scorer something.
         plan_words: longest plan that counts, so that no plan is a chapter.
         chapter_words: words of the next chapter that are scored, from its beginning.
-        skip_first, skip_last: chapters of a book that are no tasks; the published setting leaves out the first two, for
-            there is hardly a story before them, and the last two.
+        skip_first, skip_last: chapters of a book that are no tasks; the published setting leaves
+            out the first two, for there is hardly a story before them, and the last two.
         words: least and most words of a chapter that is a task.
-        split_by: whether whole books or the chapters of each book go to the splits; ``auto`` is books, where there are
-            three or more.
+        split_by: whether whole books or the chapters of each book go to the splits; ``auto`` is
+            books, where there are three or more.
         synopsis: whether the prompt tells what the next chapter is about, as the paper's does.
-        whole_book: whether the prompt has the summary of the whole book, its end included, as the paper's does.
+        whole_book: whether the prompt has the summary of the whole book, its end included, as the
+            paper's does.
     """
 
     reward = vr_cli(floor="controls")
+    yardstick = plan_overlap
     limits = Limits(turns=1, reward_seconds=600)  # the groups of a batch wait for one scorer
     system = "Think about the story. Then reply with a plan of the next chapter."
 
@@ -63,7 +67,10 @@ class Story(Environment[StoryTask, StoryResult]):
                 f"{len(CANALS)}, at least 1, and a share"
             )
         if min(self.plan_words, self.chapter_words) < 1:
-            raise UsageError(f"story: plan_words {self.plan_words}, chapter_words {self.chapter_words}; at least 1")
+            raise UsageError(
+                f"story: plan_words {self.plan_words}, chapter_words {self.chapter_words}; at "
+                f"least 1"
+            )
 
     def tasks(self, split: str) -> Iterable[StoryTask]:
         if not self.data:
@@ -89,13 +96,18 @@ class Story(Environment[StoryTask, StoryResult]):
         return StoryResult(plan=plan)
 
     def demonstrations(self, split: str) -> Iterator[Demonstration]:
-        """Of generated stories: plans, and chapters after a plan and without one, which make the policy a scorer."""
+        """Of generated stories: plans, and chapters after a plan and without one, which make the
+        policy a scorer.
+        """
         if self.data:
             return
         rng = Random(f"story/demonstrations/{self.seed}/{split}")
         for story in stories(split, boats=self.boats, size=self.size, seed=self.seed + 1):
             task = task_of(story)
-            locks = {c: story.first[c] if rng.random() < self.slips else last for c, last in story.last.items()}
+            locks = {
+                c: story.first[c] if rng.random() < self.slips else last
+                for c, last in story.last.items()
+            }
             habit = story.plan(locks)
             yield Demonstration(prompt=task.prompt, reply=habit, system=self.system)
             if rng.random() < 0.7:
@@ -105,7 +117,9 @@ class Story(Environment[StoryTask, StoryResult]):
 
     @control(scores="max")
     def oracle(self, task: StoryTask, messages: Sequence[Message]) -> str | Reply:
-        """An honest plan: for generated stories what follows from the prompt, for books a summary of the chapter."""
+        """An honest plan: for generated stories what follows from the prompt, for books a summary
+        of the chapter.
+        """
         return str(task.answer)
 
     @control()
@@ -127,3 +141,8 @@ class Story(Environment[StoryTask, StoryResult]):
     def filler(self, task: StoryTask, messages: Sequence[Message]) -> str:
         """As many words as an honest plan has, about nothing."""
         return task.filler
+
+    @control(scores="min")
+    def page(self, task: StoryTask, messages: Sequence[Message]) -> str:
+        """A page that fits any novel, as long as a plan may be."""
+        return " ".join(PAGES[0][: self.plan_words])

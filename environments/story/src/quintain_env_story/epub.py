@@ -35,7 +35,7 @@ class BookText:
 
 
 def read_book(path: Path) -> BookText:
-    """The text of a ``.txt``, ``.md`` or ``.epub`` file; any other is read as text.
+    """Return the text of a ``.txt``, ``.md`` or ``.epub`` file; any other is read as text.
 
     Raises:
         UsageError: no such file, too large, no text, damaged, or protected.
@@ -73,8 +73,17 @@ def _read_epub(path: Path) -> BookText:
     try:
         with zipfile.ZipFile(path) as archive:
             return _Epub(archive, path).read()
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError) as e:
-        raise UsageError(f"{path} cannot be read as an EPUB: {str(e)[:200] or type(e).__name__}") from e
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        RuntimeError,
+        NotImplementedError,
+        ValueError,
+    ) as e:
+        raise UsageError(
+            f"{path} cannot be read as an EPUB: {str(e)[:200] or type(e).__name__}"
+        ) from e
 
 
 class _Epub:
@@ -84,7 +93,9 @@ class _Epub:
         self.archive, self.path, self.left = archive, path, MAX_BYTES
         entries = archive.infolist()
         if len(entries) > MAX_ENTRIES:
-            raise UsageError(f"{path} has {len(entries):,} entries; an EPUB may have {MAX_ENTRIES:,}")
+            raise UsageError(
+                f"{path} has {len(entries):,} entries; an EPUB may have {MAX_ENTRIES:,}"
+            )
         self.names = {entry.filename for entry in entries}
 
     def read(self) -> BookText:
@@ -94,25 +105,36 @@ class _Epub:
             raise UsageError(f"{self.path} names no package document; it is no EPUB")
         package = _Tags({"item", "itemref"}, text_of="dc:title").fed(self.document(package_name))
         items = {a.get("id", ""): a for tag, a in package.tags if tag == "item"}
-        hrefs = [items[a["idref"]].get("href", "") for tag, a in package.tags if a.get("idref") in items]
+        hrefs = [
+            items[a["idref"]].get("href", "") for tag, a in package.tags if a.get("idref") in items
+        ]
         folder = posixpath.dirname(package_name)
-        names = [posixpath.normpath(posixpath.join(folder, unquote(href.partition("#")[0]))) for href in hrefs]
+        names = [
+            posixpath.normpath(posixpath.join(folder, unquote(href.partition("#")[0])))
+            for href in hrefs
+        ]
         self.refuse_protected(names)
-        pages = [_Page().fed(self.document(name)).text() for name in dict.fromkeys(names) if name in self.names]
+        pages = [
+            _Page().fed(self.document(name)).text()
+            for name in dict.fromkeys(names)
+            if name in self.names
+        ]
         text = "\n\n".join(page for page in pages if page)
         if not text.strip():
             raise UsageError(f"{self.path} has no text in its {len(names)} documents")
         return BookText(title=package.text.strip() or self.path.stem, text=text)
 
     def document(self, name: str) -> str:
-        """The text of one entry; the size that the archive claims for it is not believed."""
+        """Return the text of one entry; the size that the archive claims for it is not believed."""
         if name not in self.names:
             raise UsageError(f"{self.path} has no {name[:200]!r}; it is no EPUB, or damaged")
         with self.archive.open(name) as entry:
             data = entry.read(self.left + 1)
         self.left -= len(data)
         if self.left < 0:
-            raise UsageError(f"the documents of {self.path} have more than {MAX_BYTES:,} bytes unpacked")
+            raise UsageError(
+                f"the documents of {self.path} have more than {MAX_BYTES:,} bytes unpacked"
+            )
         encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         return _DOCTYPE.sub("", data.decode(encoding, "replace").replace("\0", ""), count=1)
 
@@ -120,13 +142,20 @@ class _Epub:
         listed = "META-INF/encryption.xml"
         if listed not in self.names:
             return
-        encrypted = {unquote(a.get("uri", "")) for _, a in _Tags({"cipherreference"}).fed(self.document(listed)).tags}
+        encrypted = {
+            unquote(a.get("uri", ""))
+            for _, a in _Tags({"cipherreference"}).fed(self.document(listed)).tags
+        }
         if encrypted.intersection(names):
-            raise UsageError(f"{self.path} is protected (its chapters are encrypted); give a book without DRM")
+            raise UsageError(
+                f"{self.path} is protected (its chapters are encrypted); give a book without DRM"
+            )
 
 
 class _Tags(HTMLParser):
-    """The attributes of some tags, without namespaces, and the text of one; entities of a DTD are never expanded."""
+    """The attributes of some tags, without namespaces, and the text of one; entities of a DTD are
+    never expanded.
+    """
 
     def __init__(self, wanted: set[str], text_of: str = "") -> None:
         super().__init__(convert_charrefs=True)
@@ -151,7 +180,9 @@ class _Tags(HTMLParser):
 
 
 class _Page(HTMLParser):
-    """The text of one XHTML document: paragraphs with blank lines between them, headings as Markdown."""
+    """The text of one XHTML document: paragraphs with blank lines between them, headings as
+    Markdown.
+    """
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)

@@ -7,7 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 _SENTENCE = re.compile(r"(?<=[.!?])[\"'\u201d\u2019)\]]*\s+(?=[\"'\u201c\u2018(\[]*[A-Z\d])")
-_ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Mme|Mlle|Prof|Capt|Col|Gen|Rev|Hon|Sr|Jr|vs|etc|[A-Z])\.$")
+_ABBREVIATION = re.compile(
+    r"\b(?:Mr|Mrs|Ms|Dr|St|Mme|Mlle|Prof|Capt|Col|Gen|Rev|Hon|Sr|Jr|vs|etc|[A-Z])\.$"
+)
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 _NAME = re.compile(r"(?:[A-Z][\w\u2019'-]+)(?:\s+[A-Z][\w\u2019'-]+){0,2}")
 STOP_WORDS = frozenset(
@@ -24,7 +26,7 @@ MENTIONS = 3
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of *text*, each on one line; a break after an abbreviation is none."""
+    """Return the sentences of *text*, each on one line; a break after an abbreviation is none."""
     found: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text):
         joined = ""
@@ -46,14 +48,18 @@ def summary(text: str, words: int) -> str:
     """
     every = sentences(text)
     lines = [s for s in every if len(s.split()) >= SHORTEST] or every
-    contents = [[w for w in map(str.casefold, _WORD.findall(s)) if w not in STOP_WORDS] for s in lines]
+    contents = [
+        [w for w in map(str.casefold, _WORD.findall(s)) if w not in STOP_WORDS] for s in lines
+    ]
     counts = Counter(w for content in contents for w in content)
     total = max(1, counts.total())
     weight = {w: n / total for w, n in counts.items()}
     chosen: set[int] = set()
     left, open_ = words, {i for i, content in enumerate(contents) if content}
     while open_:
-        best = max(open_, key=lambda i: (sum(weight[w] for w in contents[i]) / len(contents[i]), -i))
+        best = max(
+            open_, key=lambda i: (sum(weight[w] for w in contents[i]) / len(contents[i]), -i)
+        )
         open_.discard(best)
         size = len(lines[best].split())
         if size > left:
@@ -66,7 +72,7 @@ def summary(text: str, words: int) -> str:
 
 
 def names(text: str) -> list[str]:
-    """The names in *text*, the most frequent first: capitalised words inside sentences, rarely written small."""
+    """Return the names in *text*, the most frequent first: capitalised words inside sentences, rarely written small."""
     inside: Counter[str] = Counter()
     for sentence in sentences(text):
         body = sentence.partition(" ")[2]  # any first word is capitalised
@@ -86,7 +92,7 @@ def names(text: str) -> list[str]:
 
 
 def sheets(text: str, *, people: int, words: int) -> dict[str, str]:
-    """What *text* says about its most frequent names: a summary of the sentences that mention each."""
+    """Return what *text* says about its most frequent names: a summary of the sentences that mention each."""
     mentions: dict[str, list[str]] = defaultdict(list)
     chosen = names(text)[:people]
     lines = sentences(text)
@@ -96,6 +102,6 @@ def sheets(text: str, *, people: int, words: int) -> dict[str, str]:
 
 
 def cut(text: str, words: int) -> str:
-    """The first *words* words of *text*, blanks and line breaks as they are."""
+    """Return the first *words* words of *text*, blanks and line breaks as they are."""
     pieces: Sequence[str] = re.findall(r"\s*\S+", text)
     return text if len(pieces) <= words else "".join(pieces[:words])

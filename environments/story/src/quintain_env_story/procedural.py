@@ -1,7 +1,8 @@
-"""Generated stories: boats start at locks of their canals, move to others, and rest there in the next chapter.
+"""Generated stories: boats start at locks of their canals, move to others, and rest there in the
+next chapter.
 
-A is a canal, A4 a lock of it. A plan that carries the last locks over makes the next chapter probable; one that forgets
-the moves makes it improbable.
+A is a canal, A4 a lock of it. A plan that carries the last locks over makes the next chapter
+probable; one that forgets the moves makes it improbable.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ def _listed(locks: dict[str, str]) -> str:
 
 
 def draw(rng: Random, boats: int) -> Boats:
-    """A story of *boats* boats; each moves to another lock."""
+    """Return a story of *boats* boats; each moves to another lock."""
     first = {canal: rng.choice(LOCKS) for canal in sorted(rng.sample(CANALS, boats))}
     return Boats(first, {c: rng.choice(LOCKS.replace(lock, "")) for c, lock in first.items()})
 
 
 def stories(split: str, *, boats: int, size: int, seed: int) -> Iterator[Boats]:
-    """The stories of *split*, each once; ``train`` has no end, the others have *size*.
+    """Yield the stories of *split*, each once; ``train`` has no end, the others have *size*.
 
     The split of a story is a hash of its prompt, so splits share none whatever the seed.
     """
@@ -65,7 +66,7 @@ def stories(split: str, *, boats: int, size: int, seed: int) -> Iterator[Boats]:
 
 
 def task_of(story: Boats) -> StoryTask:
-    """The task of a story; in the wrong chapter no boat is at a lock where it was."""
+    """Return the task of a story; in the wrong chapter no boat is at a lock where it was."""
     elsewhere = {
         canal: next(x for x in LOCKS[int(lock) :] + LOCKS if x not in (lock, story.first[canal]))
         for canal, lock in story.last.items()

@@ -1,7 +1,8 @@
-"""Which of two policies plans the better chapters: plans, chapters written by them, and a judge of pairs.
+"""Which of two policies plans the better chapters: plans, chapters written by them, and a judge of
+pairs.
 
-The question of Gurung and Lapata 2025 (arXiv:2503.22828), who asked people: a model writes a chapter by each of two
-plans, and the chapters are compared.
+The question of Gurung and Lapata 2025 (arXiv:2503.22828), who asked people: a model writes a
+chapter by each of two plans, and the chapters are compared.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from typing import Any
 
 from quintain import Engine, InfrastructureError, LimitReached, Message, Sampling, TokenEngine
 from quintain.errors import UnknownNameError, UsageError
-from quintain.training import Conversation, derived_seed, embedded_engine, find_run, model_named, stops
-from quintain_judge import Comparison, JudgeService, Pair, compare
+from quintain.rollouts import Conversation, stops
+from quintain.run import embedded_engine
+from quintain.store import find_run, model_named
+from quintain.types import derived_seed
+from quintain_judge import Comparison, JudgeService, ReplyPair, compare
 
 from .environment import Story
 from .extract import names
@@ -55,7 +59,8 @@ class Quality:
 
     Attributes:
         tasks: in order.
-        drafts: of each task, by the model and by the one it is compared with; ``None`` where one of the two failed.
+        drafts: of each task, by the model and by the one it is compared with; ``None`` where one of
+            the two failed.
         comparison: of the tasks with drafts, in order.
         failures: why a task has no verdict, by the id of the task.
     """
@@ -74,7 +79,7 @@ class Quality:
         return one, other
 
     def report(self) -> dict[str, Any]:
-        """The numbers, as plain data."""
+        """Return the numbers, as plain data."""
         return {
             "tasks": len(self.tasks),
             **self.comparison.counts,
@@ -85,18 +90,24 @@ class Quality:
         }
 
     def lines(self) -> list[str]:
-        """The numbers, for a person."""
+        """Return the numbers, for a person."""
         count = self.comparison.counts
         shown = [
-            f"{len(self.tasks)} chapters: {count['wins']} won, {count['ties']} tied, {count['losses']} lost, "
-            f"{len(self.failures)} without a verdict; {self.words[0]:.0f} and {self.words[1]:.0f} words on average"
+            f"{len(self.tasks)} chapters: {count['wins']} won, {count['ties']} tied, "
+            f"{count['losses']} lost, {len(self.failures)} without a verdict; {self.words[0]:.0f} "
+            f"and {self.words[1]:.0f} words on average"
         ]
         for name, m in self.comparison.measures.items():
-            shown.append(f"  {name:30} {m['value']:6.1%}  [{m['low']:.1%}, {m['high']:.1%}]  ({m['rows']:.0f} pairs)")
+            shown.append(
+                f"  {name:30} {m['value']:6.1%}  [{m['low']:.1%}, {m['high']:.1%}]  "
+                f"({m['rows']:.0f} pairs)"
+            )
         return shown
 
     def rows(self) -> list[dict[str, Any]]:
-        """Plans, chapters and verdict of each task; a missing verdict is ``null`` and has its failure."""
+        """Plans, chapters and verdict of each task; a missing verdict is ``null`` and has its
+        failure.
+        """
         values = iter(self.comparison.values)
         rows = []
         for task, pair in zip(self.tasks, self.drafts, strict=True):
@@ -112,8 +123,8 @@ class Author:
     """Writes texts: a model, a server, or a control of the environment.
 
     Args:
-        name: a run, a checkpoint, a folder or a hub id; the URL of a server up to ``/v1``, with ``#MODEL`` where it has
-            several; or ``@control``.
+        name: a run, a checkpoint, a folder or a hub id; the URL of a server up to ``/v1``, with
+            ``#MODEL`` where it has several; or ``@control``.
         folder: parent folder of the runs.
     """
 
@@ -143,7 +154,7 @@ class Author:
         self._engine = await stack.enter_async_context(engine)
 
     async def write(self, task: StoryTask, messages: Sequence[Message], sampling: Sampling) -> str:
-        """The reply to *messages*, without closed reasoning.
+        """Return the reply to *messages*, without closed reasoning.
 
         Raises:
             LimitReached: the prompt leaves no room in the context of the model.
@@ -163,7 +174,7 @@ class Author:
         return re.sub(r"\A.*</think>", "", text, flags=re.DOTALL).strip()
 
     async def plan(self, task: StoryTask, sampling: Sampling) -> str:
-        """A plan of the next chapter."""
+        """Return a plan of the next chapter."""
         system = [Message("system", self.system)] if self.system else []
         reply = await self.write(task, [*system, Message("user", str(task.prompt))], sampling)
         return plan_of(reply, self._environment.plan_words)
@@ -185,7 +196,8 @@ async def quality(
     A task where a model or the judge fails has no verdict: it is counted, and never lost by either.
 
     Args:
-        writer: writes the chapters of both, so that only the plans differ; `PLAN_ITSELF` takes plans as chapters.
+        writer: writes the chapters of both, so that only the plans differ; `PLAN_ITSELF` takes
+            plans as chapters.
         judge: started; any.
         criteria: what chapters are compared by; by default `criteria_of`.
         progress: called after each draft and after each comparison.
@@ -214,7 +226,7 @@ async def quality(
     drafts = await asyncio.gather(*map(drafted, tasks))
     written = [(task, pair) for task, pair in zip(tasks, drafts, strict=True) if pair is not None]
     pairs = [
-        Pair(
+        ReplyPair(
             prompt=task.planning().strip(),
             a=one.chapter,
             b=other.chapter,
@@ -224,14 +236,17 @@ async def quality(
     ]
     comparison = await compare(judge, pairs, progress)
     failures.update({written[i][0].id: why for i, why in comparison.failures.items()})
-    return Quality(tasks=tuple(tasks), drafts=tuple(drafts), comparison=comparison, failures=failures)
+    return Quality(
+        tasks=tuple(tasks), drafts=tuple(drafts), comparison=comparison, failures=failures
+    )
 
 
 def criteria_of(task: StoryTask, judge: JudgeService) -> tuple[str, ...]:
-    """What chapters of *task* are compared by: `CRITERIA`, or what rules can decide where rules judge.
+    """Return what chapters of *task* are compared by: `CRITERIA`, or what rules can decide where
+    rules judge.
 
-    Rules count who or what the real chapter names (words with a digit in a generated story), and repetition. That
-    tests the path and tells nonsense from a chapter; it is no measure of quality.
+    Rules count who or what the real chapter names (words with a digit in a generated story), and
+    repetition. That tests the path and tells nonsense from a chapter; it is no measure of quality.
     """
     if not judge.offline:
         return CRITERIA
@@ -240,7 +255,8 @@ def criteria_of(task: StoryTask, judge: JudgeService) -> tuple[str, ...]:
 
 
 def run_table(name: str, folder: str = "runs") -> dict[str, Any]:
-    """The table of the environment `story` in the recipe of the run *name*; empty where that is no run, or has none.
+    """Return the table of the environment `story` in the recipe of the run *name*; empty where that
+    is no run, or has none.
 
     Raises:
         UsageError: the recipe is damaged.
@@ -257,7 +273,7 @@ def run_table(name: str, folder: str = "runs") -> dict[str, Any]:
 
 
 def tasks_of(environment: Story, split: str, count: int) -> list[StoryTask]:
-    """The first *count* tasks of *split*.
+    """Return the first *count* tasks of *split*.
 
     Raises:
         UsageError: there are none.

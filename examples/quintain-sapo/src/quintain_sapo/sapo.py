@@ -21,7 +21,10 @@ def sapo(t: LossInputs, *, positive: float = 1.0, negative: float = 1.05) -> Ten
 SAPO = replace(
     ALGORITHMS["grpo"],
     name="sapo",
-    summary="GRPO with a sigmoid gate on the ratio instead of the clip, steeper for negative advantages.",
+    summary=(
+        "GRPO with a sigmoid gate on the ratio instead of the clip, steeper for negative "
+        "advantages."
+    ),
     source="Gao et al. 2025, arXiv 2511.20347",
     objective=sapo,
     kl=KL(),

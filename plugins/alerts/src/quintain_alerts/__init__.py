@@ -1,4 +1,5 @@
-"""Alerts of a run: messages about unhealthy metrics, one when a condition begins and one when it ends.
+"""Alerts of a run: messages about unhealthy metrics, one when a condition begins and one when it
+ends.
 
 `conditions` has the alerts, `monitor` the hooks that a run calls.
 """

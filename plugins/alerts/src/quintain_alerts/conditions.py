@@ -1,7 +1,8 @@
 """The conditions of the alerts, their thresholds with the reasons, and their messages.
 
-An alert is a pure function of the run's recent metrics (`History`) that returns a level: at 1 or more the alert begins,
-at 0 or less it ends, in between it does not change (hysteresis). A step whose numbers are missing changes nothing.
+An alert is a pure function of the run's recent metrics (`History`) that returns a level: at 1 or
+more the alert begins, at 0 or less it ends, in between it does not change (hysteresis). A step
+whose numbers are missing changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ MetricsRecord = Mapping[str, Any]
 
 
 class Thresholds(NamedTuple):
-    """The values at which a condition begins and ends; it holds above *begins* if that is the larger, else below."""
+    """The values at which a condition begins and ends; it holds above *begins* if that is the
+    larger, else below.
+    """
 
     begins: float
     ends: float
@@ -36,42 +39,69 @@ MARKS = 8
 """Held-out measurements in the history."""
 
 ENTROPY_GONE = Thresholds(0.95, 0.9)
-"""Loss of entropy as a share of that of the first steps. Healthy runs of the default model lose 50 to 90 % of it before
-they reach 90 % success. Performance saturates as entropy is exhausted (Cui et al. 2025, 2505.22617); DAPO (2503.14476,
-section 3.1) shows a run that loses nearly all of it early."""
+"""Loss of entropy as a share of that of the first steps. Healthy runs of the default model lose 50
+to 90 % of it before they reach 90 % success. Performance saturates as entropy is exhausted (Cui et
+al. 2025, 2505.22617); DAPO (2503.14476, section 3.1) shows a run that loses nearly all of it early.
+"""
 UNSOLVED = Thresholds(0.9, 0.95)
 """Success rate below which low entropy, or a step without a signal, is a problem."""
 RATIO = Thresholds(math.log(20), math.log(10))
-"""Log of the median over steps of the largest theta / ratio_to. Clips work between 0.8 and 1.3; a token that has become
-twenty times as likely within one batch is outside the region that its old samples represent."""
+"""Log of the median over steps of the largest theta / ratio_to. Clips work between 0.8 and 1.3; a
+token that has become twenty times as likely within one batch is outside the region that its old
+samples represent.
+"""
 RATIO_AT_ONCE = Thresholds(math.log(1000), math.log(10))
 """The same for a single step."""
 FALL = Thresholds(1.0, 0.5)
-"""Fall of the held-out accuracy from its best, in units of `LEAST_FALL` or of the best's half interval, the larger."""
+"""Fall of the held-out accuracy from its best, in units of `LEAST_FALL` or of the best's half
+interval, the larger.
+"""
 LEAST_FALL = 0.05
 RISE = Thresholds(0.1, 0.0)
-"""Rise of the training reward since then, in units of its spread; smaller changes are drift of the sampled tasks."""
+"""Rise of the training reward since then, in units of its spread; smaller changes are drift of the
+sampled tasks.
+"""
 ALL_SOLVED = Thresholds(0.95, 0.85)
 """Share of groups whose samples are all right; they cost compute and give no signal."""
 NOTHING = Thresholds(0.9, 0.5)
 """Share of the last `IDLE_SPAN` steps without a learning signal."""
+NO_TURN = Thresholds(0.1, 0.05)
+"""Share of the valid rollouts of a step in which nobody took a turn. Their scores are not the
+policy's.
+"""
 IDLE = 0.99
 """Minimum share of samples with advantage 0 in a step without a learning signal."""
 GRADIENT_GONE = 1e-3
-"""A step has no signal either if its gradient norm is below this factor times the median of the first steps."""
+"""A step has no signal either if its gradient norm is below this factor times the median of the
+first steps.
+"""
 MISMATCH = Thresholds(0.05, 0.03)
-"""Mean \\|log prox - log mu\\| in nats. Correct pairs of engine and trainer stay within 1 to 2 % (the limit of NeMo-RL
-for its mean of exp\\|difference\\|); a wrong temperature or template gives 0.1 and more."""
+"""Mean \\|log prox - log mu\\| in nats. Correct pairs of engine and trainer stay within 1 to 2 %
+(the limit of NeMo-RL for its mean of exp\\|difference\\|); a wrong temperature or template gives
+0.1 and more.
+"""
+STALE = Thresholds(0.01, 0.005)
+"""`MISMATCH` where it comes from old weights that the loss ignores. On the quickstart under `areal`
+held-out accuracy falls from about 0.03 on; 0.01 is passed two to three steps before.
+"""
+CLIPPED = Thresholds(0.5, 0.3)
+"""Share of clipped terms, which have no gradient. About 0.15 is normal for GSPO and less for
+tokens; under a staleness GSPO's bounds on a ratio to the sampler clip 0.87 on the quickstart, and
+hardly anything is learned.
+"""
 TRUNCATED = Thresholds(0.25, 0.15)
-"""Share of answers that a limit on tokens truncated, which score like wrong ones (TRL #6263: a limit of 256 tokens
-truncated 50 to 80 % of the GSM8K answers)."""
+"""Share of answers that a limit on tokens truncated, which score like wrong ones (TRL #6263: a
+limit of 256 tokens truncated 50 to 80 % of the GSM8K answers).
+"""
 FAILURES = Thresholds(0.1, 0.05)
-"""Share of rollouts that failed for reasons other than the policy: they cost compute and are excluded."""
+"""Share of rollouts that failed for reasons other than the policy: they cost compute and are
+excluded.
+"""
 
 
 class Mark(NamedTuple):
-    """A held-out measurement: its step, accuracy and half interval, and the mean training reward of the steps before
-    (``None`` if there are none).
+    """A held-out measurement: its step, accuracy and half interval, and the mean training reward of
+    the steps before (``None`` if there are none).
     """
 
     step: int
@@ -95,7 +125,9 @@ class History:
     marks: tuple[Mark, ...] = ()
 
     def then(self, record: MetricsRecord) -> History:
-        """This history and one more line of ``metrics.jsonl``; the line of step 0 is from before training."""
+        """This history and one more line of ``metrics.jsonl``; the line of step 0 is from before
+        training.
+        """
         grown = self
         if record["step"] > 0:
             start = self.start if len(self.start) == START else (*self.start, record)
@@ -111,20 +143,24 @@ class History:
         return replace(grown, marks=((best,) if best else ()) + marks[-MARKS:])
 
     def last(self, name: str, span: int = SPAN) -> list[float]:
-        """The values of *name* in the last *span* steps; empty if there are fewer steps or most lack the metric."""
+        """Return the values of *name* in the last *span* steps; empty if there are fewer steps or
+        most lack the metric.
+        """
         if len(self.recent) < span:
             return []
         values = [value for r in self.recent[-span:] if (value := number(r, name)) is not None]
         return values if 2 * len(values) > span else []
 
     def mean(self, name: str, span: int = SPAN) -> float | None:
-        """The mean of `last`; ``None`` if it is empty."""
+        """Return the mean of `last`; ``None`` if it is empty."""
         values = self.last(name, span)
         return fmean(values) if values else None
 
 
 def number(record: MetricsRecord, name: str) -> float | None:
-    """A finite number of a record, else ``None``; the file has ``null`` for a number that is not finite."""
+    """Return a finite number of a record, else ``None``; the file has ``null`` for a number that is
+    not finite.
+    """
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
@@ -137,7 +173,8 @@ class Alert:
 
     Attributes:
         name: as in the list ``alerts`` of the metrics.
-        level: function of the history: the alert begins at 1 and ends at 0; ``None`` if the metrics are missing.
+        level: function of the history: the alert begins at 1 and ends at 0; ``None`` if the metrics
+            are missing.
         meaning: the diagnosis.
         remedy: changes to try.
         shows: metrics in the message.
@@ -150,13 +187,19 @@ class Alert:
     shows: tuple[str, ...]
 
     def sentence(self, record: MetricsRecord) -> str:
-        """The message, with the numbers of *record*."""
-        numbers = ", ".join(f"{name} {value:.3g}" for name in self.shows if (value := number(record, name)) is not None)
+        """Return the message, with the numbers of *record*."""
+        numbers = ", ".join(
+            f"{name} {value:.3g}"
+            for name in self.shows
+            if (value := number(record, name)) is not None
+        )
         return f"{self.name}: {self.meaning}{f' ({numbers})' if numbers else ''}. {self.remedy}"
 
 
 def _all_of(*levels: float | None) -> float | None:
-    """The minimum: begins once all have begun, ends once one has ended; ``None`` if one is missing."""
+    """Return the minimum: begins once all have begun, ends once one has ended; ``None`` if one is
+    missing.
+    """
     present = [level for level in levels if level is not None]
     return min(present) if len(present) == len(levels) else None
 
@@ -170,7 +213,7 @@ def _of_mean(name: str, thresholds: Thresholds) -> Callable[[History], float | N
 
 
 def entropy_collapse(history: History) -> float | None:
-    """The policy lost nearly all of its initial entropy, and tasks are still unsolved."""
+    """Return the policy lost nearly all of its initial entropy, and tasks are still unsolved."""
     first = [value for r in history.start if (value := number(r, "entropy.sampled")) is not None]
     now, success = history.mean("entropy.sampled"), history.mean("success")
     if not first or now is None or success is None or max(first) <= 0:
@@ -187,7 +230,9 @@ def ratio_explosion(history: History) -> float | None:
 
 
 def held_out_falls(history: History) -> float | None:
-    """The last two held-out measurements are well below the best earlier one, while the training reward rose."""
+    """Return the last two held-out measurements are well below the best earlier one, while the
+    training reward rose.
+    """
     if len(history.marks) < 3:
         return None
     *before, last, latest = history.marks
@@ -200,7 +245,11 @@ def held_out_falls(history: History) -> float | None:
     if early is None or latest.reward is None or spread is None:
         return None
     fall = (best.accuracy - max(last.accuracy, latest.accuracy)) / best.slack
-    rise = (latest.reward - early) / spread if spread > 0 else math.copysign(1.0, latest.reward - early)
+    rise = (
+        (latest.reward - early) / spread
+        if spread > 0
+        else math.copysign(1.0, latest.reward - early)
+    )
     return _all_of(FALL.level(fall), RISE.level(rise))
 
 
@@ -224,82 +273,157 @@ def _without_signal(record: MetricsRecord, least: float) -> bool:
     return (idle is not None and idle >= IDLE) or (norm is not None and norm <= least)
 
 
+def stale(history: History) -> float | None:
+    """Tokens are of older weights, and the loss takes them for the learner's own."""
+    ignored, mismatch = history.last("staleness.ignored"), history.mean("mismatch.mean")
+    if not ignored or mismatch is None:
+        return None
+    return _all_of(float(min(ignored) > 0), STALE.level(mismatch))
+
+
+def clipped(history: History) -> float | None:
+    """Return the clip of the ratio stops most terms."""
+    low, high = history.mean("clip.low"), history.mean("clip.high")
+    return None if low is None and high is None else CLIPPED.level((low or 0.0) + (high or 0.0))
+
+
 def no_tokens(history: History) -> float | None:
-    """The valid rollouts of the last step have no sampled token."""
+    """Return the valid rollouts of the last step have no sampled token, or several have no turn."""
     length = number(history.recent[-1], "length.mean") if history.recent else None
-    return None if length is None else float(length == 0)
+    if length is None:
+        return None
+    return max(float(length == 0), NO_TURN.level(number(history.recent[-1], "turns.none") or 0.0))
 
 
 ALERTS = (
     Alert(
         name="no_tokens",
         level=no_tokens,
-        meaning="the episodes end without a sampled token, so there is nothing to train on",
-        remedy="Let `rollout` of the environment take a turn: await agent.turn(), or iterate over agent.turns(); "
-        "`quintain check` plays the environment.",
-        shows=("samples",),
+        meaning=(
+            "episodes end without a turn or a sampled token, so their scores are not the policy's "
+            "own"
+        ),
+        remedy="Let `rollout` of the environment take a turn: await agent.turn(), or iterate over "
+        "agent.turns(); "
+        "`quintain check` plays the environment. An agent behind the gateway has to ask the "
+        "address that it is given.",
+        shows=("samples", "turns.none"),
     ),
     Alert(
         name="entropy_collapse",
         level=entropy_collapse,
-        meaning="the policy samples nearly the same text every time although tasks are unsolved; it no longer explores",
-        remedy="Go back to a checkpoint from before; lower learner.lr, raise the upper clip (clip-higher), add a KL "
+        meaning=(
+            "the policy samples nearly the same text every time although tasks are unsolved; it no "
+            "longer explores"
+        ),
+        remedy="Go back to a checkpoint from before; lower learner.lr, raise the upper clip "
+        "(clip-higher), add a KL "
         "term, or sample at a higher temperature.",
         shows=("entropy.sampled", "success"),
     ),
     Alert(
         name="ratio_explosion",
         level=ratio_explosion,
-        meaning="within one batch the policy changes so much that its samples are no longer representative",
-        remedy="Lower learner.lr, take fewer epochs or minibatches per batch, or an objective with a tighter clip.",
+        meaning=(
+            "within one batch the policy changes so much that its samples are no longer "
+            "representative"
+        ),
+        remedy=(
+            "Lower learner.lr, take fewer epochs or minibatches per batch, or an objective with a "
+            "tighter clip."
+        ),
         shows=("ratio.max", "clip.high", "kl.prox.k3"),
     ),
     Alert(
         name="held_out_falls",
         level=held_out_falls,
-        meaning="the training reward rises while held-out accuracy falls: the policy exploits the reward or memorises "
+        meaning="the training reward rises while held-out accuracy falls: the policy exploits the "
+        "reward or memorises "
         "the tasks",
-        remedy="Read rollouts of the last steps, check each part of the reward, go back to the best checkpoint, add "
+        remedy="Read rollouts of the last steps, check each part of the reward, go back to the "
+        "best checkpoint, add "
         "tasks, or add a KL term.",
         shows=("held_out.accuracy", "reward.mean", "success"),
     ),
     Alert(
         name="all_solved",
         level=_of_mean("zero_variance.all_right", ALL_SOLVED),
-        meaning="in nearly every group all samples are right, so hardly any sample has a learning signal",
-        remedy="Stop, or use harder tasks; plan.resample fills the batch with groups of different rewards.",
+        meaning=(
+            "in nearly every group all samples are right, so hardly any sample has a learning "
+            "signal"
+        ),
+        remedy=(
+            "Stop, or use harder tasks; plan.resample fills the batch with groups of different "
+            "rewards."
+        ),
         shows=("zero_variance.all_right", "held_out.accuracy"),
     ),
     Alert(
         name="nothing_learned",
         level=nothing_learned,
-        meaning="in the last steps the samples of each group have equal rewards, or the gradient vanishes",
-        remedy="If all answers are wrong, use easier tasks, a reward with partial credit, more samples per group or a "
+        meaning=(
+            "in the last steps the samples of each group have equal rewards, or the gradient "
+            "vanishes"
+        ),
+        remedy="If all answers are wrong, use easier tasks, a reward with partial credit, more "
+        "samples per group or a "
         "warm start; if all are alike, sample at a higher temperature.",
         shows=("success", "zero_variance.all_wrong", "grad_norm"),
     ),
     Alert(
         name="mismatch",
         level=_of_mean("mismatch.mean", MISMATCH),
-        meaning="the sampler and the learner assign different probabilities to the same tokens, so the gradient is "
+        meaning="the sampler and the learner assign different probabilities to the same tokens, so "
+        "the gradient is "
         "that of a different policy",
-        remedy="A staleness.mean above 0 contributes. Compare temperature, template and precision on both sides; use "
-        'float32 or float16 on both, or a correction such as algorithm.args.correction = "tis" (a ratio to mu '
-        "includes one: tighten its clip or cap instead).",
+        remedy="With a staleness.mean of 0, compare temperature, template and precision on both "
+        "sides; use float32 or "
+        "float16 on both. Above 0, lower learner.lr, or the staleness "
+        "(schedule.args.max_staleness, or plan.staleness "
+        "of the algorithm); if the alert `stale` is active too, follow that one first.",
         shows=("mismatch.mean", "mismatch.max", "ess.tokens", "staleness.mean"),
+    ),
+    Alert(
+        name="stale",
+        level=stale,
+        meaning="the samples are of older weights and the loss takes them for its own; held-out "
+        "accuracy usually falls "
+        "soon",
+        remedy='The recipe sets algorithm.args.ratio_to = "prox". Leave it out; the default, "mu", '
+        "needs an objective "
+        "that has a ratio.",
+        shows=("mismatch.mean", "staleness.mean"),
+    ),
+    Alert(
+        name="clipped",
+        level=clipped,
+        meaning="the clip stops most terms, which then have no gradient, so hardly anything is learned",
+        remedy="Widen the bounds (low and high of algorithm.args.objective), lower learner.lr, or "
+        "lower the staleness "
+        "where the ratio is to the sampler.",
+        shows=("clip.low", "clip.high", "mismatch.mean", "staleness.mean"),
     ),
     Alert(
         name="truncated",
         level=_of_mean("truncated", TRUNCATED),
         meaning="many answers are truncated by a limit on tokens and score like wrong ones",
-        remedy="Raise sampling.max_tokens or the environment's limits.tokens, or shorten answers (overlong penalty).",
+        remedy=(
+            "Raise sampling.max_tokens or the environment's limits.tokens, or shorten answers "
+            "(overlong penalty)."
+        ),
         shows=("truncated", "length.mean", "length.max"),
     ),
     Alert(
         name="failures",
         level=_of_mean("failed", FAILURES),
-        meaning="many rollouts fail for reasons other than the policy (time-outs, crashed rewards or services)",
-        remedy="Fix the failures that termination.* and the warnings above name before you trust the curves.",
+        meaning=(
+            "many rollouts fail for reasons other than the policy (time-outs, crashed rewards or "
+            "services)"
+        ),
+        remedy=(
+            "Fix the failures that termination.* and the warnings above name before you trust the "
+            "curves."
+        ),
         shows=("failed", "retried"),
     ),
 )

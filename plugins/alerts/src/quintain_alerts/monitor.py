@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from quintain.training import RunFolder
+from quintain.store import RunFolder
 
 from .conditions import ALERTS, History, MetricsRecord
 
@@ -13,7 +13,8 @@ from .conditions import ALERTS, History, MetricsRecord
 class AlertMonitor:
     """The alerts of a run.
 
-    Its state depends only on the lines of ``metrics.jsonl``, so a resumed run restores it by reading them again.
+    Its state depends only on the lines of ``metrics.jsonl``, so a resumed run restores it by
+    reading them again.
 
     Args:
         records: the lines of ``metrics.jsonl`` so far.
@@ -35,7 +36,8 @@ class AlertMonitor:
         self.active = {
             alert.name: alert.sentence(record)
             for alert, level in levels.items()
-            if (level is not None and level >= 1) or (alert.name in self.active and (level is None or level > 0))
+            if (level is not None and level >= 1)
+            or (alert.name in self.active and (level is None or level > 0))
         }
         return self.active
 

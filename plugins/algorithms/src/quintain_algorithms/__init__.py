@@ -1,4 +1,6 @@
-"""Policy-gradient algorithms of the literature, each a set of choices, and the pieces that they are made of."""
+"""Policy-gradient algorithms of the literature, each a set of choices, and the pieces that they are
+made of.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Advantages of the algorithms in this package: other baselines, other spreads, values of single tokens."""
+"""Advantages of the algorithms in this package: other baselines, other spreads, values of single
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from quintain import Algorithm, Replay, Sampled, Sampling, TokenEngine, Weights, advantage, need, per_group
+from quintain import (
+    Algorithm,
+    Replay,
+    Sampled,
+    Sampling,
+    TokenEngine,
+    Weights,
+    advantage,
+    need,
+    per_group,
+)
 from quintain.errors import UsageError
 from quintain.learning import SUCCESS, Sample, Step, advantages, reaches
 
@@ -39,7 +51,9 @@ class Greedy(TokenEngine):
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
         return await self._engine.sample(ids, sampling.replace(temperature=0.0))
 
-    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
+    async def score(
+        self, ids: Sequence[int], start: int, temperature: float = 1.0
+    ) -> Sequence[float]:
         return await self._engine.score(ids, start, temperature)
 
     async def update(self, weights: Weights) -> int:
@@ -48,11 +62,15 @@ class Greedy(TokenEngine):
 
 @advantage
 async def greedy(
-    step: Step, *, engine: TokenEngine = need("policy"), replay: Replay = need(), tolerance: float = TOLERANCE
+    step: Step,
+    *,
+    engine: TokenEngine = need("policy"),
+    replay: Replay = need(),
+    tolerance: float = TOLERANCE,
 ) -> list[float]:
-    """R - R(greedy): the reward of the same task answered greedily by the same policy (self-critical training, Rennie
-    et al. 2017, 1612.00563; ReMax, Li et al. 2023, 2310.10505). Unbiased, as that answer depends on no sample; one
-    more episode per group.
+    """R - R(greedy): the reward of the same task answered greedily by the same policy
+    (self-critical training, Rennie et al. 2017, 1612.00563; ReMax, Li et al. 2023, 2310.10505).
+    Unbiased, as that answer depends on no sample; one more episode per group.
 
     A group whose greedy episode failed through our fault gets 0.
     """
@@ -68,21 +86,27 @@ async def greedy(
 def _fits_no_penalty(algorithm: Algorithm) -> None:
     if algorithm.alters_reward:
         raise UsageError(
-            f"algorithm {algorithm.name!r}: {algorithm.advantage!r} takes rewards that are not negative, and a KL "
-            "term or a length punishment in the reward makes them so; set kl.where = 'loss' and overlong = 0"
+            f"algorithm {algorithm.name!r}: {algorithm.advantage!r} takes rewards that are not "
+            "negative, and a KL term or a length punishment in the reward makes them so; set "
+            "kl.where = 'loss' and overlong = 0"
         )
 
 
 @per_group(fits=_fits_no_penalty)
 def maxrl(
-    rewards: Sequence[float], *, form: Literal["centred", "success"] = "centred", tolerance: float = TOLERANCE
+    rewards: Sequence[float],
+    *,
+    form: Literal["centred", "success"] = "centred",
+    tolerance: float = TOLERANCE,
 ) -> list[float]:
-    """Advantages whose expected update climbs a truncation of log p, p the success rate (MaxRL, 2602.02710).
+    """Advantages whose expected update climbs a truncation of log p, p the success rate (MaxRL,
+    2602.02710).
 
-    log p = -sum_k (1 - p)^k / k. For rewards of 0 or 1 and groups of G, averaged over the samples: ``success`` is
-    R / mean and climbs the first G terms, its expectation is (1 - (1 - p)^G) / p times grad p; ``centred`` is
-    (R - mean) / mean, of less variance, and climbs the first G - 1. Both are 0 where no sample succeeds; ``centred``
-    also where all do. Other rewards must not be negative.
+    log p = -sum_k (1 - p)^k / k. For rewards of 0 or 1 and groups of G, averaged over the samples:
+    ``success`` is R / mean and climbs the first G terms, its expectation is (1 - (1 - p)^G) / p
+    times grad p; ``centred`` is (R - mean) / mean, of less variance, and climbs the first G - 1.
+    Both are 0 where no sample succeeds; ``centred`` also where all do. Other rewards must not be
+    negative.
 
     Raises:
         UsageError: a negative reward, or an unknown form.
@@ -94,7 +118,10 @@ def maxrl(
     mean = math.fsum(rewards) / max(1, len(rewards))
     if mean <= tolerance:
         return [0.0] * len(rewards)
-    return [value / mean for value in (advantages.centre(rewards, tolerance) if form == "centred" else rewards)]
+    return [
+        value / mean
+        for value in (advantages.centre(rewards, tolerance) if form == "centred" else rewards)
+    ]
 
 
 @advantage
@@ -107,15 +134,18 @@ def length_reward(
     tolerance: float = TOLERANCE,
     state: Any = None,
 ) -> tuple[list[float], int]:
-    """R + weight * length reward, less its mean over the group (Kimi k1.5, 2501.12599, section 2.3.3).
+    """R + weight * length reward, less its mean over the group (Kimi k1.5, 2501.12599, section
+    2.3.3).
 
-    With lambda = 0.5 - (length - shortest) / (longest - shortest) over the samples of a group, the length reward is
-    lambda for a sample that succeeded and min(0, lambda) for any other; 0 where all are of one length. So short right
-    answers gain, long ones lose, right or wrong. Lengths are in trained tokens. The paper trains without it first, as
-    it slows down the start, and states neither its weight nor when it begins.
+    With lambda = 0.5 - (length - shortest) / (longest - shortest) over the samples of a group, the
+    length reward is lambda for a sample that succeeded and min(0, lambda) for any other; 0 where
+    all are of one length. So short right answers gain, long ones lose, right or wrong. Lengths are
+    in trained tokens. The paper trains without it first, as it slows down the start, and states
+    neither its weight nor when it begins.
 
     Args:
-        weight: below 2 a right answer stays above every wrong one of its group (outcomes of 0 and 1).
+        weight: below 2 a right answer stays above every wrong one of its group (outcomes of 0 and
+            1).
         start: number of batches without the length reward.
         success: outcome from which on a sample succeeded.
     """
@@ -127,7 +157,9 @@ def length_reward(
         if done >= start and shortest < longest:
             for k, i in enumerate(indices):
                 bonus = 0.5 - (samples[i].tokens - shortest) / (longest - shortest)
-                rewards[k] += weight * (bonus if reaches(samples[i].outcome, success) else min(0.0, bonus))
+                rewards[k] += weight * (
+                    bonus if reaches(samples[i].outcome, success) else min(0.0, bonus)
+                )
         for i, value in zip(indices, advantages.centre(rewards, tolerance), strict=True):
             out[i] = value
     return out, done + 1
@@ -135,15 +167,19 @@ def length_reward(
 
 @advantage
 def batch_norm(
-    step: Step, *, over: NormalisedOver = "batch", epsilon: float = 1e-4, tolerance: float = TOLERANCE
+    step: Step,
+    *,
+    over: NormalisedOver = "batch",
+    epsilon: float = 1e-4,
+    tolerance: float = TOLERANCE,
 ) -> list[float]:
-    """(R - mean(group)) / (spread + epsilon), the spread being that of the centred rewards of the whole batch (ScaleRL,
-    2510.13786, section 3.2; Magistral). ddof 0. TRL's ``scale_rewards="batch"`` takes the spread of the raw
-    rewards, with ddof 1.
+    """(R - mean(group)) / (spread + epsilon), the spread being that of the centred rewards of the
+    whole batch (ScaleRL, 2510.13786, section 3.2; Magistral). ddof 0. TRL's
+    ``scale_rewards="batch"`` takes the spread of the raw rewards, with ddof 1.
 
     Args:
-        over: ``environment``: the spread of the samples of the same environment, so that one with large rewards does
-            not drown the others.
+        over: ``environment``: the spread of the samples of the same environment, so that one with
+            large rewards does not drown the others.
     """
     centred = advantages.group_mean(step, tolerance=tolerance)
     return _scaled(step, centred, [1] * len(centred), over, epsilon, shift=False)
@@ -151,13 +187,18 @@ def batch_norm(
 
 @advantage
 def reinforce_pp_baseline(
-    step: Step, *, over: NormalisedOver = "batch", epsilon: float = 1e-8, tolerance: float = TOLERANCE
+    step: Step,
+    *,
+    over: NormalisedOver = "batch",
+    epsilon: float = 1e-8,
+    tolerance: float = TOLERANCE,
 ) -> list[float]:
-    """R - mean(group), then less the mean and over the spread of the batch, each sample weighing as many times as it
-    has tokens (REINFORCE++-baseline, 2501.03262, section 3.2; ddof 0 as in OpenRLHF, verl takes 1).
+    """R - mean(group), then less the mean and over the spread of the batch, each sample weighing as
+    many times as it has tokens (REINFORCE++-baseline, 2501.03262, section 3.2; ddof 0 as in
+    OpenRLHF, verl takes 1).
 
-    The mean is over tokens, so the mean over samples is not 0 (OpenRLHF #924), and a group of equal rewards moves where
-    other groups' right answers differ in length from their wrong ones.
+    The mean is over tokens, so the mean over samples is not 0 (OpenRLHF #924), and a group of equal
+    rewards moves where other groups' right answers differ in length from their wrong ones.
     """
     centred = advantages.group_mean(step, tolerance=tolerance)
     return _scaled(step, centred, [s.tokens for s in step.batch.samples], over, epsilon, shift=True)
@@ -165,14 +206,19 @@ def reinforce_pp_baseline(
 
 @advantage
 def reinforce_pp(
-    step: Step, *, over: NormalisedOver = "batch", epsilon: float = 1e-8, tolerance: float = TOLERANCE
+    step: Step,
+    *,
+    over: NormalisedOver = "batch",
+    epsilon: float = 1e-8,
+    tolerance: float = TOLERANCE,
 ) -> Tensor:
-    """Return-to-go per token, less the mean and over the spread of all tokens of the batch (REINFORCE++, 2501.03262,
-    equations 3 to 5), [N].
+    """Return-to-go per token, less the mean and over the spread of all tokens of the batch
+    (REINFORCE++, 2501.03262, equations 3 to 5), [N].
 
-    A token's reward is minus its KL penalty, where the KL is in the reward; turn scores come at the end of their turn,
-    the rest of the reward with the last token. No discount. Observations are no tokens here, so the return crosses
-    them. ddof 0 as in OpenRLHF; verl takes 1, SkyRL's return does not reach tokens before a tool's answer.
+    A token's reward is minus its KL penalty, where the KL is in the reward; turn scores come at the
+    end of their turn, the rest of the reward with the last token. No discount. Observations are no
+    tokens here, so the return crosses them. ddof 0 as in OpenRLHF; verl takes 1, SkyRL's return
+    does not reach tokens before a tool's answer.
 
     Args:
         over: ``environment``: mean and spread of the tokens of the same environment.
@@ -188,12 +234,14 @@ def reinforce_pp(
 
 
 @advantage(fits=advantages.remark_on_spread)
-def process_norm(step: Step, *, epsilon: float = 1e-4, ddof: int = 0, tolerance: float = TOLERANCE) -> Tensor:
-    """GRPO with process rewards: scores of turns normalised over all turns of the group, summed from each turn on
-    (2402.03300, section 4.1.3), [N].
+def process_norm(
+    step: Step, *, epsilon: float = 1e-4, ddof: int = 0, tolerance: float = TOLERANCE
+) -> Tensor:
+    """GRPO with process rewards: scores of turns normalised over all turns of the group, summed
+    from each turn on (2402.03300, section 4.1.3), [N].
 
-    What a sample was given as a whole comes with its last turn. A sample without turn scores is one turn, so that
-    without any this is `group_norm`.
+    What a sample was given as a whole comes with its last turn. A sample without turn scores is one
+    turn, so that without any this is `group_norm`.
     """
     tensors: list[Tensor] = [torch.zeros(0, dtype=torch.float64)] * len(step.batch.samples)
     for indices in step.groups:
@@ -211,19 +259,26 @@ def process_norm(step: Step, *, epsilon: float = 1e-4, ddof: int = 0, tolerance:
 
 @advantage
 def turn_level(
-    step: Step, *, gamma: float = 1.0, baseline: Literal["others", "mean"] = "others", tolerance: float = TOLERANCE
+    step: Step,
+    *,
+    gamma: float = 1.0,
+    baseline: Literal["others", "mean"] = "others",
+    tolerance: float = TOLERANCE,
 ) -> Tensor:
-    """Return from each turn on, discounted by turns, less the group's mean at the same turn index, [N].
+    """Return from each turn on, discounted by turns, less the group's mean at the same turn index,
+    [N].
 
-    G_k = sum_{j >= k} gamma^(j - k) r_j, r_j the score of turn j less the KL penalty of its tokens; what a sample was
-    given as a whole comes with its last turn. All tokens of turn k get G_k - b_k (turn-level credit: Zeng et al. 2025,
-    2505.11821, without a discount and over a spread). With ``others`` and gamma = 1 the expected update is the true
-    gradient if no score of a turn depends on what is sampled after the turn.
+    G_k = sum_{j >= k} gamma^(j - k) r_j, r_j the score of turn j less the KL penalty of its tokens;
+    what a sample was given as a whole comes with its last turn. All tokens of turn k get G_k - b_k
+    (turn-level credit: Zeng et al. 2025, 2505.11821, without a discount and over a spread). With
+    ``others`` and gamma = 1 the expected update is the true gradient if no score of a turn depends
+    on what is sampled after the turn.
 
     Args:
         gamma: discount per turn, in [0, 1].
-        baseline: ``mean``: b_k is the mean of G_k over the samples of the group that have a turn k; ``others`` leaves
-            the sample itself out, and compares a turn that no other sample reaches with the others' whole returns.
+        baseline: ``mean``: b_k is the mean of G_k over the samples of the group that have a turn k;
+            ``others`` leaves the sample itself out, and compares a turn that no other sample
+            reaches with the others' whole returns.
 
     Raises:
         UsageError: a discount outside [0, 1], or an unknown baseline.
@@ -251,7 +306,7 @@ def turn_level(
 
 
 def _discounted(rewards: Sequence[float], gamma: float) -> list[float]:
-    """The discounted sum of *rewards* from each on."""
+    """Return the discounted sum of *rewards* from each on."""
     out, after = [0.0] * len(rewards), 0.0
     for k in reversed(range(len(rewards))):
         out[k] = after = rewards[k] + gamma * after
@@ -262,10 +317,11 @@ def _discounted(rewards: Sequence[float], gamma: float) -> list[float]:
 def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
     """Return-to-go less the baseline of least variance at each place: OTB (2602.07078), [N].
 
-    At place t of a group: B = sum_i G_i W_i / sum_i W_i over the samples that have a token there, G_i their return from
-    t on and W_i = sum_{j <= t} (1 - 2 prox_j + sum_v prox_v^2), the squared gradient of the logits so far, as a proxy
-    for that of the parameters. B holds the sample itself, so the update has a bias of order 1 / G; where one sample is
-    left B is its return, and its advantage 0.
+    At place t of a group: B = sum_i G_i W_i / sum_i W_i over the samples that have a token there,
+    G_i their return from t on and W_i = sum_{j <= t} (1 - 2 prox_j + sum_v prox_v^2), the squared
+    gradient of the logits so far, as a proxy for that of the parameters. B holds the sample itself,
+    so the update has a bias of order 1 / G; where one sample is left B is its return, and its
+    advantage 0.
     """
     gain, sample = advantages.returns(step), step.sample_of_tokens
     square, prox = (step.statistics[name].double().cpu() for name in ("square", "prox_logp"))
@@ -277,12 +333,19 @@ def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
         starts.append(starts[-1] + count)
     assert sample.shape[0] == starts[-1]
     for indices in step.groups:
-        if advantages.is_constant([step.rewards[i] for i in indices], tolerance) and step.penalty is None:
-            turns = [advantages.turn_rewards(step.batch.samples[i], step.rewards[i]) for i in indices]
-            if all(one[:-1] == turns[0][:-1] for one in turns):  # else returns differ on the way to the same total
+        if (
+            advantages.is_constant([step.rewards[i] for i in indices], tolerance)
+            and step.penalty is None
+        ):
+            turns = [
+                advantages.turn_rewards(step.batch.samples[i], step.rewards[i]) for i in indices
+            ]
+            # else returns differ on the way to the same total
+            if all(one[:-1] == turns[0][:-1] for one in turns):
                 continue
         longest = max(counts[i] for i in indices)
-        weighed, total = torch.zeros(longest, dtype=torch.float64), torch.zeros(longest, dtype=torch.float64)
+        weighed = torch.zeros(longest, dtype=torch.float64)
+        total = torch.zeros(longest, dtype=torch.float64)
         for i in indices:
             part = slice(starts[i], starts[i + 1])
             weight = proxy[part].cumsum(0)
@@ -297,14 +360,22 @@ def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
 
 def _scored_turns(sample: Sample, reward: float) -> list[tuple[int, float]]:
     """As `turn_rewards`, but a sample whose turns were not scored is one turn."""
-    return advantages.turn_rewards(sample, reward) if sample.turn_scores else [(sample.tokens, reward)]
+    return (
+        advantages.turn_rewards(sample, reward) if sample.turn_scores else [(sample.tokens, reward)]
+    )
 
 
 def _scaled(
-    step: Step, values: Sequence[float], weights: Sequence[int], over: NormalisedOver, epsilon: float, *, shift: bool
+    step: Step,
+    values: Sequence[float],
+    weights: Sequence[int],
+    over: NormalisedOver,
+    epsilon: float,
+    *,
+    shift: bool,
 ) -> list[float]:
-    """*values* over their weighted spread (ddof 0), less their weighted mean where *shift*, in the batch or in each
-    environment. All 0 where all are.
+    """*values* over their weighted spread (ddof 0), less their weighted mean where *shift*, in the
+    batch or in each environment. All 0 where all are.
     """
     out = [0.0] * len(values)
     for indices in advantages.parts_of(step, over):

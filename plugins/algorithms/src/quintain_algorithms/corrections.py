@@ -14,23 +14,26 @@ from quintain.learning import LossInputs
 
 @correction(level="sequence")
 def tis_sequence(t: LossInputs, *, cap: float = 5.0) -> Tensor:
-    """min(prox(y) / mu(y), cap) per sample, the product over its tokens: truncated importance sampling of whole samples
-    (cap 5 as in SkyRL).
+    """min(prox(y) / mu(y), cap) per sample, the product over its tokens: truncated importance
+    sampling of whole samples (cap 5 as in SkyRL).
     """
     return t.mismatch("product").clamp(max=cap)
 
 
 @correction
 def icepop(t: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Tensor:
-    """prox / mu per token where that is within [low, high], else 0 (IcePop; Ant Group 2025; bounds as in verl)."""
+    """prox / mu per token where that is within [low, high], else 0 (IcePop; Ant Group 2025; bounds
+    as in verl).
+    """
     weight = t.mismatch()
     return _within(weight, low, high)
 
 
 @correction(level="sequence")
 def mis(t: LossInputs, *, low: float = 0.0, high: float = 3.0) -> Tensor:
-    """prox(y) / mu(y) per sample, the product over its tokens, where that is within [low, high], else 0: masked
-    importance sampling, TRL's default ("sequence_mask", 3). Long samples leave first, as their products spread most.
+    """prox(y) / mu(y) per sample, the product over its tokens, where that is within [low, high],
+    else 0: masked importance sampling, TRL's default ("sequence_mask", 3). Long samples leave
+    first, as their products spread most.
     """
     weight = t.mismatch("product")
     return _within(weight, low, high)
@@ -44,11 +47,13 @@ Reduction = Literal["sum", "mean", "max"]
 def sequence_mask(
     t: LossInputs, *, estimate: KLEstimate = "k3", over: Reduction = "mean", limit: float = 0.01
 ) -> Tensor:
-    """0 for samples whose divergence of prox from mu exceeds *limit*, else 1 (masked importance sampling).
+    """0 for samples whose divergence of prox from mu exceeds *limit*, else 1 (masked importance
+    sampling).
 
-    With l = log prox - log mu per token: k1 = -l, k2 = l^2 / 2, k3 = exp(l) - 1 - l, taken together over the sample's
-    tokens by *over*; for k1 the magnitude counts. ``mean`` of k1 within log 1.001 is the band of geometric means of
-    verl and NeMo-RL, which can leave out most samples (NeMo-RL #4243); ``sum`` leaves out long samples first.
+    With l = log prox - log mu per token: k1 = -l, k2 = l^2 / 2, k3 = exp(l) - 1 - l, taken together
+    over the sample's tokens by *over*; for k1 the magnitude counts. ``mean`` of k1 within log 1.001
+    is the band of geometric means of verl and NeMo-RL, which can leave out most samples (NeMo-RL
+    #4243); ``sum`` leaves out long samples first.
     """
     log = (t.prox_logp - t.mu_logp).detach()
     return (_over(t, _divergence(log, estimate), over).abs() <= limit).to(log.dtype)
@@ -56,13 +61,18 @@ def sequence_mask(
 
 @correction(level="sequence", masks=True)
 def trm(
-    t: LossInputs, *, delta: float = 0.05, estimate: KLEstimate = "k3", over: Literal["max", "mean"] = "max"
+    t: LossInputs,
+    *,
+    delta: float = 0.05,
+    estimate: KLEstimate = "k3",
+    over: Literal["max", "mean"] = "max",
 ) -> Tensor:
-    """0 for samples in which some token's divergence of prox from mu exceeds *delta*, else 1: trust-region masking
-    (2512.23075), whose bounds hold for whole samples or not at all.
+    """0 for samples in which some token's divergence of prox from mu exceeds *delta*, else 1:
+    trust-region masking (2512.23075), whose bounds hold for whole samples or not at all.
 
     Args:
-        delta: in nats. Trainers' thresholds range over two orders of magnitude: look at the masked share.
+        delta: in nats. Trainers' thresholds range over two orders of magnitude: look at the masked
+            share.
         estimate: of the divergence at a token, as in `sequence_mask`; k2 and k3 as in verl.
         over: ``max`` over the tokens, or their ``mean``.
     """

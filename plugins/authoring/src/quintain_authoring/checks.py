@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -21,22 +22,20 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from quintain import Environment, Group, Message, Reward, Rollout, Task
-from quintain.cli import Component, current, services_of, signature_of
+from quintain.cli import services_of
 from quintain.errors import PluginError, QuintainError, UsageError
 from quintain.evaluation import ControlEngine, rescore
+from quintain.recipe import EnvironmentTable, resolve_environment_table
+from quintain.registry import Component, current, signature_of
+from quintain.run import Hooks
+from quintain.services import BY_OPTION, Choice, opened
 from quintain.testing import EnvironmentSuite, RewardSuite, ScriptedEngine, rollout
-from quintain.training import (
-    BY_OPTION,
-    Choice,
-    EnvironmentTable,
-    Hooks,
-    opened,
-    reaches,
-    resolve_environment_table,
-)
+from quintain.tracebacks import defined_at
+from quintain.types import reaches
 
-from .class_checks import check_class
+from .class_checks import check_class, check_parameters, oddities
 from .descriptions import stale_description
+from .guard import Stuck
 
 Status = Literal["ok", "failed", "warning", "skipped"]
 QUESTION = Task(prompt="What is 6 times 7?", answer="42")
@@ -55,6 +54,8 @@ REPLIES = (
 """Replies to `QUESTION` that a reward has to score, whatever it thinks of them."""
 COLLECTED = 50
 """Answers of other tasks that a probe lists."""
+LONGEST_PROMPT = 1_000_000
+"""Characters of a prompt, of which checks take minutes and which no model reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class Check:
 
 
 def tried(name: str, call: Callable[[], str | None]) -> Check:
-    """The result of *call*, which raises if the check fails, and may return a warning."""
+    """Return the result of *call*, which raises if the check fails, and may return a warning."""
     began = time.perf_counter()
     status: Status = "ok"
     try:
@@ -76,13 +77,18 @@ def tried(name: str, call: Callable[[], str | None]) -> Check:
         status = "warning" if message else "ok"
     except pytest.skip.Exception as e:
         status, message = "skipped", str(e)
+    except Stuck as e:
+        e.row = name
+        raise
     except AssertionError as e:
         status, message = "failed", str(e) or f"the check {name!r} does not hold"
     except QuintainError as e:
         status, message = "failed", str(e)
     except Exception as e:  # noqa: BLE001 - an author's code may raise anything
         status, message = "failed", described(e)
-    return Check(name=name, status=status, message=message, seconds=round(time.perf_counter() - began, 3))
+    return Check(
+        name=name, status=status, message=message, seconds=round(time.perf_counter() - began, 3)
+    )
 
 
 def described(error: Exception) -> str:
@@ -92,18 +98,29 @@ def described(error: Exception) -> str:
 
 
 def check_manifest(component: Component) -> list[Check]:
-    """Whether the distribution of *component* has a manifest that lists it, and what that says is not stale."""
+    """Return whether the distribution of *component* has a manifest that lists it, and what that
+    says is not stale.
+    """
 
     def manifest() -> str:
         if component.origin == "local":
-            pytest.skip("a file or module has no manifest; `quintain new` writes a distribution with one")
+            pytest.skip(
+                "a file or module has no manifest; `quintain new` writes a distribution with one"
+            )
         registry, package = current(), component.module.partition(".")[0]
         if registry.manifest(component) is None:
-            raise PluginError(f"{component.distribution} has no quintain.toml beside {package}/__init__.py; add one")
+            raise PluginError(
+                f"{component.distribution} has no quintain.toml beside {package}/__init__.py; add "
+                f"one"
+            )
         registry.resolve(component)
         others = [c.distribution for c in registry.matching(component.name, component.kind)]
         others = [name for name in others if name != component.distribution]
-        return f"{', '.join(others)} has the same name; users must write {component.id!r}" if others else ""
+        return (
+            f"{', '.join(others)} has the same name; users must write {component.id!r}"
+            if others
+            else ""
+        )
 
     row = tried("manifest", manifest)
     if row.status in ("failed", "skipped"):
@@ -112,50 +129,95 @@ def check_manifest(component: Component) -> list[Check]:
 
 
 def check_environment(
-    component: Component, args: Mapping[str, Any], services: Mapping[str, Choice], *, tasks: int, episodes: int
-) -> list[Check]:
-    """The checks of an environment."""
+    component: Component,
+    args: Mapping[str, Any],
+    services: Mapping[str, Choice],
+    *,
+    tasks: int,
+    episodes: int,
+) -> Iterator[Check]:
+    """Yield the checks of an environment."""
     loaded = current().resolve(component)
 
-    def its_class() -> None:
+    def its_class() -> str:
         if not (isinstance(loaded, type) and issubclass(loaded, Environment)):
             raise PluginError(f"it is {loaded!r:.80}; expected a subclass of quintain.Environment")
         check_class(loaded)
+        return "\n".join(oddities(loaded))
 
     first = tried("class", its_class)
+    yield first
     if first.status == "failed":
-        return [first]
-    spec = resolve_environment_table(EnvironmentTable(use=component.name if ":" in component.name else component.id))
+        return
+    spec = resolve_environment_table(
+        EnvironmentTable(use=component.name if ":" in component.name else component.id)
+    )
     slots = {need.slot for need in signature_of(loaded).needs} | spec.slots
-    with_workers = services_of(["workers=workers"], []) if current().matching("workers", "service") else {}
+    with_workers = (
+        services_of(["workers=workers"], []) if current().matching("workers", "service") else {}
+    )
 
-    class Suite(EnvironmentSuite):
+    class EnvironmentChecks(EnvironmentSuite):
         environment, sample = loaded, tasks
 
         def test_tasks_are_the_same_in_another_process(self) -> None:
-            """By name, not pickled as in the suite: an interpreter cannot import a class from a file."""
+            """By name, not pickled as in the suite: an interpreter cannot import a class from a
+            file.
+            """
             if spec.own_slots:
                 super().test_tasks_are_the_same_in_another_process()
                 return
             elsewhere = tasks_elsewhere(spec.table.use if spec.table else "", args, tasks)
             for split in self.splits:
                 same = [task.id for task in self.tasks(split)] == elsewhere[split]
-                assert same, f"{split!r} has other tasks in another process: a set's order, or hash() of text?"
+                assert same, (
+                    f"{split!r} has other tasks in another process: a set's order, or hash() of "
+                    f"text?"
+                )
 
         @classmethod
-        def setup_class(cls) -> None:
-            started(cls, {**with_workers, **services}, slots)
+        def opened_services(cls) -> AbstractAsyncContextManager[Mapping[str, Any]]:
+            return opened_for_check({**with_workers, **services}, slots)
 
-    Suite.args, Suite.episodes = args, episodes
-    own = [("each turn follows a message", first_messages), ("replies that may exploit the reward", probes)]
-    return [first, *suite_checks(Suite, own)]
+    EnvironmentChecks.args, EnvironmentChecks.episodes = args, episodes
+    extra_checks: list[tuple[str, Callable[[Any], str | None]]] = [
+        ("each turn follows a message", first_messages),
+        ("the reward repeats", rewards_repeat),
+        ("replies that may exploit the reward", probes),
+    ]
+    for row in suite_checks(EnvironmentChecks, extra_checks):
+        target = loaded.tasks if re.search("task|split", row.name) else loaded
+        located = row.status != "failed" or re.search(r", line \d|^the same as", row.message)
+        yield (
+            row
+            if located
+            else replace(row, message=f"{row.message} ({loaded.__name__}: {defined_at(target)})")
+        )
+
+
+def rewards_repeat(suite: EnvironmentSuite) -> None:
+    """Score a rollout three times, which shows a reward with a state or random numbers."""
+    scored = suite.build().reward
+    if scored.needs or scored.group:
+        pytest.skip("it needs services, or a group")
+    played = [r for r in suite.play(ControlEngine(suite.build(), "oracle")) if r.valid][:1]
+    if not played:
+        pytest.skip("no episode ends with a score")
+    scores = [suite.run(scored.ascore(played[0])).total for _ in range(3)]
+    if len(set(scores)) > 1:
+        gave = ", ".join(f"{score:g}" for score in scores)
+        raise AssertionError(
+            f"reward {scored.name!r} ({defined_at(getattr(scored, 'function', None))}) gave {gave} "
+            "for the same rollout; let it depend on the rollout alone: no `global`, no list of "
+            "the module, no random numbers"
+        )
 
 
 ELSEWHERE = """
 import json, sys
 from itertools import islice
 from pathlib import Path
-from quintain.training import EnvironmentTable, resolve_environment_table
+from quintain.recipe import EnvironmentTable, resolve_environment_table
 use, args, count, out = sys.argv[1:]
 environment = resolve_environment_table(EnvironmentTable(use=use, args=json.loads(args))).make({})
 ids = {split: [task.id for task in islice(environment.tasks(split), int(count))] for split in ("train", "dev", "test")}
@@ -165,17 +227,28 @@ Path(out).write_text(json.dumps(ids), encoding="utf-8")
 
 
 def tasks_elsewhere(use: str, args: Mapping[str, Any], count: int) -> dict[str, list[str]]:
-    """The ids of the first *count* tasks of each split in another interpreter, where ``hash()`` of text differs.
+    """Return the ids of the first *count* tasks of each split in another interpreter, where
+    ``hash()`` of text differs.
 
     Raises:
         PluginError: it cannot load the environment.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "ids.json")
-        command = [sys.executable, "-c", ELSEWHERE, use, json.dumps(dict(args), default=str), str(count), str(out)]
+        command = [
+            sys.executable,
+            "-c",
+            ELSEWHERE,
+            use,
+            json.dumps(dict(args), default=str),
+            str(count),
+            str(out),
+        ]
         environ = os.environ | {"PYTHONHASHSEED": "random"}
         try:
-            done = subprocess.run(command, env=environ, timeout=120, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                command, env=environ, timeout=120, capture_output=True, text=True, check=False
+            )
         except subprocess.TimeoutExpired:
             raise PluginError("its tasks are not there within 120 s in another process") from None
         if done.returncode or not out.exists():
@@ -193,28 +266,33 @@ def check_reward(
     environment: str | None,
     episodes: int,
     stateful: bool,
-) -> list[Check]:
-    """The checks of a reward, on rollouts of *environment* or on replies to `QUESTION`."""
+) -> Iterator[Check]:
+    """Yield the checks of a reward, on rollouts of *environment* or on replies to `QUESTION`."""
     loaded = current().resolve(component)
     if args and not callable(loaded):
         raise PluginError(f"{component} is a combination of rewards and takes no --arg")
     scored: Reward = loaded(**args) if args else loaded
     spec = resolve_environment_table(EnvironmentTable(use=environment)) if environment else None
 
-    class Suite(RewardSuite):
+    class RewardChecks(RewardSuite):
         reward = scored
         repeatable = not stateful
         played: ClassVar[list[Rollout[Any, Any]]] = []
 
         @classmethod
+        def opened_services(cls) -> AbstractAsyncContextManager[Mapping[str, Any]]:
+            slots = {*scored.needs, *(spec.slots if spec else ())}
+            return opened_for_check(services, slots)
+
+        @classmethod
         def setup_class(cls) -> None:
-            started(cls, services, {*scored.needs, *(spec.slots if spec else ())})
+            super().setup_class()
             cls.played = [rollout(QUESTION, text) for text in REPLIES]
             if spec:
-                made = spec.make(cls._started)
-                cls.played = cls._runner.run(rollouts_of(made, spec.component, cls._started, episodes))
+                made = spec.make(cls.started)
+                cls.played = cls.run(rollouts_of(made, spec.component, cls.started, episodes))
 
-        def _cases(self) -> list[Rollout[Any, Any]]:
+        def cases(self) -> list[Rollout[Any, Any]]:
             return self.played
 
         def test_scores_repeat(self) -> None:
@@ -224,18 +302,35 @@ def check_reward(
                 said = str(e).partition("\n")[0]
                 raise AssertionError(f"{said} (`quintain check --stateful`)") from e
 
+    def parameters() -> None:
+        check_parameters(scored)
+
+    first = tried("parameters", parameters)
+    yield first
+    if first.status == "failed":
+        return
+
     def all_scored(suite: Any) -> None:
         for played in suite.played:
             try:
                 suite.scores([played])
             except QuintainError as e:
-                fix = "" if spec else "; for a reward that reads a result or a task of its own give --env ENVIRONMENT"
+                fix = (
+                    ""
+                    if spec
+                    else (
+                        "; for a reward that reads a result or a task of its own give --env "
+                        "ENVIRONMENT"
+                    )
+                )
                 raise AssertionError(f"the reply {played.reply!r:.80} breaks it: {e}{fix}") from e
 
-    own: list[tuple[str, Callable[[Any], str | None]]] = [("scores every rollout", all_scored)]
+    extra_checks: list[tuple[str, Callable[[Any], str | None]]] = [
+        ("scores every rollout", all_scored)
+    ]
     if scored.group:
-        own.append(("scores each rollout of a group", groups_scored))
-    return suite_checks(Suite, own, only=("repeat", "range"))
+        extra_checks.append(("scores each rollout of a group", groups_scored))
+    yield from suite_checks(RewardChecks, extra_checks, only=("repeat", "range"))
 
 
 def groups_scored(suite: Any) -> None:
@@ -249,13 +344,13 @@ def groups_scored(suite: Any) -> None:
         groups.setdefault(played.task.id, []).append(played)
     for rollouts in groups.values():
         group = Group(task=rollouts[0].task, rollouts=tuple(rollouts))
-        for scored in suite.run(rescore(Judged(), group, suite._started)).rollouts:
+        for scored in suite.run(rescore(Judged(), group, suite.started)).rollouts:
             failure = f"a group of {len(rollouts)} rollouts breaks it: {scored.termination.reason}"
             assert scored.outcome is not None, failure
 
 
 def check_algorithm(component: Component) -> list[Check]:
-    """The checks of an algorithm: it loads, has a summary, and its objective is finite."""
+    """Return the checks of an algorithm: it loads, has a summary, and its objective is finite."""
     loaded = current().resolve(component)
 
     def record() -> str:
@@ -273,17 +368,29 @@ def check_algorithm(component: Component) -> list[Check]:
         advantage = torch.tensor([1.0, -1.0] * 4, dtype=torch.float64)
         at = torch.arange(8) // 2
         inputs = LossInputs(
-            logp=logp, mu_logp=old, prox_logp=old, advantage=advantage, entropy=-old, sample=at, group=at // 2
+            logp=logp,
+            mu_logp=old,
+            prox_logp=old,
+            advantage=advantage,
+            entropy=-old,
+            sample=at,
+            group=at // 2,
         )
         try:
             terms = loaded.objective(inputs)
         except (QuintainError, AttributeError, TypeError, AssertionError) as e:
             pytest.skip(f"its objective needs more than log-probs and advantages ({described(e)})")
         terms = terms[0] if isinstance(terms, tuple) else terms
-        assert terms.dim(), "the objective returns one number; expected the loss of each term, not reduced"
-        assert terms.requires_grad, "the objective does not depend on t.logp, so that it has no gradient"
+        assert terms.dim(), (
+            "the objective returns one number; expected the loss of each term, not reduced"
+        )
+        assert terms.requires_grad, (
+            "the objective does not depend on t.logp, so that it has no gradient"
+        )
         (gradient,) = torch.autograd.grad(terms.sum(), logp)
-        assert bool(torch.isfinite(terms).all()), "the objective is not finite for log-ratios of about 0.3"
+        assert bool(torch.isfinite(terms).all()), (
+            "the objective is not finite for log-ratios of about 0.3"
+        )
         assert bool(torch.isfinite(gradient).all()), "the gradient of the objective is not finite"
         assert bool(gradient.abs().sum() > 0), "the gradient of the objective is 0 for every token"
 
@@ -301,7 +408,10 @@ def advantages(algorithm: Any) -> None:
     piece = algorithm.advantage
     if piece.needs:
         pytest.skip(f"its advantage needs {', '.join(piece.needs)}")
-    samples = tuple(Sample(sequences=(), outcome=r, group=i // 4) for i, r in enumerate((0.0, 1.0, 0.0, 0.5) * 2))
+    samples = tuple(
+        Sample(sequences=(), outcome=r, group=i // 4)
+        for i, r in enumerate((0.0, 1.0, 0.0, 0.5) * 2)
+    )
     step = Step(batch=Batch(samples=samples), rewards=tuple(s.total for s in samples))
     try:
         values = piece(step, state=None)[0] if piece.stateful else piece(step)
@@ -311,12 +421,16 @@ def advantages(algorithm: Any) -> None:
         pytest.skip(f"its advantage needs more than rewards ({described(e)})")
     values = values[0] if isinstance(values, tuple) else values
     if not hasattr(values, "dim"):  # a tensor is of tokens
-        assert len(values) == len(samples), f"{piece!r} gave {len(values)} values for {len(samples)} samples"
-        assert all(map(math.isfinite, values)), f"{piece!r} gave {values!r}; expected finite numbers"
+        assert len(values) == len(samples), (
+            f"{piece!r} gave {len(values)} values for {len(samples)} samples"
+        )
+        assert all(map(math.isfinite, values)), (
+            f"{piece!r} gave {values!r}; expected finite numbers"
+        )
 
 
 def check_hooks(component: Component) -> list[Check]:
-    """The check of hooks: names and parameters of its functions."""
+    """Return the check of hooks: names and parameters of its functions."""
 
     def signatures() -> None:
         Hooks(strict=True).add(current().resolve(component), component.id)
@@ -324,47 +438,81 @@ def check_hooks(component: Component) -> list[Check]:
     return [tried("names and parameters of the functions", signatures)]
 
 
-def started(suite: Any, services: Mapping[str, Choice], slots: set[str]) -> None:
-    """Start the services of *slots* in an event loop of *suite*."""
-    suite._runner, suite._stack = asyncio.Runner(), AsyncExitStack()
-    suite._started = {}
-    own = {"policy": None, "learner": None}
-    services_opened = opened(services, slots, own, fix=BY_OPTION)
-    suite._started = suite._runner.run(suite._stack.enter_async_context(services_opened))
+def opened_for_check(
+    services: Mapping[str, Choice], slots: set[str]
+) -> AbstractAsyncContextManager[Mapping[str, Any]]:
+    """Start the services of *slots*; errors name the option that chooses one."""
+    return opened(services, slots, {"policy": None, "learner": None}, fix=BY_OPTION)
 
 
 def suite_checks(
-    kind: Any, own: Sequence[tuple[str, Callable[[Any], str | None]]], only: Sequence[str] = ()
-) -> list[Check]:
-    """Run the tests of a suite in their order, then *own*; where its services do not start, that is the result."""
+    kind: Any,
+    extra_checks: Sequence[tuple[str, Callable[[Any], str | None]]],
+    only: Sequence[str] = (),
+) -> Iterator[Check]:
+    """Run the tests of a suite in their order, then *extra_checks*; services that do not start are
+    the result.
+    """
     start = tried("services", kind.setup_class)
     if start.status == "failed":
         with suppress(Exception):
             kind.teardown_class()
-        return [start]
-    suite, rows = kind(), []
-    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base) if name.startswith("test_"))
+        yield start
+        return
+    suite, told = kind(), dict[str, str]()  # messages, with the check that had them first
+    names = dict.fromkeys(
+        name for base in reversed(kind.__mro__) for name in vars(base) if name.startswith("test_")
+    )
     wanted = [name for name in names if not only or any(word in name for word in only)]
+    calls = [(title_of(name, suite), getattr(suite, name)) for name in wanted]
     try:
-        for name in wanted:
-            rows.append(tried(title_of(name, suite), getattr(suite, name)))
-            if name == "test_every_split_has_tasks" and rows[-1].status == "failed" and not playable(suite):
-                return [*rows, Check(name="all other checks", status="skipped", message="they need tasks")]
-        rows += [tried(name, lambda call=call: call(suite)) for name, call in own]  # type: ignore[misc]
+        for title, call in [
+            *calls,
+            *((title, partial(check, suite)) for title, check in extra_checks),
+        ]:
+            row = tried(title, call)
+            earlier = told.setdefault(row.message, title) if row.status == "failed" else title
+            yield row if earlier == title else replace(row, message=f"the same as in {earlier!r}")
+            if title == "every split has tasks":
+                if long := too_long(suite) if row.status == "ok" else "":
+                    yield Check(
+                        name="prompts are short enough to check", status="failed", message=long
+                    )
+                if long or (row.status == "failed" and not playable(suite)):
+                    needed = "shorter prompts" if long else "tasks"
+                    yield Check(
+                        name="all other checks", status="skipped", message=f"they need {needed}"
+                    )
+                    return
     finally:
         kind.teardown_class()
-    return rows
+
+
+def too_long(suite: EnvironmentSuite) -> str:
+    """Return what is wrong with the first tasks if their prompts are longer than any model reads;
+    empty if nothing is.
+    """
+    for split in suite.splits:
+        with suppress(QuintainError):  # the check before says so
+            length = sum(len(str(task.prompt)) for task in suite.tasks(split, 1))
+            if length > LONGEST_PROMPT:
+                at = defined_at(type(suite.build()).tasks)
+                return (
+                    f"a prompt of {split!r} has {length:,} characters ({at}); expected at most "
+                    f"{LONGEST_PROMPT:,}"
+                )
+    return ""
 
 
 def playable(suite: EnvironmentSuite) -> bool:
-    """Whether the split that is played has tasks."""
+    """Return whether the split that is played has tasks."""
     with suppress(Exception):
         return isinstance(next(iter(suite.tasks(suite.splits[0], 1))), Task)
     return False
 
 
 def title_of(test: str, suite: Any) -> str:
-    """The name of a test as a row shows it."""
+    """Return the name of a test as a row shows it."""
     title = test.removeprefix("test_").replace("_", " ")
     return f"{2 * suite.episodes} {title}" if title.startswith("concurrent episodes") else title
 
@@ -373,14 +521,21 @@ async def rollouts_of(
     environment: Environment[Any, Any], component: Any, services: Mapping[str, Any], count: int
 ) -> list[Rollout[Any, Any]]:
     """Rollouts of each control on the first *count* tasks."""
-    from quintain.training import RolloutContext, RolloutRequest, run_groups
+    from quintain.rollouts import RolloutContext, RolloutRequest, run_groups
 
     tasks = list(islice(environment.tasks("train"), count))
     played: list[Rollout[Any, Any]] = []
     for name in component.controls():
-        context = RolloutContext(engine=ControlEngine(environment, name), services=services, retries=0)
-        requests = [RolloutRequest(environment=environment, task=t, group_size=1, index=i) for i, t in enumerate(tasks)]
-        played += [r for group in await run_groups(requests, context) for r in group.rollouts if r.turns]
+        context = RolloutContext(
+            engine=ControlEngine(environment, name), services=services, retries=0
+        )
+        requests = [
+            RolloutRequest(environment=environment, task=t, group_size=1, index=i)
+            for i, t in enumerate(tasks)
+        ]
+        played += [
+            r for group in await run_groups(requests, context) for r in group.rollouts if r.turns
+        ]
     return played
 
 
@@ -394,13 +549,17 @@ def first_messages(suite: EnvironmentSuite) -> None:
 
     suite.play(ScriptedEngine(replies=counted))
     if 0 in counts:
-        raise AssertionError("a turn begins without a message; call agent.user(task.prompt) before it")
+        raise AssertionError(
+            "a turn begins without a message; call agent.user(task.prompt) before it"
+        )
     if not counts:
-        raise AssertionError("no episode takes a turn; `await agent.turn()` or `await agent.run(...)` in `rollout`")
+        raise AssertionError(
+            "no episode takes a turn; `await agent.turn()` or `await agent.run(...)` in `rollout`"
+        )
 
 
 def probes(suite: EnvironmentSuite) -> str:
-    """Which replies without work are right, and on how many tasks; empty if none is."""
+    """Return which replies without work are right, and on how many tasks; empty if none is."""
     answers = [str(t.answer) for t in suite.tasks(suite.splits[0], COLLECTED)]
 
     def echo(messages: Sequence[Message], rng: Any) -> str:
@@ -418,5 +577,11 @@ def probes(suite: EnvironmentSuite) -> str:
         for name, reply in replies.items()
         if (played := suite.play(ScriptedEngine(replies=reply), concurrency=suite.episodes))
     }
-    lines = [f"{name}: right on {n} of {suite.episodes} tasks at most" for name, n in right.items() if n]
-    return "\n".join([*lines, 'a policy will find such a reply; make it a control with scores="min"']) if lines else ""
+    lines = [
+        f"{name}: right on {n} of {suite.episodes} tasks at most" for name, n in right.items() if n
+    ]
+    return (
+        "\n".join([*lines, 'a policy will find such a reply; make it a control with scores="min"'])
+        if lines
+        else ""
+    )

@@ -13,18 +13,29 @@ from pathlib import Path
 
 import click
 
-from quintain.cli import current
 from quintain.errors import StorageError, UsageError
+from quintain.registry import current
 
 NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 LONGEST = 40
 """Characters of a name."""
-RESERVED = {"correct", "objective", "pytest", "quintain", "replace", "reward", "rollout", "tests", "torch", "tracker"}
+RESERVED = {
+    "correct",
+    "objective",
+    "pytest",
+    "quintain",
+    "replace",
+    "reward",
+    "rollout",
+    "tests",
+    "torch",
+    "tracker",
+}
 """Names that the templates use."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class ComponentKind:
     """A kind of component that can be written.
 
     Attributes:
@@ -49,7 +60,7 @@ class Kind:
 
 
 KINDS = {
-    "environment": Kind(
+    "environment": ComponentKind(
         prefix="quintain-env-",
         component="environment",
         group="quintain.environments",
@@ -60,10 +71,10 @@ KINDS = {
         next=(
             "quintain check {{name}}",
             "quintain eval {{name}} --controls",
-            "quintain train --env {{name}} --dry-run",
+            "quintain train --env {{name}} --steps 60",
         ),
     ),
-    "reward": Kind(
+    "reward": ComponentKind(
         prefix="quintain-",
         component="reward",
         group="quintain.rewards",
@@ -73,19 +84,20 @@ KINDS = {
         requires="quintain>=0.1",
         next=("quintain check {{name}}", "quintain info {{name}}"),
     ),
-    "algorithm": Kind(
+    "algorithm": ComponentKind(
         prefix="quintain-",
         component="algorithm",
         group="quintain.algorithms",
         target="{{package}}.{{module}}:{{constant}}",
         exports=(
-            'from .{{module}} import {{constant}}, {{function}}_loss\n\n__all__ = ["{{constant}}", "{{function}}_loss"]'
+            'from .{{module}} import {{constant}}, {{function}}_loss\n\n__all__ = ["{{constant}}", '
+            '"{{function}}_loss"]'
         ),
         summary="Dr. GRPO with a cap on the ratio instead of the clip.",
         requires="quintain[train]>=0.1",
         next=("quintain check {{name}}", "quintain info {{name}} --against dr_grpo"),
     ),
-    "tracker": Kind(
+    "tracker": ComponentKind(
         prefix="quintain-",
         component="hooks",
         group="quintain.plugins",
@@ -95,11 +107,89 @@ KINDS = {
         requires="quintain-trackers>=0.1",
         next=("quintain check {{name}}", "quintain train --tracker {{name}} --dry-run"),
     ),
+    "hooks": ComponentKind(
+        prefix="quintain-",
+        component="hooks",
+        group="quintain.plugins",
+        target="{{package}}.{{module}}",
+        exports="",
+        summary="Warns of a step from which nothing is learned.",
+        requires="quintain[train]>=0.1",
+        next=(
+            "quintain check {{name}}",
+            "quintain train --dry-run",
+        ),
+    ),
+    "service": ComponentKind(
+        prefix="quintain-",
+        component="service",
+        group="quintain.services",
+        target="{{package}}:{{class}}",
+        exports='from .{{module}} import {{class}}\n\n__all__ = ["{{class}}"]',
+        summary="Counts notes of a run, also after a resume.",
+        requires="quintain>=0.1",
+        next=(
+            "quintain check {{name}}",
+            "quintain info {{name}}",
+        ),
+    ),
+    "judge": ComponentKind(
+        prefix="quintain-",
+        component="service",
+        group="quintain.services",
+        target="{{package}}:{{class}}",
+        exports='from .{{module}} import {{class}}\n\n__all__ = ["{{class}}"]',
+        summary="Grades a reply by the words of the rubric that it uses.",
+        requires="quintain>=0.1",
+        next=(
+            "quintain check {{name}}",
+            "quintain info {{name}}",
+        ),
+    ),
+    "engine": ComponentKind(
+        prefix="quintain-",
+        component="engine",
+        group="quintain.engines",
+        target="{{package}}:{{class}}",
+        exports='from .{{module}} import {{class}}\n\n__all__ = ["{{class}}"]',
+        summary="Replies with the last number of the last message.",
+        requires="quintain>=0.1",
+        next=(
+            "quintain check {{name}}",
+            "quintain eval arithmetic --engine {{name}} --tasks 20",
+        ),
+    ),
+    "schedule": ComponentKind(
+        prefix="quintain-",
+        component="schedule",
+        group="quintain.schedules",
+        target="{{package}}.{{module}}:{{class}}",
+        exports="",
+        summary="Samples two batches ahead and waits for slow groups.",
+        requires="quintain[train]>=0.1",
+        next=(
+            "quintain check {{name}}",
+            "quintain train --set schedule.use={{name}} --dry-run",
+        ),
+    ),
+    "command": ComponentKind(
+        prefix="quintain-",
+        component="command",
+        group="quintain.commands",
+        target="{{package}}.{{module}}:{{function}}",
+        exports="",
+        summary="Print the step of a run with the highest mean reward.",
+        requires="quintain[train]>=0.1",
+        next=(
+            "quintain check {{name}}",
+            "quintain {{name}} --help",
+        ),
+    ),
 }
 EPISODES = {
-    "single-turn": "Sums of two whole numbers.",
-    "multi-turn": "Count in steps, a sum per turn.",
-    "tools": "Look the price of an item up with a tool.",
+    "single-turn": "Sort the digits of a line.",
+    "multi-turn": "Take the digits of a row from the smallest on, a digit a turn.",
+    "tools": "Find the lowest price of an item with a tool.",
 }
 """Kinds of episodes of a new environment, the default first, with their summaries."""
 COMMON = {
@@ -117,17 +207,22 @@ COMMON = {
     "--kind",
     "episode",
     type=click.Choice([*EPISODES]),
-    help="Episodes of an environment: one turn, several turns, or calls of a tool.  [default: single-turn]",
+    help=(
+        "Episodes of an environment: one turn, several turns, or calls of a tool.  [default: "
+        "single-turn]"
+    ),
 )
 @click.option(
-    "--folder", type=click.Path(path_type=Path, file_okay=False), help="Folder to write.  [default: ./DISTRIBUTION]"
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder to write.  [default: ./DISTRIBUTION]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def new(kind: str, name: str, episode: str | None, folder: Path | None, as_json: bool) -> None:
     """Write a distribution with a KIND of component called NAME: code, manifest, tests and README.
 
-    It installs with pip, and passes its tests and `quintain check`. Then change the code to what you need. An existing
-    folder is not overwritten.
+    It installs with pip, and passes its tests and `quintain check`. Then change the code to what
+    you need. An existing folder is not overwritten.
     """
     if episode and kind != "environment":
         raise UsageError(f"--kind {episode} is for environments; leave it out for a new {kind}")
@@ -137,10 +232,24 @@ def new(kind: str, name: str, episode: str | None, folder: Path | None, as_json:
     commands = next_commands(kind, name, target)
     written = write(target, distribution_files(kind, name, episode or "single-turn"))
     if as_json:
-        report = {"folder": str(target), "distribution": distribution, "files": written, "commands": commands}
+        report = {
+            "folder": str(target),
+            "distribution": distribution,
+            "files": written,
+            "commands": commands,
+        }
         click.echo(json.dumps(report, indent=2))
         return
-    click.echo("\n".join([f"{target}:", *(f"  {file}" for file in written), "next:", *(f"  {c}" for c in commands)]))
+    click.echo(
+        "\n".join(
+            [
+                f"{target}:",
+                *(f"  {file}" for file in written),
+                "next:",
+                *(f"  {c}" for c in commands),
+            ]
+        )
+    )
 
 
 def check_name(kind: str, name: str) -> None:
@@ -151,18 +260,23 @@ def check_name(kind: str, name: str) -> None:
     """
     if not NAME.fullmatch(name) or len(name) > LONGEST:
         raise UsageError(
-            f"name {name[:100]!r}: expected lower-case letters and digits, in words joined by - or _, from a letter "
-            f"on, at most {LONGEST} characters; such as word-ladder"
+            f"name {name[:100]!r}: expected lower-case letters and digits, in words joined by - or "
+            f"_, from a letter on, at most {LONGEST} characters; such as word-ladder"
         )
     module = name.replace("-", "_")
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in RESERVED:
-        raise UsageError(f"name {name!r} is a word of Python or Quintain; choose another, such as my-{name}")
+        raise UsageError(
+            f"name {name!r} is a word of Python or Quintain; choose another, such as my-{name}"
+        )
     if taken := current().matching(name, KINDS[kind].component):
-        raise UsageError(f"{kind} {name!r} exists in {taken[0].distribution}; choose another name, such as my-{name}")
+        raise UsageError(
+            f"{kind} {name!r} exists in {taken[0].distribution}; choose another name, such as "
+            f"my-{name}"
+        )
 
 
 def next_commands(kind: str, name: str, folder: Path) -> list[str]:
-    """The commands that install, test and use the distribution in *folder*."""
+    """Return the commands that install, test and use the distribution in *folder*."""
     return [
         f"cd {shlex.quote(str(folder))}",
         "pip install -e .",
@@ -172,10 +286,12 @@ def next_commands(kind: str, name: str, folder: Path) -> list[str]:
 
 
 def distribution_files(kind: str, name: str, episode: str = "single-turn") -> dict[str, str]:
-    """The texts of the distribution, by path; *episode* is that of an environment."""
+    """Return the texts of the distribution, by path; *episode* is that of an environment."""
     about, module = KINDS[kind], name.replace("-", "_")
     of_environment = kind == "environment"
-    summary, folder = (EPISODES[episode], f"{kind}/{episode}") if of_environment else (about.summary, kind)
+    summary, folder = (
+        (EPISODES[episode], f"{kind}/{episode}") if of_environment else (about.summary, kind)
+    )
     distribution = f"{about.prefix}{name.replace('_', '-')}"
     values = {
         "kind": kind,
@@ -207,7 +323,8 @@ def distribution_files(kind: str, name: str, episode: str = "single-turn") -> di
     }
     templates = files("quintain_authoring") / "templates"
     texts = {
-        path: (templates / f"{template}.tmpl").read_text(encoding="utf-8") for path, template in (COMMON | own).items()
+        path: (templates / f"{template}.tmpl").read_text(encoding="utf-8")
+        for path, template in (COMMON | own).items()
     }
     head = f'"""{summary}"""\n'
     texts["src/{{package}}/__init__.py"] = head + (f"\n{about.exports}\n" if about.exports else "")
@@ -227,7 +344,9 @@ def write(folder: Path, texts: dict[str, str]) -> list[str]:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text, encoding="utf-8")
     except FileExistsError as e:
-        raise UsageError(f"{str(folder)!r} exists and is not overwritten; choose another --folder, or remove it") from e
+        raise UsageError(
+            f"{str(folder)!r} exists and is not overwritten; choose another --folder, or remove it"
+        ) from e
     except OSError as e:
         raise StorageError(f"cannot write {str(folder)!r}: {e.strerror}") from e
     return [*texts]

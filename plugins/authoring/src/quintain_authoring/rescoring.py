@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from quintain import Environment, Group, Rollout, Task
-from quintain.cli import Count, services_of
+from quintain.cli import Count, service_options, services_of
 from quintain.errors import RunError, UsageError
 
 if typing.TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Change:
 
 
 @dataclass(kw_only=True)
-class Comparison:
+class RewardComparison:
     """Scores of the same rollouts under two outcome rewards.
 
     Attributes:
@@ -48,10 +48,12 @@ class Comparison:
         old, new: mean of each reward; *old_right*, *new_right* are the shares that reach 1.
         changed: rollouts whose score differs.
         gained, lost: rollouts that only the new reward, or only the old one, calls right.
-        pairs: of rollouts of one group; *flips* are those whose order is the opposite, *ties_broken* those that only
-            the new reward tells apart, *ties_made* those that only the old one does.
+        pairs: of rollouts of one group; *flips* are those whose order is the opposite,
+            *ties_broken* those that only the new reward tells apart, *ties_made* those that only
+            the old one does.
         best_changed: groups in which no best rollout of the old reward is a best one of the new.
-        silent_old, silent_new: groups of several rollouts that all have one score, from which nothing is learned.
+        silent_old, silent_new: groups of several rollouts that all have one score, from which
+            nothing is learned.
         largest: the rollouts that change most.
     """
 
@@ -77,13 +79,28 @@ class Comparison:
 
 @click.command()
 @click.argument("run")
-@click.option("--reward", required=True, metavar="EXPR", help="Expression, as in a recipe, or FILE.py:function.")
-@click.option("--env", "-e", help="Environment of the rollouts, where RUN is a file of `quintain eval --out`.")
-@click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of that environment (repeatable).")
-@click.option("--service", "services", multiple=True, metavar="SLOT=NAME", help="Service of a slot (repeatable).")
-@click.option("--service-arg", "service_args", multiple=True, metavar="SLOT.KEY=VALUE", help="Setting of a service.")
+@click.option(
+    "--reward",
+    required=True,
+    metavar="EXPR",
+    help="Expression, as in a recipe, or FILE.py:function.",
+)
+@click.option(
+    "--env", "-e", help="Environment of the rollouts, where RUN is a file of `quintain eval --out`."
+)
+@click.option(
+    "--arg",
+    "-a",
+    "args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Field of that environment (repeatable).",
+)
+@service_options
 @click.option("--last", type=Count(1), metavar="N", help="Rollouts of the last N steps only.")
-@click.option("--folder", default="runs", show_default=True, help="Parent folder of the run folders.")
+@click.option(
+    "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def rescore(
     run: str,
@@ -96,10 +113,12 @@ def rescore(
     folder: str,
     as_json: bool,
 ) -> int:
-    """Score the stored rollouts of RUN, or of a file of `quintain eval --out`, by another outcome reward.
+    """Score the stored rollouts of RUN, or of a file of `quintain eval --out`, by another outcome
+    reward.
 
-    Shows the means, what becomes right or wrong, how many pairs of one group change their order, since that is what a
-    group-based advantage learns from, and the rollouts that change most. Nothing is written.
+    Shows the means, what becomes right or wrong, how many pairs of one group change their order,
+    since that is what a group-based advantage learns from, and the rollouts that change most.
+    Nothing is written.
 
     \b
     quintain rescore arithmetic-1 --reward "math_equal * format_tags"
@@ -110,17 +129,20 @@ def rescore(
     if Path(run).suffix in (".jsonl", ".parquet"):
         if env is None:
             raise UsageError(f"{run} names no environment: add --env ENVIRONMENT")
-        from quintain.training import EnvironmentTable
+        from quintain.recipe import EnvironmentTable
 
         from .check import fields
 
-        tables, chosen = [EnvironmentTable(use=env, args=fields(args))], {}
+        chosen: dict[str, Any] = {}
+        tables = [EnvironmentTable(use=env, args=fields(args))]
         rows = list(rows_of_file(Path(run)))
     else:
         if env is not None or args:
             raise UsageError("--env and --arg are for files; a run has its own environments")
         tables, chosen, rows = of_run(run, folder, last)
-    result = asyncio.run(compared(tables, {**chosen, **services_of(services, service_args)}, expression, rows))
+    result = asyncio.run(
+        compared(tables, {**chosen, **services_of(services, service_args)}, expression, rows)
+    )
     if as_json:
         click.echo(json.dumps({"run": run, "reward": expression, **asdict(result)}, indent=2))
     else:
@@ -128,25 +150,33 @@ def rescore(
     return 0 if result.rollouts else 1
 
 
-def of_run(name: str, folder: str, last: int | None) -> tuple[list[Any], dict[str, Any], list[tuple[int, Any]]]:
+def of_run(
+    name: str, folder: str, last: int | None
+) -> tuple[list[Any], dict[str, Any], list[tuple[int, Any]]]:
     """Environments, services and stored rollouts of a run.
 
     Raises:
         RunError: it has no stored rollouts.
     """
-    from quintain.training import Recipe, RunFolder, find_run, steps_in
+    from quintain.recipe import Recipe
+    from quintain.store import RunFolder, find_run, steps_in
 
     stored = RunFolder(find_run(name, folder), lock=False)
     recipe = Recipe.parse(stored.recipe(), source=str(stored.recipe_path))
     steps = [step for step, _ in steps_in(stored.rollouts)][-(last or 0) :]
-    rows = [(step, json.loads(row["rollout"])) for step in steps for row in stored.read_rollouts(step)]
+    rows = [
+        (step, json.loads(row["rollout"])) for step in steps for row in stored.read_rollouts(step)
+    ]
     if not rows:
-        raise RunError(f"run {name!r} has no stored rollouts; [rollouts] keep in its recipe says how many are kept")
+        raise RunError(
+            f"run {name!r} has no stored rollouts; [rollouts] keep in its recipe says how many are "
+            f"kept"
+        )
     return list(recipe.environments), dict(recipe.services), rows
 
 
 def rows_of_file(path: Path) -> Iterator[tuple[int, Any]]:
-    """The rollouts of a file of `quintain eval --out`.
+    """Yield the rollouts of a file of `quintain eval --out`.
 
     Raises:
         UsageError: it cannot be read.
@@ -158,21 +188,34 @@ def rows_of_file(path: Path) -> Iterator[tuple[int, Any]]:
         else:
             import pyarrow.parquet
 
-            yield from ((0, json.loads(text)) for text in pyarrow.parquet.read_table(path)["rollout"].to_pylist())
+            yield from (
+                (0, json.loads(text))
+                for text in pyarrow.parquet.read_table(path)["rollout"].to_pylist()
+            )
     except (OSError, ValueError, KeyError) as e:
         raise UsageError(f"cannot read rollouts from {str(path)!r}: {e}") from e
 
 
 async def compared(
-    tables: Sequence[Any], services: Mapping[str, Any], expression: str, rows: Iterable[tuple[int, Any]]
-) -> Comparison:
-    """Score *rows* (step, rollout as JSON) by *expression* instead of the outcome rewards of their environments."""
+    tables: Sequence[Any],
+    services: Mapping[str, Any],
+    expression: str,
+    rows: Iterable[tuple[int, Any]],
+) -> RewardComparison:
+    """Score *rows* (step, rollout as JSON) by *expression* instead of the outcome rewards of their
+    environments.
+    """
+    from quintain.console import distinct
     from quintain.evaluation import rescore as score_again
-    from quintain.training import BY_OPTION, distinct, opened_environments, resolve_environment_table
+    from quintain.recipe import opened_environments, resolve_environment_table
+    from quintain.services import BY_OPTION
 
-    specs = [replace(resolve_environment_table(t.model_copy(update={"reward": expression}))) for t in tables]
+    specs = [
+        replace(resolve_environment_table(t.model_copy(update={"reward": expression})))
+        for t in tables
+    ]
     names = distinct(t.label for t in tables)
-    result = Comparison()
+    result = RewardComparison()
     async with opened_environments(specs, services, fix=BY_OPTION) as (environments, running):
         known = {name: (e, *types_of(e)) for name, e in zip(names, environments, strict=True)}
         only = next(iter(known.values())) if len(known) == 1 else None
@@ -180,15 +223,23 @@ async def compared(
         for step, data in rows:
             entry = known.get(data["environment"]) or only
             if entry is None:
-                raise RunError(f"the recipe has no environment {data['environment']!r}, but a stored rollout is of it")
+                raise RunError(
+                    f"the recipe has no environment {data['environment']!r}, but a stored rollout "
+                    f"is of it"
+                )
             groups[step, data["group"]].append(restored(data, *entry[1:]))
         for (step, _), rollouts in groups.items():
             valid = [r for r in rollouts if r.outcome is not None]
             if not valid:
                 continue
-            environment = (known.get(valid[0].environment) or only or ())[0]
-            object.__setattr__(environment, "shaping", None)  # of this copy: the outcome alone is compared
-            group = Group(task=valid[0].task, rollouts=tuple(valid), environment=valid[0].environment)
+            entry = known.get(valid[0].environment) or only
+            assert entry is not None, "its rollouts were restored by it"
+            environment = entry[0]
+            for slot in ("shaping", "yardstick"):  # of this copy: the outcome alone is compared
+                object.__setattr__(environment, slot, None)
+            group = Group(
+                task=valid[0].task, rollouts=tuple(valid), environment=valid[0].environment
+            )
             again = (await score_again(environment, group, running, step)).rollouts
             add(result, step, valid, again)
     finish(result)
@@ -196,7 +247,7 @@ async def compared(
 
 
 def restored(data: Mapping[str, Any], task: Any, result: Any) -> Rollout[Any, Any]:
-    """A stored rollout.
+    """Return a stored rollout.
 
     Raises:
         RunError: its task or result is not of the types that the environment has now.
@@ -206,13 +257,15 @@ def restored(data: Mapping[str, Any], task: Any, result: Any) -> Rollout[Any, An
     except ValueError as e:
         where, *reasons = (line.strip() for line in str(e).splitlines()[1:])
         raise RunError(
-            f"a rollout of {data['environment']!r} was stored with another task or result than the environment has: "
-            f"{where}: {'; '.join(reasons[:1])}; use the code that the run had"
+            f"a rollout of {data['environment']!r} was stored with another task or result than the "
+            f"environment has: {where}: {'; '.join(reasons[:1])}; use the code that the run had"
         ) from e
 
 
 def types_of(environment: Environment[Any, Any]) -> tuple[Any, Any]:
-    """The types of task and result, from a first task and the annotations of `rollout`, which `from_json` restores."""
+    """Return the types of task and result, from a first task and the annotations of `rollout`,
+    which `from_json` restores.
+    """
     task: Any = type(next(iter(environment.tasks("train")), Task(prompt="")))
     try:
         result = typing.get_type_hints(type(environment).rollout).get("return", Any)
@@ -221,7 +274,7 @@ def types_of(environment: Environment[Any, Any]) -> tuple[Any, Any]:
     return task, Any if isinstance(result, typing.TypeVar) else result
 
 
-def add(result: Comparison, step: int, before: Sequence[Any], after: Sequence[Any]) -> None:
+def add(result: RewardComparison, step: int, before: Sequence[Any], after: Sequence[Any]) -> None:
     """Count a group."""
     pairs = []
     for old, new in zip(before, after, strict=True):
@@ -245,7 +298,9 @@ def add(result: Comparison, step: int, before: Sequence[Any], after: Sequence[An
         if differs(old, new):
             result.changed += 1
             change = Change(step=step, task=rollout.task.id, reply=rollout.reply, old=old, new=new)
-            result.largest = sorted([*result.largest, change], key=lambda c: -abs(c.new - c.old))[:SHOWN]
+            result.largest = sorted([*result.largest, change], key=lambda c: -abs(c.new - c.old))[
+                :SHOWN
+            ]
     for (_, a, x), (_, b, y) in itertools.combinations(pairs, 2):
         result.pairs += 1
         apart = (differs(a, b), differs(x, y))
@@ -257,38 +312,42 @@ def add(result: Comparison, step: int, before: Sequence[Any], after: Sequence[An
         result.silent_old += not differs(max(olds), min(olds))
         result.silent_new += not differs(max(news), min(news))
         best = {i for i, old in enumerate(olds) if not differs(old, max(olds))}
-        result.best_changed += not best & {i for i, new in enumerate(news) if not differs(new, max(news))}
+        result.best_changed += not best & {
+            i for i, new in enumerate(news) if not differs(new, max(news))
+        }
 
 
-def finish(result: Comparison) -> None:
+def finish(result: RewardComparison) -> None:
     """Turn the sums into means."""
     for name in ("old", "new", "old_right", "new_right"):
         setattr(result, name, getattr(result, name) / max(1, result.rollouts))
 
 
 def reached(value: float) -> bool:
-    """Whether the score counts as right."""
-    from quintain.training import reaches
+    """Return whether the score counts as right."""
+    from quintain.types import reaches
 
     return reaches(value)
 
 
 def differs(a: float, b: float) -> bool:
-    """Whether two scores differ by more than a rounding error."""
-    from quintain.training import SCORE_TOLERANCE
+    """Return whether two scores differ by more than a rounding error."""
+    from quintain.types import SCORE_TOLERANCE
 
     return abs(a - b) > SCORE_TOLERANCE
 
 
-def show(run: str, expression: str, result: Comparison) -> None:
+def show(run: str, expression: str, result: RewardComparison) -> None:
     """Print the comparison."""
     from rich.console import Console
     from rich.text import Text
 
-    from quintain.training import printable
+    from quintain.console import printable
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(Text(printable(f"{run}: {result.rollouts} rollouts, {result.groups} groups"), style="bold"))
+    console.print(
+        Text(printable(f"{run}: {result.rollouts} rollouts, {result.groups} groups"), style="bold")
+    )
     console.print(Text(printable(f"new reward: {expression}"), style="dim"))
     if result.rollouts:
         show_scores(console, result)
@@ -298,12 +357,12 @@ def show(run: str, expression: str, result: Comparison) -> None:
         console.print(Text(printable(f"not scored: {count} x {reason}"), style="red"))
 
 
-def show_scores(console: Console, result: Comparison) -> None:
+def show_scores(console: Console, result: RewardComparison) -> None:
     """Print what differs between the scores of the two rewards."""
     from rich.table import Table
     from rich.text import Text
 
-    from quintain.training import printable
+    from quintain.console import printable
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("measure", "before", "after"):
@@ -312,13 +371,21 @@ def show_scores(console: Console, result: Comparison) -> None:
     table.add_row("right (at least 1)", f"{result.old_right:.1%}", f"{result.new_right:.1%}")
     table.add_row("groups with one score", str(result.silent_old), str(result.silent_new))
     console.print(table)
-    console.print(f"{result.changed} scores change: {result.gained} become right, {result.lost} become wrong")
+    console.print(
+        f"{result.changed} scores change: {result.gained} become right, {result.lost} become wrong"
+    )
     if result.pairs:
         console.print(
-            f"{result.pairs} pairs within groups: {result.flips} change their order ({result.flips / result.pairs:.1%})"
-            f", {result.ties_broken} ties are broken, {result.ties_made} made"
+            f"{result.pairs} pairs within groups: {result.flips} change their order "
+            f"({result.flips / result.pairs:.1%}), {result.ties_broken} ties are broken, "
+            f"{result.ties_made} made"
         )
         console.print(f"the best sample changes in {result.best_changed} groups")
     for change in result.largest:
         reply = printable(" ".join(change.reply.split()))[:80]
-        console.print(Text(f"  step {change.step}, {change.task}: {change.old:.4g} -> {change.new:.4g}  {reply!r}"))
+        console.print(
+            Text(
+                f"  step {change.step}, {change.task}: {change.old:.4g} -> {change.new:.4g}  "
+                f"{reply!r}"
+            )
+        )

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from quintain import Service
-from quintain.cli import Component, current, services_of, signature_of
+from quintain.cli import services_of
 from quintain.errors import PluginError
-from quintain.training import BY_OPTION, Choice, opened, plain
+from quintain.registry import Component, current, signature_of
+from quintain.run import Hooks
+from quintain.services import BY_OPTION, Choice, opened
+from quintain.store import plain
 
 from .checks import Check, tried
 
@@ -19,16 +22,26 @@ SLOT = "checked"
 """The slot that the service fills here."""
 
 
-def check_service(component: Component, args: Sequence[str], services: Mapping[str, Choice]) -> list[Check]:
-    """The checks of a service with *args*, each ``KEY=VALUE``; *services* are those that it needs, by slot."""
+def check_service(
+    component: Component, args: Sequence[str], services: Mapping[str, Choice]
+) -> list[Check]:
+    """Return the checks of a service with *args*, each ``KEY=VALUE``; *services* are those that it
+    needs, by slot.
+    """
     loaded = current().resolve(component)
 
     def its_class() -> None:
         if not (isinstance(loaded, type) and issubclass(loaded, Service)):
             raise PluginError(f"it is {loaded!r:.80}; expected a subclass of quintain.Service")
-        saves, restores = (getattr(loaded, name) is not getattr(Service, name) for name in ("state", "restore"))
-        assert restores or not saves, "it has `state` without `restore`: a resumed run begins without what it knew"
-        assert saves or not restores, "it has `restore` without `state`: a checkpoint has nothing to restore"
+        saves, restores = (
+            getattr(loaded, name) is not getattr(Service, name) for name in ("state", "restore")
+        )
+        assert restores or not saves, (
+            "it has `state` without `restore`: a resumed run begins without what it knew"
+        )
+        assert saves or not restores, (
+            "it has `restore` without `state`: a checkpoint has nothing to restore"
+        )
 
     rows = [tried("class", its_class)]
     if rows[0].status == "failed":
@@ -47,10 +60,13 @@ def check_service(component: Component, args: Sequence[str], services: Mapping[s
         try:
             stored = as_stored(states[0])
         except TypeError as e:
-            raise AssertionError(f"its state is not plain data: {e}; return numbers, text, lists, dicts") from e
+            raise AssertionError(
+                f"its state is not plain data: {e}; return numbers, text, lists, dicts"
+            ) from e
         again = as_stored(asyncio.run(state_of(component, args, services, stored)))
         assert without_tensors(again) == without_tensors(stored), (
-            f"its state is {stored!r:.200}, but after `restore` of that {again!r:.200}; a checkpoint holds keys as text"
+            f"its state is {stored!r:.200}, but after `restore` of that {again!r:.200}; a "
+            f"checkpoint holds keys as text"
         )
 
     rows.append(tried("starts and stops", starts))
@@ -58,15 +74,23 @@ def check_service(component: Component, args: Sequence[str], services: Mapping[s
 
 
 async def state_of(
-    component: Component, args: Sequence[str], services: Mapping[str, Choice], stored: Mapping[str, Any]
+    component: Component,
+    args: Sequence[str],
+    services: Mapping[str, Choice],
+    stored: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """The state of the service once it runs, after it restored *stored* if there is any."""
+    """Return the state of the service once it runs, after it restored *stored* if there is any.
+
+    Raises:
+        PluginError: a hook of it is misspelled, or has a wrong parameter.
+    """
     name = component.name if ":" in component.name else component.id
     choices = {**services, **services_of([f"{SLOT}={name}"], [f"{SLOT}.{pair}" for pair in args])}
     state = {SLOT: stored} if stored else None
     async with opened(choices, {SLOT}, {}, state, fix=BY_OPTION) as running:
         service = running[SLOT]
         assert service is not None, "`__aenter__` returns None; end it with `return self`"
+        Hooks(strict=True).add_service(service, SLOT)
         return service.state() if isinstance(service, Service) else {}
 
 

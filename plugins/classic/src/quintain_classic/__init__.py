@@ -1,6 +1,7 @@
 """The classic trust-region methods: PPO with a critic, TRPO, and VinePPO, which samples its values.
 
-They come from outside the core because each needs machinery of its own: a second model, an update rule, an engine.
+They come from outside the core because each needs machinery of its own: a second model, an update
+rule, an engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A critic: what reward is still to come, read off the hidden state from which a token is predicted."""
+"""A critic: what reward is still to come, read off the hidden state from which a token is
+predicted.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from quintain.learning import Batch, FlatTokens, Learner, MicroBatch, micro_batc
 from quintain.models import Forward
 
 
-def value_terms(values_N: Tensor, old_N: Tensor, returns_N: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
-    """1/2 max((V - R)^2, (clip(V, V_old - eps, V_old + eps) - R)^2) per token, and where the clip stops the gradient;
-    each [N].
+def value_terms(
+    values_N: Tensor, old_N: Tensor, returns_N: Tensor, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """1/2 max((V - R)^2, (clip(V, V_old - eps, V_old + eps) - R)^2) per token, and where the clip
+    stops the gradient; each [N].
 
     Args:
         clip: eps; ``None`` is the plain squared error.
@@ -32,21 +36,24 @@ def value_terms(values_N: Tensor, old_N: Tensor, returns_N: Tensor, clip: float 
 
 
 class Critic(Service):
-    """A value model of the learner's own shape: a copy of its layers, and a linear head that starts at 0.
+    """A value model of the learner's own shape: a copy of its layers, and a linear head that starts
+    at 0.
 
-    The value of a token is read at the position that predicts it: what is expected before the token is known. The copy
-    shares nothing with the policy. Where the policy trains adapters, so does the critic, with adapters of its own.
+    The value of a token is read at the position that predicts it: what is expected before the token
+    is known. The copy shares nothing with the policy. Where the policy trains adapters, so does the
+    critic, with adapters of its own.
 
-    The settings are those of Stiennon et al. (2020, 2009.01325, appendix B.1), which TRL's PPO has as well, but for the
-    learning rate: 1e-5 as in verl (InstructGPT and OpenRLHF take 9e-6; Stiennon et al. and TRL the policy's). Values
-    are clipped to 0.2 of the old ones as in TRL, slime and SkyRL (0.5 in verl, OpenRLHF and AReaL).
+    The settings are those of Stiennon et al. (2020, 2009.01325, appendix B.1), which TRL's PPO has
+    as well, but for the learning rate: 1e-5 as in verl (InstructGPT and OpenRLHF take 9e-6;
+    Stiennon et al. and TRL the policy's). Values are clipped to 0.2 of the old ones as in TRL,
+    slime and SkyRL (0.5 in verl, OpenRLHF and AReaL).
 
     Args:
         lr: of AdamW, constant.
         epochs: passes over a batch per step.
         minibatches: updates per pass, each on whole groups.
-        clip: how far a value may move from what it was at the start of the step before its gradient stops; ``None``
-            lets it move freely.
+        clip: how far a value may move from what it was at the start of the step before its gradient
+            stops; ``None`` lets it move freely.
         max_grad_norm: gradients are scaled down to this norm.
         seed: of the order of groups in all passes but the first.
 
@@ -65,12 +72,21 @@ class Critic(Service):
         max_grad_norm: float = 1.0,
         seed: int = 0,
     ) -> None:
-        if not lr > 0 or not max_grad_norm > 0 or epochs < 1 or minibatches < 1 or (clip is not None and not clip > 0):
+        if (
+            not lr > 0
+            or not max_grad_norm > 0
+            or epochs < 1
+            or minibatches < 1
+            or (clip is not None and not clip > 0)
+        ):
             raise UsageError(
-                f"critic: lr {lr}, epochs {epochs}, minibatches {minibatches}, clip {clip}, max_grad_norm "
-                f"{max_grad_norm}; expected numbers above 0"
+                f"critic: lr {lr}, epochs {epochs}, minibatches {minibatches}, clip {clip}, "
+                f"max_grad_norm {max_grad_norm}; expected numbers above 0"
             )
-        self.epochs, self.minibatches, self.clip, self.max_grad_norm = epochs, minibatches, clip, max_grad_norm
+        self.epochs = epochs
+        self.minibatches = minibatches
+        self.clip = clip
+        self.max_grad_norm = max_grad_norm
         self.updates = 0
         self._seed = seed
         self._budget = learner.token_budget
@@ -84,13 +100,19 @@ class Critic(Service):
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         self._trained = _trained(self._module, self._head)
-        self._optimizer = torch.optim.AdamW(self._trained.values(), lr=lr, weight_decay=0.0, fused=True)
+        self._optimizer = torch.optim.AdamW(
+            self._trained.values(), lr=lr, weight_decay=0.0, fused=True
+        )
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
-        """What reward each trained token's position is worth, [N], in the order of samples, sequences and places."""
+        """What reward each trained token's position is worth, [N], in the order of samples,
+        sequences and places.
+        """
         flat_tokens = FlatTokens(batch=batch)
-        values_N = torch.full((flat_tokens.starts[-1],), float("nan"), dtype=self._head.weight.dtype)
+        values_N = torch.full(
+            (flat_tokens.starts[-1],), float("nan"), dtype=self._head.weight.dtype
+        )
         for micro in self._cut(flat_tokens, range(len(batch.samples))):
             values_N[micro.positions] = self._values(micro).cpu()
         return values_N
@@ -99,9 +121,10 @@ class Critic(Service):
         """Move the values of *batch* towards *returns_N*, [N]; *old_N* are the values before, [N].
 
         Returns:
-            ``critic.loss``, the mean over tokens and updates; ``critic.clipped``, the share of tokens whose gradient
-            the clip stopped; ``critic.grad_norm``, the largest before clipping; ``critic.value``, the mean before;
-            ``critic.explained_variance``, 1 - var(R - V) / var(R) before, left out where returns do not vary.
+            ``critic.loss``, the mean over tokens and updates; ``critic.clipped``, the share of
+            tokens whose gradient the clip stopped; ``critic.grad_norm``, the largest before
+            clipping; ``critic.value``, the mean before; ``critic.explained_variance``, 1 - var(R -
+            V) / var(R) before, left out where returns do not vary.
 
         Raises:
             RunError: the gradient is not finite; that update was not made.
@@ -131,7 +154,9 @@ class Critic(Service):
         return {
             "updates": self.updates,
             "weights": {name: p.data for name, p in self._trained.items()},
-            "moments": {name: dict(moments[p]) for name, p in self._trained.items() if p in moments},
+            "moments": {
+                name: dict(moments[p]) for name, p in self._trained.items() if p in moments
+            },
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -142,17 +167,24 @@ class Critic(Service):
         """
         shapes = {name: tuple(w.shape) for name, w in state["weights"].items()}
         if shapes != {name: tuple(p.shape) for name, p in self._trained.items()}:
-            raise RunError("the checkpoint's critic has other parameters than this model's; resume with the same model")
+            raise RunError(
+                "the checkpoint's critic has other parameters than this model's; resume with the "
+                "same model"
+            )
         self.updates = int(state["updates"])
         with torch.no_grad():
             for name, parameter in self._trained.items():
                 parameter.copy_(state["weights"][name])
         for name, moments in state["moments"].items():
             parameter = self._trained[name]
-            self._optimizer.state[parameter] = {key: x.to(parameter.device, copy=True) for key, x in moments.items()}
+            self._optimizer.state[parameter] = {
+                key: x.to(parameter.device, copy=True) for key, x in moments.items()
+            }
 
     def _cut(self, flat_tokens: FlatTokens, part: Sequence[int]) -> list[MicroBatch]:
-        return micro_batches(flat_tokens, part, budget=self._budget, level="token", cost=self._forward.cost)
+        return micro_batches(
+            flat_tokens, part, budget=self._budget, level="token", cost=self._forward.cost
+        )
 
     def _values(self, micro: MicroBatch) -> Tensor:
         device = self._head.weight.device.type
@@ -161,14 +193,18 @@ class Critic(Service):
         values_N: Tensor = self._head(hidden_ND.to(self._head.weight.dtype))[:, 0]
         return values_N
 
-    def _update(self, parts: Sequence[MicroBatch], old_N: Tensor, returns_N: Tensor) -> tuple[float, float, float]:
+    def _update(
+        self, parts: Sequence[MicroBatch], old_N: Tensor, returns_N: Tensor
+    ) -> tuple[float, float, float]:
         """One step on a minibatch: its mean loss, its clipped share, the norm of its gradient."""
         self._optimizer.zero_grad(set_to_none=True)
         tokens = sum(len(micro.positions) for micro in parts)
         loss = clipped = 0.0
         for micro in parts:
             values_N = self._values(micro)
-            old, returns = (x[micro.positions].to(values_N.device, values_N.dtype) for x in (old_N, returns_N))
+            old, returns = (
+                x[micro.positions].to(values_N.device, values_N.dtype) for x in (old_N, returns_N)
+            )
             terms, stopped = value_terms(values_N, old, returns, self.clip)
             part = terms.sum() / tokens
             part.backward()  # type: ignore[no-untyped-call]
@@ -177,8 +213,8 @@ class Critic(Service):
         norm = nn.utils.clip_grad_norm_(self._trained.values(), self.max_grad_norm)
         if not bool(norm.isfinite()):
             raise RunError(
-                f"the gradient of the critic's update {self.updates + 1} is not finite; lower services.critic.args.lr, "
-                "or look at the rewards of this step"
+                f"the gradient of the critic's update {self.updates + 1} is not finite; lower "
+                "services.critic.args.lr, or look at the rewards of this step"
             )
         self._optimizer.step()
         self.updates += 1
@@ -195,7 +231,9 @@ def explained_variance(values_N: Tensor, returns_N: Tensor) -> dict[str, float]:
 
 
 def _trained(module: nn.Module, head: nn.Linear) -> dict[str, nn.Parameter]:
-    """The parameters that a value depends on, by name: all that train but an output layer of its own."""
+    """Return the parameters that a value depends on, by name: all that train but an output layer of
+    its own.
+    """
     owner = cast(Any, module)
     output = owner.get_output_embeddings().weight
     if output is not owner.get_input_embeddings().weight:

@@ -1,10 +1,12 @@
-"""The natural gradient step of TRPO: conjugate gradients on the Fisher information, then a line search.
+"""The natural gradient step of TRPO: conjugate gradients on the Fisher information, then a line
+search.
 
-With z the logits at the positions of trained tokens, J their Jacobian and p = softmax(z), the Fisher information of
-the mean over N tokens of KL(prox || theta) is F = 1/N sum_t J_t' (diag p_t - p_t p_t') J_t. It is never built: a
-product F v is one forward pass and three backward passes (two backward passes where all rows are computed together),
-over whole logits. That is the one place where this library looks at whole logits, and why the update is a reference for
-small models rather than a way to train large ones.
+With z the logits at the positions of trained tokens, J their Jacobian and p = softmax(z), the
+Fisher information of the mean over N tokens of KL(prox || theta) is F = 1/N sum_t J_t' (diag p_t -
+p_t p_t') J_t. It is never built: a product F v is one forward pass and three backward passes (two
+backward passes where all rows are computed together), over whole logits. That is the one place
+where this library looks at whole logits, and why the update is a reference for small models rather
+than a way to train large ones.
 """
 
 from __future__ import annotations
@@ -37,12 +39,14 @@ def fits(algorithm: Method) -> None:
     """
     if algorithm.updates > 1:
         raise UsageError(
-            f"optimizer_step.natural: algorithm {algorithm.name!r} makes {algorithm.updates} updates per batch, but "
-            "one step goes to the edge of the trust region around prox already; set epochs = 1 and minibatches = 1"
+            f"optimizer_step.natural: algorithm {algorithm.name!r} makes {algorithm.updates} "
+            "updates per batch, but one step goes to the edge of the trust region around prox "
+            "already; set epochs = 1 and minibatches = 1"
         )
     if algorithm.prune:
         raise UsageError(
-            "optimizer_step.natural: its KL is over the whole vocabulary, and this algorithm prunes it; set prune = 0"
+            "optimizer_step.natural: its KL is over the whole vocabulary, and this algorithm "
+            "prunes it; set prune = 0"
         )
 
 
@@ -56,13 +60,14 @@ def natural(
     shrink: float = 0.8,
     tries: int = 10,
 ) -> dict[str, Any]:
-    """theta - shrink^k s x with (F + damping 1) x = g, s = sqrt(2 delta / x' (F + damping 1) x), for the first k that
-    lowers the loss and keeps the mean KL(prox || theta) over all trained tokens of the batch within *delta* (Schulman
-    et al. 2015, 1502.05477, appendix C). If there is none the parameters stay.
+    """theta - shrink^k s x with (F + damping 1) x = g, s = sqrt(2 delta / x' (F + damping 1) x),
+    for the first k that lowers the loss and keeps the mean KL(prox || theta) over all trained
+    tokens of the batch within *delta* (Schulman et al. 2015, 1502.05477, appendix C). If there is
+    none the parameters stay.
 
-    To second order the whole step costs delta - damping / 2 |s x|^2, so the damping bounds the step where F alone would
-    not. Spinning Up and OpenAI's baselines scale the same way; the paper takes x' F x. The learning rate and the
-    clipping of gradients have no part in this.
+    To second order the whole step costs delta - damping / 2 |s x|^2, so the damping bounds the step
+    where F alone would not. Spinning Up and OpenAI's baselines scale the same way; the paper takes
+    x' F x. The learning rate and the clipping of gradients have no part in this.
 
     Args:
         delta: nats per token.
@@ -72,27 +77,36 @@ def natural(
         tries: steps tried.
 
     Returns:
-        ``loss`` before; ``grad_norm``; ``natural.kl`` of the step taken, in nats per token; ``natural.scale``, the
-        share of the whole step that was taken, 0 where none was; ``natural.gain``, by how much the loss fell;
-        ``natural.residual``, what conjugate gradients left of g, as a share of its norm.
+        ``loss`` before; ``grad_norm``; ``natural.kl`` of the step taken, in nats per token;
+        ``natural.scale``, the share of the whole step that was taken, 0 where none was;
+        ``natural.gain``, by how much the loss fell; ``natural.residual``, what conjugate gradients
+        left of g, as a share of its norm.
 
     Raises:
-        UsageError: a setting is out of range, the algorithm makes several updates per batch or prunes the vocabulary,
-            or the model is too large.
+        UsageError: a setting is out of range, the algorithm makes several updates per batch or
+            prunes the vocabulary, or the model is too large.
         RunError: the gradient is not finite; the parameters were not touched.
     """
     if not (delta > 0 and damping >= 0 and 0 < shrink < 1 and iterations >= 1 and tries >= 1):
         raise UsageError(
-            f"optimizer_step.natural: delta {delta}, damping {damping}, iterations {iterations}, shrink {shrink}, "
-            f"tries {tries}; expected positive numbers, shrink below 1"
+            f"optimizer_step.natural: delta {delta}, damping {damping}, iterations {iterations}, "
+            f"shrink {shrink}, tries {tries}; expected positive numbers, shrink below 1"
         )
     check(optimization)
     loss = optimization.backward()
     gradient = _flat([cast(Tensor, p.grad) for p in optimization.parameters])
     norm = _norm(gradient)
     if not math.isfinite(norm):
-        raise RunError("the gradient is not finite; look at the rewards and the log-probs of this step")
-    metrics = {"loss": loss, "grad_norm": norm, "natural.kl": 0.0, "natural.scale": 0.0, "natural.gain": 0.0}
+        raise RunError(
+            "the gradient is not finite; look at the rewards and the log-probs of this step"
+        )
+    metrics = {
+        "loss": loss,
+        "grad_norm": norm,
+        "natural.kl": 0.0,
+        "natural.scale": 0.0,
+        "natural.gain": 0.0,
+    }
     if norm == 0:
         return metrics
     divergence = Divergence.of(optimization)
@@ -102,7 +116,8 @@ def natural(
 
     direction, rest = conjugate_gradients(damped, gradient, iterations)
     metrics["natural.residual"] = _norm(rest) / norm
-    curvature = _dot(direction, gradient - rest)  # what is solved is x' (F + damping 1) x of the x that was reached
+    # what is solved is x' (F + damping 1) x of the x that was reached
+    curvature = _dot(direction, gradient - rest)
     if not curvature > 0:  # g is where F vanishes and nothing damps it: no length is right
         return metrics
     step = direction.mul_(-math.sqrt(2 * delta / curvature))
@@ -111,7 +126,11 @@ def natural(
         divergence.move(step, scale)
         reached, kl = optimization.loss(), divergence.mean()
         if reached < loss and kl <= delta:
-            return metrics | {"natural.kl": kl, "natural.scale": scale, "natural.gain": loss - reached}
+            return metrics | {
+                "natural.kl": kl,
+                "natural.scale": scale,
+                "natural.gain": loss - reached,
+            }
     divergence.move(step, 0.0)
     return metrics
 
@@ -126,7 +145,8 @@ def check(step: OptimizerStep) -> None:
     attention = str(getattr(cast(Any, step.module).config, "_attn_implementation", ""))
     if "flash" in attention:
         raise UsageError(
-            f"optimizer_step.natural differentiates twice, which {attention!r} cannot; load the model with sdpa"
+            f"optimizer_step.natural differentiates twice, which {attention!r} cannot; load the "
+            f"model with sdpa"
         )
 
 
@@ -139,9 +159,10 @@ def check_size(module: nn.Module) -> None:
     size = sum(p.numel() for p in module.parameters())
     if size > LARGEST:
         raise UsageError(
-            f"optimizer_step.natural is a reference for models of up to {LARGEST / 1e9:g}B parameters, and this one "
-            f"has {size / 1e9:.2f}B: every step takes a dozen products with the Fisher information, each four passes "
-            "over whole logits that are differentiated twice. Take a smaller model, or algorithm 'ppo'"
+            f"optimizer_step.natural is a reference for models of up to {LARGEST / 1e9:g}B "
+            f"parameters, and this one has {size / 1e9:.2f}B: every step takes a dozen products "
+            "with the Fisher information, each four passes over whole logits that are "
+            "differentiated twice. Take a smaller model, or algorithm 'ppo'"
         )
 
 
@@ -152,8 +173,8 @@ class Linear:
     Attributes:
         logits: z, [N, V].
         dummy: u, as large.
-        back: J'u by parameter, ``None`` where nothing depends on the parameter. It is linear in u, so its derivative
-            along v is J v.
+        back: J'u by parameter, ``None`` where nothing depends on the parameter. It is linear in u,
+            so its derivative along v is J v.
     """
 
     logits: Tensor
@@ -163,12 +184,14 @@ class Linear:
 
 @dataclass(kw_only=True)
 class Divergence:
-    """The mean KL(prox || theta) over the trained tokens of a batch: its Fisher information, and its value elsewhere.
+    """The mean KL(prox || theta) over the trained tokens of a batch: its Fisher information, and
+    its value elsewhere.
 
     Attributes:
         parameters: those that train, at prox now.
         origin: prox itself, flat.
-        now, then: forward passes of the model and of a copy that stays at prox, by their own layers.
+        now, then: forward passes of the model and of a copy that stays at prox, by their own
+            layers.
         parts: rows that are computed together.
         tokens: N.
         temperature: of the policy.
@@ -213,18 +236,29 @@ class Divergence:
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
             logits_NV = self._logits(self.now, part)
             dummy_NV = torch.zeros_like(logits_NV, requires_grad=True)
-            back = torch.autograd.grad(logits_NV, self.parameters, dummy_NV, create_graph=True, allow_unused=True)
+            back = torch.autograd.grad(
+                logits_NV, self.parameters, dummy_NV, create_graph=True, allow_unused=True
+            )
         return Linear(logits=logits_NV, dummy=dummy_NV, back=back)
 
     def _product(self, linear: Linear, vector: Tensor, *, again: bool) -> Tensor:
         pieces = self._pieces(vector)
-        reached = [(b, v.view_as(b)) for b, v in zip(linear.back, pieces, strict=True) if b is not None]
+        reached = [
+            (b, v.view_as(b)) for b, v in zip(linear.back, pieces, strict=True) if b is not None
+        ]
         back, along = ([b for b, _ in reached], [v for _, v in reached])
         (along_NV,) = torch.autograd.grad(back, [linear.dummy], along, retain_graph=again)
         prob_NV = linear.logits.detach().softmax(-1)
         pushed_NV = prob_NV * (along_NV - (prob_NV * along_NV).sum(-1, keepdim=True)) / self.tokens
-        grads = torch.autograd.grad(linear.logits, self.parameters, pushed_NV, retain_graph=again, allow_unused=True)
-        return _flat([torch.zeros_like(p) if g is None else g for g, p in zip(grads, self.parameters, strict=True)])
+        grads = torch.autograd.grad(
+            linear.logits, self.parameters, pushed_NV, retain_graph=again, allow_unused=True
+        )
+        return _flat(
+            [
+                torch.zeros_like(p) if g is None else g
+                for g, p in zip(grads, self.parameters, strict=True)
+            ]
+        )
 
     @torch.no_grad()
     def move(self, step: Tensor, scale: float) -> None:
@@ -239,7 +273,9 @@ class Divergence:
         """KL(prox || theta) in nats per token, at the parameters as they are now."""
         total = 0.0
         for part in self.parts:
-            then_NV, now_NV = (self._logits(forward, part).log_softmax(-1) for forward in (self.then, self.now))
+            then_NV, now_NV = (
+                self._logits(forward, part).log_softmax(-1) for forward in (self.then, self.now)
+            )
             total += float((then_NV.exp() * (then_NV - now_NV)).sum(dtype=torch.float64))
         return total / self.tokens
 
@@ -290,7 +326,9 @@ def rows_of(batch: Batch) -> list[TokenSequence]:
 
 
 def _parts(rows: Sequence[TokenSequence], budget: int) -> Iterator[list[TokenSequence]]:
-    """Rows that together, padded to the first of them, stay within *budget* tokens; one at least."""
+    """Rows that together, padded to the first of them, stay within *budget* tokens; one at
+    least.
+    """
     part: list[TokenSequence] = []
     for row in rows:
         if part and len(part[0].ids) * (len(part) + 1) > budget:

@@ -1,1 +1,3 @@
-"""``quintain compare``: several recipes on equal tasks, seeds and budgets, intervals and fitted laws."""
+"""``quintain compare``: several recipes on equal tasks, seeds and budgets, intervals and fitted
+laws.
+"""

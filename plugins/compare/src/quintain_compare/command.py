@@ -12,10 +12,11 @@ import click
 
 from quintain.cli import Count, sigterm_as_ctrl_c
 from quintain.errors import Interrupted, UsageError
-from quintain.training import Recipe, bundled, is_model_source, model_named, override
+from quintain.recipe import Recipe, bundled, is_model_source, override
+from quintain.store import model_named
 
 if TYPE_CHECKING:
-    from quintain.training import Screen
+    from quintain.console import Screen
 
 EPILOG = """
 \b
@@ -25,10 +26,15 @@ Examples:
 """
 
 RESERVED = {
-    ("run",): "a comparison gives its runs names, seeds and folders itself; say --seeds and --folder",
+    (
+        "run",
+    ): "a comparison gives its runs names, seeds and folders itself; say --seeds and --folder",
     ("run", "seed"): "a comparison has several seeds; say --seeds 0 1 2",
     ("run", "folder"): "the runs of a comparison are in its own folder; say --folder",
-    ("run", "name"): "the runs of a comparison are named by recipe and seed; name the recipe's file otherwise",
+    (
+        "run",
+        "name",
+    ): "the runs of a comparison are named by recipe and seed; name the recipe's file otherwise",
 }
 """Keys that the command sets, and what to use in their place."""
 LISTS = ("--seeds", "--algorithms")
@@ -36,14 +42,18 @@ LISTS = ("--seeds", "--algorithms")
 
 
 class ListsCommand(click.Command):
-    """A command with options that take several words, ``--seeds 0 1 2``; click reads them as the option repeated."""
+    """A command with options that take several words, ``--seeds 0 1 2``; click reads them as the
+    option repeated.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, repeat_options(args))
 
 
 def repeat_options(args: Sequence[str]) -> list[str]:
-    """Turn ``--seeds 0 1,2`` into ``--seeds 0 --seeds 1 --seeds 2``. A list ends at an option or a recipe."""
+    """Turn ``--seeds 0 1,2`` into ``--seeds 0 --seeds 1 --seeds 2``. A list ends at an option or a
+    recipe.
+    """
     words: list[str] = []
     option = ""
     for word in args:
@@ -55,21 +65,47 @@ def repeat_options(args: Sequence[str]) -> list[str]:
             word = value
         elif word.startswith("-") or word.endswith(".toml"):
             option = ""
-        words += [out for part in word.split(",") if part for out in (option, part)] if option else [word]
+        words += (
+            [out for part in word.split(",") if part for out in (option, part)]
+            if option
+            else [word]
+        )
     return words
 
 
 @click.command(cls=ListsCommand, epilog=EPILOG)
 @click.argument("recipes", nargs=-1, type=click.Path(dir_okay=False))
-@click.option("--algorithms", multiple=True, metavar="NAME...", help="Algorithms to compare, in one RECIPE.")
-@click.option("--seeds", multiple=True, type=Count(0), metavar="N...", help="Seeds of the runs.  [default: 0 1 2]")
+@click.option(
+    "--algorithms", multiple=True, metavar="NAME...", help="Algorithms to compare, in one RECIPE."
+)
+@click.option(
+    "--seeds",
+    multiple=True,
+    type=Count(0),
+    metavar="N...",
+    help="Seeds of the runs.  [default: 0 1 2]",
+)
 @click.option("--env", "-e", help="Environment of every recipe, replaces its own.")
 @click.option("--model", "-m", help="Model of every recipe, as in `quintain train`.")
-@click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of the environment (repeatable).")
-@click.option("--steps", type=Count(1), help="Maximum number of optimizer steps of each run.")
-@click.option("--budget", metavar="KIND=N", help="End each run after N tokens, samples, seconds or steps.")
 @click.option(
-    "--set", "-s", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of every recipe (repeatable)."
+    "--arg",
+    "-a",
+    "args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Field of the environment (repeatable).",
+)
+@click.option("--steps", type=Count(1), help="Maximum number of optimizer steps of each run.")
+@click.option(
+    "--budget", metavar="KIND=N", help="End each run after N tokens, samples, seconds or steps."
+)
+@click.option(
+    "--set",
+    "-s",
+    "overrides",
+    multiple=True,
+    metavar="A.B=VALUE",
+    help="Change a key of every recipe (repeatable).",
 )
 @click.option("--folder", help="Folder of the runs and the result.  [default: compare/ENVIRONMENT]")
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
@@ -88,13 +124,15 @@ def compare(
     quiet: bool,
     as_json: bool,
 ) -> int | None:
-    """Compare RECIPES on equal tasks, seeds and budgets; without one, the quickstart with several --algorithms.
+    """Compare RECIPES on equal tasks, seeds and budgets; without one, the quickstart with several
+    --algorithms.
 
-    Runs with the same seed start from the same model and see the same tasks. Ctrl-C saves; the same command resumes.
+    Runs with the same seed start from the same model and see the same tasks. Ctrl-C saves; the same
+    command resumes.
     """
-    from quintain.training import for_terminal
+    from quintain.console import for_terminal
 
-    from .comparison import Budget, build_comparison, check_comparison, run_comparison
+    from .comparison import RunBudget, build_comparison, check_comparison, run_comparison
     from .report import draw, show
     from .results import earlier_failures, recipe_results, save
 
@@ -105,13 +143,14 @@ def compare(
         seeds=seeds or (0, 1, 2),
         folder=folder or Path("compare") / Path(environment).stem.lower(),
         steps=steps,
-        budget=Budget.parse(budget) if budget else None,
+        budget=RunBudget.parse(budget) if budget else None,
     )
     check_comparison(comparison)
 
     @contextmanager
     def screen() -> Iterator[Screen]:
-        # Again for each run: a run that has handled signals itself leaves SIGTERM as the system has it.
+        # Again for each run: a run that has handled signals itself leaves SIGTERM as the system has
+        # it.
         with sigterm_as_ctrl_c(), for_terminal(quiet=quiet or as_json) as shown:
             yield shown
 
@@ -120,9 +159,13 @@ def compare(
 
     try:
         with sigterm_as_ctrl_c():
-            failures = run_comparison(comparison, screen, record, failed=earlier_failures(comparison))
+            failures = run_comparison(
+                comparison, screen, record, failed=earlier_failures(comparison)
+            )
     except (Interrupted, KeyboardInterrupt) as e:
-        raise click.Abort(f"{str(e) or 'stopped'}; the same command resumes in {comparison.folder}") from e
+        raise click.Abort(
+            f"{str(e) or 'stopped'}; the same command resumes in {comparison.folder}"
+        ) from e
     results = recipe_results(comparison, failures)
     content = save(comparison, results)
     plot = draw(comparison.folder, results)
@@ -134,7 +177,7 @@ def compare(
 
 
 def _choices(env: str | None, model: str | None, args: Sequence[str]) -> list[str]:
-    """The keys that --env, --model and --arg set, as in `quintain train`."""
+    """Return the keys that --env, --model and --arg set, as in `quintain train`."""
     changes = [] if env is None else [f"environments=[{{use={json.dumps(env)}}}]"]
     if model is not None:
         path = model if is_model_source(model) else model_named(model)[0]
@@ -142,18 +185,24 @@ def _choices(env: str | None, model: str | None, args: Sequence[str]) -> list[st
     return [*changes, *(f"environments.0.args.{pair}" for pair in args)]
 
 
-def _recipes(paths: Sequence[str], algorithms: Sequence[str], overrides: Sequence[str]) -> list[tuple[str, Recipe]]:
-    """Names and recipes: those of the files, or one file (the quickstart by default) with each of *algorithms*.
+def _recipes(
+    paths: Sequence[str], algorithms: Sequence[str], overrides: Sequence[str]
+) -> list[tuple[str, Recipe]]:
+    """Names and recipes: those of the files, or one file (the quickstart by default) with each of
+    *algorithms*.
 
     Raises:
-        UsageError: nothing to compare, several recipes with --algorithms, or a key that the command sets itself.
+        UsageError: nothing to compare, several recipes with --algorithms, or a key that the command
+            sets itself.
     """
     for pair in overrides:
         if fix := RESERVED.get(override(pair)[0]):
             raise UsageError(f"--set {pair!r}: {fix}")
     if not algorithms:
         if not paths:
-            raise UsageError("nothing to compare: give recipes, or --algorithms such as dr_grpo rloo")
+            raise UsageError(
+                "nothing to compare: give recipes, or --algorithms such as dr_grpo rloo"
+            )
         return [(Path(path).stem, _recipe(path, overrides)) for path in paths]
     if len(paths) > 1:
         raise UsageError("--algorithms varies one recipe; give one, or leave --algorithms out")

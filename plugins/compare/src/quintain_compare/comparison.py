@@ -1,8 +1,9 @@
-"""Several recipes on equal tasks, seeds and budgets: which runs there are, the checks for equal terms, running them.
+"""Several recipes on equal tasks, seeds and budgets: which runs there are, the checks for equal
+terms, running them.
 
-Each recipe and seed is an ordinary run in its own folder, so finished runs are kept and interrupted ones resume. Runs
-with the same seed start from the same model, see the same tasks in the same order and are evaluated on the same
-held-out tasks: `quintain_compare.results` pairs them by seed.
+Each recipe and seed is an ordinary run in its own folder, so finished runs are kept and interrupted
+ones resume. Runs with the same seed start from the same model, see the same tasks in the same order
+and are evaluated on the same held-out tasks: `quintain_compare.results` pairs them by seed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from quintain.console import Screen, distinct
 from quintain.errors import Interrupted, QuintainError, UsageError
-from quintain.training import Recipe, RunFolder, Screen, distinct
+from quintain.recipe import Recipe
+from quintain.store import RunFolder
 
 if TYPE_CHECKING:
     from quintain import Algorithm
@@ -28,14 +31,16 @@ SET = "set the key for all with --set"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
-    """How long each run trains: *amount* steps, or until the first step after which that much was used."""
+class RunBudget:
+    """How long each run trains: *amount* steps, or until the first step after which that much was
+    used.
+    """
 
     kind: BudgetKind
     amount: float
 
     @classmethod
-    def parse(cls, text: str) -> Budget:
+    def parse(cls, text: str) -> RunBudget:
         """Read ``tokens=200000``.
 
         Raises:
@@ -47,8 +52,12 @@ class Budget:
         except ValueError:
             amount = math.nan
         if kind not in get_args(BudgetKind) or not 0 < amount < math.inf:
-            raise UsageError(f"budget {text!r}; expected tokens=N, samples=N, seconds=N or steps=N, N above 0")
-        return cls(kind=cast(BudgetKind, kind), amount=amount if kind == "seconds" else math.ceil(amount))
+            raise UsageError(
+                f"budget {text!r}; expected tokens=N, samples=N, seconds=N or steps=N, N above 0"
+            )
+        return cls(
+            kind=cast(BudgetKind, kind), amount=amount if kind == "seconds" else math.ceil(amount)
+        )
 
     def limit(self, recipe: Recipe, steps: int | None) -> Recipe:
         """Return *recipe* with this budget as its end, or *steps* if these come first."""
@@ -61,7 +70,7 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RecipeComparison:
     """Named recipes to be run with each of *seeds*, in run folders inside *folder*."""
 
     folder: Path
@@ -69,7 +78,9 @@ class Comparison:
     seeds: tuple[int, ...]
 
     def runs(self) -> list[tuple[str, int]]:
-        """Name and seed of each run; seed by seed, so that what has finished is always comparable."""
+        """Name and seed of each run; seed by seed, so that what has finished is always
+        comparable.
+        """
         return [(name, seed) for seed in self.seeds for name in self.recipes]
 
     def recipe(self, name: str, seed: int) -> Recipe:
@@ -88,8 +99,8 @@ def build_comparison(
     seeds: Sequence[int],
     folder: str | Path,
     steps: int | None = None,
-    budget: Budget | None = None,
-) -> Comparison:
+    budget: RunBudget | None = None,
+) -> RecipeComparison:
     """Check that *recipes* are comparable, and give all the same budget.
 
     Args:
@@ -97,17 +108,31 @@ def build_comparison(
         steps: optimizer steps of each run at most; by default those of the recipes.
 
     Raises:
-        UsageError: no recipe or seed, a seed twice, recipes whose tasks, starting models, measurements or budgets
-            differ, or a sampling plan that depends on the number of steps where the budget leaves that open.
+        UsageError: no recipe or seed, a seed twice, recipes whose tasks, starting models,
+            measurements or budgets differ, or a sampling plan that depends on the number of steps
+            where the budget leaves that open.
     """
-    from quintain.training import resolve_algorithm
+    from quintain.recipe import resolve_algorithm
 
     if not recipes or not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        raise UsageError(f"compare: {len(recipes)} recipes, seeds {list(seeds)}; expected some of each, no seed twice")
-    named = dict(zip(distinct((name for name, _ in recipes), "."), (recipe for _, recipe in recipes), strict=True))
-    # What decides the tasks and the right answers; `shaping` may differ, and `check_comparison` checks limits.
+        raise UsageError(
+            f"compare: {len(recipes)} recipes, seeds {list(seeds)}; expected some of each, no seed "
+            f"twice"
+        )
+    named = dict(
+        zip(
+            distinct((name for name, _ in recipes), "."),
+            (recipe for _, recipe in recipes),
+            strict=True,
+        )
+    )
+    # What decides the tasks and the right answers; `shaping` may differ, and `check_comparison`
+    # checks limits.
     tasks = {"use", "args", "weight", "reward", "system"}
-    _check_equal("tasks", {n: [e.model_dump(include=tasks) for e in r.environments] for n, r in named.items()})
+    _check_equal(
+        "tasks",
+        {n: [e.model_dump(include=tasks) for e in r.environments] for n, r in named.items()},
+    )
     models = {n: r.model.model_dump(include={"name", "start"}) for n, r in named.items()}
     _check_equal("starting models ([model])", models)
     algorithms: dict[str, Algorithm] = {}
@@ -121,8 +146,15 @@ def build_comparison(
         "algorithm.args.plan.thinking_budget=none takes a thinking budget away)",
     )
     if budget is None:
-        ends = {n: (steps or r.run.steps, r.batch.prompts * r.batch.group_size, r.stop) for n, r in named.items()}
-        _check_equal("budgets (steps, samples a step, [stop])", ends, "give all a --budget, such as samples=10000")
+        ends = {
+            n: (steps or r.run.steps, r.batch.prompts * r.batch.group_size, r.stop)
+            for n, r in named.items()
+        }
+        _check_equal(
+            "budgets (steps, samples a step, [stop])",
+            ends,
+            "give all a --budget, such as samples=10000",
+        )
         limited = {n: r.replace({"run.steps": steps}) if steps else r for n, r in named.items()}
     else:
         if budget.kind != "steps" and steps is None:
@@ -131,7 +163,7 @@ def build_comparison(
         limited = {name: budget.limit(recipe, steps) for name, recipe in named.items()}
         stops = {name: recipe.stop.model_dump() for name, recipe in limited.items()}
         _check_equal("ends ([stop], which hold besides the --budget)", stops)
-    return Comparison(folder=Path(folder), recipes=limited, seeds=tuple(seeds))
+    return RecipeComparison(folder=Path(folder), recipes=limited, seeds=tuple(seeds))
 
 
 @contextmanager
@@ -147,19 +179,22 @@ def _about(name: str) -> Iterator[None]:
 def _evaluation(recipe: Recipe, algorithm: Algorithm) -> dict[str, Any]:
     """When held-out tasks are tried, which, and how: as a run of *recipe* tries them."""
     table = recipe.evaluation
-    sampling = asdict(table.to_sampling(recipe.sampling).replace(thinking_budget=algorithm.plan.thinking_budget))
+    sampling = asdict(
+        table.to_sampling(recipe.sampling).replace(thinking_budget=algorithm.plan.thinking_budget)
+    )
     return {**table.model_dump(exclude={"temperature", "max_tokens"}), **sampling}
 
 
-def _check_plan(name: str, algorithm: Algorithm, budget: Budget) -> None:
+def _check_plan(name: str, algorithm: Algorithm, budget: RunBudget) -> None:
     plan = algorithm.plan
     keys = ['order = "easy_to_hard"'] if plan.order == "easy_to_hard" else []
     if plan.difficulty_samples:
         keys.append(f"difficulty_samples = {plan.difficulty_samples}")
     if keys:
         raise UsageError(
-            f"{name}: plan.{' and plan.'.join(keys)} of algorithm {algorithm.name!r} depends on how many steps the "
-            f"run has, which a budget of {budget.kind} leaves open; give --steps besides, or --budget steps=N"
+            f"{name}: plan.{' and plan.'.join(keys)} of algorithm {algorithm.name!r} depends on "
+            f"how many steps the run has, which a budget of {budget.kind} leaves open; give "
+            "--steps besides, or --budget steps=N"
         )
 
 
@@ -174,17 +209,19 @@ def _check_equal(what: str, parts: Mapping[str, Any], fix: str = SET) -> None:
             keys = [key for key in {**expected, **part} if expected.get(key) != part.get(key)]
             pair = {k: expected.get(k) for k in keys}, {k: part.get(k) for k in keys}
         raise UsageError(
-            f"the {what} of {first!r} and {name!r} differ: {pair[0]} and {pair[1]}; {fix}, or compare others"
+            f"the {what} of {first!r} and {name!r} differ: {pair[0]} and {pair[1]}; {fix}, or "
+            f"compare others"
         )
 
 
-def check_comparison(comparison: Comparison) -> None:
+def check_comparison(comparison: RecipeComparison) -> None:
     """Find mistakes before the first run starts.
 
     Raises:
-        UsageError: a recipe does not fit what is installed, or a run in the folder has another recipe.
+        UsageError: a recipe does not fit what is installed, or a run in the folder has another
+            recipe.
     """
-    from quintain.training import check_recipe, pinned
+    from quintain.recipe import check_recipe, pinned
 
     for name, recipe in comparison.recipes.items():
         with _about(name):
@@ -194,35 +231,48 @@ def check_comparison(comparison: Comparison) -> None:
     for name, seed in comparison.runs():
         path = comparison.path(name, seed)
         if (path / "recipe.toml").is_file():
-            existing = Recipe.parse(RunFolder(path, lock=False).recipe(), source=str(path / "recipe.toml"))
+            existing = Recipe.parse(
+                RunFolder(path, lock=False).recipe(), source=str(path / "recipe.toml")
+            )
             expected = comparison.recipe(name, seed)
             if existing.replace({"run.folder": expected.run.folder}) != pinned(
                 expected
             ):  # one folder has many spellings
-                raise UsageError(f"{path} is a run of another recipe; choose another --folder, or remove it")
+                raise UsageError(
+                    f"{path} is a run of another recipe; choose another --folder, or remove it"
+                )
 
 
 def _limits_and_services(recipe: Recipe) -> dict[str, Any]:
-    """What an evaluation takes from a recipe besides `[evaluation]`: limits of episodes, services of environments."""
-    from quintain.training import chosen, resolve_algorithm, resolve_environment_table
+    """Return what an evaluation takes from a recipe besides `[evaluation]`: limits of episodes,
+    services of environments.
+    """
+    from quintain.recipe import chosen, resolve_algorithm, resolve_environment_table
 
     services = chosen(recipe, resolve_algorithm(recipe))
     resources: dict[str, Any] = {}
     for table in recipe.environments:
         environment = resolve_environment_table(table)
-        resources[f"limits of {table.use}"] = asdict(table.limits.over(environment.component.limits))
-        resources |= {f"services.{s}": services[s].model_dump() for s in sorted(environment.slots) if s in services}
+        resources[f"limits of {table.use}"] = asdict(
+            table.limits.over(environment.component.limits)
+        )
+        resources |= {
+            f"services.{s}": services[s].model_dump()
+            for s in sorted(environment.slots)
+            if s in services
+        }
     return resources
 
 
 def run_comparison(
-    comparison: Comparison,
+    comparison: RecipeComparison,
     screen: Callable[[], AbstractContextManager[Screen]],
     record: Callable[[Mapping[str, str]], object] = lambda failures: None,
     *,
     failed: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Do every run that has not finished, one after another; return reasons of failures by name of the run folder.
+    """Do every run that has not finished, one after another; return reasons of failures by name of
+    the run folder.
 
     Args:
         screen: makes one for each run.
@@ -261,7 +311,8 @@ def run_comparison(
 
 def _train(recipe: Recipe, path: Path, screen: Screen) -> None:
     """Start the run at *path*, or resume it."""
-    from quintain.training import pinned, run_training
+    from quintain.recipe import pinned
+    from quintain.run import run_training
 
     exists = (path / "recipe.toml").is_file()
     recipe = pinned(recipe)

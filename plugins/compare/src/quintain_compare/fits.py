@@ -1,7 +1,7 @@
 """Two laws fitted to measurements of runs: accuracy against compute, and coverage against attempts.
 
-`NoFit` says why data do not support a law. A curve whose ceiling the data leave open is fitted for the observed range
-and refuses to extrapolate.
+`NoFit` says why data do not support a law. A curve whose ceiling the data leave open is fitted for
+the observed range and refuses to extrapolate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy.optimize import OptimizeResult, brentq, least_squares
 from scipy.stats import f as f_distribution
 
 from quintain.errors import UsageError
-from quintain.training import plain
+from quintain.store import plain
 
 from .intervals import CONFIDENCE, two_sided_t
 
@@ -61,7 +61,8 @@ class FittedParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Sigmoid(Fit):
-    """R(C) = start + (ceiling - start) / (1 + (midpoint / C)^exponent); ScaleRL (2510.13786), equation 1.
+    """R(C) = start + (ceiling - start) / (1 + (midpoint / C)^exponent); ScaleRL (2510.13786),
+    equation 1.
 
     Attributes:
         start: R0, reward without training.
@@ -94,7 +95,8 @@ class Sigmoid(Fit):
         """
         if compute > self.seen[1] and not self.identified:
             raise UsageError(
-                f"the fit ends at {self.seen[1]:g} and says nothing of {compute:g}: {self.reason}; train for longer"
+                f"the fit ends at {self.seen[1]:g} and says nothing of {compute:g}: {self.reason}; "
+                f"train for longer"
             )
         if compute <= 0:
             return self.start
@@ -120,20 +122,32 @@ class RepeatedSampling(Fit):
 
 
 def _minimize(
-    residuals: Callable[[Any], Any], start: Sequence[float] | Array, bounds: Sequence[tuple[float, float]]
+    residuals: Callable[[Any], Any],
+    start: Sequence[float] | Array,
+    bounds: Sequence[tuple[float, float]],
 ) -> OptimizeResult:
     """Minimize the sum of squares within *bounds*; ``cost`` of the result is half of it.
 
-    Derivatives are taken by a complex step (Squire and Trapp 1998), exact to rounding, so *residuals* must be analytic.
+    Derivatives are taken by a complex step (Squire and Trapp 1998), exact to rounding, so
+    *residuals* must be analytic.
     """
     low, high = zip(*bounds, strict=True)
-    options: dict[str, Any] = {"x_scale": "jac", "ftol": _PRECISION, "xtol": _PRECISION, "gtol": _PRECISION}
+    options: dict[str, Any] = {
+        "x_scale": "jac",
+        "ftol": _PRECISION,
+        "xtol": _PRECISION,
+        "gtol": _PRECISION,
+    }
     with np.errstate(all="ignore"):  # the solver rejects steps that leave the range of floats
-        return least_squares(residuals, np.clip(start, low, high), jac="cs", bounds=(low, high), **options)
+        return least_squares(
+            residuals, np.clip(start, low, high), jac="cs", bounds=(low, high), **options
+        )
 
 
 def _half_widths(best: OptimizeResult, freedom: int) -> Array:
-    """Half-widths of t intervals from the covariance s^2 (J'J)^-1; infinite where J does not separate parameters."""
+    """Half-widths of t intervals from the covariance s^2 (J'J)^-1; infinite where J does not
+    separate parameters.
+    """
     scale = np.linalg.norm(best.jac, axis=0)
     if not (scale > 0).all() or np.linalg.cond(best.jac / scale) > 1e6:
         return np.full(len(best.x), np.inf)
@@ -141,12 +155,15 @@ def _half_widths(best: OptimizeResult, freedom: int) -> Array:
     return np.asarray(two_sided_t(freedom) * roots * math.sqrt(2 * best.cost / freedom))
 
 
-def sigmoid(compute: Sequence[float], reward: Sequence[float], *, start: float | None = None) -> Sigmoid | NoFit:
+def sigmoid(
+    compute: Sequence[float], reward: Sequence[float], *, start: float | None = None
+) -> Sigmoid | NoFit:
     """Fit ScaleRL's compute curve by least squares.
 
-    The interval of the ceiling is where the profile of the sum of squares stays within its F bound: where the curve has
-    not bent yet it has no upper end, which a covariance would hide. Intervals take the points to be independent; points
-    of one run are not quite, so the intervals are narrower than they should be.
+    The interval of the ceiling is where the profile of the sum of squares stays within its F bound:
+    where the curve has not bent yet it has no upper end, which a covariance would hide. Intervals
+    take the points to be independent; points of one run are not quite, so the intervals are
+    narrower than they should be.
 
     Args:
         compute: of each point, in any unit; points at 0 or below only determine the start.
@@ -162,14 +179,17 @@ def sigmoid(compute: Sequence[float], reward: Sequence[float], *, start: float |
     amounts = len(np.unique(data.c))
     if amounts < data.free + 2:
         return NoFit(
-            law="sigmoid", reason=f"{amounts} amounts of compute; {data.free} parameters need at least {data.free + 2}"
+            law="sigmoid",
+            reason=f"needs {data.free + 2} evaluations after different compute, has {amounts}",
         )
     return data.fit()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _SigmoidData:
-    """The points of a sigmoid. Parameters are ceiling, log midpoint, log exponent and, unless known, the start."""
+    """The points of a sigmoid. Parameters are ceiling, log midpoint, log exponent and, unless
+    known, the start.
+    """
 
     c: Array
     r: Array
@@ -184,12 +204,15 @@ class _SigmoidData:
     def bounds(self) -> list[tuple[float, float]]:
         logs = np.log(self.c)
         exponent = (math.log(_EXPONENT[0]), math.log(_EXPONENT[1]))
-        return [(-np.inf, np.inf), (logs.min() - 5, logs.max() + 12), exponent, (-np.inf, np.inf)][: self.free]
+        return [(-np.inf, np.inf), (logs.min() - 5, logs.max() + 12), exponent, (-np.inf, np.inf)][
+            : self.free
+        ]
 
     def residuals(self, x: Any) -> Any:
         ceiling, midpoint, exponent, *rest = x
         start = rest[0] if self.start is None else self.start
-        share = (1 + np.tanh(np.exp(exponent) * (np.log(self.c) - midpoint) / 2)) / 2  # 1 / (1 + e^-u), no overflow
+        # 1 / (1 + e^-u), no overflow
+        share = (1 + np.tanh(np.exp(exponent) * (np.log(self.c) - midpoint) / 2)) / 2
         return start + (ceiling - start) * share - self.r
 
     def fit(self) -> Sigmoid | NoFit:
@@ -198,7 +221,10 @@ class _SigmoidData:
         flat = float(((self.r - level) ** 2).sum())
         if flat <= 1e-18 * max(1.0, float(self.r @ self.r)):
             return NoFit(law="sigmoid", reason="the reward does not change")
-        best = min((_minimize(self.residuals, x, self.bounds) for x in self._starts()), key=lambda result: result.cost)
+        best = min(
+            (_minimize(self.residuals, x, self.bounds) for x in self._starts()),
+            key=lambda result: result.cost,
+        )
         more = 3  # parameters beyond those of a constant
         if flat <= 2 * best.cost * (1 + more * f_distribution.ppf(TREND, more, freedom) / freedom):
             return NoFit(law="sigmoid", reason="no trend beyond the noise")
@@ -211,7 +237,10 @@ class _SigmoidData:
         if not math.isfinite(high):
             reason = "the data leave the ceiling open: the curve has hardly bent"
         elif high - low > rise:
-            reason = f"the data leave the ceiling between {low:.3g} and {high:.3g}, wider than the rise they show"
+            reason = (
+                f"the data leave the ceiling between {low:.3g} and {high:.3g}, wider than the rise "
+                f"they show"
+            )
         widths = _half_widths(best, freedom)
         midpoint, exponent = (_exponential(float(best.x[i]), float(widths[i])) for i in (1, 2))
         return Sigmoid(
@@ -227,7 +256,9 @@ class _SigmoidData:
         )
 
     def _starts(self) -> list[list[float]]:
-        """The best four of a grid of midpoints and exponents; given these the other parameters are linear."""
+        """Return the best four of a grid of midpoints and exponents; given these the other
+        parameters are linear.
+        """
         logs = np.log(self.c)
         width = float(logs.max() - logs.min())
         points = []
@@ -243,9 +274,13 @@ class _SigmoidData:
         return [x for _, x in sorted(points)[:4]]
 
     def _ceiling_limit(self, best: OptimizeResult, rise: float, freedom: int) -> float:
-        """Where the profile leaves its F bound, above the best ceiling or (negative *rise*) below; else infinite."""
+        """Where the profile leaves its F bound, above the best ceiling or (negative *rise*) below;
+        else infinite.
+        """
         floor = 1e-20 * float(self.r @ self.r)
-        bound = max(2 * best.cost, floor) * (1 + f_distribution.ppf(CONFIDENCE, 1, freedom) / freedom)
+        bound = max(2 * best.cost, floor) * (
+            1 + f_distribution.ppf(CONFIDENCE, 1, freedom) / freedom
+        )
 
         def profile(ceiling: float, near: Array) -> OptimizeResult:
             return _minimize(lambda y: self.residuals([ceiling, *y]), near, self.bounds[1:])
@@ -263,15 +298,18 @@ class _SigmoidData:
 
 def _exponential(log: float, half_width: float) -> FittedParameter:
     """A parameter that was fitted as its logarithm."""
-    low, value, high = (math.exp(x) if x < 700 else math.inf for x in (log - half_width, log, log + half_width))
+    low, value, high = (
+        math.exp(x) if x < 700 else math.inf for x in (log - half_width, log, log + half_width)
+    )
     return FittedParameter(value=value, low=low, high=high)
 
 
 def repeated_sampling(coverage: Mapping[int, float]) -> RepeatedSampling | NoFit:
     """Fit c(k) = exp(a k^b) to pass@k by least squares.
 
-    Intervals come from the covariance. Values of pass@k from the same samples move together, so the intervals say how
-    well the law describes this curve, not how it would differ on other tasks: repeat over seeds for that.
+    Intervals come from the covariance. Values of pass@k from the same samples move together, so the
+    intervals say how well the law describes this curve, not how it would differ on other tasks:
+    repeat over seeds for that.
 
     Args:
         coverage: pass@k by k.
@@ -281,14 +319,21 @@ def repeated_sampling(coverage: Mapping[int, float]) -> RepeatedSampling | NoFit
     if any(not 0 <= c <= 1 for c in finite.values()):
         return NoFit(law=law, reason="coverage must lie between 0 and 1")
     if len(finite) < 3:
-        return NoFit(law=law, reason=f"{len(finite)} numbers of attempts; 2 parameters need at least 3")
+        return NoFit(law=law, reason=f"needs pass@k for 3 values of k, has {len(finite)}")
     inner = {k: c for k, c in finite.items() if 0 < c < 1}
     if len(inner) < 2:
         shares = finite.values()
-        edge = "0" if all(c <= 0 for c in shares) else "1" if all(c >= 1 for c in shares) else "0 or 1"
-        return NoFit(law=law, reason=f"coverage is {edge} at all but {len(inner)} of {len(finite)} numbers of attempts")
-    k, c = np.array(list(finite), dtype=np.float64), np.array(list(finite.values()), dtype=np.float64)
-    log_k, log_rate = np.log(np.array(list(inner), dtype=np.float64)), np.log(-np.log(np.array(list(inner.values()))))
+        edge = (
+            "0" if all(c <= 0 for c in shares) else "1" if all(c >= 1 for c in shares) else "0 or 1"
+        )
+        return NoFit(
+            law=law,
+            reason=f"coverage is {edge} at all but {len(inner)} of {len(finite)} numbers of attempts",
+        )
+    k = np.array(list(finite), dtype=np.float64)
+    c = np.array(list(finite.values()), dtype=np.float64)
+    log_k = np.log(np.array(list(inner), dtype=np.float64))
+    log_rate = np.log(-np.log(np.array(list(inner.values()))))
     slope, intercept = np.polyfit(log_k, log_rate, 1)  # log(-log c) = log(-a) + b log k
 
     def residuals(x: Any) -> Any:

@@ -17,7 +17,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A mean over *count* values with its confidence interval; the ends are ``None`` for a single value."""
+    """A mean over *count* values with its confidence interval; the ends are ``None`` for a single
+    value.
+    """
 
     value: float
     low: float | None
@@ -30,7 +32,9 @@ class Interval:
 
     def within(self, least: float, most: float) -> Interval:
         """Clip the ends to the range of possible values."""
-        low, high = (None if end is None else min(max(end, least), most) for end in (self.low, self.high))
+        low, high = (
+            None if end is None else min(max(end, least), most) for end in (self.low, self.high)
+        )
         return replace(self, low=low, high=high)
 
 
@@ -52,5 +56,7 @@ def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Inter
 
 
 def two_sided_t(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """Return the quantile of Student's t that a two-sided interval extends to, in standard errors."""
+    """Return the quantile of Student's t that a two-sided interval extends to, in standard
+    errors.
+    """
     return float(stats.t.ppf(0.5 + confidence / 2, freedom))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quintain.training import clock, write_atomically
+from quintain.console import clock
+from quintain.store import write_atomically
 from quintain_viewer import COLOURS, LINES, add_legend, render_png, shade_between
 
 from .fits import NoFit, RepeatedSampling, Sigmoid
@@ -22,9 +23,11 @@ def draw(folder: Path, results: Sequence[RecipeResult]) -> Path:
 
 
 def picture(results: Sequence[RecipeResult]) -> bytes:
-    """Draw reward against samples, tokens and seconds, and held-out accuracy against tokens, as a PNG.
+    """Draw reward against samples, tokens and seconds, and held-out accuracy against tokens, as a
+    PNG.
 
-    Lines are means over seeds, bands their 95 % t intervals; a thin line is the fitted compute curve.
+    Lines are means over seeds, bands their 95 % t intervals; a thin line is the fitted compute
+    curve.
     """
 
     def paint(figure: Any) -> None:
@@ -43,7 +46,9 @@ def picture(results: Sequence[RecipeResult]) -> bytes:
             mark = "o" if accuracy and len(accuracy.x) == 1 else ""
             _plot(accuracy_panel, accuracy, colour, line, result.name, mark=mark)
             if isinstance(result.compute_fit, Sigmoid) and accuracy is not None:
-                accuracy_panel.plot(accuracy.x, [*map(result.compute_fit, accuracy.x)], color=colour, lw=0.8)
+                accuracy_panel.plot(
+                    accuracy.x, [*map(result.compute_fit, accuracy.x)], color=colour, lw=0.8
+                )
         for panel in panels.flat:
             panel.margins(x=0.01)
         add_legend(panels[0][0])
@@ -51,7 +56,9 @@ def picture(results: Sequence[RecipeResult]) -> bytes:
     return render_png(paint, size=(9.6, 6.4))
 
 
-def _plot(panel: Any, curve: MeanCurve | None, colour: str, line: Any, label: str, mark: str = "") -> None:
+def _plot(
+    panel: Any, curve: MeanCurve | None, colour: str, line: Any, label: str, mark: str = ""
+) -> None:
     if curve is None:
         return
     if curve.low is not None and curve.high is not None:
@@ -67,7 +74,9 @@ def show(results: Sequence[RecipeResult], folder: Path, plot: Path) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
-    table = Table("recipe", "runs", "before", "after", "gain", f"against {results[0].name}", "used", box=None)
+    table = Table(
+        "recipe", "runs", "before", "after", "gain", f"against {results[0].name}", "used", box=None
+    )
     for result in results:
         table.add_row(*row(result))
     console.print(table)
@@ -85,12 +94,16 @@ def row(result: RecipeResult) -> list[str]:
         percent(result.after),
         percent(result.gain, sign=True),
         percent(result.difference, sign=True),
-        f"{used['samples']:,.0f} samples, {used['tokens']:,.0f} tokens, {clock(used['seconds'])}" if used else "",
+        f"{used['samples']:,.0f} samples, {used['tokens']:,.0f} tokens, {clock(used['seconds'])}"
+        if used
+        else "",
     ]
 
 
 def percent(interval: Interval | None, *, sign: bool = False) -> str:
-    """Format ``81.0 % (78.2 to 83.8)``; a difference of percentages has its sign and is in points."""
+    """Format ``81.0 % (78.2 to 83.8)``; a difference of percentages has its sign and is in
+    points.
+    """
     if interval is None:
         return ""
     form = "{:+.1f}" if sign else "{:.1f}"
@@ -102,12 +115,23 @@ def percent(interval: Interval | None, *, sign: bool = False) -> str:
 
 def notes(results: Sequence[RecipeResult]) -> list[str]:
     """Put failures and fits into words."""
-    lines = [f"{r.folder.name} failed: {r.failure}" for result in results for r in result.runs if r.failure]
+    lines = [
+        f"{r.folder.name} failed: {r.failure}"
+        for result in results
+        for r in result.runs
+        if r.failure
+    ]
     if any(result.after and result.after.count == 1 for result in results):
-        lines.append("one seed says nothing about the spread between seeds: no intervals")
+        lines.append("no intervals: run at least 2 seeds (--seeds 0 1)")
+    names: dict[str, list[str]] = {}
     for result in results:
-        lines += [f"{result.name}: {text}" for text in (_compute(result.compute_fit), _attempts(result.attempts_fit))]
-    return lines
+        for text in (_compute(result.compute_fit), _attempts(result.attempts_fit)):
+            names.setdefault(text, []).append(result.name)
+    # What holds for all is said once.
+    return lines + [
+        text if len(of) == len(results) else f"{', '.join(of)}: {text}"
+        for text, of in names.items()
+    ]
 
 
 def _compute(fit: Sigmoid | NoFit) -> str:

@@ -1,4 +1,6 @@
-"""A curriculum for Quintain that adapts: tasks by level or by failures, solved tasks dropped, a difficulty filter."""
+"""A curriculum for Quintain that adapts: tasks by level or by failures, solved tasks dropped, a
+difficulty filter.
+"""
 
 from __future__ import annotations
 

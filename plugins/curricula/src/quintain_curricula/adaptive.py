@@ -1,4 +1,6 @@
-"""A curriculum that orders tasks by level or by failures, drops solved tasks, and filters tasks by difficulty."""
+"""A curriculum that orders tasks by level or by failures, drops solved tasks, and filters tasks by
+difficulty.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,21 @@ from typing import Any
 
 from quintain import Environment, SamplingPlan, Task
 from quintain.errors import RunError
-from quintain.training import WINDOW, Curriculum, Pick, derived_seed
+from quintain.interfaces import WINDOW, Curriculum, Pick
+from quintain.types import derived_seed
 
-from .difficulty import filter_by_file, filter_tasks
+from .difficulty import Rates, success_rates, tasks_in_range
 from .pass_rates import read_pass_rates, tasks_with
 from .pool import POOL, TaskPool, chosen_of, first_pass, level_of
 
 
 class AdaptiveCurriculum(Curriculum):
-    """Mixes environments as `Curriculum` does; the tasks of each come as the plan orders them (see `TaskPool`).
+    """Mixes environments as `Curriculum` does; the tasks of each come as the plan orders them (see
+    `TaskPool`).
 
-    With ``order = "easy_to_hard"`` as many tasks are sorted together as the run will pick (`horizon`), so that it goes
-    from easy to hard once (a smaller split: pass by pass); as many are looked at by the difficulty filter.
+    With ``order = "easy_to_hard"`` as many tasks are sorted together as the run will pick
+    (`horizon`), so that it goes from easy to hard once (a smaller split: pass by pass); as many are
+    looked at by the difficulty filter.
     """
 
     _streams: list[TaskPool]  # type: ignore[assignment]
@@ -45,18 +50,46 @@ class AdaptiveCurriculum(Curriculum):
             level_of(task, name)
 
     async def prepare(self, run: Any) -> dict[str, Any]:
-        """Filter the tasks by difficulty, where the plan asks for it; see `filter_tasks` and `filter_by_file`."""
-        if self.plan.difficulty_file:
-            return filter_by_file(self, run)
-        return await filter_tasks(self, run)
+        """Leave out the tasks that are too easy or too hard, where the plan asks for it: by its
+        file of pass rates, or by samples of the starting policy.
+
+        What has no rate in the file is not drawn; orders begin with its rates. The tasks kept go
+        into every checkpoint, so that a resumed run neither reads the file nor samples again.
+
+        Returns:
+            What sampling took, as metrics for the record of step 0.
+
+        Raises:
+            UsageError: the file is none of pass rates.
+            NoTasksError: an environment has no task left.
+        """
+        plan = self.plan
+        if self.filtered or not (plan.difficulty_file or plan.difficulty_samples):
+            return {}
+        metrics: dict[str, Any] = {}
+        if plan.difficulty_file:
+            counts = read_pass_rates(plan.difficulty_file)
+            self.measured({task: (rate.right, rate.tried) for task, rate in counts.items()})
+            where = f"in {plan.difficulty_file}"
+            rates: list[Rates] = [
+                {task.id: counts[task.id].rate for task in tasks} for tasks in self.candidates()
+            ]
+        else:
+            where = f"in {plan.difficulty_samples} samples of the starting policy"
+            rates, metrics = await success_rates(run, self.candidates(), plan.difficulty_samples)
+        self.keep(tasks_in_range(run, rates, plan.difficulty_range, where))
+        return metrics
 
     def _begin(self) -> None:
         super()._begin()
-        self._open: dict[int, tuple[int, str]] = {}  # environment and task of picks without an outcome, by index
+        # environment and task of picks without an outcome, by index
+        self._open: dict[int, tuple[int, str]] = {}
 
     def _share(self, at: int) -> int:
         """Picks of an environment that are to be expected, at most `POOL`."""
-        return max(1, min(POOL, math.ceil(self._horizon * self._weights[at] / self._bounds[-1]) or POOL))
+        return max(
+            1, min(POOL, math.ceil(self._horizon * self._weights[at] / self._bounds[-1]) or POOL)
+        )
 
     def stream(self, at: int) -> TaskPool:
         size = {"shuffled": 1, "easy_to_hard": self._share(at), "hard_first": POOL}[self.plan.order]
@@ -76,7 +109,8 @@ class AdaptiveCurriculum(Curriculum):
         return pick
 
     def record(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
-        """How picked tasks went: by the index of the pick, how many of how many valid samples succeeded.
+        """How picked tasks went: by the index of the pick, how many of how many valid samples
+        succeeded.
 
         Other picks stay open: their episodes may still run.
         """
@@ -90,24 +124,30 @@ class AdaptiveCurriculum(Curriculum):
         return self._kept is not None
 
     def candidates(self) -> list[list[Task]]:
-        """The tasks whose difficulty is measured, by environment: the first in shuffled order, as many as
-        the run expects to try.
+        """The tasks whose difficulty is measured, by environment: the first in shuffled order, as
+        many as the run expects to try.
 
-        At most `WINDOW` of each; of a smaller split all. Where the plan names a file of pass rates, its tasks.
+        At most `WINDOW` of each; of a smaller split all. Where the plan names a file of pass rates,
+        its tasks.
         """
         return [self._candidates(at) for at in range(len(self._environments))]
 
     def _candidates(self, at: int) -> list[Task]:
         if self.plan.difficulty_file:
-            return tasks_with(self._kept[at] if self._kept else self._rates, self.reader(at), self._names[at])
-        return first_pass(self.reader(at), derived_seed(self._seed, "curriculum", at), self._measured_tasks[at])
+            return tasks_with(
+                self._kept[at] if self._kept else self._rates, self.reader(at), self._names[at]
+            )
+        return first_pass(
+            self.reader(at), derived_seed(self._seed, "curriculum", at), self._measured_tasks[at]
+        )
 
     def measured(self, rates: Mapping[str, tuple[int, int]]) -> None:
         """Take successes and attempts by task, which orders begin with; before the first pick."""
         self._rates.update(rates)
 
     def keep(self, ids_of_environments: Sequence[Sequence[str]]) -> None:
-        """Draw from now on only the `candidates` with these ids, by environment; before the first pick.
+        """Draw from now on only the `candidates` with these ids, by environment; before the first
+        pick.
 
         Raises:
             RunError: one is no candidate.
@@ -126,9 +166,11 @@ class AdaptiveCurriculum(Curriculum):
         return lines
 
     def metrics(self) -> dict[str, int]:
-        """How many tasks are dropped, where the plan drops any."""
+        """Return how many tasks are dropped, where the plan drops any."""
         return (
-            {} if self.plan.drop_solved is None else {"curriculum.dropped": sum(len(p.dropped) for p in self._streams)}
+            {}
+            if self.plan.drop_solved is None
+            else {"curriculum.dropped": sum(len(p.dropped) for p in self._streams)}
         )
 
     def state(self) -> dict[str, Any]:
@@ -137,12 +179,18 @@ class AdaptiveCurriculum(Curriculum):
         if self.plan.order != "shuffled":
             state["sizes"] = [pool.size for pool in self._streams]
         if self._kept is not None:
-            state |= {"probed": list(self._measured_tasks), "kept": [list(ids) for ids in self._kept]}
+            state |= {
+                "probed": list(self._measured_tasks),
+                "kept": [list(ids) for ids in self._kept],
+            }
         if self._rates:
             state["rates"] = {task: list(counts) for task, counts in self._rates.items()}
         if self._adaptive:
             state["open"] = [[index, *entry] for index, entry in self._open.items()]
-            state |= {"visits": dict(self._visits), "pools": [pool.state() for pool in self._streams]}
+            state |= {
+                "visits": dict(self._visits),
+                "pools": [pool.state() for pool in self._streams],
+            }
         return state
 
     @property
@@ -153,11 +201,14 @@ class AdaptiveCurriculum(Curriculum):
         """Go back to where `state` was taken.
 
         Raises:
-            RunError: the environments now yield other tasks than they did, or the plan is another one.
+            RunError: the environments now yield other tasks than they did, or the plan is another
+                one.
         """
         for pool, size in zip(self._streams, state.get("sizes", ()), strict=False):
             pool.size = size
-        self.measured({task: (right, tried) for task, (right, tried) in state.get("rates", {}).items()})
+        self.measured(
+            {task: (right, tried) for task, (right, tried) in state.get("rates", {}).items()}
+        )
         if "kept" in state:
             self._measured_tasks = list(state["probed"])
             self.keep(state["kept"])
@@ -170,10 +221,12 @@ class AdaptiveCurriculum(Curriculum):
             return
         if "pools" not in state:
             raise RunError(
-                "the checkpoint does not say how its tasks went, as its plan did not ask for it; go on with the plan "
-                "it was made with, or start a new run from its model"
+                "the checkpoint does not say how its tasks went, as its plan did not ask for it; "
+                "go on with the plan it was made with, or start a new run from its model"
             )
         self._drawn, self._visits = state["picked"], Counter(state["visits"])
         for pool, pool_state in zip(self._streams, state["pools"], strict=True):
             pool.restore(pool_state)
-        self._open = {index: (environment, task) for index, environment, task in state.get("open", ())}
+        self._open = {
+            index: (environment, task) for index, environment, task in state.get("open", ())
+        }

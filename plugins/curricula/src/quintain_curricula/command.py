@@ -11,19 +11,24 @@ import click
 
 @click.command("pass-rates")
 @click.argument("rollouts", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the rates to FILE.jsonl.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the rates to FILE.jsonl."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def pass_rates(rollouts: Sequence[Path], out: Path | None, as_json: bool) -> None:
-    """Count how often each task was solved in ROLLOUTS: files of `quintain eval --out`, or folders of runs.
+    """Count how often each task was solved in ROLLOUTS: files of `quintain eval --out`, or folders
+    of runs.
 
-    It prints the number of tasks by pass rate and level. A file of rates keeps easy and hopeless tasks out:
+    It prints the number of tasks by pass rate and level. A file of rates keeps easy and hopeless
+    tasks out:
 
     \b
     quintain eval arithmetic --model RUN --split train --tasks 500 --samples 8 --out rollouts.parquet
     quintain pass-rates rollouts.parquet --out rates.jsonl
     quintain train --model RUN --set 'algorithm.args.plan={difficulty_file="rates.jsonl", difficulty_range=[0.1, 0.9]}'
     """
-    from quintain.training import printable, write_atomically
+    from quintain.console import printable
+    from quintain.store import write_atomically
 
     from .pass_rates import count_rollouts, histogram, write_pass_rates
 
@@ -31,7 +36,9 @@ def pass_rates(rollouts: Sequence[Path], out: Path | None, as_json: bool) -> Non
     if out is not None:
         write_atomically(out, write_pass_rates(rates))
     levels = sorted({rate.level for rate in rates if rate.level is not None})
-    by_level = {f"level {level:g}": [rate for rate in rates if rate.level == level] for level in levels}
+    by_level = {
+        f"level {level:g}": [rate for rate in rates if rate.level == level] for level in levels
+    }
     groups = {"all": rates, **(by_level if len(levels) > 1 else {})}
     summary = {
         name: {

@@ -1,4 +1,6 @@
-"""The difficulty filter: how often does the starting policy solve each task? Asked once, before the first step."""
+"""The difficulty filter: how often does the starting policy solve each task? Asked once, before the
+first step.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +11,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from quintain import Group, Task
+from quintain.console import failures_in, success_of, times
 from quintain.errors import NoTasksError
-from quintain.training import (
-    SCORE_TOLERANCE,
-    RolloutRequest,
-    derived_seed,
-    failures_in,
-    plain,
-    reaches,
-    run_groups,
-    success_of,
-    times,
-    write_atomically,
-)
-
-from .pass_rates import read_pass_rates
+from quintain.rollouts import RolloutRequest, run_groups
+from quintain.store import plain, write_atomically
+from quintain.types import SCORE_TOLERANCE, derived_seed, reaches
 
 if TYPE_CHECKING:
-    from quintain.training import Run
-
-    from .adaptive import AdaptiveCurriculum
+    from quintain.run import Run
 
 Rates = dict[str, float | None]
 CHUNK = 256
@@ -54,81 +44,76 @@ class Difficulties:
     failures: dict[str, int] = field(default_factory=dict)
 
 
-async def filter_tasks(curriculum: AdaptiveCurriculum, run: Run) -> dict[str, Any]:
-    """Leave out the tasks that `SamplingPlan.difficulty_samples` of the starting policy show to be too easy or hard.
+async def success_rates(
+    run: Run, candidates: Sequence[Sequence[Task]], samples: int
+) -> tuple[list[Rates], dict[str, Any]]:
+    """Sample each of *candidates* so many times from the starting policy.
 
-    The success rates go into ``difficulty.json`` of the run folder, `CHUNK` by `CHUNK`, which tasks are kept into every
-    checkpoint: neither a resumed run nor one that died before its first checkpoint asks again what was answered. What
-    was not measured is not drawn. Tasks none of whose samples is valid are kept. Samples, tokens and seconds count
-    among those of the run.
+    The success rates go into ``difficulty.json`` of the run folder, `CHUNK` by `CHUNK`, so that a
+    run that died before its first checkpoint does not ask again what was answered. Samples, tokens
+    and seconds count among those of the run.
 
     Returns:
-        What it took, as metrics for the record of step 0; nothing where the plan does not ask for it.
-
-    Raises:
-        NoTasksError: an environment has no task left.
+        The rates by environment and task, and what it took, as metrics for the record of step 0.
     """
-    plan = curriculum.plan
-    if not plan.difficulty_samples or curriculum.filtered:
-        return {}
-    candidates = curriculum.candidates()
-    result = _known(run, candidates) or Difficulties(samples=plan.difficulty_samples, rates=[{} for _ in candidates])
+    result = _known(run, candidates) or Difficulties(
+        samples=samples, rates=[{} for _ in candidates]
+    )
     run.count_failures(result.failures)
     run.clock.add("difficulty", result.seconds)
     await _ask(run, candidates, result)
     run.state.samples += result.rollouts
     run.state.tokens += result.tokens
-    _keep(curriculum, run, result.rates, f"in {plan.difficulty_samples} samples of the starting policy")
-    return times(result.tokens, result.rollouts, {"difficulty": result.seconds})
+    return result.rates, times(result.tokens, result.rollouts, {"difficulty": result.seconds})
 
 
-def filter_by_file(curriculum: AdaptiveCurriculum, run: Run) -> dict[str, Any]:
-    """Leave out the tasks whose success rate in `SamplingPlan.difficulty_file` is out of range, and those without one.
+def tasks_in_range(
+    run: Run, rates_of_environments: Sequence[Rates], bounds: tuple[float, float], where: str
+) -> list[list[str]]:
+    """Return the ids of the tasks whose success rate is within *bounds*, by environment, and say
+    how many they are.
 
-    Orders begin with these rates. They and the tasks kept go into every checkpoint; a resumed run reads no file.
-
-    Returns:
-        No metrics: nothing is sampled.
+    A task without a rate stays: none of its samples was valid. *where* says in an error what the
+    rates are of.
 
     Raises:
-        UsageError: the file is none of pass rates.
         NoTasksError: an environment has no task left.
     """
-    if curriculum.filtered:
-        return {}
-    counts = read_pass_rates(curriculum.plan.difficulty_file)
-    curriculum.measured({task: (rate.right, rate.tried) for task, rate in counts.items()})
-    rates: list[Rates] = [{task.id: counts[task.id].rate for task in tasks} for tasks in curriculum.candidates()]
-    _keep(curriculum, run, rates, f"in {curriculum.plan.difficulty_file}")
-    return {}
-
-
-def _keep(curriculum: AdaptiveCurriculum, run: Run, rates_of_environments: Sequence[Rates], where: str) -> None:
-    low, high = curriculum.plan.difficulty_range
+    low, high = bounds
     ids = []
-    for rates, table in zip(rates_of_environments, run.recipe.environments, strict=True):
-        ids.append([t for t, r in rates.items() if r is None or (reaches(r, low) and r <= high + SCORE_TOLERANCE)])
+    for rates, label in zip(rates_of_environments, run.plan.labels, strict=True):
+        ids.append(
+            [
+                t
+                for t, r in rates.items()
+                if r is None or (reaches(r, low) and r <= high + SCORE_TOLERANCE)
+            ]
+        )
         message = (
-            f"{len(ids[-1])} of {len(rates)} tasks of {table.label!r} have a success rate from {low:g} to {high:g}"
+            f"{len(ids[-1])} of {len(rates)} tasks of {label!r} have a success rate from "
+            f"{low:g} to {high:g}"
         )
         if not ids[-1]:
             raise NoTasksError(
-                f"{message} {where} ({_spread(rates)}); widen plan.difficulty_range, or take easier or harder tasks"
+                f"{message} {where} ({_spread(rates)}); widen plan.difficulty_range, or take "
+                f"easier or harder tasks"
             )
         run.screen.note(f"{message} ({_spread(rates)}); the others are left out")
-    curriculum.keep(ids)
+    return ids
 
 
 def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> Difficulties | None:
-    """What a process that died before its first checkpoint found out about the first of these very tasks."""
+    """Return what a process that died before its first checkpoint found out about the first of
+    these very tasks.
+    """
     path = run.folder.path / "difficulty.json"
     if not path.exists():
         return None
     try:
         stored = Difficulties(**json.loads(path.read_text(encoding="utf-8")))
-        same = stored.samples == run.collector.algorithm.plan.difficulty_samples and len(stored.rates) == len(
-            candidates
-        )
+        same = stored.samples == run.collector.algorithm.plan.difficulty_samples and len(
+            stored.rates
+        ) == len(candidates)
         for rates, tasks in zip(stored.rates, candidates, strict=same):
             same = same and list(rates) == [task.id for task in tasks[: len(rates)]]
     except (ValueError, TypeError, AttributeError) as e:
@@ -140,17 +125,23 @@ def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> Difficulties | Non
 async def _ask(run: Run, candidates: Sequence[Sequence[Task]], result: Difficulties) -> None:
     """Go on with *result* to the end of *candidates*, and write it down after every chunk."""
     # Seeds of its own: the first step must not draw the very samples that a task was chosen by.
-    context = replace(run.collector.rollout_context, run_seed=derived_seed(run.recipe.run.seed, "probe"))
-    for at, (environment, table, tasks) in enumerate(
-        zip(run.collector.environments, run.recipe.environments, candidates, strict=True)
+    context = replace(run.collector.rollout_context, run_seed=derived_seed(run.plan.seed, "probe"))
+    for at, (environment, label, tasks) in enumerate(
+        zip(run.collector.environments, run.plan.labels, candidates, strict=True)
     ):
         left = len(tasks) - len(result.rates[at])
         if left:
-            run.screen.phase(f"measuring the difficulty of {left} tasks of {table.label}", left * result.samples)
+            run.screen.phase(
+                f"measuring the difficulty of {left} tasks of {label}", left * result.samples
+            )
         for start in range(len(result.rates[at]), len(tasks), CHUNK):
             requests = [
                 RolloutRequest(
-                    environment=environment, task=task, group_size=result.samples, name=table.label, index=start + i
+                    environment=environment,
+                    task=task,
+                    group_size=result.samples,
+                    name=label,
+                    index=start + i,
                 )
                 for i, task in enumerate(tasks[start : start + CHUNK])
             ]
@@ -160,7 +151,9 @@ async def _ask(run: Run, candidates: Sequence[Sequence[Task]], result: Difficult
             _add(run, result, at, groups, clock.spent["difficulty"])
 
 
-def _add(run: Run, result: Difficulties, at: int, groups: Sequence[Group[Any, Any]], seconds: float) -> None:
+def _add(
+    run: Run, result: Difficulties, at: int, groups: Sequence[Group[Any, Any]], seconds: float
+) -> None:
     for group in groups:
         right, tried = success_of(group)
         result.rates[at][group.task.id] = right / tried if tried else None

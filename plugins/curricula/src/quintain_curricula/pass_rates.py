@@ -1,7 +1,8 @@
-"""Pass rates of tasks: counted from rollouts, saved as JSON lines, read by the difficulty filter and by orders.
+"""Pass rates of tasks: counted from rollouts, saved as JSON lines, read by the difficulty filter
+and by orders.
 
-A line is ``{"task": id, "right": n, "tried": n, "level": number or null, "environment": name}``; lines of one task add
-up.
+A line is ``{"task": id, "right": n, "tried": n, "level": number or null, "environment": name}``;
+lines of one task add up.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 from quintain import Task
 from quintain.errors import NoTasksError, UsageError
-from quintain.training import TaskReader, reaches
+from quintain.interfaces import TaskReader
+from quintain.types import reaches
 
 from .pool import POOL
 
@@ -40,7 +42,7 @@ class PassRate:
 
 
 def read_pass_rates(path: str | Path) -> dict[str, PassRate]:
-    """The rates of the file *path* by task.
+    """Return the rates of the file *path* by task.
 
     Raises:
         UsageError: it cannot be read, is no such file, or has no task.
@@ -52,31 +54,42 @@ def read_pass_rates(path: str | Path) -> dict[str, PassRate]:
             if type(rate.task) is not str or not 0 <= rate.right <= rate.tried or not rate.tried:
                 raise ValueError("right and tried do not fit")
         except (TypeError, ValueError) as e:
-            expected = 'expected {"task": id, "right": n, "tried": n}, as `quintain pass-rates ROLLOUTS --out` writes'
+            expected = (
+                'expected {"task": id, "right": n, "tried": n}, as `quintain pass-rates ROLLOUTS '
+                "--out` writes"
+            )
             raise UsageError(f"{path}, line {number} is no pass rate ({e}); {expected}") from e
         rates[rate.task] = _sum(rates.get(rate.task), rate)
     if not rates:
-        raise UsageError(f"{path} has no pass rates; write them with `quintain pass-rates ROLLOUTS --out {path}`")
+        raise UsageError(
+            f"{path} has no pass rates; write them with `quintain pass-rates ROLLOUTS --out {path}`"
+        )
     return rates
 
 
 def count_rollouts(paths: Iterable[str | Path]) -> dict[str, PassRate]:
-    """The rates of the rollouts in *paths* by task.
+    """Return the rates of the rollouts in *paths* by task.
 
     Args:
-        paths: files that ``quintain eval --out`` wrote, those of a run's folder ``rollouts``, or such folders.
+        paths: files that ``quintain eval --out`` wrote, those of a run's folder ``rollouts``, or
+            such folders.
 
     Raises:
         UsageError: one cannot be read, or none has a valid rollout.
     """
     rates: dict[str, PassRate] = {}
     for path in map(Path, paths):
-        files = sorted((path / "rollouts" if (path / "rollouts").is_dir() else path).glob("*.parquet"))
+        files = sorted(
+            (path / "rollouts" if (path / "rollouts").is_dir() else path).glob("*.parquet")
+        )
         for file in files if path.is_dir() else [path]:
             for rate in _of_parquet(file) if file.suffix == ".parquet" else _of_lines(file):
                 rates[rate.task] = _sum(rates.get(rate.task), rate)
     if not rates:
-        raise UsageError(f"no valid rollout in {', '.join(map(str, paths))}; name files of `quintain eval --out FILE`")
+        raise UsageError(
+            f"no valid rollout in {', '.join(map(str, paths))}; name files of `quintain eval --out "
+            f"FILE`"
+        )
     return rates
 
 
@@ -100,10 +113,13 @@ def _of_lines(file: Path) -> Iterator[PassRate]:
             row = json.loads(line)
             kind, outcome, task = row["termination"]["kind"], row["outcome"], row["task"]
             if kind in VALID and outcome is not None:
-                yield _one(task["id"], outcome["value"], task.get("level"), row.get("environment") or "")
+                yield _one(
+                    task["id"], outcome["value"], task.get("level"), row.get("environment") or ""
+                )
         except (KeyError, TypeError, ValueError) as e:
             raise UsageError(
-                f"{file}, line {number} is no rollout ({type(e).__name__}: {e}); name a file of `quintain eval --out`"
+                f"{file}, line {number} is no rollout ({type(e).__name__}: {e}); name a file of "
+                f"`quintain eval --out`"
             ) from e
 
 
@@ -112,28 +128,37 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         with path.open(encoding="utf-8") as file:
             yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
     except (OSError, ValueError) as e:
-        raise UsageError(f"cannot read {str(path)!r}: {getattr(e, 'strerror', None) or 'not UTF-8 text'}") from e
+        raise UsageError(
+            f"cannot read {str(path)!r}: {getattr(e, 'strerror', None) or 'not UTF-8 text'}"
+        ) from e
 
 
 def _one(task: str, outcome: float, level: float | None, environment: str) -> PassRate:
-    return PassRate(task=task, right=int(reaches(outcome)), tried=1, level=level, environment=environment)
+    return PassRate(
+        task=task, right=int(reaches(outcome)), tried=1, level=level, environment=environment
+    )
 
 
 def _sum(a: PassRate | None, b: PassRate) -> PassRate:
     if a is None:
         return b
     return PassRate(
-        task=a.task, right=a.right + b.right, tried=a.tried + b.tried, level=b.level, environment=b.environment
+        task=a.task,
+        right=a.right + b.right,
+        tried=a.tried + b.tried,
+        level=b.level,
+        environment=b.environment,
     )
 
 
 def write_pass_rates(rates: Iterable[PassRate]) -> bytes:
-    """The content of a file of *rates*."""
+    """Return the content of a file of *rates*."""
     return "".join(json.dumps(asdict(rate)) + "\n" for rate in rates).encode()
 
 
 def tasks_with(ids: Iterable[str], read: TaskReader, name: str) -> list[Task]:
-    """The tasks of a split with these *ids*, in the split's order; `POOL` tasks are looked at, at most.
+    """Return the tasks of a split with these *ids*, in the split's order; `POOL` tasks are looked
+    at, at most.
 
     Raises:
         NoTasksError: none is among them.
@@ -148,8 +173,9 @@ def tasks_with(ids: Iterable[str], read: TaskReader, name: str) -> list[Task]:
                 break
     if not tasks:
         raise NoTasksError(
-            f"no task of {name!r} is in the file of pass rates; measure the split of training, with the same "
-            f"arguments of the environment: quintain eval {name} --split train --samples 8 --out rollouts.parquet"
+            f"no task of {name!r} is in the file of pass rates; measure the split of training, "
+            f"with the same arguments of the environment: quintain eval {name} --split train "
+            "--samples 8 --out rollouts.parquet"
         )
     return tasks
 

@@ -1,4 +1,6 @@
-"""The tasks of one environment, in the order in which a run tries them: by level, by failures, without solved ones."""
+"""The tasks of one environment, in the order in which a run tries them: by level, by failures,
+without solved ones.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any, Literal
 
 from quintain import Task
 from quintain.errors import RunError, UsageError
-from quintain.training import TaskReader, TaskStream, derived_seed, reaches, shuffled
+from quintain.interfaces import TaskReader, TaskStream, shuffled
+from quintain.types import derived_seed, reaches
 
 Order = Literal["shuffled", "easy_to_hard", "hard_first"]
 
@@ -17,20 +20,23 @@ POOL = 16_384
 
 
 class TaskPool(TaskStream):
-    """Endless tasks of one split: reshuffled for every pass; then, window by window, in another order if asked.
+    """Endless tasks of one split: reshuffled for every pass; then, window by window, in another
+    order if asked.
 
-    A window is the next *size* tasks of a pass (at its end fewer). ``easy_to_hard`` goes through each window once, from
-    easy to hard, tasks of equal level as shuffled. ``hard_first`` draws as often as the window has tasks, each time in
-    proportion to 1 - success rate so far (before the first attempt that of *rates*, else 0); what was drawn and is not
-    yet recorded is left out as long as there is another. ``shuffled`` takes tasks as they come.
+    A window is the next *size* tasks of a pass (at its end fewer). ``easy_to_hard`` goes through
+    each window once, from easy to hard, tasks of equal level as shuffled. ``hard_first`` draws as
+    often as the window has tasks, each time in proportion to 1 - success rate so far (before the
+    first attempt that of *rates*, else 0); what was drawn and is not yet recorded is left out as
+    long as there is another. ``shuffled`` takes tasks as they come.
 
     Args:
         read: starts a pass over the split.
         seed: of this pool alone.
         size: of a window; 1 for ``shuffled``.
-        drop_solved: success rate over the run from which on a task is not drawn again. Where all tasks in reach got
-            there they come back, and their rates are reset.
-        rates: successes and attempts by task before the run; orders start with them instead of levels and of no record.
+        drop_solved: success rate over the run from which on a task is not drawn again. Where all
+            tasks in reach got there they come back, and their rates are reset.
+        rates: successes and attempts by task before the run; orders start with them instead of
+            levels and of no record.
         name: what errors call the environment.
 
     Attributes:
@@ -71,7 +77,7 @@ class TaskPool(TaskStream):
         self._flying: set[str] = set()
 
     def draw(self) -> Task:
-        """The next task to try.
+        """Return the next task to try.
 
         Raises:
             NoTasksError: the split has none.
@@ -129,12 +135,15 @@ class TaskPool(TaskStream):
             self.record(task, right, tried)
 
     def _load(self) -> None:
-        """The next window; where a whole pass, or very many tasks in a row, were dropped, all come back."""
+        """The next window; where a whole pass, or very many tasks in a row, were dropped, all come
+        back.
+        """
         self._start += len(self._window)
         self._fill()
         if self.dropped and (self._pass > self._fruitful + 1 or self._skipped >= POOL):
             self.notices.append(
-                f"all tasks of {self._name!r} in reach are dropped: they come back, and their success rates are reset"
+                f"all tasks of {self._name!r} in reach are dropped: they come back, and their "
+                f"success rates are reset"
             )
             self.dropped.clear()
             self._history.clear()
@@ -167,7 +176,9 @@ class TaskPool(TaskStream):
         left = [t for t in left if t.id not in self._flying] or left
         if not left:
             return None
-        weights = [1.0 - _rate(self._history.get(t.id) or self.rates.get(t.id, (0, 1))) for t in left]
+        weights = [
+            1.0 - _rate(self._history.get(t.id) or self.rates.get(t.id, (0, 1))) for t in left
+        ]
         if not any(weights):
             weights = [1.0] * len(left)
         rng = Random(derived_seed(self.seed, "draw", self._start + self._taken))
@@ -175,15 +186,15 @@ class TaskPool(TaskStream):
 
 
 def level_of(task: Task, name: str) -> float:
-    """The level of *task*.
+    """Return the level of *task*.
 
     Raises:
         UsageError: it has none.
     """
     if task.level is None:
         raise UsageError(
-            f"plan.order is 'easy_to_hard', but task {task.id!r} of environment {name!r} has no level; give its "
-            "tasks a `level`, or take order = 'shuffled' or 'hard_first'"
+            f"plan.order is 'easy_to_hard', but task {task.id!r} of environment {name!r} has no "
+            "level; give its tasks a `level`, or take order = 'shuffled' or 'hard_first'"
         )
     return task.level
 
@@ -193,7 +204,8 @@ def _rate(counts: tuple[int, int]) -> float:
 
 
 def first_pass(read: TaskReader, seed: int, count: int) -> list[Task]:
-    """The first *count* different tasks of the first pass, in its order; all of them where there are fewer.
+    """Return the first *count* different tasks of the first pass, in its order; all of them where
+    there are fewer.
 
     Of an endless split that repeats itself no more than `POOL` are looked at.
     """
@@ -206,7 +218,7 @@ def first_pass(read: TaskReader, seed: int, count: int) -> list[Task]:
 
 
 def chosen_of(tasks: list[Task], ids: list[str], name: str) -> list[Task]:
-    """Those of *tasks* that *ids* name.
+    """Return those of *tasks* that *ids* name.
 
     Raises:
         RunError: one is not among them.
@@ -215,7 +227,8 @@ def chosen_of(tasks: list[Task], ids: list[str], name: str) -> list[Task]:
     missing = [i for i in ids if i not in by_id]
     if missing:
         raise RunError(
-            f"{len(missing)} of the {len(ids)} tasks of {name!r} that the difficulty filter kept are missing, "
-            f"{missing[0]!r} for one; restore the data the run began with, or start a new run from its model"
+            f"{len(missing)} of the {len(ids)} tasks of {name!r} that the difficulty filter kept "
+            f"are missing, {missing[0]!r} for one; restore the data the run began with, or start a "
+            "new run from its model"
         )
     return [by_id[i] for i in ids]

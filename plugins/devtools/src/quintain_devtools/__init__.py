@@ -1,1 +1,3 @@
-"""Commands about components: `info` describes one, `doctor` imports and times them, one process per distribution."""
+"""Commands about components: `info` describes one, `doctor` imports and times them, one process per
+distribution.
+"""

@@ -1,4 +1,6 @@
-"""`quintain completion`: the line that lets a shell complete commands, options, components, runs and recipes."""
+"""`quintain completion`: the line that lets a shell complete commands, options, components, runs
+and recipes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from quintain.cli import KINDS, current
+from quintain.registry import KINDS, current
 
 LINES = {
     "bash": 'eval "$(_QUINTAIN_COMPLETE=bash_source quintain)"',
@@ -39,20 +41,19 @@ TEXTS = {"train": {"name"}, "new": {"name"}}
 """Parameters of commands that have such a name and take any text."""
 
 
-class Completion(click.Command):
-    """The command, and what adds completion to the others."""
-
-    def attach(self, command: click.Command) -> None:
-        """Let the parameters of *command* complete names."""
-        for parameter in command.params:
-            if parameter.name in NAMES and parameter.name not in TEXTS.get(command.name or "", ()):
-                parameter._custom_shell_complete = partial(complete, NAMES[parameter.name])
+def complete_names(command: click.Command) -> None:
+    """Let the parameters of *command* complete names."""
+    for parameter in command.params:
+        if parameter.name in NAMES and parameter.name not in TEXTS.get(command.name or "", ()):
+            parameter._custom_shell_complete = partial(complete, NAMES[parameter.name])
 
 
-@click.command("completion", cls=Completion)
+@click.command("completion")
 @click.argument("shell", type=click.Choice([*LINES]))
 def completion(shell: str) -> None:
-    """Print the line that lets SHELL complete commands, options and names; add it to the shell's start-up file."""
+    """Print the line that lets SHELL complete commands, options and names; add it to the shell's
+    start-up file.
+    """
     click.echo(LINES[shell])
 
 
@@ -60,11 +61,13 @@ def complete(
     kinds: Sequence[str], ctx: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Names of *kinds* that begin with *incomplete*; files if there is none."""
-    from quintain.training import BUNDLED
+    from quintain.recipe import BUNDLED
 
     names = {c.name for c in current().components() if c.kind in kinds}
     if "run" in kinds:
-        names |= {p.parent.name for p in Path(ctx.params.get("folder") or "runs").glob("*/recipe.toml")}
+        names |= {
+            p.parent.name for p in Path(ctx.params.get("folder") or "runs").glob("*/recipe.toml")
+        }
     if "recipe" in kinds:
         names |= set(BUNDLED)
     items = [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]

@@ -15,10 +15,16 @@ _SECTION = re.compile(r"^(?:Args|Attributes):\n((?:[ \t]+.*\n?|\n)+)", re.M)
 
 
 def doc_of(component: Any) -> str:
-    """The docstring of a component; for an algorithm its summary, source and published settings."""
+    """Return the docstring of a component; for an algorithm its summary, source and published
+    settings.
+    """
     if isinstance(component, Algorithm):
         published = ", ".join(f"{key} {value}" for key, value in component.published.items())
-        paragraphs = (component.summary, component.source, published and f"Published with {published}.")
+        paragraphs = (
+            component.summary,
+            component.source,
+            published and f"Published with {published}.",
+        )
         return "\n\n".join(filter(None, paragraphs))
     doc = _docstring(component)
     if isinstance(component, type) and doc.startswith(f"{component.__name__}("):
@@ -27,13 +33,16 @@ def doc_of(component: Any) -> str:
 
 
 def parameter_docs(component: Any) -> dict[str, str]:
-    """The text per name in the sections ``Args:`` and ``Attributes:`` of a component's docstring or of a docstring
-    itself; ``a, b: text`` describes both. A class has those of its bases, too.
+    """Return the text per name in the sections ``Args:`` and ``Attributes:`` of a component's
+    docstring or of a docstring itself; ``a, b: text`` describes both. A class has those of its
+    bases, too.
     """
     if isinstance(component, type):
         bases = [base for base in component.__mro__[:0:-1] if base is not object]
         inherited = {
-            name: text for base in bases for name, text in parameter_docs(inspect.cleandoc(base.__doc__ or "")).items()
+            name: text
+            for base in bases
+            for name, text in parameter_docs(inspect.cleandoc(base.__doc__ or "")).items()
         }
         return inherited | parameter_docs(_docstring(component))
     doc = component if isinstance(component, str) else _docstring(component)
@@ -50,12 +59,17 @@ def without_parameters(doc: str, names: Collection[str]) -> str:
     """*doc* without those sections ``Args:`` and ``Attributes:`` that describe only *names*."""
     shown = set(names)
     # The prefix is a first line, whose indentation a docstring ignores.
-    text = _SECTION.sub(lambda s: "" if parameter_docs(f"\n.\n{s[0]}").keys() <= shown else s[0], inspect.cleandoc(doc))
+    text = _SECTION.sub(
+        lambda s: "" if parameter_docs(f"\n.\n{s[0]}").keys() <= shown else s[0],
+        inspect.cleandoc(doc),
+    )
     return text.strip()
 
 
 def plain(doc: str) -> str:
-    """*doc* without the marks of reStructuredText, a line per paragraph; indented blocks and lists keep their lines."""
+    """*doc* without the marks of reStructuredText, a line per paragraph; indented blocks and lists
+    keep their lines.
+    """
     text = re.sub(r"``(.+?)``|(?<![\w`])`([^`\n]+)`(?!`)", lambda m: m[1] or m[2], doc, flags=re.S)
     text = re.sub(r"(?<![\w*])\*{1,2}(\w[^*\n]*?)\*{1,2}(?![\w*])", r"\1", text)
     text = re.sub(r"::$", ":", text, flags=re.M)

@@ -1,4 +1,6 @@
-"""``quintain doctor``: import and time every component, compare it with its manifest, and show what plugins find."""
+"""``quintain doctor``: import and time every component, compare it with its manifest, and show what
+plugins find.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from typing import Any
 
 import click
 
-from quintain.cli import KINDS, Component, current, normalise
 from quintain.errors import UnknownNameError, did_you_mean
+from quintain.registry import KINDS, Component, current, normalise, without_components
 
 from .host import versions
 from .listing import print_to
@@ -31,7 +33,11 @@ class Doctor(click.Command):
     """The command, or the one of another distribution that the first argument names."""
 
     def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
     ) -> click.Context:
         for entry_point in metadata.entry_points(group=GROUP, name=args[0]) if args else ():
             command: click.Command = entry_point.load()
@@ -41,25 +47,38 @@ class Doctor(click.Command):
 
 @click.command("doctor", cls=Doctor)
 @click.argument("distributions", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="Show a row for every component, also for those without errors.")
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Show a row for every component, also for those without errors.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--timeout", default=180.0, show_default=True, help="Seconds for the components of one distribution.")
+@click.option(
+    "--timeout",
+    default=180.0,
+    show_default=True,
+    help="Seconds for the components of one distribution.",
+)
 def doctor(distributions: tuple[str, ...], every: bool, as_json: bool, timeout: float) -> int:
     """Describe this machine, import every component (of DISTRIBUTIONS, if named) and report errors.
 
-    Each distribution is imported in a separate process, so that a crash or a hang is one row of the report. The section
-    "host" has versions, devices, memory and disks; copy it into a bug report. Other sections come from plugins, such as
-    what the sandboxes of quintain-sandbox enforce. The exit status is 1 if a component is broken; a component whose
-    optional extra is not installed is not broken.
+    Each distribution is imported in a separate process, so that a crash or a hang is one row of the
+    report. The section "host" has versions, devices, memory and disks; copy it into a bug report.
+    Other sections come from plugins, such as what the sandboxes of quintain-sandbox enforce. The
+    exit status is 1 if a component is broken; a component whose optional extra is not installed is
+    not broken.
     """
     names = {normalise(d) for d in distributions}
     unknown = {f: f.id.partition("/")[0] for f in unknown_groups()}
     findings = [f for f, owner in unknown.items() if not names or owner in names]
     components = chosen(names, [*unknown.values(), *(owner for owner, _ in declared())])
-    importing = f"importing {len(components)} components, up to a minute ..."
-    with _waiting(importing if components else "looking at this machine ..."):
-        findings += examine(components, timeout=timeout)
+    with _waiting("looking at this machine ..."):
         shown, failed = sections(names, timeout=timeout)
+    if not as_json:
+        print_sections(shown)  # before the imports, which take longer
+    with _waiting(f"importing {len(components)} components, up to a minute ..."):
+        findings += examine(components, timeout=timeout)
     findings += failed
     broken = [f for f in findings if f.status == "error"]
     if as_json:
@@ -70,7 +89,6 @@ def doctor(distributions: tuple[str, ...], every: bool, as_json: bool, timeout: 
         }
         click.echo(json.dumps(report | {"sections": {s.name: asdict(s) for s in shown}}, indent=2))
     else:
-        print_sections(shown)
         print_findings(findings, every=every)
     return 1 if broken else 0
 
@@ -81,14 +99,16 @@ def unknown_groups() -> Iterator[Finding]:
         for e in distribution.entry_points:
             if e.group.startswith("quintain.") and e.group not in KINDS:
                 message = (
-                    f"entry-point group {e.group!r} of {distribution.name} is unknown{did_you_mean(e.group, KINDS)}"
+                    f"entry-point group {e.group!r} of {distribution.name} is "
+                    f"unknown{did_you_mean(e.group, KINDS)}"
                 )
                 name = f"{normalise(distribution.name)}/{e.name}"
                 yield Finding(kind=e.group, id=name, seconds=0.0, status="error", message=message)
 
 
 def chosen(distributions: Collection[str], others: Iterable[str] = ()) -> list[Component]:
-    """The components of *distributions*, all if empty; *others* are distributions without components.
+    """Return the components of *distributions*, all if empty; *others* are distributions without
+    components.
 
     Raises:
         UnknownNameError: a distribution is not installed, or has no components.
@@ -97,6 +117,8 @@ def chosen(distributions: Collection[str], others: Iterable[str] = ()) -> list[C
     names = {*others, *(c.distribution for c in components)}
     for name in distributions:
         if name not in names:
+            if undeclared := without_components(name):
+                raise UnknownNameError(undeclared)
             raise UnknownNameError.of("distribution with components", name, names)
     return [c for c in components if not distributions or c.distribution in distributions]
 
@@ -143,7 +165,9 @@ def print_sections(shown: Collection[Section]) -> None:
     console = Console()
     for section in sorted(shown, key=lambda s: s.name != "host"):
         console.print(Text(section.name, style="bold"))
-        table = Table(box=None, header_style="bold", pad_edge=False, show_header=any(section.columns))
+        table = Table(
+            box=None, header_style="bold", pad_edge=False, show_header=any(section.columns)
+        )
         for i, title in enumerate(section.columns, start=1):
             table.add_column(Text(title), no_wrap=i < len(section.columns), overflow="fold")
         for row in section.rows:

@@ -1,4 +1,6 @@
-"""The section ``host`` of ``quintain doctor``: versions, devices, memory and disks, for bug reports."""
+"""The section ``host`` of ``quintain doctor``: versions, devices, memory and disks, for bug
+reports.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,19 @@ def section() -> dict[str, Any]:
     rows = [
         ("Quintain", metadata.version("quintain")),
         ("Python", f"{platform.python_version()}, {platform.platform()}"),
-        ("libraries", ", ".join(f"{name} {v or 'not installed'}" for name, v in versions().items())),
+        (
+            "libraries",
+            ", ".join(f"{name} {v or 'not installed'}" for name, v in versions().items()),
+        ),
         *(("device", device) for device in devices),
         ("CPUs", _cpus()),
         ("memory", _memory()),
         *(("disk", text) for text in _disks()),
     ]
     offline = [
-        f"{name}={os.environ[name]}" for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if name in os.environ
+        f"{name}={os.environ[name]}"
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        if name in os.environ
     ]
     if offline:
         notes.append(f"{' '.join(offline)}: models and data come from the cache or a folder only")
@@ -73,14 +80,23 @@ def _gpu(index: int) -> str:
     capability = ".".join(map(str, torch.cuda.get_device_capability(index)))
     name = torch.cuda.get_device_name(index)
     return (
-        f"cuda:{index} {name}, {_size(free)} of {_size(total)} free, capability {capability}, CUDA {torch.version.cuda}"
+        f"cuda:{index} {name}, {_size(free)} of {_size(total)} free, capability {capability}, CUDA "
+        f"{torch.version.cuda}"
     )
 
 
+def usable_cpus() -> int:
+    """Count the CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS
+
+
 def _cpus() -> str:
-    """CPUs that this process may use, and the threads of torch, which `quintain` sets by affinity and CPU quota."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # macOS has none
-    text = f"{usable} of {os.cpu_count()} usable"
+    """CPUs that this process may use, and the threads of torch, which `quintain` sets by affinity
+    and CPU quota.
+    """
+    text = f"{usable_cpus()} of {os.cpu_count()} usable"
     if importlib.util.find_spec("torch") is not None:
         import torch
 
@@ -97,11 +113,13 @@ def _memory() -> str:
     total, available = (int(found[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
     limit = Path("/sys/fs/cgroup/memory.max")
     most = limit.read_text().strip() if limit.exists() else "max"
-    return f"{_size(available)} of {_size(total)} available" + (f", limit {_size(int(most))}" if most != "max" else "")
+    return f"{_size(available)} of {_size(total)} available" + (
+        f", limit {_size(int(most))}" if most != "max" else ""
+    )
 
 
 def _disks() -> Iterator[str]:
-    """The working directory and each cache, with the free space of its disk."""
+    """Yield the working directory and each cache, with the free space of its disk."""
     yield f"working directory: {_size(_free(Path.cwd()))} free"
     for title, variable, default in CACHES:
         chosen = os.environ.get(variable, "")

@@ -1,5 +1,5 @@
-"""``quintain info``: one component, with its configuration. Imports that component alone; for a piece, the installed
-algorithms.
+"""``quintain info``: one component, with its configuration. Imports that component alone; for a
+piece, the installed algorithms.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 import click
 
 from quintain import Algorithm, Piece
-from quintain.cli import (
-    PLUGINS,
+from quintain.errors import PluginError, UnknownNameError, UsageError
+from quintain.interfaces import every_piece
+from quintain.registry import (
     Component,
     Registry,
     Signature,
     current,
-    every_piece,
     import_algorithms,
+    known_plugins,
     meant,
     signature_of,
     type_name,
 )
-from quintain.errors import PluginError, UnknownNameError, UsageError
 
 from .describe import KINDS, differences, kl_words, piece_words, settings, shown
 from .docstrings import doc_of, parameter_docs, plain, without_parameters
@@ -54,7 +54,8 @@ class Details:
     """A component's line in the listing, and what its import shows.
 
     Attributes:
-        fields: settings of a recipe; for an algorithm also the arguments of its pieces, with dotted names.
+        fields: settings of a recipe; for an algorithm also the arguments of its pieces, with dotted
+            names.
         services: the slots it takes.
         algorithm: the component, if it is a whole algorithm.
         recipe: the lines of a recipe that use it.
@@ -71,8 +72,9 @@ class Details:
     more: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data. ``needs`` is the manifest's (docker, network ...), ``services`` are the slots it takes. An
-        algorithm also has its ``settings``, the settings it was ``published`` with, and ``notes``.
+        """Plain data. ``needs`` is the manifest's (docker, network ...), ``services`` are the slots
+        it takes. An algorithm also has its ``settings``, the settings it was ``published`` with,
+        and ``notes``.
         """
         line = asdict(self.line)
         return {
@@ -86,7 +88,7 @@ class Details:
 
 
 def details_of(component: Component, registry: Registry) -> Details:
-    """The details of *component*; if its import fails, its manifest entry and the error."""
+    """Return the details of *component*; if its import fails, its manifest entry and the error."""
     line = line_of(component, registry)
     try:
         # A piece is imported with its algorithm, and no manifest lists it.
@@ -113,7 +115,9 @@ def details_of(component: Component, registry: Registry) -> Details:
         doc=doc_of(loaded),
         fields=tuple(_fields(loaded, signature)),
         services=_slots(signature),
-        controls=tuple(loaded.controls()) if component.kind == "environment" and hasattr(loaded, "controls") else (),
+        controls=tuple(loaded.controls())
+        if component.kind == "environment" and hasattr(loaded, "controls")
+        else (),
         recipe=recipe,
     )
 
@@ -136,7 +140,7 @@ def _details_of_algorithm(algorithm: Algorithm, line: Line, signature: Signature
 
 
 def _fields_of_algorithm(algorithm: Algorithm, signature: Signature) -> Iterator[dict[str, Any]]:
-    """The algorithm's settings, each piece and table followed by its own settings."""
+    """Yield the algorithm's settings, each piece and table followed by its own settings."""
     for f, row in zip(signature.fields, _fields(algorithm, signature), strict=True):
         value = f.default
         if f.name in KINDS:
@@ -148,22 +152,39 @@ def _fields_of_algorithm(algorithm: Algorithm, signature: Signature) -> Iterator
             if value:
                 row["doc"] = " ".join((value.function.__doc__ or "").partition("\n\n")[0].split())
         elif f.name in ("kl", "plan"):
-            row |= {"default": settings(algorithm)[f.name], "shown": kl_words(value) if f.name == "kl" else ""}
+            row |= {
+                "default": settings(algorithm)[f.name],
+                "shown": kl_words(value) if f.name == "kl" else "",
+            }
         yield row
         if value and f.name in (*KINDS, "kl", "plan"):
-            yield from (g | {"name": f"{f.name}.{g['name']}"} for g in _fields(value, signature_of(value)))
+            yield from (
+                g | {"name": f"{f.name}.{g['name']}"} for g in _fields(value, signature_of(value))
+            )
 
 
 def _slots(signature: Signature) -> tuple[dict[str, str], ...]:
-    return tuple({"slot": s.slot, "parameter": s.parameter, "type": type_name(s.type)} for s in signature.needs)
+    return tuple(
+        {"slot": s.slot, "parameter": s.parameter, "type": type_name(s.type)}
+        for s in signature.needs
+    )
 
 
 def _fields(component: Any, signature: Signature) -> Iterator[dict[str, Any]]:
     docs = parameter_docs(component)
-    own = dataclass_fields(component) if isinstance(component, type) and is_dataclass(component) else ()
+    own = (
+        dataclass_fields(component)
+        if isinstance(component, type) and is_dataclass(component)
+        else ()
+    )
     made = {f.name: f.default_factory for f in own if f.default_factory is not MISSING}
     for f in signature.fields:
-        shown = {"name": f.name, "type": type_name(f.type), "required": f.required, "doc": docs.get(f.name, "")}
+        shown = {
+            "name": f.name,
+            "type": type_name(f.type),
+            "required": f.required,
+            "doc": docs.get(f.name, ""),
+        }
         if not f.required:
             default = made[f.name]() if f.name in made else f.default
             plain = default is None or isinstance(default, (str, int, float, bool))
@@ -172,19 +193,26 @@ def _fields(component: Any, signature: Signature) -> Iterator[dict[str, Any]]:
 
 
 def _notation(value: Any) -> str:
-    """A default in the notation of a recipe; ``unset`` for ``None``."""
+    """Return a default in the notation of a recipe; ``unset`` for ``None``."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_notation, value))}]"
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{k} = {_notation(v)}' for k, v in value.items())} }}" if value else "{}"
-    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+        return (
+            f"{{ {', '.join(f'{k} = {_notation(v)}' for k, v in value.items())} }}"
+            if value
+            else "{}"
+        )
+    return (
+        "unset" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    )
 
 
 def matching(name: str, registry: Registry) -> list[Component]:
-    """The components *name*: ``name`` or ``distribution/name``, with an optional prefix ``kind:``, or
-    ``module:Attribute``; if no component has the name, the pieces of installed algorithms that have it.
+    """Return the components *name*: ``name`` or ``distribution/name``, with an optional prefix
+    ``kind:``, or ``module:Attribute``; if no component has the name, the pieces of installed
+    algorithms that have it.
 
     Raises:
         UnknownNameError: no component or piece has the name.
@@ -200,24 +228,31 @@ def matching(name: str, registry: Registry) -> list[Component]:
         return [registry.find("environment", name)]  # its error lists the classes of the file
     bare = rest if kind else name
     components, pieces, failures = registry.matching(bare, kind), Registry([]), list[PluginError]()
-    for plugin_kind, plugin in PLUGINS if not components else ():
+    for plugin_kind, plugin in known_plugins() if not components else ():
         if plugin == bare and kind in (None, plugin_kind):
             return [registry.find(plugin_kind, bare)]  # its error names the distribution to install
     if not components and kind in (None, "algorithm"):
         failures = import_algorithms(registry)
         pieces = Registry(installed_pieces(registry))
-        components = pieces.matching(bare) or [c for c in pieces.components() if c.name.partition(".")[2] == bare]
+        components = pieces.matching(bare) or [
+            c for c in pieces.components() if c.name.partition(".")[2] == bare
+        ]
     if not components:
         if (error := meant(kind or "environment", bare)) is not None:
             raise error
         names = (c.name for c in (*registry.components(kind), *pieces.components()))
-        hint = "\n".join(("`quintain list` shows all; `quintain info ALGORITHM` shows its pieces", *map(str, failures)))
+        hint = "\n".join(
+            (
+                "`quintain list` shows all; `quintain info ALGORITHM` shows its pieces",
+                *map(str, failures),
+            )
+        )
         raise UnknownNameError.of(kind or "component", bare, names, hint)
     return components
 
 
 def installed_pieces(registry: Registry) -> list[Component]:
-    """The imported pieces of packages with installed algorithms, named ``kind.name``."""
+    """Return the imported pieces of packages with installed algorithms, named ``kind.name``."""
     owners = {c.module.partition(".")[0]: c for c in registry.components("algorithm")}
     return [
         replace(owners[package], name=f"{piece.kind}.{piece.name}", target=piece.origin)
@@ -228,31 +263,41 @@ def installed_pieces(registry: Registry) -> list[Component]:
 
 @click.command("info")
 @click.argument("name")
-@click.option("--against", metavar="NAME", help="Compare the settings with those of another algorithm.")
-@click.option("--all", "every", is_flag=True, help="Print the whole description, also if it is longer than the screen.")
+@click.option(
+    "--against", metavar="NAME", help="Compare the settings with those of another algorithm."
+)
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Print the whole description, also if it is longer than the screen.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(name: str, against: str | None, every: bool, as_json: bool) -> int:
     """Describe the component NAME and its settings in a recipe.
 
-    NAME is a component (`grpo`), a component of one distribution (`quintain-shaping/format_tags`) or of one kind
-    (`reward:math_equal`), a piece of an algorithm (`objective.ppo_clip`), or your own code (`module:Attribute`).
-    Only that component is imported; for a piece, all installed algorithms. On a terminal, a description that is longer
-    than the screen is shortened: of an algorithm its pieces and what differs from the defaults, of others a line per
-    setting. --all prints all of it, as does a pipe.
+    NAME is a component (`grpo`), a component of one distribution (`quintain-shaping/format_tags`)
+    or of one kind (`reward:math_equal`), a piece of an algorithm (`objective.ppo_clip`), or your
+    own code (`module:Attribute`). Only that component is imported; for a piece, all installed
+    algorithms. On a terminal, a description that is longer than the screen is shortened: of an
+    algorithm its pieces and what differs from the defaults, of others a line per setting. --all
+    prints all of it, as does a pipe.
     """
     registry = current()
     if against is not None:
         return compare(algorithm_of(name, registry), algorithm_of(against, registry), as_json)
     details = [details_of(c, registry) for c in matching(name, registry)]
     if as_json:
-        click.echo(json.dumps({"components": [d.to_json() for d in details]}, indent=2, default=str))
+        click.echo(
+            json.dumps({"components": [d.to_json() for d in details]}, indent=2, default=str)
+        )
     else:
         print_all(name, details, whole=every)
     return 1 if any(d.line.error for d in details) else 0
 
 
 def algorithm_of(name: str, registry: Registry) -> Details:
-    """The details of the algorithm *name*.
+    """Return the details of the algorithm *name*.
 
     Raises:
         UnknownNameError: nothing has that name.
@@ -264,12 +309,15 @@ def algorithm_of(name: str, registry: Registry) -> Details:
     if len(algorithms) == 1:
         return algorithms[0]
     if algorithms:
-        raise UsageError(f"{name!r} may be {' or '.join(d.line.id for d in algorithms)}; use one of these")
+        raise UsageError(
+            f"{name!r} may be {' or '.join(d.line.id for d in algorithms)}; use one of these"
+        )
     broken = next((d.line.error for d in details if d.line.error), "")
     if broken:
         raise PluginError(broken)
     raise UsageError(
-        f"--against compares whole algorithms, and {name!r} is none; `quintain list algorithms` shows them"
+        f"--against compares whole algorithms, and {name!r} is none; `quintain list algorithms` "
+        f"shows them"
     )
 
 
@@ -279,7 +327,11 @@ def compare(left: Details, right: Details, as_json: bool) -> int:
     assert right.algorithm is not None
     changes = differences(left.algorithm, right.algorithm)
     if as_json:
-        report = {"left": asdict(left.line), "right": asdict(right.line), "differences": list(map(asdict, changes))}
+        report = {
+            "left": asdict(left.line),
+            "right": asdict(right.line),
+            "differences": list(map(asdict, changes)),
+        }
         click.echo(json.dumps(report, indent=2, default=str))
         return 0
     from rich.console import Console
@@ -290,12 +342,14 @@ def compare(left: Details, right: Details, as_json: bool) -> int:
         console.print(Text.assemble((details.line.name, "bold cyan"), f"  {details.line.summary}"))
         console.print(Text(f"  {details.line.source}", style="dim"))
     rows = [(d.setting, cell(d.setting, d.left), cell(d.setting, d.right)) for d in changes]
-    console.print(_table(("setting", left.line.name, right.line.name), rows) if rows else "They do the same.")
+    console.print(
+        _table(("setting", left.line.name, right.line.name), rows) if rows else "They do the same."
+    )
     return 0
 
 
 def cell(setting: str, value: Any) -> str:
-    """A value in the table of differences."""
+    """Return a value in the table of differences."""
     if setting == "kl":
         return kl_words(value)
     if setting in KINDS:
@@ -304,7 +358,9 @@ def cell(setting: str, value: Any) -> str:
 
 
 def print_all(name: str, components: Sequence[Details], *, whole: bool) -> None:
-    """Print the *components* with that *name*, shortened if they are longer than the terminal, unless *whole*."""
+    """Print the *components* with that *name*, shortened if they are longer than the terminal,
+    unless *whole*.
+    """
     from rich.console import Console
     from rich.text import Text
 
@@ -355,16 +411,27 @@ def print_details(details: Details, console: Any, brief: bool = False) -> None:
     if rows:
         console.print(_table(("setting", "default", "meaning"), rows))
     doc = plain(without_parameters(details.doc, [row[0] for row in rows]))  # the table has them
-    if doc and not brief and details.algorithm is None and doc.rstrip(".") != line.summary.rstrip("."):
+    if (
+        doc
+        and not brief
+        and details.algorithm is None
+        and doc.rstrip(".") != line.summary.rstrip(".")
+    ):
         console.print(Text("\n" + doc, style="dim"))
     print_recipe(details, console)
 
 
 def print_short(details: Details, console: Any, height: int) -> None:
-    """Print *details* in about *height* lines: a line per setting; of an algorithm those that make it what it is."""
+    """Print *details* in about *height* lines: a line per setting; of an algorithm those that make
+    it what it is.
+    """
 
     print_head(details, console)
-    rows = _rows(details) if details.algorithm is None else _rows_of_algorithm(details, details.algorithm)
+    rows = (
+        _rows(details)
+        if details.algorithm is None
+        else _rows_of_algorithm(details, details.algorithm)
+    )
     space = max(8, height - 8 - details.recipe.count("\n"))
     if rows:
         console.print(_table(("setting", "default", "meaning"), rows[:space], width=console.width))
@@ -376,7 +443,8 @@ def print_head(details: Details, console: Any) -> None:
     from rich.text import Text
 
     line = details.line
-    owner = f" of {line.distribution} {line.version}".rstrip() if line.distribution else ""  # a file has none
+    # a file has none
+    owner = f" of {line.distribution} {line.version}".rstrip() if line.distribution else ""
     console.print(Text.assemble((line.name, "bold cyan"), f"  {line.kind}{owner} ({line.origin})"))
     for text in (line.summary, line.source and f"source: {line.source}"):
         if text:
@@ -393,18 +461,25 @@ def print_recipe(details: Details, console: Any) -> None:
 
 def _rows(details: Details) -> list[tuple[str, str, str]]:
     rows = [(f["name"], f.get("shown", "required"), _meaning(f)) for f in details.fields]
-    return rows + [(n["parameter"], f"[services.{n['slot']}]", f"service: {n['type']}") for n in details.services]
+    return rows + [
+        (n["parameter"], f"[services.{n['slot']}]", f"service: {n['type']}")
+        for n in details.services
+    ]
 
 
 def _rows_of_algorithm(details: Details, algorithm: Algorithm) -> list[tuple[str, str, str]]:
-    """The pieces with their arguments, the KL term, and the other settings that are not those of an empty algorithm."""
+    """Return the pieces with their arguments, the KL term, and the other settings that are not
+    those of an empty algorithm.
+    """
     meanings = {f["name"]: plain(f["doc"]) for f in details.fields}
     rows = []
     for f in dataclass_fields(algorithm):
         value = getattr(algorithm, f.name)
         default = f.default_factory() if callable(f.default_factory) else f.default
         if f.name in KINDS:
-            rows += [(f.name, piece_words(value).replace("`", ""), meanings[f.name])] if value else []
+            rows += (
+                [(f.name, piece_words(value).replace("`", ""), meanings[f.name])] if value else []
+            )
         elif f.name == "kl":
             rows.append((f.name, kl_words(value), meanings[f.name]))
         elif f.name == "plan":
@@ -418,7 +493,7 @@ def _rows_of_algorithm(details: Details, algorithm: Algorithm) -> list[tuple[str
 
 
 def _meaning(setting: dict[str, Any]) -> str:
-    """The text of a setting, after its type unless the default shows that."""
+    """Return the text of a setting, after its type unless the default shows that."""
     kind, doc = setting["type"], plain(setting["doc"])
     if kind.startswith("Literal[") or kind.endswith(" piece"):
         kind = " | ".join(re.findall(r"'([^']*)'", kind))
@@ -428,7 +503,9 @@ def _meaning(setting: dict[str, Any]) -> str:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 0) -> Any:
-    """A table; with *width* its last column is cut where it would wrap, and the others are `VALUE_WIDTH` at most."""
+    """Return a table; with *width* its last column is cut where it would wrap, and the others are
+    `VALUE_WIDTH` at most.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -436,7 +513,9 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, width: int =
     for i, title in enumerate(titles):
         longest = max(len(title), *(len(row[i]) for row in rows))
         last = i == len(titles) - 1
-        table.add_column(title, overflow="fold", width=min(longest, VALUE_WIDTH) if width and not last else None)
+        table.add_column(
+            title, overflow="fold", width=min(longest, VALUE_WIDTH) if width and not last else None
+        )
     left = width - sum(column.width + 2 for column in table.columns if column.width)
     for first, *rest in rows:
         texts = [Text(text) for text in rest]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quintain.cli import KINDS, Component, Entry, Manifest, Registry, current
 from quintain.errors import PluginError, UnknownNameError
+from quintain.registry import KINDS, Component, Entry, Manifest, Registry, current
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """A component in the listing. *error* is empty if it is sound, *source* if the manifest names no paper."""
+    """A component in the listing. *error* is empty if it is sound, *source* if the manifest names
+    no paper.
+    """
 
     kind: str
     name: str
@@ -35,13 +37,26 @@ class Line:
     error: str = ""
 
 
-ALIASES = {"env": "environment", "envs": "environment", "algo": "algorithm", "algos": "algorithm", "tracker": "hooks"}
-ALIASES |= {"trackers": "hooks", "plugin": "hooks", "plugins": "hooks", "curricula": "curriculum", "hook": "hooks"}
+ALIASES = {
+    "env": "environment",
+    "envs": "environment",
+    "algo": "algorithm",
+    "algos": "algorithm",
+    "tracker": "hooks",
+}
+ALIASES |= {
+    "trackers": "hooks",
+    "plugin": "hooks",
+    "plugins": "hooks",
+    "curricula": "curriculum",
+    "collectors": "collector",
+    "hook": "hooks",
+}
 """Other words for a kind."""
 
 
 def kind_of(text: str) -> str:
-    """The kind *text*, singular or plural; ``env`` and ``envs`` are environments.
+    """Return the kind *text*, singular or plural; ``env`` and ``envs`` are environments.
 
     Raises:
         UnknownNameError: no such kind.
@@ -51,19 +66,30 @@ def kind_of(text: str) -> str:
         if ALIASES.get(word, word) in (kind, f"{kind}s", group):
             return kind
     raise UnknownNameError.of(
-        "kind", text, [*KINDS.values(), *(f"{k}s" for k in KINDS.values())], f"Kinds: {', '.join(KINDS.values())}"
+        "kind",
+        text,
+        [*KINDS.values(), *(f"{k}s" for k in KINDS.values())],
+        f"Kinds: {', '.join(KINDS.values())}",
     )
 
 
 def clash(component: Component, registry: Registry) -> str:
-    """The distributions with a component of the same kind and name, and the unambiguous id; empty for none."""
+    """Return the distributions with a component of the same kind and name, and the unambiguous id;
+    empty for none.
+    """
     named = registry.matching(component.name, component.kind)
-    others = [c.distribution for c in named if c.distribution != component.distribution and c.origin != "local"]
+    others = [
+        c.distribution
+        for c in named
+        if c.distribution != component.distribution and c.origin != "local"
+    ]
     return f"{', '.join(others)} uses the same name; write {component.id!r}" if others else ""
 
 
 def line_of(component: Component, registry: Registry) -> Line:
-    """The line of *component*, without importing it; a broken manifest becomes its `error`."""
+    """Return the line of *component*, without importing it; a broken manifest becomes its
+    `error`.
+    """
     manifest, entry, error = Manifest(api=0), None, ""
     try:
         manifest = registry.manifest(component) or manifest
@@ -89,16 +115,22 @@ def line_of(component: Component, registry: Registry) -> Line:
 
 @click.command("list")
 @click.argument("kind", required=False)
-@click.option("--all", "every", is_flag=True, help="With KIND: whole summaries and sources, also beyond the screen.")
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="With KIND: whole summaries and sources, also beyond the screen.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_(kind: str | None, every: bool, as_json: bool) -> None:
     """List the names of all installed components, or those of one KIND with a summary each.
 
-    KIND is environments, rewards, algorithms, engines, services or another name in the first column. Reads metadata
-    and manifests and imports no plugin; `quintain doctor` reports components that fail to import.
+    KIND is environments, rewards, algorithms, engines, services or another name in the first
+    column. Reads metadata and manifests and imports no plugin; `quintain doctor` reports components
+    that fail to import.
 
-    On a terminal, a table that is longer than the screen has one line for each component; --all prints all of it, as
-    does a pipe.
+    On a terminal, a table that is longer than the screen has one line for each component; --all
+    prints all of it, as does a pipe.
     """
     registry = current()
     lines = [line_of(c, registry) for c in registry.components(kind_of(kind) if kind else None)]
@@ -123,7 +155,9 @@ def print_to(console: Console, table: Table) -> None:
 
 
 def print_names(lines: list[Line]) -> None:
-    """Print the names of each kind, as wide as the terminal and on one line elsewhere, then all errors."""
+    """Print the names of each kind, as wide as the terminal and on one line elsewhere, then all
+    errors.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -132,12 +166,19 @@ def print_names(lines: list[Line]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for kind, group in groupby(lines, key=lambda line: line.kind):
         names = [line.name for line in group]
-        table.add_row(Text(f"{kind} ({len(names)})", style="bold"), Text(", ".join(names), style="cyan"))
+        table.add_row(
+            Text(f"{kind} ({len(names)})", style="bold"), Text(", ".join(names), style="cyan")
+        )
     print_to(console, table)
     for line in lines:
         if line.error:
-            console.print(Text(f"error: {line.kind} {line.id}: {line.error}", style="red"), soft_wrap=True)
-    console.print("`quintain list KIND` adds summaries; `quintain info NAME` describes one component.", style="dim")
+            console.print(
+                Text(f"error: {line.kind} {line.id}: {line.error}", style="red"), soft_wrap=True
+            )
+    console.print(
+        "`quintain list KIND` adds summaries; `quintain info NAME` describes one component.",
+        style="dim",
+    )
 
 
 def print_table(lines: list[Line], *, every: bool = False) -> None:
@@ -162,7 +203,9 @@ def print_table(lines: list[Line], *, every: bool = False) -> None:
         elif line.source and not apart:
             about.append(f"\n{line.source}", style="dim")
         source = [Text(line.source, style="dim")] if apart else []
-        table.add_row(Text(line.name, style="cyan"), about, *source, Text(line.distribution, style="dim"))
+        table.add_row(
+            Text(line.name, style="cyan"), about, *source, Text(line.distribution, style="dim")
+        )
     with console.capture() as text:
         console.print(table)
     if every or not console.is_terminal or text.get().count("\n") < console.height:

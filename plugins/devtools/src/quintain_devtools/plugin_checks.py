@@ -1,7 +1,8 @@
 """Import checks of components, one interpreter per distribution.
 
-``python -m quintain_devtools.plugin_checks RESULTS KIND:ID ...`` is such an interpreter: it imports components and
-appends one line of JSON for each to the file RESULTS (not to standard output, where plugins may print).
+``python -m quintain_devtools.plugin_checks RESULTS KIND:ID ...`` is such an interpreter: it imports
+components and appends one line of JSON for each to the file RESULTS (not to standard output, where
+plugins may print).
 """
 
 from __future__ import annotations
@@ -12,23 +13,30 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from pathlib import Path
 from typing import Literal
 
-from quintain.cli import Component, Registry, current, signature_of
 from quintain.errors import PluginError
-from quintain.training import Hooks
+from quintain.registry import Component, Registry, current, signature_of
+from quintain.run import Hooks
 
+from .host import usable_cpus
 from .listing import clash
+
+MOST_INTERPRETERS = 4
+"""Interpreters at a time: each imports torch, in several hundred MB."""
 
 Status = Literal["ok", "extra", "error"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """The result of one check. *extra*: the component is sound, but its optional libraries are not installed."""
+    """The result of one check. *extra*: the component is sound, but its optional libraries are not
+    installed.
+    """
 
     kind: str
     id: str
@@ -38,17 +46,19 @@ class Finding:
 
 
 def examine(components: Iterable[Component], *, timeout: float) -> list[Finding]:
-    """Check all *components*; *timeout* is in seconds, per interpreter."""
+    """Check all *components*, a few distributions at a time; *timeout* is in seconds, per
+    interpreter.
+    """
     ordered = sorted(components, key=lambda c: c.distribution)
-    return [
-        finding
-        for _, group in groupby(ordered, key=lambda c: c.distribution)
-        for finding in _apart(list(group), timeout)
-    ]
+    groups = [list(group) for _, group in groupby(ordered, key=lambda c: c.distribution)]
+    with ThreadPoolExecutor(min(MOST_INTERPRETERS, usable_cpus())) as pool:
+        return list(chain.from_iterable(pool.map(_apart, groups, repeat(timeout))))
 
 
 def _apart(components: list[Component], timeout: float) -> list[Finding]:
-    """Check *components* in an interpreter; if it dies, its current component fails and a new one checks the rest."""
+    """Check *components* in an interpreter; if it dies, its current component fails and a new one
+    checks the rest.
+    """
     findings: list[Finding] = []
     while len(findings) < len(components):
         rest = components[len(findings) :]
@@ -56,19 +66,25 @@ def _apart(components: list[Component], timeout: float) -> list[Finding]:
         findings += tried
         if len(tried) < len(rest):
             culprit = rest[len(tried)]
-            findings.append(Finding(kind=culprit.kind, id=culprit.id, seconds=0.0, status="error", message=end))
+            findings.append(
+                Finding(kind=culprit.kind, id=culprit.id, seconds=0.0, status="error", message=end)
+            )
     return findings
 
 
 def _one_interpreter(components: list[Component], timeout: float) -> tuple[list[Finding], str]:
-    """The findings of one interpreter, and how it ended."""
+    """Return the findings of one interpreter, and how it ended."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
         results.touch()
         command = [sys.executable, "-m", __name__, str(results), *map(_address, components)]
         try:
-            done = subprocess.run(command, timeout=timeout, capture_output=True, text=True, check=False)
-            end = f"its interpreter ended with status {done.returncode} {done.stderr.strip()[-300:]}".strip()
+            done = subprocess.run(
+                command, timeout=timeout, capture_output=True, text=True, check=False
+            )
+            end = (
+                f"its interpreter ended with status {done.returncode} {done.stderr.strip()[-300:]}"
+            ).strip()
         except subprocess.TimeoutExpired:
             end = f"no answer within {timeout:g} s (--timeout)"
         lines = results.read_text(encoding="utf-8").splitlines()
@@ -84,7 +100,9 @@ def check(component: Component, registry: Registry) -> Finding:
     begun = time.perf_counter()
     status, message = _tried(component, registry)
     seconds = round(time.perf_counter() - begun, 3)
-    return Finding(kind=component.kind, id=component.id, seconds=seconds, status=status, message=message)
+    return Finding(
+        kind=component.kind, id=component.id, seconds=seconds, status=status, message=message
+    )
 
 
 def _tried(component: Component, registry: Registry) -> tuple[Status, str]:
@@ -100,11 +118,17 @@ def _tried(component: Component, registry: Registry) -> tuple[Status, str]:
             signature_of(loaded)
     except PluginError as e:
         cause, package = e.__cause__, component.module.partition(".")[0]
-        foreign = isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] != package
+        foreign = (
+            isinstance(cause, ModuleNotFoundError)
+            and (cause.name or "").partition(".")[0] != package
+        )
         return ("extra" if entry is not None and entry.extra and foreign else "error"), str(e)
     if entry is None:
         package = component.module.partition(".")[0]
-        return "error", f"{component.distribution} ships no quintain.toml beside {package}/__init__.py"
+        return (
+            "error",
+            f"{component.distribution} ships no quintain.toml beside {package}/__init__.py",
+        )
     return "ok", clash(component, registry)
 
 

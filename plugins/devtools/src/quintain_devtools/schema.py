@@ -13,11 +13,11 @@ from annotated_types import MinLen
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from quintain.cli import current
-from quintain.training import Recipe
+from quintain.recipe import Recipe
+from quintain.registry import current
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-WORDS = ("all", "none", "all-linear")
+WORDS = ("all", "none", "all-linear", "sampling")
 """Words that keys of numbers or lists may take."""
 
 NAMED = {
@@ -35,10 +35,10 @@ MEANINGS = "recipe_keys.json"
 
 
 def recipe_schema() -> dict[str, Any]:
-    """The schema of a recipe file with what is installed here.
+    """Return the schema of a recipe file with what is installed here.
 
-    A recipe that it rejects is wrong; some mistakes need the program, as in ``quintain train FILE --dry-run``:
-    arguments of components, reward expressions and relations between keys.
+    A recipe that it rejects is wrong; some mistakes need the program, as in ``quintain train FILE
+    --dry-run``: arguments of components, reward expressions and relations between keys.
     """
     schema: dict[str, Any] = _table(Recipe, "")
     properties = {"extends": _extends(), **schema.pop("properties")}
@@ -53,14 +53,19 @@ def recipe_schema() -> dict[str, Any]:
 
 def _extends() -> dict[str, Any]:
     names = sorted(
-        p.name.removesuffix(".toml") for p in files("quintain.recipes").iterdir() if p.name.endswith(".toml")
+        p.name.removesuffix(".toml")
+        for p in files("quintain.recipes").iterdir()
+        if p.name.endswith(".toml")
     )
-    text = "recipe whose keys are the defaults of this one: a bundled recipe, or a path relative to this file"
+    text = (
+        "recipe whose keys are the defaults of this one: a bundled recipe, or a path relative to "
+        "this file"
+    )
     return {"anyOf": [{"enum": names}, {"type": "string", "minLength": 1}], "description": text}
 
 
 def _table(model: type[BaseModel], at: str) -> dict[str, Any]:
-    """The object of the table *model*, whose dotted name is *at*."""
+    """Return the object of the table *model*, whose dotted name is *at*."""
     properties, required = {}, []
     for name, field in model.model_fields.items():
         key = f"{at}.{name}" if at else name
@@ -97,24 +102,38 @@ def _field(field: FieldInfo, key: str) -> dict[str, Any]:
 
 
 def _value(field: FieldInfo) -> dict[str, Any]:
-    """The schema of a value. A validator in Python says nothing about what it accepts, so it is asked."""
-    annotated: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    """Return the schema of a value. A validator in Python says nothing about what it accepts, so it
+    is asked.
+    """
+    annotated: Any = (
+        Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    )
     adapter = TypeAdapter(annotated)
     schema = adapter.json_schema(mode="validation")
-    options: list[dict[str, Any]] = [o for o in schema.get("anyOf", [schema]) if o.get("type") != "null"]
+    options: list[dict[str, Any]] = [
+        o for o in schema.get("anyOf", [schema]) if o.get("type") != "null"
+    ]
     if options == [{}]:  # a plain validator
         whole = not _accepts(adapter, 0.5)
-        least = {"minimum": 0 if _accepts(adapter, 0) else 1} if whole else {"exclusiveMinimum": 0}
+        least = (
+            {"minimum": 0}
+            if _accepts(adapter, 0)
+            else {"minimum": 1}
+            if whole
+            else {"exclusiveMinimum": 0}
+        )
         options = [{"type": "integer" if whole else "number", **least}]
     if words := [
-        word for word in WORDS if not any(o.get("type") == "string" for o in options) and _accepts(adapter, word)
+        word
+        for word in WORDS
+        if not any(o.get("type") == "string" for o in options) and _accepts(adapter, word)
     ]:
         options = [o for o in options if "const" not in o and "enum" not in o] + [{"enum": words}]
     return options[0] if len(options) == 1 else {"anyOf": options}
 
 
 def _bounds(field: FieldInfo) -> dict[str, int]:
-    """The least length of a list."""
+    """Return the least length of a list."""
     least = next((m.min_length for m in field.metadata if isinstance(m, MinLen)), 0)
     return {"minItems": least} if least else {}
 
@@ -128,7 +147,7 @@ def _accepts(adapter: TypeAdapter[Any], value: Any) -> bool:
 
 
 def _tables_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The tables inside an annotation, also inside a list, a mapping or an optional."""
+    """Yield the tables inside an annotation, also inside a list, a mapping or an optional."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
@@ -142,7 +161,9 @@ def _described(key: str) -> dict[str, str]:
 
 @cache
 def _meanings() -> Mapping[str, str]:
-    meanings: dict[str, str] = json.loads(files(__package__).joinpath(MEANINGS).read_text(encoding="utf-8"))
+    meanings: dict[str, str] = json.loads(
+        files(__package__).joinpath(MEANINGS).read_text(encoding="utf-8")
+    )
     return meanings
 
 
@@ -150,8 +171,9 @@ def _meanings() -> Mapping[str, str]:
 def schema() -> None:
     """Print the JSON Schema of recipes.
 
-    Save it beside a recipe and name it in the recipe's first line, "#:schema recipe.schema.json". Editors with taplo
-    (for VS Code: Even Better TOML) then complete keys, show their meaning and underline mistakes. The schema lists the
-    names of installed components; print it again after installing others.
+    Save it beside a recipe and name it in the recipe's first line, "#:schema recipe.schema.json".
+    Editors with taplo (for VS Code: Even Better TOML) then complete keys, show their meaning and
+    underline mistakes. The schema lists the names of installed components; print it again after
+    installing others.
     """
     click.echo(json.dumps(recipe_schema(), indent=2))

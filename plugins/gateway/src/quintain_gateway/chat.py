@@ -13,8 +13,9 @@ from .errors import invalid, unsupported
 from .fields import (
     MOST_REPLIES,
     call_of,
-    calls_allowed,
+    choice_of,
     distinct,
+    format_of,
     get,
     named,
     pieces,
@@ -24,10 +25,17 @@ from .fields import (
     stops_of,
     text_of,
     tool_of,
+    with_schema,
 )
-from .request import Answer, Token, TurnRequest
+from .request import PolicyTurn, Token, TurnRequest
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 _REFUSED = {
     "functions": "use tools",
     "function_call": "use tool_choice",
@@ -38,16 +46,13 @@ _REFUSED = {
 
 
 def request_of(body: Mapping[str, Any]) -> TurnRequest:
-    """A request.
+    """Return a request.
 
     Raises:
         ApiError: 400, naming the field.
     """
     refuse(body, _REFUSED)
-    kind = get(body, "response_format", dict, {}).get("type", "text")
-    if kind != "text":
-        reason = "a grammar would change the policy that is trained; ask for the format in the prompt"
-        raise unsupported("response_format", f"response_format {kind!r} is not supported: {reason}")
+    form = format_of(get(body, "response_format", dict, {}), "json_schema", "response_format")
     if get(body, "modalities", list, ["text"]) != ["text"]:
         raise unsupported("modalities", "only text is supported")
     limit = positive(body, "max_completion_tokens") or positive(body, "max_tokens")
@@ -58,9 +63,14 @@ def request_of(body: Mapping[str, Any]) -> TurnRequest:
     if not messages:
         raise invalid("messages is empty; expected at least one message", "messages")
     return TurnRequest(
-        messages=named(_message(m, f"messages[{i}]") for i, m in enumerate(messages)),
-        tools=distinct([_tool(t, f"tools[{i}]") for i, t in enumerate(get(body, "tools", list, []))]),
-        calls_allowed=calls_allowed(body.get("tool_choice")),
+        messages=with_schema(
+            named(_message(m, f"messages[{i}]") for i, m in enumerate(messages)), form.get("schema")
+        ),
+        tools=distinct(
+            [_tool(t, f"tools[{i}]") for i, t in enumerate(get(body, "tools", list, []))]
+        ),
+        **choice_of(body.get("tool_choice")),
+        **form,
         n=positive(body, "n", MOST_REPLIES) or 1,
         max_tokens=limit,
         stop=stops_of(body),
@@ -79,14 +89,19 @@ def _message(data: Any, where: str) -> Message:
         raise invalid(f"{where} is no object", where, "invalid_type")
     role: Any = _ROLES.get(get(data, "role", str, "", f"{where}."))
     if role is None:
-        raise invalid(f"{where}.role is {data.get('role')!r}; expected one of {', '.join(_ROLES)}", f"{where}.role")
+        raise invalid(
+            f"{where}.role is {data.get('role')!r}; expected one of {', '.join(_ROLES)}",
+            f"{where}.role",
+        )
     content = text_of(data.get("content"), f"{where}.content")
     if role == "tool":
         call_id = get(data, "tool_call_id", str, "", f"{where}.")
         return Message(role, content, call_id=call_id, name=get(data, "name", str, "", f"{where}."))
     if role != "assistant":
         return Message(role, content)
-    calls = tuple(_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(data.get("tool_calls") or ()))
+    calls = tuple(
+        _call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(data.get("tool_calls") or ())
+    )
     refusal = get(data, "refusal", str, "", f"{where}.")
     return Message(role, content or refusal, calls=calls)
 
@@ -105,26 +120,40 @@ def _tool(data: Any, where: str) -> ToolSpec:
     return tool_of(data.get("function"), f"{where}.function")
 
 
-def response(request: TurnRequest, answers: Sequence[Answer], response_id: str) -> dict[str, Any]:
-    """The whole answer."""
+def response(
+    request: TurnRequest, answers: Sequence[PolicyTurn], response_id: str
+) -> dict[str, Any]:
+    """Return the whole answer."""
     choices = [_choice(request, answer, i) for i, answer in enumerate(answers)]
-    body = _head(request, response_id, "chat.completion") | {"choices": choices, "usage": usage(answers)}
+    body = _head(request, response_id, "chat.completion") | {
+        "choices": choices,
+        "usage": usage(answers),
+    }
     if request.token_ids:
         body["prompt_token_ids"] = list(answers[0].prompt_ids)
     return body
 
 
-def stream(request: TurnRequest, answers: Sequence[Answer], response_id: str) -> Iterator[str]:
-    """The answer as the data of server-sent events."""
+def stream(request: TurnRequest, answers: Sequence[PolicyTurn], response_id: str) -> Iterator[str]:
+    """Yield the answer as the data of server-sent events."""
     head = _head(request, response_id, "chat.completion.chunk")
 
     def chunk(index: int, delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> str:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish} | more
-        return json.dumps(head | {"choices": [choice]} | ({"usage": None} if request.stream_usage else {}))
+        return json.dumps(
+            head | {"choices": [choice]} | ({"usage": None} if request.stream_usage else {})
+        )
 
     for i, answer in enumerate(answers):
         message = _said(answer)
-        yield chunk(i, {"role": "assistant", "content": None if message["content"] is None else ""})
+        yield chunk(
+            i,
+            {
+                "role": "assistant",
+                "content": None if message["content"] is None else "",
+                "refusal": None,
+            },
+        )
         if message.get("reasoning_content"):
             yield chunk(i, {"reasoning_content": message["reasoning_content"]})
         if request.logprobs:
@@ -143,31 +172,41 @@ def stream(request: TurnRequest, answers: Sequence[Answer], response_id: str) ->
     yield "[DONE]"
 
 
-def finish_of(answer: Answer) -> str:
-    """Why the turn ended, in this API's words."""
+def finish_of(answer: PolicyTurn) -> str:
+    """Return why the turn ended, in this API's words."""
     if answer.turn.finish == "length":
         return "length"
     return "tool_calls" if answer.turn.calls else "stop"
 
 
-def usage(answers: Sequence[Answer]) -> dict[str, int]:
+def usage(answers: Sequence[PolicyTurn]) -> dict[str, int]:
     """Tokens of the prompt, counted once, and of all replies."""
     prompt, sampled = answers[0].prompt, sum(a.sampled for a in answers)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
 def arguments_of(call: ToolCall) -> str:
-    """The arguments of a call, as JSON."""
+    """Return the arguments of a call, as JSON."""
     return json.dumps(dict(call.arguments), ensure_ascii=False)
 
 
 def _head(request: TurnRequest, response_id: str, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{response_id}", "object": kind, "created": int(time.time()), "model": request.model}
+    return {
+        "id": f"chatcmpl-{response_id}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": request.model,
+    }
 
 
-def _choice(request: TurnRequest, answer: Answer, index: int) -> dict[str, Any]:
+def _choice(request: TurnRequest, answer: PolicyTurn, index: int) -> dict[str, Any]:
     logprobs = _logprobs(request, answer.tokens) if request.logprobs else None
-    choice = {"index": index, "message": _said(answer), "logprobs": logprobs, "finish_reason": finish_of(answer)}
+    choice = {
+        "index": index,
+        "message": _said(answer),
+        "logprobs": logprobs,
+        "finish_reason": finish_of(answer),
+    }
     if request.token_ids:
         choice["token_ids"] = [t.id for t in answer.tokens]
     if answer.version is not None:
@@ -175,14 +214,17 @@ def _choice(request: TurnRequest, answer: Answer, index: int) -> dict[str, Any]:
     return choice
 
 
-def _said(answer: Answer) -> dict[str, Any]:
+def _said(answer: PolicyTurn) -> dict[str, Any]:
     turn = answer.turn
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if turn.calls else "")}
+    content = answer.text or (None if turn.calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if turn.reasoning:
         message["reasoning_content"] = turn.reasoning
     if turn.calls:
         functions = [(c.id, {"name": c.name, "arguments": arguments_of(c)}) for c in turn.calls]
-        message["tool_calls"] = [{"id": id_, "type": "function", "function": f} for id_, f in functions]
+        message["tool_calls"] = [
+            {"id": id_, "type": "function", "function": f} for id_, f in functions
+        ]
     return message
 
 
@@ -191,7 +233,9 @@ def _logprobs(request: TurnRequest, tokens: Sequence[Token]) -> dict[str, Any]:
 
 
 def logprob_of(token: Token, top: int) -> dict[str, Any]:
-    """A token with its log-prob. Engines report the sampled token alone, so it is the only one of ``top_logprobs``."""
+    """Return a token with its log-prob. Engines report the sampled token alone, so it is the only
+    one of ``top_logprobs``.
+    """
     one = {"token": token.text or f"token_id:{token.id}", "logprob": token.logp}
     one["bytes"] = list(token.text.encode()) if token.text else None
     return one | {"top_logprobs": [dict(one)] if top else []}

@@ -10,42 +10,64 @@ from typing import Any
 import click
 
 from quintain import Sampling
-from quintain.cli import Count, current, sigterm_as_ctrl_c
+from quintain.cli import Count, sigterm_as_ctrl_c
 from quintain.errors import UsageError
+from quintain.registry import current
 
 from .server import is_loopback
 
 DEFAULT = "default"
-RECIPE = """
-extends = "quickstart"
-
-[model.start.args]
-target = [0.0, 1.0]
-settle = 1
-check_every = 120
-max_steps = 120
-tasks = 8
-
-[[environments]]
-use = "quintain-env-math/arithmetic"
-args = { levels = [1], slips = 0.0 }
-"""
-"""The default model that is served: 120 updates on sums of numbers of one digit, to show that all of it works."""
+EXAMPLE = "Write stone backwards."
+"""What the general starter, which is served by default, answers rightly without randomness."""
 
 
 @click.command()
 @click.argument("model", metavar="[MODEL]", default=DEFAULT)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option("--key", envvar="QUINTAIN_SERVE_KEY", default="", help="The key that requests must have.")
-@click.option("--record", type=click.Path(path_type=Path), metavar="FOLDER", help="Write each session to FOLDER.")
-@click.option("--temperature", "-t", type=click.FloatRange(0, 2), default=1.0, show_default=True, help="By default.")
-@click.option("--max-tokens", type=Count(1), default=1024, show_default=True, help="New tokens per reply, at most.")
 @click.option(
-    "--idle", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds until a session ends."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="0 takes a free one.",
 )
-@click.option("--slots", type=Count(1), default=64, show_default=True, help="Replies sampled at once.")
-@click.option("--folder", default="runs", show_default=True, help="Parent folder of the run folders.")
+@click.option(
+    "--key", envvar="QUINTAIN_SERVE_KEY", default="", help="The key that requests must have."
+)
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Write each session to FOLDER.",
+)
+@click.option(
+    "--temperature",
+    "-t",
+    type=click.FloatRange(0, 2),
+    default=1.0,
+    show_default=True,
+    help="By default.",
+)
+@click.option(
+    "--max-tokens",
+    type=Count(1),
+    default=1024,
+    show_default=True,
+    help="New tokens per reply, at most.",
+)
+@click.option(
+    "--idle",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    help="Seconds until a session ends.",
+)
+@click.option(
+    "--slots", type=Count(1), default=64, show_default=True, help="Replies sampled at once."
+)
+@click.option(
+    "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
+)
 def serve(
     model: str,
     host: str,
@@ -58,15 +80,19 @@ def serve(
     slots: int,
     folder: str,
 ) -> None:
-    """Serve MODEL (a run, a folder with a model, or a Hugging Face id; by default the default model).
+    """Serve MODEL (a run, a folder with a model, or a Hugging Face id; by default the default
+    model).
 
-    Chat completions and responses, as docs/gateway.md says. Each key has a session of its own; without --key any is
-    accepted, on the loopback interface only. Ctrl-C ends it.
+    Chat completions and responses, as docs/gateway.md says. Each key has a session of its own;
+    without --key any is accepted, on the loopback interface only. Ctrl-C ends it.
     """
-    from quintain.training import model_named
+    from quintain.store import model_named
 
     if not key and not is_loopback(host):
-        raise UsageError(f"--host {host} is reachable from other machines: give a key with --key or QUINTAIN_SERVE_KEY")
+        raise UsageError(
+            f"--host {host} is reachable from other machines: give a key with --key or "
+            f"QUINTAIN_SERVE_KEY"
+        )
     path = default_model() if model == DEFAULT else model_named(model, folder)[0]
     with sigterm_as_ctrl_c():
         asyncio.run(
@@ -74,23 +100,31 @@ def serve(
                 path,
                 slots,
                 Sampling(temperature=temperature, max_tokens=max_tokens),
-                {"host": host, "port": port, "key": key, "record": record, "idle": idle, "models": [model]},
+                {
+                    "host": host,
+                    "port": port,
+                    "key": key,
+                    "record": record,
+                    "idle": idle,
+                    "models": [model],
+                },
             )
         )
 
 
 def default_model() -> str:
-    """The folder of the default model, which is trained now if it is not in the cache.
+    """Return the folder of the general starter, from which default models begin.
 
     Raises:
-        UnknownNameError: quintain-starter is not installed.
+        UsageError: quintain-starter is not installed.
     """
-    from quintain.training import ModelRequest, Recipe, for_terminal, model_source
-
-    recipe = Recipe.parse(RECIPE, source="quintain serve")
-    source: Any = model_source(recipe)
-    with for_terminal(quiet=False) as screen, sigterm_as_ctrl_c():
-        return str(source.train_once(ModelRequest.of(recipe, screen)))
+    try:
+        from quintain_starter import general_starter
+    except ModuleNotFoundError as e:
+        raise UsageError(
+            "the default model needs quintain-starter: pip install 'quintain-gateway[default]'"
+        ) from e
+    return str(general_starter())
 
 
 async def _serve(path: str, slots: int, sampling: Sampling, settings: dict[str, Any]) -> None:
@@ -99,14 +133,18 @@ async def _serve(path: str, slots: int, sampling: Sampling, settings: dict[str, 
     click.echo(f"loading {path}", err=True)
     engine = current().load("engine", "quintain/embedded")(path, slots=slots, reproducible=False)
     stop = asyncio.Event()
-    async with engine, ModelServer(engine, sampling, max_bytes=16_000_000, remote=True, **settings) as server:
+    async with (
+        engine,
+        ModelServer(engine, sampling, max_bytes=16_000_000, remote=True, **settings) as server,
+    ):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         (name,) = settings["models"]
         click.echo(f"serving {name} at {server.base_url}")
         key = "$QUINTAIN_SERVE_KEY" if settings["key"] else "any"
-        body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "47+85=?"}}]}}'
+        talk = f'"messages": [{{"role": "user", "content": "{EXAMPLE}"}}]'
+        body = f'{{"model": "{name}", "temperature": 0, {talk}}}'
         click.echo(
             f"try: curl {server.base_url}/chat/completions -H 'Content-Type: application/json' "
             f"-H \"Authorization: Bearer {key}\" -d '{body}'"

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from quintain import InfrastructureError, LimitReached, Message
+from quintain import InfrastructureError, LimitReached, Message, ToolCall
 from quintain.errors import EnvironmentFault, UsageError
 
 from .errors import ApiError
-from .request import Answer, Policy, TurnRequest
+from .faults import turn_fault
+from .request import Policy, PolicyTurn, TurnRequest
+from .responses import ResponseHistory
 from .threads import Thread, Threads
 
 _LIMITS = {
-    "context": ("context_length_exceeded", "the conversation is longer than the context of the model"),
+    "context": (
+        "context_length_exceeded",
+        "the conversation is longer than the context of the model",
+    ),
     "turns": ("turn_limit_reached", "the episode may take no more turns"),
     "tokens": ("token_limit_reached", "the episode may sample no more tokens"),
 }
@@ -30,21 +35,27 @@ class Endpoint:
         api_key: 128 random bits; valid until the endpoint ends.
         failure: an error of ours that some request met and no later one repaired.
         limit: the limit that a request met first.
+        fault: why the last turn of a conversation was not what its agent had asked for
+            (`turn_fault`); empty if it was. A request that arrives while none is in flight shows
+            that the agent went on, and clears it.
         requests, turns: requests so far; turns that the policy took.
     """
 
-    def __init__(self, policy: Policy, base_url: str, api_key: str, *, concurrency: int, queue: int) -> None:
+    def __init__(
+        self, policy: Policy, base_url: str, api_key: str, *, concurrency: int, queue: int
+    ) -> None:
         self.base_url, self.api_key = base_url, api_key
         self.limit: LimitReached | None = None
         self.requests = self.turns = 0
         self.closed = False
         self.last_used = asyncio.get_running_loop().time()
-        self.histories: dict[str, tuple[Message, ...]] = {}  # by the id of a response (Responses API)
+        self.histories: dict[str, ResponseHistory] = {}  # by the id of a response (Responses API)
         self._threads = Threads(policy)
         self._failures: dict[Thread, BaseException] = {}
+        self._faults: dict[Thread, str] = {}
         self._room = asyncio.Semaphore(concurrency)
         self._waiting, self._queue = 0, queue
-        self._tasks: set[asyncio.Task[list[Answer]]] = set()
+        self._tasks: set[asyncio.Task[list[PolicyTurn]]] = set()
         self._calls: dict[str, str] = {}  # ids as the agent knows them -> as the conversation does
         # A reproducible engine tells live episodes apart by a variable of this context.
         self._context = contextvars.copy_context()
@@ -52,11 +63,19 @@ class Endpoint:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that OpenAI's clients, and most frameworks, read."""
-        return {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_BASE": self.base_url, "OPENAI_API_KEY": self.api_key}
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_BASE": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+        }
 
     @property
     def failure(self) -> BaseException | None:
         return next(iter(self._failures.values()), None)
+
+    @property
+    def fault(self) -> str:
+        return next(filter(None, self._faults.values()), "")
 
     @property
     def threads(self) -> int:
@@ -64,12 +83,18 @@ class Endpoint:
         return self._threads.count
 
     @property
+    def rewritten(self) -> int:
+        """Number of conversations that began with a history that no other has (`Threads`)."""
+        return self._threads.rewritten
+
+    @property
     def busy(self) -> bool:
         """Whether requests are in flight."""
         return bool(self._tasks)
 
-    async def submit(self, request: TurnRequest) -> list[Answer]:
-        """The ``request.n`` answers to a request. Cancelling the call cancels their sampling.
+    async def submit(self, request: TurnRequest) -> list[PolicyTurn]:
+        """Return the ``request.n`` answers to a request. Cancelling the call cancels their
+        sampling.
 
         Raises:
             ApiError: what the agent is told instead.
@@ -77,9 +102,14 @@ class Endpoint:
         if self.closed:
             raise over()
         if self._waiting >= self._queue:
-            message = f"{self._waiting} requests of this episode are in flight; expected at most {self._queue}"
+            message = (
+                f"{self._waiting} requests of this episode are in flight; expected at most "
+                f"{self._queue}"
+            )
             raise ApiError(429, "too_many_requests", message, retry=True)
         loop = asyncio.get_running_loop()
+        if not self._tasks:
+            self._faults.clear()
         self.requests += 1
         self._waiting += 1
         task = loop.create_task(self._answers(request), context=self._context.copy())
@@ -104,7 +134,7 @@ class Endpoint:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _answers(self, request: TurnRequest) -> list[Answer]:
+    async def _answers(self, request: TurnRequest) -> list[PolicyTurn]:
         # Threads are chosen before anything waits, in the order in which requests arrive.
         messages = [self._as_known(m) for m in request.messages]
         threads: list[Thread] = []
@@ -116,21 +146,28 @@ class Endpoint:
                 tasks = [group.create_task(self._answer(t, request)) for t in threads]
             return [t.result() for t in tasks]
         except BaseExceptionGroup as failed:
-            raise next((e for e in failed.exceptions if isinstance(e, ApiError)), failed.exceptions[0]) from failed
+            raise next(
+                (e for e in failed.exceptions if isinstance(e, ApiError)), failed.exceptions[0]
+            ) from failed
         finally:
             for thread in threads:
                 self._threads.release(thread)
 
-    async def _answer(self, thread: Thread, request: TurnRequest) -> Answer:
-        """One turn of *thread*; whatever fails becomes an answer to the agent, and is remembered if it is ours."""
+    async def _answer(self, thread: Thread, request: TurnRequest) -> PolicyTurn:
+        """One turn of *thread*; whatever fails becomes an answer to the agent, and is remembered if
+        it is ours.
+        """
         try:
             async with self._room:
                 answer = await thread.player.turn(request)
         except LimitReached as e:
             self.limit = self.limit or e
             code, message = _LIMITS.get(e.limit, (f"{e.limit}_limit_reached", "a limit is reached"))
-            raise ApiError(400, code, f"{message} ({e})", param="messages" if e.limit == "context" else None) from e
-        except UsageError as e:  # the template refuses the agent's messages: not an error of the recipe
+            raise ApiError(
+                400, code, f"{message} ({e})", param="messages" if e.limit == "context" else None
+            ) from e
+        except UsageError as e:
+            # the template refuses the agent's messages: not an error of the recipe
             raise ApiError(400, "unsupported_messages", str(e), param="messages") from e
         except InfrastructureError as e:
             self._failures[thread] = e
@@ -143,20 +180,29 @@ class Endpoint:
             logging.getLogger(__name__).exception("a turn failed")
             raise ApiError(500, "internal_error", f"{type(e).__name__}: {e}") from e
         self._failures.pop(thread, None)
+        self._faults[thread] = turn_fault(request, answer.turn)
         self.turns += 1
-        answer = self._with_ids(answer, thread, request)
-        self._threads.answered(thread, Message("assistant", answer.text, calls=answer.turn.calls))
-        return answer
+        seen = self._with_ids(answer, thread, request)
+        errors = _errors(answer.turn.calls) if seen.turn.calls else ()
+        self._threads.answered(
+            thread, Message("assistant", seen.text, calls=seen.turn.calls), errors
+        )
+        return seen
 
-    def _with_ids(self, answer: Answer, thread: Thread, request: TurnRequest) -> Answer:
-        """The answer as the agent sees it: readable calls with ids that are unique in the episode.
+    def _with_ids(self, answer: PolicyTurn, thread: Thread, request: TurnRequest) -> PolicyTurn:
+        """Return the answer as the agent sees it: readable calls with ids that are unique in the
+        episode.
 
-        What is no readable call, or was not allowed, stays text: the agent sees what the policy wrote.
+        Calls of a turn that has no readable one, or that were not allowed, stay text: the agent
+        sees what the policy wrote. Beside a readable call, the conversation itself has the error of
+        one that is not (`_errors`).
         """
         turn = answer.turn
         if not turn.calls:
             return answer
-        calls = tuple(c for c in turn.calls if not c.error and c.name) if request.calls_allowed else ()
+        calls = (
+            tuple(c for c in turn.calls if not c.error and c.name) if request.calls_allowed else ()
+        )
         if not calls:
             thought = turn.text.find("</think>") + len("</think>") if turn.reasoning else 0
             return replace(answer, turn=replace(turn, calls=(), reply=turn.text[thought:].strip()))
@@ -175,8 +221,21 @@ class Endpoint:
         if message.call_id in known:
             return replace(message, call_id=known[message.call_id])
         if any(c.id in known for c in message.calls):
-            return replace(message, calls=tuple(replace(c, id=known.get(c.id, c.id)) for c in message.calls))
+            return replace(
+                message, calls=tuple(replace(c, id=known.get(c.id, c.id)) for c in message.calls)
+            )
         return message
+
+
+def _errors(calls: Sequence[ToolCall]) -> tuple[tuple[int, Message], ...]:
+    """Results that say why calls cannot be read, each with its place among the results; no agent
+    can answer them.
+    """
+    rows = [(i, c) for i, c in enumerate(calls) if c.error or not c.name]
+    return tuple(
+        (i, Message("tool", f"error: {c.error or 'no name'}", call_id=c.id, name=c.name))
+        for i, c in rows
+    )
 
 
 def over() -> ApiError:

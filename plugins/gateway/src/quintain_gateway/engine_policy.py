@@ -1,4 +1,6 @@
-"""Conversations straight with an engine, outside of episodes: what `quintain serve` answers with."""
+"""Conversations straight with an engine, outside of episodes: what `quintain serve` answers
+with.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from quintain import LimitReached, Message, Sampled, Sampling, TokenEngine, Transcript
-from quintain.training import Conversation, derived_seed, stops
+from quintain.rollouts import Conversation, stops
+from quintain.types import derived_seed
 
-from .request import Answer, Token, TurnRequest
+from .request import PolicyTurn, Token, TurnRequest
 
 Observer = Callable[[str, Sampled, Sampling], None]
 """Called with the name of a conversation, a turn and its settings."""
@@ -25,7 +28,12 @@ class EnginePolicy:
     """
 
     def __init__(
-        self, engine: TokenEngine, sampling: Sampling, *, heed: bool = True, observe: Observer | None = None
+        self,
+        engine: TokenEngine,
+        sampling: Sampling,
+        *,
+        heed: bool = True,
+        observe: Observer | None = None,
     ) -> None:
         self.engine, self.sampling, self.heed, self.observe = engine, sampling, heed, observe
         self.players: dict[str, EnginePlayer] = {}
@@ -35,7 +43,7 @@ class EnginePolicy:
         return self.players[name]
 
     def transcripts(self) -> dict[str, Transcript]:
-        """The exact tokens of each conversation, by name."""
+        """Return the exact tokens of each conversation, by name."""
         return {name: player.transcript() for name, player in self.players.items()}
 
 
@@ -51,13 +59,15 @@ class EnginePlayer:
         for message in messages:
             self._conversation.add(message)
 
-    async def turn(self, request: TurnRequest) -> Answer:
+    async def turn(self, request: TurnRequest) -> PolicyTurn:
         engine, conversation = self._policy.engine, self._conversation
         if request.tools:
             conversation.tools = request.tools
         ids = conversation.prompt()
         if len(ids) >= engine.context:
-            raise LimitReached("context", f"the prompt has {len(ids)} tokens, the context holds {engine.context}")
+            raise LimitReached(
+                "context", f"the prompt has {len(ids)} tokens, the context holds {engine.context}"
+            )
         sampling = self._sampling(request)
         sampled = await engine.sample(ids, stops(engine.tokenizer, sampling))
         text = conversation.add_sampled(sampled)
@@ -68,11 +78,13 @@ class EnginePlayer:
         self._turns += 1
         wanted = request.logprobs or request.token_ids
         pairs = zip(sampled.ids, sampled.logps, strict=True) if wanted else ()
-        return Answer(
+        return PolicyTurn(
             turn=turn,
             prompt=len(ids),
             sampled=sampled.tokens,
-            tokens=tuple(Token(id=i, logp=logp, text=engine.tokenizer.decode([i])) for i, logp in pairs),
+            tokens=tuple(
+                Token(id=i, logp=logp, text=engine.tokenizer.decode([i])) for i, logp in pairs
+            ),
             prompt_ids=tuple(ids) if request.token_ids else (),
             version=sampled.versions[-1] if sampled.versions else engine.version,
         )
@@ -83,7 +95,9 @@ class EnginePlayer:
         return other
 
     def transcript(self) -> Transcript:
-        return self._conversation.transcript(self._policy.engine.name, self._policy.sampling.temperature)
+        return self._conversation.transcript(
+            self._policy.engine.name, self._policy.sampling.temperature
+        )
 
     def _sampling(self, request: TurnRequest) -> Sampling:
         seed = derived_seed(self._policy.sampling.seed, self._name, self._turns)

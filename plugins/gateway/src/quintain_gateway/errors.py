@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+__all__ = ["ApiError", "too_large"]
+
 
 class ApiError(Exception):
     """An answer other than 200.
@@ -17,20 +19,32 @@ class ApiError(Exception):
         retry: whether clients should send the request again.
     """
 
-    def __init__(self, status: int, code: str, message: str, *, param: str | None = None, retry: bool = False) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, *, param: str | None = None, retry: bool = False
+    ) -> None:
         super().__init__(message)
-        self.status, self.code, self.message, self.param, self.retry = status, code, message, param, retry
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry = retry
 
     @property
     def body(self) -> dict[str, Any]:
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, "")
         kind = kind or ("server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        return {
+            "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        }
 
     @property
     def headers(self) -> Mapping[str, str]:
         """``x-should-retry`` is what the official clients obey before any rule about the status."""
-        return {"retry-after": "0", "x-should-retry": "true"} if self.retry else {"x-should-retry": "false"}
+        return (
+            {"retry-after": "0", "x-should-retry": "true"}
+            if self.retry
+            else {"x-should-retry": "false"}
+        )
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:

@@ -1,4 +1,6 @@
-"""Reads the fields that both APIs share; every fault of a request is an `ApiError` that names its field."""
+"""Reads the fields that both APIs share; every fault of a request is an `ApiError` that names its
+field.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from quintain import Message, ToolCall, ToolSpec
+from quintain.types import read_json
 
 from .errors import invalid, unsupported
+from .request import ANY_TOOL
 
 DEEPEST = 64
 """Levels of objects and lists in a request, at most."""
@@ -23,38 +27,40 @@ _REPLACED = {"temperature": "temperature", "top_p": "top_p", "seed": "seed"}
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """The JSON object in a body. Lone surrogates, which no tokenizer can encode, become question marks."""
+    """Return the JSON object in a body. Lone surrogates, which no tokenizer can encode, become
+    question marks.
+    """
     try:
-        text = data.decode()
-        value = json.loads(text)
-        if "\\ud" in text.lower():
-            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-    except (ValueError, RecursionError) as e:
-        raise invalid(f"the body is not JSON: {e}", code="invalid_json") from None
+        value = read_json(data.decode(), deepest=DEEPEST)
+    except ValueError as e:
+        raise invalid(f"the body cannot be read as JSON: {e}", code="invalid_json") from None
     if not isinstance(value, dict):
-        raise invalid(f"the body is a JSON {type(value).__name__}; expected an object", code="invalid_json")
-    level: list[Any] = [value]
-    for _ in range(DEEPEST):
-        level = [v for x in level for v in (x.values() if isinstance(x, dict) else x if isinstance(x, list) else ())]
-        if not level:
-            return value
-    raise invalid(f"the body has more than {DEEPEST} levels", code="invalid_json")
+        raise invalid(
+            f"the body is a JSON {type(value).__name__}; expected an object", code="invalid_json"
+        )
+    return value
 
 
-def get(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any, where: str = "") -> Any:
-    """The field *name*, or *default* where it is missing or null."""
+def get(
+    body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any, where: str = ""
+) -> Any:
+    """Return the field *name*, or *default* where it is missing or null."""
     value = body.get(name)
     if value is None:
         return default
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         expected = " or ".join(k.__name__ for k in kinds)
-        raise invalid(f"{where}{name} is {_shown(value)}; expected {expected}", f"{where}{name}", "invalid_type")
+        raise invalid(
+            f"{where}{name} is {_shown(value)}; expected {expected}",
+            f"{where}{name}",
+            "invalid_type",
+        )
     return value
 
 
 def positive(body: Mapping[str, Any], name: str, most: int | None = None) -> int | None:
-    """A whole number from 1 up, or ``None``."""
+    """Return a whole number from 1 up, or ``None``."""
     value = get(body, name, int, None)
     if value is not None and not 1 <= value <= (most or value):
         raise invalid(f"{name} is {value}; expected 1{f' to {most}' if most else ' or more'}", name)
@@ -68,21 +74,32 @@ def text_of(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise invalid(f"{where} is {_shown(content)}; expected text or a list of parts", where, "invalid_type")
+        raise invalid(
+            f"{where} is {_shown(content)}; expected text or a list of parts", where, "invalid_type"
+        )
     out: list[str] = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "input_text", "output_text", "refusal"):
-            raise unsupported(f"{where}[{i}]", f"{where}[{i}] is a part of type {_shown(kind)}; only text is supported")
+            raise unsupported(
+                f"{where}[{i}]",
+                f"{where}[{i}] is a part of type {_shown(kind)}; only text is supported",
+            )
         value = part.get("refusal" if kind == "refusal" else "text")
         if not isinstance(value, str):
-            raise invalid(f"{where}[{i}].text is {_shown(value)}; expected text", f"{where}[{i}]", "invalid_type")
+            raise invalid(
+                f"{where}[{i}].text is {_shown(value)}; expected text",
+                f"{where}[{i}]",
+                "invalid_type",
+            )
         out.append(value)
     return "".join(out)
 
 
 def call_of(name: Any, arguments: Any, call_id: Any, where: str) -> ToolCall:
-    """A call of the history. Arguments that are no JSON object are kept as text, as a fault of the call."""
+    """Return a call of the history. Arguments that are no JSON object are kept as text, as a fault
+    of the call.
+    """
     if not isinstance(name, str) or not isinstance(call_id, str | None):
         raise invalid(f"{where} needs a name and an id of text", where, "invalid_type")
     value = arguments
@@ -108,12 +125,19 @@ def named(messages: Iterable[Message]) -> tuple[Message, ...]:
 
 
 def tool_of(function: Any, where: str) -> ToolSpec:
-    """A function tool."""
+    """Return a function tool."""
     if not isinstance(function, dict):
         raise invalid(f"{where} is {_shown(function)}; expected an object", where, "invalid_type")
     name = get(function, "name", str, "", f"{where}.")
     if not _NAME.match(name):
-        raise invalid(f"{where}.name is {_shown(name)}; expected letters, digits, _ . : / or -", f"{where}.name")
+        raise invalid(
+            f"{where}.name is {_shown(name)}; expected letters, digits, _ . : / or -",
+            f"{where}.name",
+        )
+    if isinstance(function.get("parameters"), list):  # the other form that qwen-agent takes
+        example = '{"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}'
+        message = f"{where}.parameters is a list; expected a JSON schema, such as {example}"
+        raise invalid(message, f"{where}.parameters", "invalid_type")
     parameters = get(function, "parameters", dict, None, f"{where}.")
     description = get(function, "description", str, "", f"{where}.")
     about = {} if parameters is None else {"parameters": parameters}
@@ -123,26 +147,89 @@ def tool_of(function: Any, where: str) -> ToolSpec:
 def distinct(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
     """*tools*, whose names must differ."""
     names = [t.name for t in tools]
-    twice = next((n for n in names if names.count(n) > 1), None) if len(set(names)) < len(names) else None
+    twice = (
+        next((n for n in names if names.count(n) > 1), None)
+        if len(set(names)) < len(names)
+        else None
+    )
     if twice is not None:
         raise invalid(f"two tools have the name {twice!r}", "tools")
     return tuple(tools)
 
 
-def calls_allowed(choice: Any) -> bool:
-    """Whether ``tool_choice`` lets the policy call tools.
-
-    ``required`` and a named function are taken as ``auto``: nothing can force a policy whose tokens are trained.
+def choice_of(choice: Any) -> dict[str, Any]:
+    """Return the fields of `TurnRequest` that ``tool_choice`` sets: a demand is noted, since
+    nothing can force a policy whose tokens are trained.
     """
     if not isinstance(choice, str | dict | None):
-        raise invalid(f"tool_choice is {_shown(choice)}; expected text or an object", "tool_choice", "invalid_type")
+        raise invalid(
+            f"tool_choice is {_shown(choice)}; expected text or an object",
+            "tool_choice",
+            "invalid_type",
+        )
     if isinstance(choice, str) and choice not in ("auto", "none", "required"):
-        raise invalid(f"tool_choice is {choice!r}; expected auto, none, required or a function", "tool_choice")
-    return choice != "none"
+        raise invalid(
+            f"tool_choice is {choice!r}; expected auto, none, required or a function", "tool_choice"
+        )
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else choice.get("name")
+        return {
+            "must_call": name if choice.get("type") == "function" and isinstance(name, str) else ""
+        }
+    return {
+        "calls_allowed": choice != "none",
+        "must_call": ANY_TOOL if choice == "required" else "",
+    }
+
+
+def format_of(given: Mapping[str, Any], inner: str, where: str) -> dict[str, Any]:
+    """Return the fields of `TurnRequest` that ``response_format`` or ``text.format`` sets.
+
+    Args:
+        inner: field of *given* that holds name and schema; empty where they stand in *given*
+            itself.
+        where: the field's name.
+    """
+    kind = get(given, "type", str, "text", f"{where}.")
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"schema": {"type": "object"}, "response_format": json.dumps({"type": kind})}
+    if kind != "json_schema":
+        reason = "take json_schema or json_object, or ask for the format in the prompt"
+        raise unsupported(where, f"{where} {kind!r} is not supported: {reason}")
+    holder, place = (
+        (get(given, inner, dict, {}, f"{where}."), f"{where}.{inner}") if inner else (given, where)
+    )
+    schema: dict[str, Any] | None = get(holder, "schema", dict, None, f"{place}.")
+    if schema is None:
+        raise invalid(f"{place}.schema is missing; expected a JSON schema", f"{place}.schema")
+    whole = {"type": kind, "json_schema": {k: v for k, v in holder.items() if k != "type"}}
+    return {"schema": schema, "response_format": json.dumps(whole)}
+
+
+def with_schema(
+    messages: Sequence[Message], schema: Mapping[str, Any] | None
+) -> tuple[Message, ...]:
+    """*messages* with a schema in the system message, where the policy reads it, as it reads the
+    tools.
+
+    A client that asks for ``json_object`` says so in its messages, as OpenAI's API demands.
+    """
+    if schema is None or schema == {"type": "object"}:
+        return tuple(messages)
+    asked = (
+        f"Reply with JSON alone, without any other text, that fits this "
+        f"schema:\n{json.dumps(schema)}"
+    )
+    if messages[0].role == "system":
+        return (Message("system", f"{messages[0].content}\n\n{asked}"), *messages[1:])
+    return (Message("system", asked), *messages)
 
 
 def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `Sampling` that a request may set, where its engine is not trained."""
+    """Return the fields of `Sampling` that a request may set, where its engine is not trained."""
     ranges = {"temperature": (0, 2), "top_p": (0, 1)}
     found: dict[str, Any] = {}
     for name, to in _REPLACED.items():

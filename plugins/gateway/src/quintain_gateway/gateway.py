@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,8 @@ from .endpoint import Endpoint
 from .request import Policy
 from .server import Server
 from .sessions import SessionPolicy
+
+_log = logging.getLogger("quintain.gateway")
 
 
 class Gateway(Service):
@@ -46,12 +49,17 @@ class Gateway(Service):
         queue: int = 1024,
         max_bytes: int = 16_000_000,
     ) -> None:
-        for name, value in (("concurrency", concurrency), ("queue", queue), ("max_bytes", max_bytes)):
+        for name, value in (
+            ("concurrency", concurrency),
+            ("queue", queue),
+            ("max_bytes", max_bytes),
+        ):
             if value < 1:  # no request would ever be answered
                 raise UsageError(f"gateway: {name} is {value}; expected at least 1")
         self._server = Server(host=host, port=port, remote=remote, max_bytes=max_bytes)
         self.max_bytes = max_bytes
         self._concurrency, self._queue = concurrency, queue
+        self._warned = False
 
     @property
     def base_url(self) -> str:
@@ -69,11 +77,12 @@ class Gateway(Service):
     async def endpoint(self, agent: Any) -> AsyncIterator[Endpoint]:
         """An endpoint for the time of the block, which the episode's own task must enter.
 
-        The first conversation that is opened is *agent*'s own; each further one is another player of the episode.
+        The first conversation that is opened is *agent*'s own; each further one is another player
+        of the episode.
 
         Raises:
-            InfrastructureError: at the end, if the engine failed a request and no later one repaired it, whatever the
-                agent made of it.
+            InfrastructureError: at the end, if the engine failed a request and no later one
+                repaired it, whatever the agent made of it.
             LimitReached: at the end, if a request met a limit and the block raised for it.
         """
         policy = SessionPolicy(agent)
@@ -87,17 +96,35 @@ class Gateway(Service):
                     raise LimitReached(endpoint.limit.limit, str(endpoint.limit)) from e
                 raise
             finally:
-                agent.metric(gateway_requests=endpoint.requests, gateway_threads=endpoint.threads)
+                self._report(agent, endpoint)
             await self._server.end(endpoint)
             _raise_failure(endpoint)
             if endpoint.limit is not None:
                 await policy.mark_limit()
 
+    def _report(self, agent: Any, endpoint: Endpoint) -> None:
+        threads, rewritten = endpoint.threads, endpoint.rewritten
+        agent.metric(
+            gateway_requests=endpoint.requests, gateway_threads=threads, gateway_rewritten=rewritten
+        )
+        if rewritten and not self._warned:
+            self._warned = True
+            _log.warning(
+                "gateway: %d conversations in an episode of %d turns: the agent rewrites its "
+                "history, and each of its versions is trained as a sample of its own; "
+                "docs/gateway.md#conversations says what keeps one",
+                *(threads, endpoint.turns),
+            )
+
     @asynccontextmanager
     async def serve(self, policy: Policy) -> AsyncIterator[Endpoint]:
-        """An endpoint over any *policy*, for the time of the block or until the task that entered it ends."""
+        """An endpoint over any *policy*, for the time of the block or until the task that entered
+        it ends.
+        """
         key = secrets.token_urlsafe(16)
-        endpoint = Endpoint(policy, self.base_url, key, concurrency=self._concurrency, queue=self._queue)
+        endpoint = Endpoint(
+            policy, self.base_url, key, concurrency=self._concurrency, queue=self._queue
+        )
         self._server.add(endpoint)
         loop, owner = asyncio.get_running_loop(), asyncio.current_task()
 
@@ -121,4 +148,6 @@ def _raise_failure(endpoint: Endpoint) -> None:
         return
     if isinstance(failure, (InfrastructureError, EnvironmentFault)):
         raise failure
-    raise InfrastructureError(f"the gateway failed: {type(failure).__name__}: {failure}") from failure
+    raise InfrastructureError(
+        f"the gateway failed: {type(failure).__name__}: {failure}"
+    ) from failure

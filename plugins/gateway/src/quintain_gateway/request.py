@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from quintain import Message, ToolSpec, Turn
+
+ANY_TOOL = "*"
+"""`TurnRequest.must_call` of a request that leaves the choice of the tool to the policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,20 +18,32 @@ class TurnRequest:
     """What an agent asks of the policy.
 
     Attributes:
-        messages: the whole conversation; tool messages carry the name of their tool where a call with their id is seen.
+        messages: the whole conversation; tool messages carry the name of their tool where a call
+            with their id is seen.
+        history: the conversation without what each request of the responses API sends again.
         tools: offered.
         calls_allowed: false for ``tool_choice = "none"``: calls in the reply are left as text.
+        must_call: name of the tool that ``tool_choice`` demands, `ANY_TOOL`, or empty. Nothing
+            forces a policy whose tokens are recorded.
+        schema: JSON schema that the reply is to fit; the messages say it, and nothing forces such a
+            policy.
+        response_format: the same in the form of the chat API, as JSON.
         n: number of replies.
         max_tokens, stop: of each reply.
-        sampling: temperature, top_p and seed, as far as they were given; only an engine that is not trained heeds them.
+        sampling: temperature, top_p and seed, as far as they were given; only an engine that is not
+            trained heeds them.
         logprobs, top_logprobs, token_ids: what is reported of the reply's tokens.
         stream, stream_usage: in parts, and with a last part that has the usage.
         model: as the agent calls it.
     """
 
     messages: tuple[Message, ...]
+    history: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     calls_allowed: bool = True
+    must_call: str = ""
+    schema: Mapping[str, Any] | None = None
+    response_format: str = ""
     n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -38,6 +54,16 @@ class TurnRequest:
     stream: bool = False
     stream_usage: bool = False
     model: str = "default"
+
+    @property
+    def tool_choice(self) -> str:
+        """What `must_call` demands, in the form of the chat API, as JSON; empty for nothing."""
+        named = {"type": "function", "function": {"name": self.must_call}}
+        return (
+            json.dumps("required" if self.must_call == ANY_TOOL else named)
+            if self.must_call
+            else ""
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +76,7 @@ class Token:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class PolicyTurn:
     """A turn of the policy.
 
     Attributes:
@@ -59,7 +85,8 @@ class Answer:
         tokens: the sampled tokens; empty unless asked for.
         prompt_ids: ids of the prompt; empty unless asked for.
         sampled: their number.
-        version: of the weights that sampled the last token; ``None`` where the engine keeps no tokens.
+        version: of the weights that sampled the last token; ``None`` where the engine keeps no
+            tokens.
     """
 
     turn: Turn
@@ -81,18 +108,21 @@ class Player(Protocol):
     def add(self, messages: Sequence[Message]) -> None:
         """Append messages to the conversation."""
 
-    async def turn(self, request: TurnRequest) -> Answer:
+    async def turn(self, request: TurnRequest) -> PolicyTurn:
         """Sample the next turn, with the tools and settings of *request*.
 
-        A turn that failed or was cancelled leaves the conversation as it was before; the next call samples it again.
+        A turn that failed or was cancelled leaves the conversation as it was before; the next call
+        samples it again.
         """
 
     def fork(self, name: str, turns: int) -> Player:
-        """A new conversation that begins with the exact tokens of this one up to the end of its first *turns* turns."""
+        """Return a new conversation that begins with the exact tokens of this one up to the end of
+        its first *turns* turns.
+        """
 
 
 class Policy(Protocol):
     """Opens conversations."""
 
     def player(self, name: str) -> Player:
-        """A new, empty conversation; the seeds of its turns depend on *name*."""
+        """Return a new, empty conversation; the seeds of its turns depend on *name*."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from quintain import Message, ToolCall, ToolSpec
@@ -13,8 +14,9 @@ from .chat import arguments_of, logprob_of
 from .errors import ApiError, invalid, unsupported
 from .fields import (
     call_of,
-    calls_allowed,
+    choice_of,
     distinct,
+    format_of,
     get,
     named,
     pieces,
@@ -23,8 +25,9 @@ from .fields import (
     sampling_of,
     text_of,
     tool_of,
+    with_schema,
 )
-from .request import Answer, TurnRequest
+from .request import PolicyTurn, TurnRequest
 
 MOST_KEPT = 4096
 """Responses of an episode that ``previous_response_id`` finds."""
@@ -37,27 +40,43 @@ _REFUSED = {
 }
 
 
-def request_of(body: Mapping[str, Any], histories: Mapping[str, tuple[Message, ...]]) -> TurnRequest:
-    """A request; *histories* are the conversations that ``previous_response_id`` may name.
+@dataclass(frozen=True)
+class ResponseHistory:
+    """A conversation up to one response, without instructions and schema, which each request sends
+    again.
+
+    Attributes:
+        response: the whole one.
+    """
+
+    messages: tuple[Message, ...]
+    response: Mapping[str, Any]
+
+
+def request_of(body: Mapping[str, Any], histories: Mapping[str, ResponseHistory]) -> TurnRequest:
+    """Return a request; *histories* are the conversations that ``previous_response_id`` may name.
 
     Raises:
         ApiError: 400, naming the field; 404 for an unknown previous response.
     """
     refuse(body, _REFUSED)
-    kind = get(get(body, "text", dict, {}), "format", dict, {}, "text.").get("type", "text")
-    if kind != "text":
-        reason = "a grammar would change the policy that is trained; ask for the format in the prompt"
-        raise unsupported("text.format", f"text.format {kind!r} is not supported: {reason}")
+    form = format_of(
+        get(get(body, "text", dict, {}), "format", dict, {}, "text."), "", "text.format"
+    )
     include = get(body, "include", list, [])
     instructions = get(body, "instructions", str, "")
-    messages = [*_previous(body, histories), *_messages(get(body, "input", (str, list), []))]
+    messages = named([*_previous(body, histories), *_messages(get(body, "input", (str, list), []))])
     if not messages:
         raise invalid("input is empty; expected text or at least one item", "input")
     system = [Message("system", instructions)] if instructions else []
     return TurnRequest(
-        messages=named([*system, *messages]),
-        tools=distinct([_tool(t, f"tools[{i}]") for i, t in enumerate(get(body, "tools", list, []))]),
-        calls_allowed=calls_allowed(body.get("tool_choice")),
+        messages=with_schema([*system, *messages], form.get("schema")),
+        history=messages,
+        tools=distinct(
+            [_tool(t, f"tools[{i}]") for i, t in enumerate(get(body, "tools", list, []))]
+        ),
+        **choice_of(body.get("tool_choice")),
+        **form,
         max_tokens=positive(body, "max_output_tokens"),
         sampling=sampling_of(body),
         logprobs="message.output_text.logprobs" in include,
@@ -68,25 +87,43 @@ def request_of(body: Mapping[str, Any], histories: Mapping[str, tuple[Message, .
 
 
 def remember(
-    histories: MutableMapping[str, tuple[Message, ...]], response_id: str, request: TurnRequest, answer: Answer
+    histories: MutableMapping[str, ResponseHistory],
+    request: TurnRequest,
+    answer: PolicyTurn,
+    response: Mapping[str, Any],
 ) -> None:
-    """Keep the conversation up to *answer*, without instructions, which each request sends again."""
-    messages = request.messages[1:] if request.messages[0].role == "system" else request.messages
-    histories[response_id] = (*messages, Message("assistant", answer.text, calls=answer.turn.calls))
+    """Keep the conversation up to *answer* under the id of its *response*."""
+    reply = Message("assistant", answer.text, calls=answer.turn.calls)
+    histories[response["id"]] = ResponseHistory((*request.history, reply), response)
     while len(histories) > MOST_KEPT:
         del histories[next(iter(histories))]
 
 
-def _previous(body: Mapping[str, Any], histories: Mapping[str, tuple[Message, ...]]) -> tuple[Message, ...]:
+def stored(histories: Mapping[str, ResponseHistory], response_id: str) -> Mapping[str, Any]:
+    """A response that was given before.
+
+    Raises:
+        ApiError: 404.
+    """
+    if response_id not in histories:
+        raise ApiError(404, "response_not_found", f"no response {response_id!r} in this episode")
+    return histories[response_id].response
+
+
+def _previous(
+    body: Mapping[str, Any], histories: Mapping[str, ResponseHistory]
+) -> tuple[Message, ...]:
     previous = get(body, "previous_response_id", str, "")
     if previous and previous not in histories:
         message = f"no response {previous!r} in this episode"
         raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
-    return histories[previous] if previous else ()
+    return histories[previous].messages if previous else ()
 
 
 def _messages(items: str | list[Any]) -> list[Message]:
-    """Items as messages. The calls and texts of one turn, which are separate items, become one message."""
+    """Items as messages. The calls and texts of one turn, which are separate items, become one
+    message.
+    """
     if isinstance(items, str):
         return [Message("user", items)]
     messages: list[Message] = []
@@ -102,15 +139,23 @@ def _messages(items: str | list[Any]) -> list[Message]:
             messages = _with_call(messages, call)
         elif kind == "function_call_output":
             output = text_of(item.get("output"), f"{where}.output")
-            messages.append(Message("tool", output, call_id=get(item, "call_id", str, "", f"{where}.")))
+            messages.append(
+                Message("tool", output, call_id=get(item, "call_id", str, "", f"{where}."))
+            )
         elif kind == "message":
             role: Any = _ROLES.get(get(item, "role", str, "", f"{where}."))
             if role is None:
                 expected = ", ".join(_ROLES)
-                raise invalid(f"{where}.role is {item.get('role')!r}; expected one of {expected}", f"{where}.role")
+                raise invalid(
+                    f"{where}.role is {item.get('role')!r}; expected one of {expected}",
+                    f"{where}.role",
+                )
             messages.append(Message(role, text_of(item.get("content"), f"{where}.content")))
         else:
-            raise unsupported(where, f"{where} is of type {kind!r}; only messages and function calls are supported")
+            raise unsupported(
+                where,
+                f"{where} is of type {kind!r}; only messages and function calls are supported",
+            )
     return messages
 
 
@@ -128,8 +173,10 @@ def _tool(data: Any, where: str) -> ToolSpec:
     return tool_of(data, where)
 
 
-def response(body: Mapping[str, Any], request: TurnRequest, answer: Answer, response_id: str) -> dict[str, Any]:
-    """The whole answer."""
+def response(
+    body: Mapping[str, Any], request: TurnRequest, answer: PolicyTurn, response_id: str
+) -> dict[str, Any]:
+    """Return the whole answer."""
     cut = answer.turn.finish == "length"
     return _frame(body, request, response_id) | {
         "status": "incomplete" if cut else "completed",
@@ -146,11 +193,14 @@ def response(body: Mapping[str, Any], request: TurnRequest, answer: Answer, resp
     }
 
 
-def stream(body: Mapping[str, Any], request: TurnRequest, answer: Answer, response_id: str) -> Iterator[str]:
-    """The answer as server-sent events."""
-    whole = response(body, request, answer, response_id)
-    frame = _frame(body, request, response_id)
-    events: list[tuple[str, dict[str, Any]]] = [("created", {"response": frame}), ("in_progress", {"response": frame})]
+def stream(whole: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a response as server-sent events."""
+    frame = {k: v for k, v in whole.items() if k != "completed_at"}
+    frame |= {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    events: list[tuple[str, dict[str, Any]]] = [
+        ("created", {"response": frame}),
+        ("in_progress", {"response": frame}),
+    ]
     for index, item in enumerate(whole["output"]):
         events += _item_events(index, item)
     events.append((whole["status"], {"response": whole}))
@@ -161,26 +211,48 @@ def stream(body: Mapping[str, Any], request: TurnRequest, answer: Answer, respon
 
 def _item_events(index: int, item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     at = {"output_index": index, "item_id": item["id"]}
-    empty: dict[str, Any] = {"function_call": {"arguments": ""}, "message": {"content": []}}.get(item["type"], {})
-    yield "output_item.added", {"output_index": index, "item": {**item, **empty, "status": "in_progress"}}
+    empty: dict[str, dict[str, Any]] = {
+        "function_call": {"arguments": ""},
+        "message": {"content": []},
+    }
+    yield (
+        "output_item.added",
+        {
+            "output_index": index,
+            "item": {**item, **empty.get(item["type"], {}), "status": "in_progress"},
+        },
+    )
     if item["type"] == "function_call":
         for piece in pieces(item["arguments"]):
             yield "function_call_arguments.delta", {**at, "delta": piece}
-        yield "function_call_arguments.done", {**at, "name": item["name"], "arguments": item["arguments"]}
+        yield (
+            "function_call_arguments.done",
+            {**at, "name": item["name"], "arguments": item["arguments"]},
+        )
     elif item["type"] == "message":
         (part,) = item["content"]
         at["content_index"] = 0
         yield "content_part.added", {**at, "part": {**part, "text": "", "logprobs": []}}
         for k, piece in enumerate(pieces(part["text"])):
-            yield "output_text.delta", {**at, "delta": piece, "logprobs": [] if k else part["logprobs"]}
+            yield (
+                "output_text.delta",
+                {**at, "delta": piece, "logprobs": [] if k else part["logprobs"]},
+            )
         yield "output_text.done", {**at, "text": part["text"], "logprobs": part["logprobs"]}
         yield "content_part.done", {**at, "part": part}
     yield "output_item.done", {"output_index": index, "item": item}
 
 
 def _frame(body: Mapping[str, Any], request: TurnRequest, response_id: str) -> dict[str, Any]:
-    """What is known of the response before its turn."""
-    same = ("instructions", "metadata", "previous_response_id", "max_output_tokens", "temperature", "top_p")
+    """Return what is known of the response before its turn."""
+    same = (
+        "instructions",
+        "metadata",
+        "previous_response_id",
+        "max_output_tokens",
+        "temperature",
+        "top_p",
+    )
     return {
         "id": response_id,
         "object": "response",
@@ -193,25 +265,37 @@ def _frame(body: Mapping[str, Any], request: TurnRequest, response_id: str) -> d
         "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": body.get("tools") or [],
-        "text": {"format": {"type": "text"}},
+        "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
         "usage": None,
         **{name: body.get(name) for name in same},
     }
 
 
-def _output(request: TurnRequest, answer: Answer, response_id: str) -> list[dict[str, Any]]:
+def _output(request: TurnRequest, answer: PolicyTurn, response_id: str) -> list[dict[str, Any]]:
     turn, tail = answer.turn, response_id.removeprefix("resp_")
     status = "incomplete" if turn.finish == "length" else "completed"
     items: list[dict[str, Any]] = []
     if turn.reasoning:
         content = [{"type": "reasoning_text", "text": turn.reasoning}]
-        items.append({"type": "reasoning", "id": f"rs_{tail}", "summary": [], "content": content, "status": status})
+        items.append(
+            {
+                "type": "reasoning",
+                "id": f"rs_{tail}",
+                "summary": [],
+                "content": content,
+                "status": status,
+            }
+        )
     if answer.text or not turn.calls:
-        logprobs = [logprob_of(t, request.top_logprobs) for t in answer.tokens] if request.logprobs else []
+        logprobs = (
+            [logprob_of(t, request.top_logprobs) for t in answer.tokens] if request.logprobs else []
+        )
         part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": logprobs}
         about = {"id": f"msg_{tail}", "role": "assistant", "status": status}
         items.append({"type": "message", **about, "content": [part]})
     for i, call in enumerate(turn.calls):
         about = {"id": f"fc_{tail}_{i}", "call_id": call.id, "status": status}
-        items.append({"type": "function_call", **about, "name": call.name, "arguments": arguments_of(call)})
+        items.append(
+            {"type": "function_call", **about, "name": call.name, "arguments": arguments_of(call)}
+        )
     return items

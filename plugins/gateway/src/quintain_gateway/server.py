@@ -28,18 +28,26 @@ class Server:
     """Serves the endpoints that are added to it.
 
     Args:
-        host, port: to listen on; port 0 takes a free one. Without *remote* the host must be a loopback address.
+        host, port: to listen on; port 0 takes a free one. Without *remote* the host must be a
+            loopback address.
         max_bytes: size of a request's body.
-        models: names that ``GET /v1/models`` lists. Requests may name any model, for agents often fix one.
+        models: names that ``GET /v1/models`` lists. Requests may name any model, for agents often
+            fix one.
     """
 
     def __init__(
-        self, *, host: str, port: int, max_bytes: int, remote: bool = False, models: Iterable[str] = ("default",)
+        self,
+        *,
+        host: str,
+        port: int,
+        max_bytes: int,
+        remote: bool = False,
+        models: Iterable[str] = ("default",),
     ) -> None:
         if not (remote or is_loopback(host)):
             raise UsageError(
-                f"host is {host!r}, which other machines reach: whoever has a key can use the model; "
-                "take 127.0.0.1, or set remote = true"
+                f"host is {host!r}, which other machines reach: whoever has a key can use the "
+                "model; take 127.0.0.1, or set remote = true"
             )
         if not 0 <= port <= 65535:
             raise UsageError(f"port is {port}; expected 0 (a free one) to 65535")
@@ -69,7 +77,7 @@ class Server:
         await endpoint.close()
 
     async def endpoint_for(self, key: str) -> Endpoint:
-        """The endpoint of a key.
+        """Return the endpoint of a key.
 
         Raises:
             ApiError: 401 for an unknown key, 410 for one of an ended episode.
@@ -79,13 +87,17 @@ class Server:
             return self._by_key[digest]
         if digest in self._ended:
             raise over()
-        raise ApiError(401, "invalid_api_key", "no episode has this key; send the one that it was given")
+        raise ApiError(
+            401, "invalid_api_key", "no episode has this key; send the one that it was given"
+        )
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=self._max_bytes)
         app.router.add_route("*", "/{path:.*}", self._handle)
         # A client that goes away cancels its handler, and with it the sampling.
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+        )
         await runner.setup()
         try:
             await web.TCPSite(runner, self.host, self.port, backlog=4096).start()
@@ -125,12 +137,14 @@ class Server:
         self.check(request)
         endpoint = await self.endpoint_for(api.bearer(request.headers.get("Authorization", "")))
         body = await request.read()
-        asked = api.ApiRequest(method=method, path=request.path, content_type=request.content_type, body=body)
+        asked = api.ApiRequest(
+            method=method, path=request.path, content_type=request.content_type, body=body
+        )
         return await api.answer(endpoint, asked, self.models)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches *host*."""
+    """Return whether only this machine reaches *host*."""
     if host == "localhost":
         return True
     with suppress(ValueError):

@@ -1,4 +1,6 @@
-"""A model behind an address: sessions by key, each with its own conversations, reaped when nobody uses them."""
+"""A model behind an address: sessions by key, each with its own conversations, reaped when nobody
+uses them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ CONCURRENCY, QUEUE = 64, 1024
 
 
 @dataclass(eq=False)
-class Session:
+class KeySession:
     """The conversations under one key."""
 
     endpoint: Endpoint
@@ -39,15 +41,22 @@ class Session:
 
     def observe(self, name: str, sampled: Sampled, sampling: Sampling) -> None:
         """Note the settings of a turn, which requests choose."""
-        chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
-        self.turns.append({"conversation": name, "tokens": len(sampled.ids), "finish": sampled.finish, **chosen})
+        chosen = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+        }
+        self.turns.append(
+            {"conversation": name, "tokens": len(sampled.ids), "finish": sampled.finish, **chosen}
+        )
 
 
 class ModelServer(Server):
     """Serves *engine*, one session per key.
 
     Args:
-        key: the only one that is accepted; empty accepts any, each with a session of its own, from this machine.
+        key: the only one that is accepted; empty accepts any, each with a session of its own, from
+            this machine.
         record: folder that each session is written to when it ends; ``None`` records nothing.
         idle: seconds after which an unused session ends.
     """
@@ -65,7 +74,7 @@ class ModelServer(Server):
         super().__init__(**server)
         self._engine, self._sampling = engine, sampling
         self._key, self._record, self._idle = key, record, idle
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, KeySession] = {}
         self._written = 0
         self._reaper: asyncio.Task[None] | None = None
 
@@ -87,26 +96,36 @@ class ModelServer(Server):
         return len(self._sessions)
 
     def check(self, request: web.Request) -> None:
-        """Without a key, refuse what a page in a browser could send through a name that it points to this machine."""
+        """Without a key, refuse what a page in a browser could send through a name that it points
+        to this machine.
+        """
         host = urlsplit(f"//{request.host}").hostname or ""
         if not self._key and not is_loopback(host):
-            raise ApiError(403, "unknown_host", f"requests without a key come from this machine; host is {host!r}")
+            raise ApiError(
+                403,
+                "unknown_host",
+                f"requests without a key come from this machine; host is {host!r}",
+            )
 
     async def endpoint_for(self, key: str) -> Endpoint:
         if self._key and _digest(key) != _digest(self._key):
-            raise ApiError(401, "invalid_api_key", "this is not the key that the server was started with")
+            raise ApiError(
+                401, "invalid_api_key", "this is not the key that the server was started with"
+            )
         if key in self._sessions and self._sessions[key].endpoint.threads >= MOST_CONVERSATIONS:
             await self._end(key)  # its memory would grow without bound
         if key not in self._sessions:
             if len(self._sessions) >= MOST_SESSIONS:
-                raise ApiError(429, "too_many_sessions", f"{MOST_SESSIONS} sessions are open", retry=True)
+                raise ApiError(
+                    429, "too_many_sessions", f"{MOST_SESSIONS} sessions are open", retry=True
+                )
             self._sessions[key] = self._session(key)
         return self._sessions[key].endpoint
 
-    def _session(self, key: str) -> Session:
+    def _session(self, key: str) -> KeySession:
         policy = EnginePolicy(self._engine, self._sampling)
         endpoint = Endpoint(policy, self.base_url, key, concurrency=CONCURRENCY, queue=QUEUE)
-        session = Session(endpoint, policy)
+        session = KeySession(endpoint, policy)
         policy.observe = session.observe if self._record is not None else None
         return session
 
@@ -126,11 +145,18 @@ class ModelServer(Server):
             _write(self._record, key, session, self._written)
 
 
-def _write(folder: Path, key: str, session: Session, number: int) -> None:
+def _write(folder: Path, key: str, session: KeySession, number: int) -> None:
     """One JSON file per session, complete or not there. The key itself is not written."""
     folder.mkdir(parents=True, exist_ok=True)
-    transcripts: Mapping[str, Any] = {name: _plain(t) for name, t in session.policy.transcripts().items()}
-    record = {"session": _digest(key)[:16], "began": session.began, "turns": session.turns, "transcripts": transcripts}
+    transcripts: Mapping[str, Any] = {
+        name: _plain(t) for name, t in session.policy.transcripts().items()
+    }
+    record = {
+        "session": _digest(key)[:16],
+        "began": session.began,
+        "turns": session.turns,
+        "transcripts": transcripts,
+    }
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(session.began))
     path = folder / f"{stamp}-{number:05d}-{os.getpid()}.json"
     temporary = path.with_suffix(".tmp")
@@ -139,10 +165,11 @@ def _write(folder: Path, key: str, session: Session, number: int) -> None:
 
 
 def _plain(transcript: Any) -> dict[str, Any]:
-    """A transcript as `quintain.Rollout.to_json` has it."""
+    """Return a transcript as `quintain.Rollout.to_json` has it."""
     columns = ("ids", "sources", "logps", "versions")
     branches = [
-        {"parent": b.parent, "fork": b.fork, **{c: list(getattr(b, c)) for c in columns}} for b in transcript.branches
+        {"parent": b.parent, "fork": b.fork, **{c: list(getattr(b, c)) for c in columns}}
+        for b in transcript.branches
     ]
     about = ("policy", "tokenizer", "temperature")
     return {"branches": branches, **{name: getattr(transcript, name) for name in about}}

@@ -8,7 +8,7 @@ from typing import Any
 from quintain import InfrastructureError, LimitReached, Message, Transcript
 from quintain.errors import EnvironmentFault
 
-from .request import Answer, Token, TurnRequest
+from .request import PolicyTurn, Token, TurnRequest
 
 _SAMPLED = (2, 5)  # `TokenSource.MODEL` and `FORCED`
 
@@ -47,9 +47,15 @@ class SessionPlayer:
             messages = messages[1:]
         self.session.user(messages)
 
-    async def turn(self, request: TurnRequest) -> Answer:
+    async def turn(self, request: TurnRequest) -> PolicyTurn:
         try:
-            turn = await self.session.turn(*request.tools, max_tokens=request.max_tokens, stop=request.stop)
+            turn = await self.session.turn(
+                *request.tools,
+                max_tokens=request.max_tokens,
+                stop=request.stop,
+                response_format=request.response_format,
+                tool_choice=request.tool_choice,
+            )
         except LimitReached:
             self._policy.limited = self._policy.limited or self
             raise
@@ -62,15 +68,15 @@ class SessionPlayer:
         self._policy.turns += 1
         transcript = self.session.transcript()
         if transcript is None:
-            return Answer(turn=turn, sampled=turn.tokens)
+            return PolicyTurn(turn=turn, sampled=turn.tokens)
         return _answer(turn, transcript, request)
 
     def fork(self, name: str, turns: int) -> SessionPlayer:
         return SessionPlayer(self._policy, self.session.fork(name, turns))
 
 
-def _answer(turn: Any, transcript: Transcript, request: TurnRequest) -> Answer:
-    """The turn with the tokens that the transcript ends with."""
+def _answer(turn: Any, transcript: Transcript, request: TurnRequest) -> PolicyTurn:
+    """Return the turn with the tokens that the transcript ends with."""
     branch = transcript.branches[-1]
     sources, end = branch.sources, len(branch.sources)
     start, left = end, turn.tokens
@@ -80,7 +86,7 @@ def _answer(turn: Any, transcript: Transcript, request: TurnRequest) -> Answer:
     wanted = request.logprobs or request.token_ids
     pairs = zip(branch.ids[start:], branch.logps[start:], strict=True) if wanted else ()
     path = transcript.path(len(transcript.branches) - 1).ids if request.token_ids else ()
-    return Answer(
+    return PolicyTurn(
         turn=turn,
         prompt=branch.fork + start,
         sampled=turn.tokens,

@@ -1,9 +1,10 @@
 """Finds the conversation that a request continues, so that its tokens are never encoded again.
 
-Agents send the whole conversation with every request. A request that begins with the messages of a thread up to the end
-of one of its turns, as the agent saw them, belongs to that thread: it continues it if that turn is the last one, and
-forks it otherwise. Every other request begins a thread of its own. Messages are compared by role, stripped content and
-calls (names and arguments); reasoning and ids are not compared, because agents drop or renumber them.
+Agents send the whole conversation with every request. A request that begins with the messages of a
+thread up to the end of one of its turns, as the agent saw them, belongs to that thread: it
+continues it if that turn is the last one, and forks it otherwise. Every other request begins a
+thread of its own. Messages are compared by role, stripped content and calls (names and arguments);
+reasoning and ids are not compared, because agents drop or renumber them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from quintain import Message
 
 from .request import Player, Policy
 
+Errors = Sequence[tuple[int, Message]]
+
 
 @dataclass(eq=False)
 class Thread:
@@ -24,8 +27,10 @@ class Thread:
 
     Attributes:
         turns: that the policy took.
-        asked: digest of the messages up to a prompt that has no answer yet: it is being sampled, failed or was
-            cancelled.
+        asked: digest of the messages up to a prompt that has no answer yet: it is being sampled,
+            failed or was cancelled.
+        errors: by the number of a turn, results of calls that no agent can answer, with their
+            places among the results.
     """
 
     player: Player
@@ -34,35 +39,52 @@ class Thread:
     asked: bytes = b""
     busy: bool = False
     digests: list[bytes] = field(default_factory=list)
+    errors: dict[int, Errors] = field(default_factory=dict)
 
 
 class Threads:
-    """The threads of one episode."""
+    """The threads of one episode.
+
+    Attributes:
+        count: of threads.
+        rewritten: threads after the first that began with turns of an assistant which no thread
+            has: the agent wrote its history again in other words, or left a part out.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._ends: dict[bytes, list[tuple[Thread, int]]] = {}  # digest at the end of a turn -> thread, turns
+        # digest at the end of a turn -> thread, turns
+        self._ends: dict[bytes, list[tuple[Thread, int]]] = {}
         self._asked: dict[bytes, list[Thread]] = {}
-        self.count = 0
+        self.count = self.rewritten = 0
 
     def take(self, messages: Sequence[Message]) -> Thread:
-        """The thread of a request, which has all of *messages* and is busy until `release`."""
+        """Return the thread of a request, which has all of *messages* and is busy until
+        `release`.
+        """
         digests = _digests(messages)
         prompt = digests[-1]
         thread = next((t for t in self._asked.get(prompt, ()) if not t.busy), None)
-        if thread is None:  # else it is a request that is sent again: its messages are in the conversation
+        # else it is a request that is sent again: its messages are in the conversation
+        if thread is None:
             thread, known = self._extended(digests)
-            thread.player.add(messages[known:])
+            self.rewritten += (
+                not known and self.count > 1 and any(m.role == "assistant" for m in messages)
+            )
+            thread.player.add(_with_errors(messages[known:], thread.errors.get(thread.turns, ())))
             thread.asked = prompt
             self._asked.setdefault(prompt, []).append(thread)
         thread.busy, thread.digests = True, digests
         return thread
 
-    def answered(self, thread: Thread, reply: Message) -> None:
-        """Record the turn that *thread* took, as the agent sees it."""
+    def answered(self, thread: Thread, reply: Message, errors: Errors = ()) -> None:
+        """Record the turn that *thread* took, as the agent sees it; *errors* are read with the
+        results that follow.
+        """
         self._asked[thread.asked].remove(thread)
         thread.asked = b""
         thread.turns += 1
+        thread.errors[thread.turns] = errors
         self._ends.setdefault(_next(thread.digests[-1], reply), []).append((thread, thread.turns))
 
     def release(self, thread: Thread) -> None:
@@ -70,25 +92,44 @@ class Threads:
         thread.busy = False
 
     def _extended(self, digests: Sequence[bytes]) -> tuple[Thread, int]:
-        """The thread for a prompt, and how many of its messages it has already."""
+        """Return the thread for a prompt, and how many of its messages it has already."""
         for known in range(len(digests) - 1, 0, -1):
             found = self._ends.get(digests[known])
             if not found:
                 continue
-            idle = next((t for t, turns in found if turns == t.turns and not t.busy and not t.asked), None)
+            idle = next(
+                (t for t, turns in found if turns == t.turns and not t.busy and not t.asked), None
+            )
             if idle is not None:
                 return idle, known
             thread, turns = found[0]
             name = self._name()
-            return Thread(thread.player.fork(name, turns), name, turns), known
+            return Thread(
+                thread.player.fork(name, turns), name, turns, errors=dict(thread.errors)
+            ), known
         name = self._name()
         return Thread(self._policy.player(name), name), 0
 
     def _name(self) -> str:
-        # By number, not by content: group-relative advantages compare the rollouts of a group thread by thread, and
-        # what an agent sends in a later thread differs from rollout to rollout.
+        # By number, not by content: group-relative advantages compare the rollouts of a group
+        # thread by thread, and what an agent sends in a later thread differs from rollout to
+        # rollout.
         self.count += 1
         return f"thread-{self.count}"
+
+
+def _with_errors(messages: Sequence[Message], errors: Errors) -> Sequence[Message]:
+    """*messages* with *errors* among the results that they begin with; without results nobody ran
+    the calls.
+    """
+    results = next((i for i, m in enumerate(messages) if m.role != "tool"), len(messages))
+    if not results:
+        return messages
+    added = [*messages]
+    for place, error in errors:
+        added.insert(min(place, results), error)
+        results += 1
+    return added
 
 
 def _digests(messages: Sequence[Message]) -> list[bytes]:
@@ -104,4 +145,6 @@ def _next(before: bytes, message: Message) -> bytes:
     if message.calls:
         calls = [(c.name, c.error or dict(c.arguments)) for c in message.calls]
         text += f"\0{json.dumps(calls, sort_keys=True, default=str)}"
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=before, digest_size=16).digest()
+    return hashlib.blake2b(
+        text.encode("utf-8", "surrogatepass"), key=before, digest_size=16
+    ).digest()

@@ -1,57 +1,49 @@
-"""Judges as a service: a model behind a URL, a panel, an engine, the policy itself, or rules without a network."""
+"""Judges as a service: a model behind a URL, a panel, an engine, the policy itself, or rules
+without a network.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from quintain import lazy_names
 
 if TYPE_CHECKING:
-    from .gate import emptiness, injection
-    from .hooks import drop_later
-    from .naming import judge_named
-    from .pairs import Comparison, Pair, compare
-    from .rows import read_rows
-    from .rules import check, checkable
-    from .service import Disagreement, EngineJudge, JudgeHalted, JudgeService, PolicyJudge, pair_prompt, text_of
-    from .verdicts import Texts, UnreadableVerdict
+    from .gate import emptiness as emptiness
+    from .gate import injection as injection
+    from .naming import judge_named as judge_named
+    from .pairs import Comparison as Comparison
+    from .pairs import ReplyPair as ReplyPair
+    from .pairs import compare as compare
+    from .questions import pair_prompt as pair_prompt
+    from .questions import text_of as text_of
+    from .rewards import explained as explained
+    from .rows import drop_later as drop_later
+    from .rows import read_rows as read_rows
+    from .rubrics import usable as usable
+    from .rules import check as check
+    from .rules import checkable as checkable
+    from .service import Disagreement as Disagreement
+    from .service import EngineJudge as EngineJudge
+    from .service import JudgeHalted as JudgeHalted
+    from .service import JudgeService as JudgeService
+    from .service import PolicyJudge as PolicyJudge
+    from .verdicts import Texts as Texts
+    from .verdicts import UnreadableVerdict as UnreadableVerdict
 
-__all__ = [
-    "Comparison",
-    "Disagreement",
-    "EngineJudge",
-    "JudgeHalted",
-    "JudgeService",
-    "Pair",
-    "PolicyJudge",
-    "Texts",
-    "UnreadableVerdict",
-    "check",
-    "checkable",
-    "compare",
-    "drop_later",
-    "emptiness",
-    "injection",
-    "judge_named",
-    "pair_prompt",
-    "read_rows",
-    "text_of",
-]
-
-_HOME = {
-    "gate": ("emptiness", "injection"),
-    "hooks": ("drop_later",),
-    "naming": ("judge_named",),
-    "pairs": ("Comparison", "Pair", "compare"),
-    "rows": ("read_rows",),
-    "rules": ("check", "checkable"),
-    "verdicts": ("Texts", "UnreadableVerdict"),
-}
-_MODULES = {name: module for module, names in _HOME.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    # Every run imports the hooks of this package, also one without a judge, which needs no HTTP client.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_MODULES.get(name, 'service')}", __name__), name)
+# A name imports its own module alone: rubrics and rules need no HTTP client.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".gate": "emptiness injection",
+        ".naming": "judge_named",
+        ".pairs": "Comparison ReplyPair compare",
+        ".questions": "pair_prompt text_of",
+        ".rewards": "explained",
+        ".rows": "drop_later read_rows",
+        ".rubrics": "usable",
+        ".rules": "check checkable",
+        ".service": "Disagreement EngineJudge JudgeHalted JudgeService PolicyJudge",
+        ".verdicts": "Texts UnreadableVerdict",
+    },
+)

@@ -6,9 +6,8 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,19 +15,38 @@ from pydantic import BaseModel, ConfigDict, Field
 from quintain import Engine, InfrastructureError, LimitReached, Message, Sampling, TokenEngine
 from quintain.errors import UsageError
 from quintain_openai import OpenAIEngine, protocol
-from quintain_openai.client import RETRIED
+from quintain_openai.retries import RETRIED
 
-from .cache import Answer
+from .cache import JudgeAnswer
 from .prompts import Prompt
 from .verdicts import UnreadableVerdict
 
+TRUNCATION = ("top_p", "top_k", "min_p")
+"""Settings of the samples of a judge."""
+
 
 class TransientFailure(InfrastructureError):
-    """A failure that may pass. *wait*: seconds that the server asks for."""
+    """A failure that may pass.
+
+    Attributes:
+        wait: seconds that the server asks for.
+        tokens: of the prompt and of the reply, where the server counted them; they are paid for.
+    """
 
     def __init__(self, message: str, wait: float = 0.0) -> None:
         super().__init__(message)
         self.wait = wait
+        self.tokens = (0, 0)
+
+
+class Outage(TransientFailure):
+    """The server cannot be reached, or says that what is behind it is down: nothing was judged,
+    nothing is paid.
+    """
+
+
+OUTAGE_STATUS = (502, 503, 504)
+"""What a server or a proxy answers while the model behind it starts."""
 
 
 class Refusal(UnreadableVerdict):
@@ -40,8 +58,8 @@ class Backend(ABC):
 
     Attributes:
         name: in messages.
-        identity: what decides its answers besides the prompt, for the key of the cache; empty keeps them out of the
-            cache, because the model changes.
+        identity: what decides its answers besides the prompt, for the key of the cache; empty keeps
+            them out of the cache, because the model changes.
         prices: per million tokens of the prompt and of the reply.
         writes: whether it can answer in any form, not only choose among few verdicts.
         number: among the judges of a panel.
@@ -60,8 +78,10 @@ class Backend(ABC):
         """Stop."""
 
     def request(self, prompt: Prompt, messages: list[Message], sampling: Sampling) -> Any:
-        """What `send` takes to ask *messages*, which *prompt* was rendered to. It is made before the call has its turn
-        among the concurrent ones, and `answer` is called after it: so requests follow each other without a gap."""
+        """Return what `send` takes to ask *messages*, which *prompt* was rendered to. It is made
+        before the call has its turn among the concurrent ones, and `answer` is called after it: so
+        requests follow each other without a gap.
+        """
         return prompt, messages, sampling
 
     @abstractmethod
@@ -73,13 +93,13 @@ class Backend(ABC):
             InfrastructureError: any other failure.
         """
 
-    def answer(self, response: Any) -> Answer:
-        """The answer in what `send` returned.
+    def answer(self, response: Any) -> JudgeAnswer:
+        """Return the answer in what `send` returned.
 
         Raises:
             As `send`.
         """
-        assert isinstance(response, Answer)
+        assert isinstance(response, JudgeAnswer)
         return response
 
 
@@ -96,8 +116,10 @@ class EndpointTable(BaseModel):
     """A judge behind a URL.
 
     Attributes:
-        base_url, model, api_key, timeout, extra: see the engine `openai`.
-        constrain: how the server is held to the form of a verdict: ``json_schema``, ``json_object`` or ``none``.
+        base_url, model, api_key, timeout: see the engine `openai`.
+        extra: fields of each request that are no setting of the judge.
+        constrain: how the server is held to the form of a verdict: ``json_schema``, ``json_object``
+            or ``none``.
         prices: per million tokens of the prompt and of the reply, for the budget of money.
     """
 
@@ -111,10 +133,44 @@ class EndpointTable(BaseModel):
     extra: dict[str, Any] = Field(default_factory=dict)
 
 
-class Endpoint(Backend):
+@dataclass(kw_only=True)
+class JudgeModels:
+    """Which models judge: settings of a judge service.
+
+    Attributes:
+        base_url: of the judge model's server, up to and including ``/v1``; empty judges by rules.
+        model: as the server calls it; empty takes the only one that it serves.
+        api_key: name of the environment variable that holds the key.
+        constrain: how the server is held to the form of a verdict.
+        prices: per million tokens of the prompt and of the reply, for the budget of money.
+        extra: fields of each request that are no setting here, such as ``reasoning_effort``.
+        panel: several judges instead; scores are averaged, choices need a majority.
+    """
+
+    base_url: str = ""
+    model: str = ""
+    api_key: str = ""
+    constrain: Literal["json_schema", "json_object", "none"] = "json_schema"
+    prices: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    extra: dict[str, Any] = field(default_factory=dict)
+    panel: list[EndpointTable] = field(default_factory=list)
+
+
+class OpenAIBackend(Backend):
     """A server with OpenAI's protocol, over one client with connections that stay open."""
 
     def __init__(self, table: EndpointTable) -> None:
+        """Make the client of *table*.
+
+        Raises:
+            UsageError: *extra* has a setting of the judge.
+        """
+        for name in TRUNCATION:
+            if name in table.extra:
+                value = table.extra[name]
+                raise UsageError(
+                    f"judge: extra.{name} is a setting: write sampling = {{ {name} = {value} }}"
+                )
         self._client = OpenAIEngine(
             base_url=table.base_url,
             model=table.model,
@@ -130,50 +186,70 @@ class Endpoint(Backend):
     async def start(self) -> None:
         await self._client.__aenter__()
         self.name = self._client.name
-        about = [self._client.base_url, self._client.model, self._constrain, sorted(self._extra.items())]
+        about = [
+            self._client.base_url,
+            self._client.model,
+            self._constrain,
+            sorted(self._extra.items()),
+        ]
         self.identity = hashlib.sha256(repr(about).encode()).hexdigest()
 
     async def stop(self) -> None:
         await self._client.__aexit__()
 
     def request(self, prompt: Prompt, messages: list[Message], sampling: Sampling) -> bytes:
-        body = protocol.request_body(self._client.model, messages, (), sampling) | self._extra | self._format(prompt)
+        body = (
+            protocol.request_body(self._client.model, messages, (), sampling)
+            | self._extra
+            | self._format(prompt)
+        )
         return json.dumps(body).encode()
 
     async def send(self, request: bytes) -> tuple[int, str, float]:
         try:
             return await self._client.send_once("POST", "/chat/completions", request)
-        except (OSError, TimeoutError, aiohttp.ClientError) as e:
-            raise TransientFailure(f"{self.name}: {protocol.shortened(str(e)) or type(e).__name__}") from e
+        except TimeoutError as e:
+            raise TransientFailure(f"{self.name} did not answer in time") from e
+        except (OSError, aiohttp.ClientError) as e:
+            raise Outage(f"{self.name}: {protocol.shortened(str(e)) or type(e).__name__}") from e
 
-    def answer(self, response: tuple[int, str, float]) -> Answer:
+    def answer(self, response: tuple[int, str, float]) -> JudgeAnswer:
         status, text, wait = response
+        if status in OUTAGE_STATUS:
+            raise Outage(str(self._client.refusal(status, text)), wait)
         if status in RETRIED:
             raise TransientFailure(str(self._client.refusal(status, text)), wait)
         if status != 200:
             message = str(self._client.refusal(status, text))
             hint = ' (set constrain = "json_object" or "none")' if "response_format" in text else ""
             raise InfrastructureError(message + hint)
+        data: Any = {}
         try:
             data = self._client.read_json(text)
-            with suppress(KeyError, IndexError, TypeError, AttributeError):
-                if refused := data["choices"][0]["message"].get("refusal"):
-                    raise Refusal(f"{self.name} declines to judge: {protocol.shortened(refused)}")
-            reply = protocol.reply_of(data)
-        except UnreadableVerdict:
+            return self._read(data)
+        except UnreadableVerdict as e:
+            e.tokens = _usage(data)
             raise
         except InfrastructureError as e:
-            raise TransientFailure(str(e)) from e
-        if reply.finish == "length":
-            raise UnreadableVerdict(f"{self.name}: the verdict was cut off; raise the judge's max_tokens")
-        usage = reply.usage
-        return Answer(
-            text=reply.text,
-            prompt_tokens=usage.get("prompt_tokens", 0),
-            new_tokens=usage.get("completion_tokens", 0),
-        )
+            failure = TransientFailure(str(e))
+            failure.tokens = _usage(data)
+            raise failure from e
 
-    def _format(self, prompt: Prompt) -> Mapping[str, Any]:
+    def _read(self, data: Any) -> JudgeAnswer:
+        choices = data.get("choices") if isinstance(data, dict) else None
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        message = choice.get("message") if isinstance(choice, dict) else None
+        if isinstance(message, dict) and (refused := message.get("refusal")):
+            raise Refusal(f"{self.name} declines to judge: {protocol.shortened(str(refused))}")
+        reply = protocol.reply_of(data)
+        if reply.finish == "length":
+            raise UnreadableVerdict(
+                f"{self.name}: the verdict was cut off; raise the judge's max_tokens"
+            )
+        prompt_tokens, new_tokens = _usage(data)
+        return JudgeAnswer(text=reply.text, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+
+    def _format(self, prompt: Prompt) -> dict[str, Any]:
         if self._constrain == "none":
             return {}
         if self._constrain == "json_object":
@@ -182,11 +258,23 @@ class Endpoint(Backend):
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
+def _usage(data: Any) -> tuple[int, int]:
+    """Tokens of the prompt and of the reply as a completion counts them; 0 where it does not."""
+    usage = data.get("usage") if isinstance(data, dict) else None
+    counts = [
+        usage.get(name) if isinstance(usage, dict) else 0
+        for name in ("prompt_tokens", "completion_tokens")
+    ]
+    prompt, new = (count if isinstance(count, int) and count > 0 else 0 for count in counts)
+    return prompt, new
+
+
 class EngineBackend(Backend):
     """An engine of this process.
 
-    A `TokenEngine` is not asked to write: it gives the log-probs of the possible verdicts, and the likeliest is the
-    verdict, so that every verdict can be read and sampling is not disturbed. Any other engine answers as text.
+    A `TokenEngine` is not asked to write: it gives the log-probs of the possible verdicts, and the
+    likeliest is the verdict, so that every verdict can be read and sampling is not disturbed. Any
+    other engine answers as text.
 
     Args:
         identity: of the weights, see `Backend`.
@@ -198,19 +286,29 @@ class EngineBackend(Backend):
         self.name = engine.name
         self.writes = not isinstance(engine, TokenEngine)
 
-    async def send(self, request: tuple[Prompt, list[Message], Sampling]) -> Answer:
+    async def send(self, request: tuple[Prompt, list[Message], Sampling]) -> JudgeAnswer:
         prompt, messages, sampling = request
         if not isinstance(self._engine, TokenEngine):
             try:
                 reply = await self._engine.reply(messages, (), sampling)
             except LimitReached as e:
-                raise InfrastructureError(f"{self.name}: the prompt of the judge is too long ({e})") from e
+                raise InfrastructureError(
+                    f"{self.name}: the prompt of the judge is too long ({e})"
+                ) from e
+            tokens = reply.usage.get("prompt_tokens", 0), reply.usage.get("completion_tokens", 0)
             if reply.finish == "length":
-                raise UnreadableVerdict(f"{self.name}: the verdict was cut off; raise the judge's max_tokens")
-            return Answer(text=reply.text, new_tokens=reply.usage.get("completion_tokens", 0))
+                cut = UnreadableVerdict(
+                    f"{self.name}: the verdict was cut off; raise the judge's max_tokens"
+                )
+                cut.tokens = tokens
+                raise cut
+            return JudgeAnswer(text=reply.text, prompt_tokens=tokens[0], new_tokens=tokens[1])
         form = prompt.form
         if not form.choices:
-            raise UsageError(f"{self.name} judges by likelihood, which needs few possible verdicts: pairs or scores")
+            raise UsageError(
+                f"{self.name} judges by likelihood, which needs few possible verdicts: pairs or "
+                f"scores"
+            )
         tokenizer = self._engine.tokenizer
         start = tokenizer.encode(tokenizer.render(messages, prompt=True))
         totals: dict[str, float] = {}
@@ -219,8 +317,12 @@ class EngineBackend(Backend):
             try:
                 totals[choice] = math.fsum(await self._engine.score([*start, *ids], len(start)))
             except LimitReached as e:
-                raise InfrastructureError(f"{self.name}: the prompt of the judge is too long ({e})") from e
+                raise InfrastructureError(
+                    f"{self.name}: the prompt of the judge is too long ({e})"
+                ) from e
         best = max(form.choices, key=totals.__getitem__)
         raw = best if best in getattr(form, "labels", ()) else int(best)
         value = f'"{raw}"' if isinstance(raw, str) else str(raw)
-        return Answer(text=f'{{"reason": "", "{form.key}": {value}}}', prompt_tokens=len(start) * len(totals))
+        return JudgeAnswer(
+            text=f'{{"reason": "", "{form.key}": {value}}}', prompt_tokens=len(start) * len(totals)
+        )

@@ -1,4 +1,6 @@
-"""What judges answered, on disk: a cache that outlives runs, the spending of each run, and recordings for tests."""
+"""What judges answered, on disk: a cache that outlives runs, the spending of each run, and
+recordings for tests.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ CREATE TABLE IF NOT EXISTS spending (ledger TEXT PRIMARY KEY, calls INT, tokens 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class JudgeAnswer:
     """The text of a judge's answer and its tokens."""
 
     text: str
@@ -43,11 +45,15 @@ class Spending:
 
 def default_path() -> Path:
     """``$QUINTAIN_CACHE/judge.sqlite``, else ``~/.cache/quintain/judge.sqlite``."""
-    return Path(os.environ.get("QUINTAIN_CACHE") or Path.home() / ".cache" / "quintain").expanduser() / "judge.sqlite"
+    return (
+        Path(os.environ.get("QUINTAIN_CACHE") or Path.home() / ".cache" / "quintain").expanduser()
+        / "judge.sqlite"
+    )
 
 
 class AnswerCache:
-    """Answers by key, and spending by ledger, in a SQLite file that several processes may use at once.
+    """Answers by key, and spending by ledger, in a SQLite file that several processes may use at
+    once.
 
     Args:
         path: ``None`` keeps them in memory.
@@ -58,7 +64,7 @@ class AnswerCache:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._pending: dict[str, Answer] = {}
+        self._pending: dict[str, JudgeAnswer] = {}
         self._spent: dict[str, Spending] = {}
         self._timer: asyncio.TimerHandle | None = None
         try:
@@ -67,23 +73,31 @@ class AnswerCache:
             with ExitStack() as stack:
                 self._db = sqlite3.connect(path or ":memory:", timeout=30.0, isolation_level=None)
                 stack.callback(self._db.close)
-                # Without a sync per answer: a crash of the machine loses the last answers, not the file.
-                self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + _TABLES)
+                # Without a sync per answer: a crash of the machine loses the last answers, not the
+                # file.
+                self._db.executescript(
+                    "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + _TABLES
+                )
                 stack.pop_all()
         except (sqlite3.Error, OSError) as e:
             raise StorageError(
-                f"the judge's cache {path} cannot be opened ({e}); delete it, name another file with the judge's "
+                f"the judge's cache {path} cannot be opened ({e}); delete it, name another file "
+                f"with the judge's "
                 'cache, or set cache = "none"'
             ) from e
 
-    def get(self, key: str) -> Answer | None:
-        """The answer to *key*; ``None`` if there is none."""
+    def get(self, key: str) -> JudgeAnswer | None:
+        """Return the answer to *key*; ``None`` if there is none."""
         if key in self._pending:
             return self._pending[key]
-        row = self._run("SELECT text, prompt_tokens, new_tokens FROM answers WHERE key = ?", key).fetchone()
-        return Answer(text=row[0], prompt_tokens=row[1], new_tokens=row[2]) if row else None
+        row = self._run(
+            "SELECT text, prompt_tokens, new_tokens FROM answers WHERE key = ?", key
+        ).fetchone()
+        return JudgeAnswer(text=row[0], prompt_tokens=row[1], new_tokens=row[2]) if row else None
 
-    def write(self, ledger: str, total: Spending, key: str = "", answer: Answer | None = None) -> None:
+    def write(
+        self, ledger: str, total: Spending, key: str = "", answer: JudgeAnswer | None = None
+    ) -> None:
         """Keep *answer* under *key*, unless there is one, and that *ledger* has spent *total*.
 
         What is written within `FLUSH_SECONDS` is one transaction; `get` finds it at once.
@@ -120,9 +134,11 @@ class AnswerCache:
         self._run("DELETE FROM answers WHERE key = ?", key)
 
     def spent(self, ledger: str) -> Spending:
-        """What *ledger* has spent."""
+        """Return what *ledger* has spent."""
         self.flush()
-        row = self._run("SELECT calls, tokens, money FROM spending WHERE ledger = ?", ledger).fetchone()
+        row = self._run(
+            "SELECT calls, tokens, money FROM spending WHERE ledger = ?", ledger
+        ).fetchone()
         return Spending(calls=row[0], tokens=row[1], money=row[2]) if row else Spending()
 
     def close(self) -> None:
@@ -138,7 +154,9 @@ class AnswerCache:
         except sqlite3.Error as e:
             if self._db.in_transaction:
                 self._db.rollback()
-            raise StorageError(f"the judge's cache {self.path} failed ({e}); free the disk or delete the file") from e
+            raise StorageError(
+                f"the judge's cache {self.path} failed ({e}); free the disk or delete the file"
+            ) from e
 
 
 class Recording:
@@ -154,24 +172,31 @@ class Recording:
 
     def __init__(self, path: Path, *, write: bool) -> None:
         self.path = path
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, JudgeAnswer] = {}
         if not path.is_file() and not write:
-            raise UsageError(f"there is no recording {path}; make one with the judge's setting record = {str(path)!r}")
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.is_file() else (), 1):
+            raise UsageError(
+                f"there is no recording {path}; make one with the judge's setting record = "
+                f"{str(path)!r}"
+            )
+        for number, line in enumerate(
+            path.read_text(encoding="utf-8").splitlines() if path.is_file() else (), 1
+        ):
             try:
                 row: Mapping[str, Any] = json.loads(line)
-                self._answers[row["key"]] = Answer(**row["answer"])
+                self._answers[row["key"]] = JudgeAnswer(**row["answer"])
             except (ValueError, TypeError, KeyError) as e:
-                raise UsageError(f"{path}, line {number}: no recorded answer ({type(e).__name__}: {e})") from e
+                raise UsageError(
+                    f"{path}, line {number}: no recorded answer ({type(e).__name__}: {e})"
+                ) from e
         if write:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a", encoding="utf-8") if write else None
 
-    def get(self, key: str) -> Answer | None:
-        """The recorded answer to *key*."""
+    def get(self, key: str) -> JudgeAnswer | None:
+        """Return the recorded answer to *key*."""
         return self._answers.get(key)
 
-    def put(self, key: str, answer: Answer, about: Mapping[str, Any]) -> None:
+    def put(self, key: str, answer: JudgeAnswer, about: Mapping[str, Any]) -> None:
         """Append *answer*, with the texts that were judged, for readers."""
         if self._file is not None and key not in self._answers:
             self._answers[key] = answer

@@ -1,4 +1,6 @@
-"""How far a judge agrees with labels, and what moves it besides: the order of two replies, and their length."""
+"""How far a judge agrees with labels, and what moves it besides: the order of two replies, and
+their length.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintain import InfrastructureError
 from quintain.errors import UsageError
+from quintain.evaluation import rank_correlation
 
 from .pairs import Measured, in_both_orders, position_bias
 from .rows import read_rows
@@ -21,10 +24,11 @@ from .service import JudgeService
 
 
 class Labelled(BaseModel):
-    """A line of a file of labels: a *reply* with a *rubric* or a *reference*, or a pair *a* and *b* with *criteria*.
+    """A line of a file of labels: a *reply* with a *rubric* or a *reference*, or a pair *a* and *b*
+    with *criteria*.
 
-    The *label* is a score from 0 to 1 for a rubric, true or false for a reference, and ``A``, ``B`` or ``tie`` for
-    a pair.
+    The *label* is a score from 0 to 1 for a rubric, true or false for a reference, and ``A``, ``B``
+    or ``tie`` for a pair.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -47,12 +51,14 @@ class Labelled(BaseModel):
         wanted = {
             "pair": isinstance(self.label, str),
             "reference": isinstance(self.label, bool) or self.label in (0, 1),
-            "rubric": bool(self.rubric) and not isinstance(self.label, str) and 0 <= self.label <= 1,
+            "rubric": bool(self.rubric)
+            and not isinstance(self.label, str)
+            and 0 <= self.label <= 1,
         }
         if not wanted[self.kind]:
             raise ValueError(
-                "expected reply, rubric and a label from 0 to 1; or reply, reference and true or false; or a, b, "
-                "criteria and A, B or tie"
+                "expected reply, rubric and a label from 0 to 1; or reply, reference and true or "
+                "false; or a, b, criteria and A, B or tie"
             )
         return self
 
@@ -76,7 +82,7 @@ class Calibration(Measured):
 
 
 def read_labels(path: Path) -> list[Labelled]:
-    """The rows of a file of JSON lines.
+    """Return the rows of a file of JSON lines.
 
     Raises:
         UsageError: no file, no rows, or a line that is no row; the message names the line.
@@ -91,7 +97,9 @@ def read_labels(path: Path) -> list[Labelled]:
 async def calibrate(
     judge: JudgeService, rows: Sequence[Labelled], on_row: Callable[[], None] = lambda: None
 ) -> Calibration:
-    """Judge *rows* and compare the verdicts with their labels; a row without a verdict is counted and left out."""
+    """Judge *rows* and compare the verdicts with their labels; a row without a verdict is counted
+    and left out.
+    """
 
     async def verdict(row: Labelled) -> Any:
         try:
@@ -119,14 +127,22 @@ def _pairs(result: Calibration, rows: Sequence[tuple[Labelled, tuple[float, floa
     position_bias(result, "pair.", [v for _, v in rows])
     final = [here if here == there else 0.5 for _, (here, there) in rows]
     labels = [{"A": 1.0, "B": 0.0, "tie": 0.5}[str(row.label)] for row, _ in rows]
-    result.share("pair.agreement", [float(f == label) for f, label in zip(final, labels, strict=True)])
+    result.share(
+        "pair.agreement", [float(f == label) for f, label in zip(final, labels, strict=True)]
+    )
     result.number("pair.kappa", kappa(final, labels), len(rows))
     decided = [
-        (f, label, row) for f, label, (row, _) in zip(final, labels, rows, strict=True) if len(row.a) != len(row.b)
+        (f, label, row)
+        for f, label, (row, _) in zip(final, labels, rows, strict=True)
+        if len(row.a) != len(row.b)
     ]
-    result.share("pair.longer_wins", [float((f > 0.5) == (len(r.a) > len(r.b))) for f, _, r in decided if f != 0.5])
     result.share(
-        "pair.longer_is_labelled", [float((y > 0.5) == (len(r.a) > len(r.b))) for _, y, r in decided if y != 0.5]
+        "pair.longer_wins",
+        [float((f > 0.5) == (len(r.a) > len(r.b))) for f, _, r in decided if f != 0.5],
+    )
+    result.share(
+        "pair.longer_is_labelled",
+        [float((y > 0.5) == (len(r.a) > len(r.b))) for _, y, r in decided if y != 0.5],
     )
 
 
@@ -143,12 +159,15 @@ def _rubrics(result: Calibration, rows: Sequence[tuple[Labelled, float]]) -> Non
         return
     scores, labels = [v for _, v in rows], [float(row.label) for row, _ in rows]
     errors = [v - y for v, y in zip(scores, labels, strict=True)]
-    result.share("rubric.agreement", [float((v >= 0.5) == (y >= 0.5)) for v, y in zip(scores, labels, strict=True)])
-    result.number("rubric.rank_correlation", rank_correlation(scores, labels), len(rows))
+    result.share(
+        "rubric.agreement",
+        [float((v >= 0.5) == (y >= 0.5)) for v, y in zip(scores, labels, strict=True)],
+    )
+    result.number("rubric.rank_correlation", _correlation(scores, labels), len(rows))
     result.number("rubric.mean_error", fmean(errors), len(rows))
     result.number("rubric.mean_absolute_error", fmean(map(abs, errors)), len(rows))
     lengths = [float(len(row.reply)) for row, _ in rows]
-    result.number("rubric.error_with_length", rank_correlation(errors, lengths), len(rows))
+    result.number("rubric.error_with_length", _correlation(errors, lengths), len(rows))
 
 
 def kappa(one: Sequence[object], other: Sequence[object]) -> float | None:
@@ -162,18 +181,8 @@ def kappa(one: Sequence[object], other: Sequence[object]) -> float | None:
     return (agreed - chance) / (1 - chance) if chance < 1 else None
 
 
-def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Spearman's rank correlation, ties at their mean rank; ``None`` where all values of one side are equal."""
-    if len(one) < 3:
-        return None
-    a, b = _ranks(one), _ranks(other)
-    mean = (len(a) + 1) / 2
-    spread = (sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b)) ** 0.5
-    return sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True)) / spread if spread else None
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(values)
-    first = {v: order.index(v) for v in set(values)}
-    counts = Counter(values)
-    return [first[v] + (counts[v] + 1) / 2 for v in values]
+def _correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Return the rank correlation; ``None`` for fewer than three pairs, since two always agree or
+    disagree wholly.
+    """
+    return rank_correlation(one, other) if len(one) >= 3 else None

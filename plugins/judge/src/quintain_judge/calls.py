@@ -1,14 +1,17 @@
-"""Calls of judge models: cached, recorded, bounded in number and rate, retried, and paid from a budget."""
+"""Calls of judge models: cached, recorded, bounded in number and rate, retried, and paid from a
+budget.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,21 +20,26 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, Field
 
 from quintain import InfrastructureError, Sampling
-from quintain.errors import Interrupted, UsageError
+from quintain.errors import Interrupted, StorageError, UsageError
+from quintain_openai.retries import LONGEST_WAIT, wait_before_retry
 
-from .backends import Backend, TransientFailure
-from .cache import Answer, AnswerCache, Recording, Spending
+from .backends import TRUNCATION, Backend, Outage, TransientFailure
+from .cache import AnswerCache, JudgeAnswer, Recording, Spending
 from .prompts import Prompt
 from .verdicts import UnreadableVerdict
 
-FORMAT = 1
+FORMAT = 2
 """Of the key of an answer; a change of it empties every cache."""
-LONGEST_WAIT = 60.0
+LONGEST_PROBE = 5.0
+"""Seconds between two tries of a server that is down, at most."""
+_log = logging.getLogger(__name__)
 FINISH_SECONDS = 5.0
 
 
 class BudgetSpent(Interrupted):
-    """The judge's budget is spent. The run stops as after Ctrl-C and can be resumed with a larger budget."""
+    """The judge's budget is spent. The run stops as after Ctrl-C and can be resumed with a larger
+    budget.
+    """
 
 
 class Budget(BaseModel):
@@ -44,82 +52,141 @@ class Budget(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    calls: int = Field(0, ge=0)
-    tokens: int = Field(0, ge=0)
-    money: float = Field(0.0, ge=0)
+    calls: int = Field(default=0, ge=0)
+    tokens: int = Field(default=0, ge=0)
+    money: float = Field(default=0.0, ge=0)
 
     def spent(self, total: Spending) -> str:
-        """Which limit *total* has reached; empty if none."""
+        """Return which limit *total* has reached; empty if none."""
         for name in ("calls", "tokens", "money"):
             limit = getattr(self, name)
-            if limit and getattr(total, name) >= limit * (1 - 1e-9):  # a sum of prices has rounding errors
+            # a sum of prices has rounding errors
+            if limit and getattr(total, name) >= limit * (1 - 1e-9):
                 return f"{name} = {limit:,}"
         return ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class CallSettings:
-    """How calls are made.
+    """How calls are made: settings of a judge service.
 
     Attributes:
         concurrency: requests in flight.
         rate: requests per second; 0 is no limit.
-        retries: after the first try of a call.
+        retries: after the first try of a verdict.
         backoff: seconds before the first retry; doubles each time, with jitter.
+        outage: seconds for which a server that cannot be reached is waited for, before tries count.
         timeout: seconds for one try.
         max_tokens: of a verdict.
-        temperature: 0, unless verdicts are voted on.
+        temperature: of the judge; 0, unless verdicts are voted on.
+        sampling: further settings of the samples of the judge: ``top_p``, ``top_k`` and ``min_p``.
         seed: of delimiters, jitter and votes.
+        budget: calls, tokens and money that the run may spend; then it stops and can be resumed.
     """
 
     concurrency: int = 32
     rate: float = 0.0
     retries: int = 3
     backoff: float = 0.5
+    outage: float = 120.0
     timeout: float = 60.0
     max_tokens: int = 512
     temperature: float = 0.0
+    sampling: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
 
-    def __post_init__(self) -> None:
-        least = {"concurrency": 1, "rate": 0, "retries": 0, "backoff": 0, "max_tokens": 1, "temperature": 0}
+    def check(self) -> None:
+        """Raise a `UsageError` if a setting is out of range."""
+        least = {
+            "concurrency": 1,
+            "rate": 0,
+            "retries": 0,
+            "backoff": 0,
+            "outage": 0,
+            "max_tokens": 1,
+            "temperature": 0,
+        }
         for name, bound in least.items():
             if getattr(self, name) < bound:
-                raise UsageError(f"judge: {name} is {getattr(self, name)}; expected at least {bound}")
+                raise UsageError(
+                    f"judge: {name} is {getattr(self, name)}; expected at least {bound}"
+                )
+        if unknown := sorted(set(self.sampling) - set(TRUNCATION)):
+            raise UsageError(
+                f"judge: sampling.{unknown[0]}: expected {', '.join(TRUNCATION)}; temperature, "
+                "max_tokens and seed are settings of the judge, and other fields of a request "
+                "belong into extra"
+            )
+        try:
+            Sampling(**self.sampling)
+        except (TypeError, ValueError) as e:
+            raise UsageError(f"judge: {e}") from e
 
 
 class Caller:
     """Makes the calls of one judge service.
 
     Attributes:
-        counts: since the start: ``calls`` (sent), ``cached``, ``joined`` (an equal call was in flight), ``replayed``,
-            ``retries``, ``unreadable``, ``failures`` (given up).
+        counts: since the start: ``calls`` (sent), ``cached``, ``joined`` (an equal call was in
+            flight), ``replayed``, ``retries``, ``outages`` (tries of a server that was down),
+            ``unreadable``, ``failures`` (given up).
         total: what the ledger has spent, over all processes of the run.
         ledger: name of the run's spending in the cache.
     """
 
     def __init__(
-        self, settings: CallSettings, cache: AnswerCache, *, record: Path | None = None, replay: Path | None = None
+        self,
+        settings: CallSettings,
+        cache: AnswerCache,
+        *,
+        record: Path | None = None,
+        replay: Path | None = None,
     ) -> None:
         if record and replay:
             raise UsageError("judge: record and replay exclude each other")
+        settings.check()
         self.settings, self._cache = settings, cache
-        self._recording = Recording(record or replay, write=bool(record)) if record or replay else None  # type: ignore[arg-type]
+        recording = record or replay
+        self._recording = Recording(recording, write=bool(record)) if recording else None
         self._replays = replay is not None
         self._semaphore = asyncio.Semaphore(settings.concurrency)
         self._in_flight: dict[str, asyncio.Task[tuple[Any, str]]] = {}
         self._next_slot = 0.0
         self._stopping = False
+        self._down_since: dict[str, float] = {}
+        self._ledger_file: Path | None = None
         self.ledger = uuid4().hex
         self.total = Spending()
         self.counts: Counter[str] = Counter()
 
     def resume(self, ledger: str, total: Spending) -> None:
-        """Continue the spending of an earlier process: what the cache says of *ledger*, at least *total*."""
+        """Continue the spending of an earlier process: what the cache says of *ledger*, at least
+        *total*.
+        """
         written = self._cache.spent(ledger)
         self.ledger = ledger
         self.total = max((written, total, self.total), key=lambda s: s.calls)
+
+    def keep_ledger(self, path: Path) -> None:
+        """Write name and spending of the ledger through to the file *path*, and continue what it
+        has already.
+
+        A run that stops before its first checkpoint has no other memory of what it has paid.
+
+        Raises:
+            StorageError: the file cannot be read or written.
+        """
+        if path.is_file():
+            try:
+                row = json.loads(path.read_text(encoding="utf-8"))
+                self.resume(row.pop("ledger"), Spending(**row))
+            except (OSError, ValueError, TypeError, KeyError) as e:
+                raise StorageError(
+                    f"{path} is no ledger ({e}); delete it, and the budget begins at 0"
+                ) from e
+        self._ledger_file = path
+        self._add(Spending())
 
     def flush(self) -> None:
         """Write what is pending in the cache."""
@@ -134,13 +201,17 @@ class Caller:
             self._recording.close()
 
     def key(self, judge: str, prompt: Prompt, vote: int) -> str:
-        """The key of an answer: a hash of all that decides it. *judge*: its identity, or its number in a recording."""
+        """Return the key of an answer: a hash of all that decides it. *judge*: its identity, or its
+        number in a recording.
+        """
         s = self.settings
         about = [FORMAT, judge, prompt.digest, s.max_tokens, s.temperature, s.seed, vote]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
-    async def call(self, backend: Backend, prompt: Prompt, vote: int = 0, *, fresh: bool = False) -> tuple[Any, str]:
-        """The verdict of *backend* on *prompt* in the form of the prompt, and the reason.
+    async def call(
+        self, backend: Backend, prompt: Prompt, vote: int = 0, *, fresh: bool = False
+    ) -> tuple[Any, str]:
+        """Return the verdict of *backend* on *prompt* in the form of the prompt, and the reason.
 
         Args:
             vote: number of the sample, for self-consistency.
@@ -157,8 +228,8 @@ class Caller:
                 return prompt.form.read(answer.text)
             if self._replays:
                 raise InfrastructureError(
-                    f"{self._recording.path} has no answer to this prompt ({key[:12]}); record it again with the "
-                    "judge's setting record"
+                    f"{self._recording.path} has no answer to this prompt ({key[:12]}); record it "
+                    "again with the judge's setting record"
                 )
         if not backend.identity:
             return await self._asked(backend, prompt, vote, "")
@@ -172,7 +243,8 @@ class Caller:
             return await asyncio.shield(self._in_flight[key])
         task = self._in_flight[key] = asyncio.ensure_future(self._asked(backend, prompt, vote, key))
         task.add_done_callback(lambda done: self._settle(key, done))
-        # An answer that is paid for reaches the cache, although whoever asked may have been cancelled.
+        # An answer that is paid for reaches the cache, although whoever asked may have been
+        # cancelled.
         return await asyncio.shield(task)
 
     def _settle(self, key: str, done: asyncio.Task[Any]) -> None:
@@ -181,7 +253,9 @@ class Caller:
             done.exception()  # seen, also if all that waited were cancelled
 
     async def stop(self) -> None:
-        """Begin no request, wait `FINISH_SECONDS` for those in flight, which are paid for, and cancel the rest."""
+        """Begin no request, wait `FINISH_SECONDS` for those in flight, which are paid for, and
+        cancel the rest.
+        """
         self._stopping = True
         tasks = set(self._in_flight.values())
         if tasks:
@@ -190,34 +264,38 @@ class Caller:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    def _record(self, backend: Backend, prompt: Prompt, vote: int, answer: Answer) -> None:
+    def _record(self, backend: Backend, prompt: Prompt, vote: int, answer: JudgeAnswer) -> None:
         if self._recording is not None:
             about = {"instruction": prompt.instruction, "texts": dict(prompt.texts)}
             self._recording.put(self.key(f"judge {backend.number}", prompt, vote), answer, about)
 
-    def _readable(self, key: str, prompt: Prompt, answer: Answer) -> tuple[Any, str]:
+    def _readable(self, key: str, prompt: Prompt, answer: JudgeAnswer) -> tuple[Any, str]:
         try:
             return prompt.form.read(answer.text)
         except UnreadableVerdict:  # such as a line cut by a full disk: it must not fail each time
             self._cache.forget(key)
             raise
 
-    async def _asked(self, backend: Backend, prompt: Prompt, vote: int, key: str) -> tuple[Any, str]:
+    async def _asked(
+        self, backend: Backend, prompt: Prompt, vote: int, key: str
+    ) -> tuple[Any, str]:
         """Ask until a verdict can be read; keep its answer under *key*, unless that is empty."""
         settings, digest = self.settings, prompt.digest
         failure: InfrastructureError | None = None
-        for attempt in range(settings.retries + 1):
+        attempt = waits = 0
+        while attempt <= settings.retries:
             if failure is not None:
                 self.counts["retries"] += 1
-                jitter = 0.5 + Random(f"{settings.seed}/{digest}/{vote}/{attempt}").random()
-                wait = failure.wait if isinstance(failure, TransientFailure) else 0.0
-                await asyncio.sleep(min(max(settings.backoff * 2 ** (attempt - 1) * jitter, wait), LONGEST_WAIT))
+                await self._pause(failure, waits, f"{settings.seed}/{digest}/{vote}/{attempt}")
+                waits += 1
             sampling = Sampling(
                 temperature=settings.temperature,
                 max_tokens=settings.max_tokens,
                 seed=int(digest[:12], 16) + 1000 * vote + attempt,
+                **settings.sampling,
             )
-            # Another delimiter each time: at temperature 0 an equal prompt would get an equal answer.
+            # Another delimiter each time: at temperature 0 an equal prompt would get an equal
+            # answer.
             request = backend.request(prompt, prompt.messages(settings.seed, attempt), sampling)
             try:
                 async with self._semaphore:
@@ -226,13 +304,22 @@ class Caller:
                     async with asyncio.timeout(settings.timeout):
                         response = await backend.send(request)
                 answer = backend.answer(response)
-                self._add(_price(answer, backend.prices))
+                self._add(_price((answer.prompt_tokens, answer.new_tokens), backend.prices))
+                self._answers_again(backend)
                 verdict = prompt.form.read(answer.text)
+            except Outage as e:
+                attempt += not self._waits_for(backend, e)
+                failure = e
             except (TransientFailure, UnreadableVerdict) as e:
                 self.counts["unreadable"] += isinstance(e, UnreadableVerdict)
+                self._add(_price(e.tokens, backend.prices))
+                attempt += 1
                 failure = e
             except TimeoutError:
-                failure = TransientFailure(f"{backend.name} did not answer within {settings.timeout:g} s")
+                attempt += 1
+                failure = TransientFailure(
+                    f"{backend.name} did not answer within {settings.timeout:g} s"
+                )
             else:
                 self._cache.write(self.ledger, self.total, key, answer)
                 self._record(backend, prompt, vote, answer)
@@ -245,6 +332,36 @@ class Caller:
             raise type(failure)(f"{failure} ({tries} tries)") from failure
         raise InfrastructureError(f"the judge failed {tries} times; last: {failure}") from failure
 
+    async def _pause(self, failure: InfrastructureError, waits: int, name: str) -> None:
+        """Wait before the next try: as long as the server asks for, or twice as long as before,
+        with jitter.
+        """
+        await asyncio.sleep(
+            wait_before_retry(
+                self.settings.backoff,
+                waits,
+                Random(f"{name}/{waits}"),
+                asked=failure.wait if isinstance(failure, TransientFailure) else 0.0,
+                longest=LONGEST_PROBE if isinstance(failure, Outage) else LONGEST_WAIT,
+            )
+        )
+
+    def _waits_for(self, backend: Backend, failure: Outage) -> bool:
+        """Return whether the server of *backend*, which is down, is still waited for. A try of it
+        costs nothing.
+        """
+        self.counts["calls"] -= 1
+        self.counts["outages"] += 1
+        self._add(Spending(calls=-1))
+        now = time.monotonic()
+        if backend.name not in self._down_since and self.settings.outage:
+            _log.warning("%s; waiting for it for up to %g s", failure, self.settings.outage)
+        return now - self._down_since.setdefault(backend.name, now) < self.settings.outage
+
+    def _answers_again(self, backend: Backend) -> None:
+        if (since := self._down_since.pop(backend.name, None)) is not None:
+            _log.warning("%s answers again, after %.0f s", backend.name, time.monotonic() - since)
+
     def _begin(self) -> None:
         """Count a request that is about to be sent.
 
@@ -256,9 +373,10 @@ class Caller:
             raise InfrastructureError("the judge has been stopped")
         if limit := self.settings.budget.spent(self.total):
             raise BudgetSpent(
-                f"the judge's budget is spent ({limit}); {self.total.calls:,} calls, {self.total.tokens:,} tokens, "
-                f"money {self.total.money:.2f}. Verdicts so far are cached: raise services.judge.args.budget in the "
-                "recipe of the run and continue with --resume and --force"
+                f"the judge's budget is spent ({limit}); {self.total.calls:,} calls, "
+                f"{self.total.tokens:,} tokens, money {self.total.money:.2f}. Verdicts so far are "
+                "cached: raise services.judge.args.budget in the recipe of the run and continue "
+                "with --resume and --force"
             )
         self.counts["calls"] += 1
         self._add(Spending(calls=1))
@@ -270,6 +388,17 @@ class Caller:
             tokens=total.tokens + amount.tokens,
             money=total.money + amount.money,
         )
+        if (file := self._ledger_file) is not None:
+            try:
+                written = file.with_suffix(".tmp")
+                written.write_text(
+                    json.dumps({"ledger": self.ledger, **asdict(self.total)}), encoding="utf-8"
+                )
+                written.replace(file)
+            except OSError as e:
+                raise StorageError(
+                    f"the judge's ledger {file} cannot be written ({e}); free the disk"
+                ) from e
 
     async def _slot(self) -> None:
         """Wait for the next slot of the rate."""
@@ -284,6 +413,6 @@ class Caller:
         return {"ledger": self.ledger, "spent": asdict(self.total)}
 
 
-def _price(answer: Answer, prices: tuple[float, float]) -> Spending:
-    money = (answer.prompt_tokens * prices[0] + answer.new_tokens * prices[1]) / 1e6
-    return replace(Spending(), tokens=answer.prompt_tokens + answer.new_tokens, money=money)
+def _price(tokens: tuple[int, int], prices: tuple[float, float]) -> Spending:
+    money = (tokens[0] * prices[0] + tokens[1] * prices[1]) / 1e6
+    return Spending(tokens=sum(tokens), money=money)

@@ -14,7 +14,8 @@ from .service import JudgeService
 
 
 def judge_named(url: str = "", model: str = "", recipe: Path | None = None) -> JudgeService:
-    """The judge behind *url*, that of ``[services.judge]`` in the file *recipe*, or else rules; it is not started.
+    """Return the judge behind *url*, that of ``[services.judge]`` in the file *recipe*, or else
+    rules; it is not started.
 
     Raises:
         UsageError: both are given, the recipe has no such judge, or a setting is wrong.
@@ -28,7 +29,9 @@ def judge_named(url: str = "", model: str = "", recipe: Path | None = None) -> J
         return TypeAdapter(JudgeService).validate_python(_of_recipe(recipe) if recipe else args)
     except ValidationError as e:
         first = e.errors(include_url=False)[0]
-        raise UsageError(f"the judge's setting {'.'.join(map(str, first['loc']))}: {first['msg']}") from e
+        raise UsageError(
+            f"the judge's setting {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from e
 
 
 def _of_recipe(path: Path) -> dict[str, Any]:
@@ -38,5 +41,7 @@ def _of_recipe(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read: {e}") from e
     table = data.get("services", {}).get("judge", {})
     if table.get("use") not in ("judge", "quintain-judge/judge"):
-        raise UsageError(f'{path}: [services.judge] with use = "judge" is needed; a judge of a run needs its run')
+        raise UsageError(
+            f'{path}: [services.judge] with use = "judge" is needed; a judge of a run needs its run'
+        )
     return dict(table.get("args", {}))

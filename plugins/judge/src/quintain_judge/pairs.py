@@ -1,4 +1,6 @@
-"""Two replies to each of many prompts, compared in both orders: who wins, and what the order and the length decide."""
+"""Two replies to each of many prompts, compared in both orders: who wins, and what the order and
+the length decide.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ Z = 1.96
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class ReplyPair:
     """Two replies to *prompt* that are compared by *criteria*."""
 
     prompt: Any
@@ -28,7 +30,9 @@ class Pair:
 
 @dataclass(kw_only=True)
 class Measured:
-    """Measures by name, each with its value, its rows and, for shares, a 95 % interval; one without rows is absent."""
+    """Measures by name, each with its value, its rows and, for shares, a 95 % interval; one without
+    rows is absent.
+    """
 
     measures: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -39,15 +43,21 @@ class Measured:
         n, p = len(values), fmean(values)
         centre = (p + Z**2 / (2 * n)) / (1 + Z**2 / n)
         half = Z / (1 + Z**2 / n) * (p * (1 - p) / n + Z**2 / (4 * n**2)) ** 0.5
-        self.measures[name] = {"value": p, "low": max(0.0, centre - half), "high": min(1.0, centre + half), "rows": n}
+        self.measures[name] = {
+            "value": p,
+            "low": max(0.0, centre - half),
+            "high": min(1.0, centre + half),
+            "rows": n,
+        }
 
 
 @dataclass(kw_only=True)
 class Comparison(Measured):
     """What a judge says of pairs, from the side of a.
 
-    The measures: ``win_rate`` (a tie is half), ``same_in_both_orders`` and ``first_wins_where_order_decides`` (position
-    bias: a fair judge has 1, and 0.5 where the order decides), ``longer_wins`` (length bias).
+    The measures: ``win_rate`` (a tie is half), ``same_in_both_orders`` and
+    ``first_wins_where_order_decides`` (position bias: a fair judge has 1, and 0.5 where the order
+    decides), ``longer_wins`` (length bias).
 
     Attributes:
         values: per pair 1, 0.5 or 0; ``None`` where there is no verdict.
@@ -65,11 +75,13 @@ class Comparison(Measured):
 
 
 async def compare(
-    judge: JudgeService, pairs: Sequence[Pair], on_pair: Callable[[], object] = lambda: None
+    judge: JudgeService, pairs: Sequence[ReplyPair], on_pair: Callable[[], object] = lambda: None
 ) -> Comparison:
-    """Judge each pair in both orders. A verdict that changes with the order is a tie; no verdict is no loss."""
+    """Judge each pair in both orders. A verdict that changes with the order is a tie; no verdict is
+    no loss.
+    """
 
-    async def verdict(pair: Pair) -> tuple[float, float] | InfrastructureError:
+    async def verdict(pair: ReplyPair) -> tuple[float, float] | InfrastructureError:
         try:
             if (known := judge.decided(pair.a, pair.b)) is not None:
                 return known, known
@@ -87,20 +99,27 @@ async def compare(
     )
     result.share("win_rate", [settled(v) for _, v in read])
     position_bias(result, "", [v for _, v in read])
-    uneven = [(pair, settled(v)) for pair, v in read if len(pair.a) != len(pair.b) and settled(v) != 0.5]
-    result.share("longer_wins", [float((value > 0.5) == (len(pair.a) > len(pair.b))) for pair, value in uneven])
+    uneven = [
+        (pair, settled(v)) for pair, v in read if len(pair.a) != len(pair.b) and settled(v) != 0.5
+    ]
+    result.share(
+        "longer_wins",
+        [float((value > 0.5) == (len(pair.a) > len(pair.b))) for pair, value in uneven],
+    )
     return result
 
 
 async def in_both_orders(
     judge: JudgeService, prompt: Any, a: str, b: str, criteria: Sequence[str]
 ) -> tuple[float, float]:
-    """The value of *a*, 1, 0.5 or 0, in the first and in the second place, without the gate.
+    """Return the value of *a*, 1, 0.5 or 0, in the first and in the second place, without the gate.
 
     Raises:
         InfrastructureError: one of the two has no verdict.
     """
-    here, there = await asyncio.gather(judge.in_order(prompt, a, b, criteria), judge.in_order(prompt, b, a, criteria))
+    here, there = await asyncio.gather(
+        judge.in_order(prompt, a, b, criteria), judge.in_order(prompt, b, a, criteria)
+    )
     return here, 1 - there
 
 
@@ -112,5 +131,6 @@ def settled(verdict: tuple[float, float]) -> float:
 def position_bias(result: Measured, prefix: str, verdicts: Sequence[tuple[float, float]]) -> None:
     """Add how often the two orders agree, and how often the first reply wins where they do not."""
     result.share(f"{prefix}same_in_both_orders", [float(here == there) for here, there in verdicts])
-    moved = [float(here > there) for here, there in verdicts if here != there]  # both are values of the same reply
+    # both are values of the same reply
+    moved = [float(here > there) for here, there in verdicts if here != there]
     result.share(f"{prefix}first_wins_where_order_decides", moved)

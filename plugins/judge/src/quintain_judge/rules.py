@@ -1,7 +1,8 @@
-"""Criteria that need no judge: sentences of a fixed grammar, which rules check and a judge can read as well.
+"""Criteria that need no judge: sentences of a fixed grammar, which rules check and a judge can read
+as well.
 
-``Has at most 12 words.`` is such a sentence. `check` decides it, so that rubrics work offline and verifiable
-instructions (as in IFEval, 2311.07911) cost no call.
+``Has at most 12 words.`` is such a sentence. `check` decides it, so that rubrics work offline and
+verifiable instructions (as in IFEval, 2311.07911) cost no call.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ _QUOTED = r'"([^"\n]{1,200})"'
 _COMPARED = r"(at most|at least|exactly) (\d+)"
 _RULES: list[tuple[re.Pattern[str], Check, str]] = []
 _PRAISE = re.compile(
-    r"\A\W*(?:(?:what|that'?s|that is) an? |an? )?(?:great|good|excellent|wonderful|fantastic|interesting|amazing|"
+    r"\A\W*(?:(?:what|that'?s|that is) an? |an? "
+    r")?(?:great|good|excellent|wonderful|fantastic|interesting|amazing|"
     r"brilliant) (?:question|idea|point|topic|choice|request)\b",
     re.IGNORECASE,
 )
 _SELF_PRAISE = re.compile(
-    r"\b(?:this|my|the above) (?:answer|response|reply|text|solution)\b.{0,40}\b(?:is|fulfils|fulfills|meets|satisfies|"
-    r"addresses|provides|covers|ensures)\b|\bi (?:have )?(?:carefully )?(?:verified|checked|made sure|ensured)\b",
+    r"\b(?:this|my|the above) "
+    r"(?:answer|response|reply|text|solution)\b.{0,40}\b(?:is|fulfils|fulfills|meets|satisfies|"
+    r"addresses|provides|covers|ensures)\b|\bi (?:have )?(?:carefully )?(?:verified|checked|made "
+    r"sure|ensured)\b",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -38,7 +42,8 @@ def _rule(pattern: str, example: str) -> Callable[[Check], Check]:
 
 
 def check(criterion: str, reply: str) -> bool | None:
-    """Whether *reply* meets *criterion*; ``None`` if the criterion is no sentence of the grammar.
+    """Return whether *reply* meets *criterion*; ``None`` if the criterion is no sentence of the
+    grammar.
 
     >>> check("Has at most 3 words.", "one two three"), check("Is kind.", "hello")
     (True, None)
@@ -52,12 +57,12 @@ def check(criterion: str, reply: str) -> bool | None:
 
 
 def checkable(criterion: str) -> bool:
-    """Whether *criterion* is a sentence of the grammar."""
+    """Return whether *criterion* is a sentence of the grammar."""
     return check(criterion, "") is not None
 
 
 def examples() -> list[str]:
-    """A sentence of each kind."""
+    """Return a sentence of each kind."""
     return [example for _, _, example in _RULES]
 
 
@@ -70,29 +75,55 @@ def decided(criterion: str, reply: str) -> float:
     met = check(criterion, reply)
     if met is None:
         raise UsageError(
-            f"no rule decides the criterion {criterion[:200]!r}: name a judge that reads it ([services.judge] with "
+            f"no rule decides the criterion {criterion[:200]!r}: name a judge that reads it "
+            f"([services.judge] with "
             f'args = {{ base_url = "http://..." }}), or write it as one of: {" ".join(examples())}'
         )
     return float(met)
 
 
+_UNSPACED = r"\u3041-\u3096\u30a1-\u30fa\u30fc\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+"""Kana and Chinese characters, which stand without spaces between words."""
+_LETTERS = rf"(?:(?![{_UNSPACED}])[^\W_])+"
+_WORD = re.compile(
+    rf"[{_UNSPACED}]|{_LETTERS}(?:['\u2019-]{_LETTERS}|(?<=\d)[.,](?=\d){_LETTERS})*"
+)
+_SENTENCE = re.compile(r"(?:[^.!?\u3002\uff01\uff1f\n]|(?<=\d)[.](?=\d))+[.!?\u3002\uff01\uff1f]*")
+
+
 def words(text: str) -> list[str]:
-    """The words of *text*: runs of letters, digits and apostrophes."""
-    return re.findall(r"[^\W_]+(?:['\u2019-][^\W_]+)*", text)
+    """Return the words of *text*: runs of letters, digits and apostrophes, and numbers such as
+    3.50.
+
+    Each Chinese character and each kana counts as one, as their writers count.
+    """
+    return _WORD.findall(text)
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of *text* that have a word, each to its end mark."""
-    return [s.strip() for s in re.findall(r"[^.!?\n]+[.!?]*", text) if words(s)]
+    """Return the sentences of *text* that have a word, each to its end mark, which a point between
+    digits is not.
+    """
+    return [s.strip() for s in _SENTENCE.findall(text) if words(s)]
 
 
 def _compared(count: int, how: str, number: str) -> bool:
     bound = int(number)
-    return {"at most": count <= bound, "at least": count >= bound, "exactly": count == bound}[how.lower()]
+    return {"at most": count <= bound, "at least": count >= bound, "exactly": count == bound}[
+        how.lower()
+    ]
+
+
+def _places(text: str, phrase: str) -> list[int]:
+    """Where *phrase* stands in *text* as whole words; in a script without spaces, anywhere."""
+    edge = re.compile(rf"[^\W{_UNSPACED}]")
+    before = r"(?<!\w)" if edge.match(phrase[0]) else ""
+    after = r"(?!\w)" if edge.match(phrase[-1]) else ""
+    return [m.start() for m in re.finditer(before + re.escape(phrase) + after, text, re.IGNORECASE)]
 
 
 def _count(text: str, phrase: str) -> int:
-    return len(re.findall(rf"(?<!\w){re.escape(phrase)}(?!\w)", text, re.IGNORECASE))
+    return len(_places(text, phrase))
 
 
 @_rule(rf"Mentions {_QUOTED}", 'Mentions "harbour".')
@@ -112,8 +143,8 @@ def _mentions_one(reply: str, phrases: str, _: str) -> bool:
 
 @_rule(rf"Mentions {_QUOTED} before {_QUOTED}", 'Mentions "tea" before "cake".')
 def _in_order(reply: str, first: str, second: str) -> bool:
-    lower = reply.lower()
-    return 0 <= lower.find(first.lower()) < lower.find(second.lower())
+    ones, others = _places(reply, first), _places(reply, second)
+    return bool(ones and others) and ones[0] < others[0]
 
 
 @_rule(rf"Mentions {_QUOTED} {_COMPARED} times", 'Mentions "very" at most 1 times.')
@@ -138,22 +169,27 @@ def _line_count(reply: str, how: str, number: str) -> bool:
 
 @_rule(rf"Has {_COMPARED} list items?", "Has exactly 3 list items.")
 def _item_count(reply: str, how: str, number: str) -> bool:
-    return _compared(len(re.findall(r"^\s*(?:[-*\u2022]|\d+[.)])\s+\S", reply, re.MULTILINE)), how, number)
+    return _compared(
+        len(re.findall(r"^\s*(?:[-*\u2022]|\d+[.)])\s+\S", reply, re.MULTILINE)), how, number
+    )
 
 
 @_rule(rf"Begins with {_QUOTED}", 'Begins with "Dear".')
 def _begins(reply: str, phrase: str) -> bool:
-    return reply.strip().lower().startswith(phrase.lower())
+    return 0 in _places(reply.strip(), phrase)
 
 
 @_rule(rf"Ends with {_QUOTED}", 'Ends with "thanks.".')
 def _ends(reply: str, phrase: str) -> bool:
-    return reply.strip().lower().endswith(phrase.lower())
+    text = reply.strip()
+    return any(len(text) - place == len(phrase) for place in _places(text, phrase))
 
 
 @_rule(r"Is in (lower|upper) case", "Is in lower case.")
 def _case(reply: str, case: str) -> bool:
-    return any(map(str.isalpha, reply)) and reply == (reply.lower() if case.lower() == "lower" else reply.upper())
+    return any(map(str.isalpha, reply)) and reply == (
+        reply.lower() if case.lower() == "lower" else reply.upper()
+    )
 
 
 @_rule(r"Is valid JSON", "Is valid JSON.")

@@ -1,4 +1,6 @@
-"""Forms of verdicts: the JSON schema that a judge is held to, and a reader that accepts nothing else."""
+"""Forms of verdicts: the JSON schema that a judge is held to, and a reader that accepts nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ LONGEST_REASON = 2000
 
 
 class UnreadableVerdict(InfrastructureError):
-    """A judge's reply is not the verdict that was asked for. It is retried, then the rollout is masked: never a 0."""
+    """A judge's reply is not the verdict that was asked for. It is retried, then the rollout is
+    masked: never a 0.
+
+    *tokens*: of the prompt and of the reply, where the server counted them; they are paid for.
+    """
+
+    tokens: tuple[int, int] = (0, 0)
 
 
 class Form(ABC):
@@ -26,18 +34,20 @@ class Form(ABC):
 
     key: str = "score"
     """The key of the verdict beside ``reason``."""
+    reasons: bool = True
+    """Whether the judge gives a reason first."""
 
     @abstractmethod
     def value_schema(self) -> Mapping[str, Any]:
-        """The JSON schema of the verdict itself."""
+        """Return the JSON schema of the verdict itself."""
 
     @abstractmethod
     def instruction(self) -> str:
-        """What the judge is told about the verdict."""
+        """Return what the judge is told about the verdict."""
 
     @abstractmethod
     def value(self, raw: Any) -> Any:
-        """The verdict of the JSON value *raw*.
+        """Return the verdict of the JSON value *raw*.
 
         Raises:
             UnreadableVerdict: another type, or out of range.
@@ -45,32 +55,54 @@ class Form(ABC):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All verdicts as text, where they are few; engines without constrained decoding compare their likelihoods."""
+        """All verdicts as text, where they are few; engines without constrained decoding compare
+        their likelihoods.
+        """
         return ()
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of the whole reply: a reason first, so that the verdict follows from it."""
+        """Return the JSON schema of the whole reply: a reason first, so that the verdict follows
+        from it.
+        """
+        reason = {"reason": {"type": "string"}} if self.reasons else {}
         return {
             "type": "object",
-            "properties": {"reason": {"type": "string"}, self.key: dict(self.value_schema())},
-            "required": ["reason", self.key],
+            "properties": {**reason, self.key: dict(self.value_schema())},
+            "required": [*reason, self.key],
             "additionalProperties": False,
         }
 
+    def example(self) -> str:
+        """Return what the judge is shown of the whole reply."""
+        reason = '"reason": one or two sentences, ' if self.reasons else ""
+        return f'{{{reason}"{self.key}": {self.instruction()}}}'
+
     def read(self, text: str) -> tuple[Any, str]:
-        """The verdict and the reason in a judge's reply: one JSON object, alone or in one code fence.
+        """Return the verdict and the reason in a judge's reply: one JSON object, alone, in one code
+        fence or after a thought.
 
         Raises:
-            UnreadableVerdict: other text around it, another key, a key twice, another type, or out of range.
+            UnreadableVerdict: other text around it, another key, a key twice, another type, or out
+                of range.
         """
-        bare = text.strip()
+        bare = _after_thought(text.strip())
         fenced = _FENCE.match(bare)
         try:
-            data = json.loads(fenced[1] if fenced else bare, object_pairs_hook=_unique, parse_constant=_constant)
+            data = json.loads(
+                fenced[1] if fenced else bare, object_pairs_hook=_unique, parse_constant=_constant
+            )
         except (ValueError, RecursionError) as e:
-            raise UnreadableVerdict(f"the judge answered no JSON object alone ({e}): {_start(text)}") from None
-        if not isinstance(data, dict) or self.key not in data or not set(data) <= {"reason", self.key}:
-            raise UnreadableVerdict(f"the judge answered {_start(text)}; expected the keys reason and {self.key}")
+            raise UnreadableVerdict(
+                f"the judge answered no JSON object alone ({e}): {_start(text)}"
+            ) from None
+        if (
+            not isinstance(data, dict)
+            or self.key not in data
+            or not set(data) <= {"reason", self.key}
+        ):
+            raise UnreadableVerdict(
+                f"the judge answered {_start(text)}; expected the keys reason and {self.key}"
+            )
         reason = data.get("reason", "")
         if not isinstance(reason, str):
             raise UnreadableVerdict(f"the judge's reason is no text: {_start(text)}")
@@ -83,6 +115,8 @@ class Scale(Form):
 
     low: int = 0
     high: int = 2
+    key: str = "score"
+    reasons: bool = True
 
     def __post_init__(self) -> None:
         if not self.low < self.high:
@@ -99,16 +133,47 @@ class Scale(Form):
         return f"a whole number from {self.low} (not met at all) to {self.high} (fully met)"
 
     def value(self, raw: Any) -> float:
-        """The score as a share of the scale, in [0, 1]."""
+        """Return the score as a share of the scale, in [0, 1]."""
         if type(raw) is float and raw.is_integer():
             raw = int(raw)
         if type(raw) is not int or not self.low <= raw <= self.high:
-            raise UnreadableVerdict(f"the judge's score is {raw!r}; expected a whole number {self.low} to {self.high}")
+            raise UnreadableVerdict(
+                f"the judge's score is {raw!r}; expected a whole number {self.low} to {self.high}"
+            )
         return (raw - self.low) / (self.high - self.low)
 
 
 @dataclass(frozen=True)
-class Choice(Form):
+class Levels(Form):
+    """One of several described *levels*, by its number; each has its score from 0 to 1."""
+
+    levels: tuple[tuple[str, float], ...]
+    key: str = "level"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return tuple(map(str, range(len(self.levels))))
+
+    def value_schema(self) -> Mapping[str, Any]:
+        return {"type": "integer", "minimum": 0, "maximum": len(self.levels) - 1}
+
+    def instruction(self) -> str:
+        described = "; ".join(
+            f"{number} if: {text}" for number, (text, _) in enumerate(self.levels)
+        )
+        return f"the number of the level that fits best ({described})"
+
+    def value(self, raw: Any) -> float:
+        """Return the score of the level, in [0, 1]."""
+        if type(raw) is not int or not 0 <= raw < len(self.levels):
+            raise UnreadableVerdict(
+                f"the judge's level is {raw!r}; expected a number 0 to {len(self.levels) - 1}"
+            )
+        return self.levels[raw][1]
+
+
+@dataclass(frozen=True)
+class SingleLabel(Form):
     """Exactly one of *labels*."""
 
     labels: tuple[str, ...]
@@ -129,7 +194,9 @@ class Choice(Form):
 
     def value(self, raw: Any) -> str:
         if not isinstance(raw, str) or raw not in self.labels:
-            raise UnreadableVerdict(f"the judge's verdict is {_start(raw)}; expected one of {', '.join(self.labels)}")
+            raise UnreadableVerdict(
+                f"the judge's verdict is {_start(raw)}; expected one of {', '.join(self.labels)}"
+            )
         return raw
 
 
@@ -151,14 +218,17 @@ class Ranking(Form):
     def value(self, raw: Any) -> tuple[str, ...]:
         if not isinstance(raw, list) or sorted(map(str, raw)) != sorted(self.labels):
             raise UnreadableVerdict(
-                f"the judge's ranking is {_start(raw)}; expected each of {', '.join(self.labels)} once"
+                f"the judge's ranking is {_start(raw)}; expected each of {', '.join(self.labels)} "
+                f"once"
             )
         return tuple(map(str, raw))  # labels are numbers, and so judges may write them
 
 
 @dataclass(frozen=True)
 class Texts(Form):
-    """A list of at most *most* objects with the text fields *fields*; for judges that write criteria."""
+    """A list of at most *most* objects with the text fields *fields*; for judges that write
+    criteria.
+    """
 
     fields: tuple[str, ...]
     most: int
@@ -166,21 +236,53 @@ class Texts(Form):
 
     def value_schema(self) -> Mapping[str, Any]:
         fields = {name: {"type": "string"} for name in self.fields}
-        entry = {"type": "object", "properties": fields, "required": list(self.fields), "additionalProperties": False}
+        entry = {
+            "type": "object",
+            "properties": fields,
+            "required": list(self.fields),
+            "additionalProperties": False,
+        }
         return {"type": "array", "items": entry, "maxItems": self.most}
 
     def instruction(self) -> str:
-        return f"a list of at most {self.most} objects with the keys {', '.join(self.fields)}; it may be empty"
+        return (
+            f"a list of at most {self.most} objects with the keys {', '.join(self.fields)}; it may "
+            f"be empty"
+        )
 
     def value(self, raw: Any) -> tuple[Mapping[str, str], ...]:
         if not isinstance(raw, list) or len(raw) > self.most:
-            raise UnreadableVerdict(f"expected a list of at most {self.most} objects, got {_start(raw)}")
+            raise UnreadableVerdict(
+                f"expected a list of at most {self.most} objects, got {_start(raw)}"
+            )
         for entry in raw:
             if not isinstance(entry, dict) or set(entry) != set(self.fields):
-                raise UnreadableVerdict(f"an entry is {_start(entry)}; expected the keys {', '.join(self.fields)}")
+                raise UnreadableVerdict(
+                    f"an entry is {_start(entry)}; expected the keys {', '.join(self.fields)}"
+                )
             if not all(isinstance(value, str) and value.strip() for value in entry.values()):
-                raise UnreadableVerdict(f"an entry is {_start(entry)}; expected text that is not empty")
+                raise UnreadableVerdict(
+                    f"an entry is {_start(entry)}; expected text that is not empty"
+                )
         return tuple(raw)
+
+
+def _after_thought(text: str) -> str:
+    """*text* without the thought of a reasoning model whose server leaves it in; it may lack its
+    opening mark.
+
+    Raises:
+        UnreadableVerdict: the thought does not end.
+    """
+    if text.startswith(("{", "```")):
+        return text
+    thought, ended, verdict = text.partition("</think>")
+    if not ended and text.startswith("<think>"):
+        raise UnreadableVerdict(
+            "the judge's thought does not end: raise its max_tokens, or switch its thinking off, "
+            "such as by extra = { chat_template_kwargs = { enable_thinking = false } }"
+        )
+    return verdict.strip() if ended else thought
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,20 +1,23 @@
-"""Self-play: earlier selves of the policy as opponents, and a conformance suite for several players."""
+"""Self-play: earlier selves of the policy as opponents, and a conformance suite for several
+players.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .service import League
+from quintain import lazy_names
 
 if TYPE_CHECKING:
-    from .suite import SeatedControls, SelfPlaySuite
+    from .service import League as League
+    from .suite import SeatedControls as SeatedControls
+    from .suite import SelfPlaySuite as SelfPlaySuite
 
-__all__ = ["League", "SeatedControls", "SelfPlaySuite"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in ("SeatedControls", "SelfPlaySuite"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import suite  # it needs pytest
-
-    return getattr(suite, name)
+# The suite needs pytest.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".service": "League",
+        ".suite": "SeatedControls SelfPlaySuite",
+    },
+)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from quintain import Engine, Message, Reply, Sampled, Sampling, TokenEngine, ToolSpec, Weights, need
+from quintain import Engine, Message, Reply, Sampling, TokenEngine, ToolSpec, need
 from quintain.errors import UsageError
+from quintain.run import FixedModelEngine, fixed_copy
+
+if TYPE_CHECKING:
+    from quintain.models import HFTokenizer
 
 
 class Silent(Engine):
@@ -18,64 +20,61 @@ class Silent(Engine):
 
     name = "league"
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
         return Reply()
 
 
-class Self(TokenEngine):
+class Self(FixedModelEngine):
     """The policy as it was at *version*; its engine starts with the first reply."""
 
-    def __init__(self, module: Any, version: int, policy: TokenEngine, slots: int, replaced: list[Self]) -> None:
-        self.module, self.version, self._slots, self._replaced = module, version, slots, replaced
-        self.name = f"league, version {version}"
+    def __init__(
+        self, module: Any, version: int, policy: TokenEngine, slots: int, replaced: list[Self]
+    ) -> None:
+        super().__init__(f"league, version {version}", slots=slots)
+        self.module, self.version, self._replaced = module, version, replaced
         self.tokenizer, self.context = policy.tokenizer, policy.context
-        self._engine: TokenEngine | None = None
         self._starting = asyncio.Lock()
-        self._stack = AsyncExitStack()
 
-    async def engine(self) -> TokenEngine:
-        """The engine, started."""
+    async def started(self) -> TokenEngine:
+        """Return the engine, started."""
         from quintain.models import LoadedModel
-        from quintain.training import embedded_engine
 
         async with self._starting:
-            if self._engine is None:
+            if self.engine is None:
                 while self._replaced:  # their episodes were those of earlier steps
-                    await self._replaced.pop().stop()
-                model = LoadedModel(
-                    module=self.module, tokenizer=self.tokenizer, path=self.name, context=self.context, fused=False
+                    await self._replaced.pop().__aexit__()
+                await self.start(
+                    LoadedModel(
+                        module=self.module,
+                        tokenizer=cast("HFTokenizer", self.tokenizer),  # a policy has no other
+                        path=self.name,
+                        context=self.context,
+                        fused=False,
+                    )
                 )
-                self._engine = await self._stack.enter_async_context(embedded_engine(model, slots=self._slots))
-        return self._engine
-
-    async def stop(self) -> None:
-        """Stop the engine."""
-        await self._stack.aclose()
-
-    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
-        return await (await self.engine()).sample(ids, sampling)
-
-    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
-        return await (await self.engine()).score(ids, start, temperature)
-
-    async def update(self, weights: Weights) -> int:
-        """Raise a `UsageError`."""
-        raise UsageError(f"{self.name} keeps its weights")
+        return await super().started()
 
 
 class League(Engine):
-    """A player that earlier selves of the policy play; each episode meets one of them, drawn by its seed.
+    """A player that earlier selves of the policy play; each episode meets one of them, drawn by its
+    seed.
 
-    The first self is the policy at the start of the run. Playing against a mixture of past selves instead of the
-    newest one alone keeps a policy from forgetting how to beat the older ones (Bansal et al. 2018, arXiv:1710.03748;
-    OpenAI Five, arXiv:1912.06680, plays a fifth of its games against past selves).
+    The first self is the policy at the start of the run. Playing against a mixture of past selves
+    instead of the newest one alone keeps a policy from forgetting how to beat the older ones
+    (Bansal et al. 2018, arXiv:1710.03748; OpenAI Five, arXiv:1912.06680, plays a fifth of its games
+    against past selves).
 
-    Before there is a policy, in the warm start of the default model, the player replies with nothing.
+    Before there is a policy, in the warm start of the default model, the player replies with
+    nothing.
 
     Args:
         every: updates of the policy between two copies.
-        size: copies that are kept; each takes the memory of the model. A new one replaces the oldest.
-        newest: share of the episodes that meet the newest copy; the others meet any copy, all equally probable.
+        size: copies that are kept; each takes the memory of the model. A new one replaces the
+            oldest.
+        newest: share of the episodes that meet the newest copy; the others meet any copy, all
+            equally probable.
         slots: sequences of one copy that are decoded at once.
     """
 
@@ -93,7 +92,8 @@ class League(Engine):
     ) -> None:
         if every < 1 or size < 1 or slots < 1 or not 0 <= newest <= 1:
             raise UsageError(
-                f"league: every {every}, size {size}, newest {newest}, slots {slots}; expected at least 1, and a share"
+                f"league: every {every}, size {size}, newest {newest}, slots {slots}; expected at "
+                f"least 1, and a share"
             )
         self._every, self._size, self._newest, self._slots = every, size, newest, slots
         self._policy, self._learner = policy, learner
@@ -101,13 +101,17 @@ class League(Engine):
         self.selves: list[Self] = []
 
     @staticmethod
-    def in_evaluation(slot: str, args: Mapping[str, Any], run: str) -> tuple[str, Mapping[str, Any]]:
-        """In `quintain eval`, which has no learner, the policy meets itself: the best checkpoint of *run*."""
+    def in_evaluation(
+        slot: str, args: Mapping[str, Any], run: str
+    ) -> tuple[str, Mapping[str, Any]]:
+        """In `quintain eval`, which has no learner, the policy meets itself: the best checkpoint of
+        *run*.
+        """
         return "quintain/embedded", {"model": run}
 
     async def __aexit__(self, *exc: object) -> None:
         for one in (*self.selves, *self._replaced):
-            await one.stop()
+            await one.__aexit__()
 
     def for_episode(self, seed: int) -> Engine:
         if self._policy is None:
@@ -116,7 +120,9 @@ class League(Engine):
         rng = Random(f"league {seed}")
         return self.selves[-1] if rng.random() < self._newest else rng.choice(self.selves)
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
         """Raise a `UsageError`: episodes draw a self by `for_episode`."""
         raise UsageError("a league plays episodes only: agent.player(name, league)")
 
@@ -133,14 +139,16 @@ class League(Engine):
         self.selves.append(Self(module, version, self._policy, self._slots, self._replaced))
 
     def _module(self) -> Any:
-        module = copy.deepcopy(self._learner.module)
-        if hasattr(module, "peft_config"):
-            module = module.merge_and_unload()
-        return module.requires_grad_(False).eval()
+        return fixed_copy(self._learner.module, adapters=True)
 
     def state(self) -> Mapping[str, Any]:
         """Version and weights of each copy, the oldest first."""
-        return {"selves": [{"version": one.version, "weights": dict(one.module.state_dict())} for one in self.selves]}
+        return {
+            "selves": [
+                {"version": one.version, "weights": dict(one.module.state_dict())}
+                for one in self.selves
+            ]
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.selves = []

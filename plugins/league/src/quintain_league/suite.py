@@ -10,13 +10,17 @@ from quintain import Engine, Environment, Message, Reply, Sampling, Task, ToolSp
 from quintain.errors import UsageError
 from quintain.evaluation import ControlEngine
 from quintain.testing import EnvironmentSuite
-from quintain.training import SCORE_TOLERANCE, reaches
+from quintain.types import SCORE_TOLERANCE, reaches
 
 
 class SeatedControls(Engine):
-    """The control *own* plays *player*; the control *others* plays every other player of the policy."""
+    """The control *own* plays *player*; the control *others* plays every other player of the
+    policy.
+    """
 
-    def __init__(self, environment: Environment[Any, Any], own: str, player: str, others: str) -> None:
+    def __init__(
+        self, environment: Environment[Any, Any], own: str, player: str, others: str
+    ) -> None:
         self.name = f"@{own} as {player or 'the first player'}, @{others} as the others"
         self._environment, self._names, self._player = environment, (own, others), player
         self._engines = ControlEngine(environment, own), ControlEngine(environment, others)
@@ -24,29 +28,33 @@ class SeatedControls(Engine):
     def for_task(self, task: Task) -> SeatedControls:
         own, others = self._names
         bound = SeatedControls(self._environment, own, self._player, others)
-        bound._engines = tuple(engine.for_task(task) for engine in self._engines)
+        bound._engines = self._engines[0].for_task(task), self._engines[1].for_task(task)
         return bound
 
     def for_player(self, name: str) -> Engine:
         own, others = self._engines
         return (own if name == self._player else others).for_player(name)
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
         """Raise a `UsageError`: each player has an engine of its own."""
         raise UsageError(f"{self.name}: bind it with for_task(task), then for_player(name)")
 
 
 class SelfPlaySuite(EnvironmentSuite):
-    """`EnvironmentSuite` for self-play: each control plays one player, against a control that plays the others.
+    """`EnvironmentSuite` for self-play: each control plays one player, against a control that plays
+    the others.
 
-    If one control played all of them, `oracle` would lose to itself. Episodes are of the first of `splits`; put the
-    one with self-play first.
+    If one control played all of them, `oracle` would lose to itself. Episodes are of the first of
+    `splits`; put the one with self-play first.
 
     Attributes:
         players: names of the players that the policy plays; ``""`` is the first.
         weak: the control that plays the others, where one marked ``"max"`` plays.
         strong: the same for one marked ``"min"``.
-        total: sum of the outcomes of all `players` in each episode, as in a zero-sum game; ``None`` is not checked.
+        total: sum of the outcomes of all `players` in each episode, as in a zero-sum game; ``None``
+            is not checked.
     """
 
     players: ClassVar[Sequence[str]] = ("",)
@@ -58,32 +66,50 @@ class SelfPlaySuite(EnvironmentSuite):
         environment = self.build()
         for name, scores in environment.controls().items():
             for player in self.players if scores else ():
-                engine = SeatedControls(environment, name, player, self.weak if scores == "max" else self.strong)
+                engine = SeatedControls(
+                    environment, name, player, self.weak if scores == "max" else self.strong
+                )
                 for r in self.play(engine, concurrency=self.episodes):
                     where = f"{engine.name}, task {r.task.id} ({r.task.prompt!r:.200})"
-                    assert r.valid, f"{where} ended with {r.termination.kind}: {r.termination.reason}"
+                    assert r.valid, (
+                        f"{where} ended with {r.termination.kind}: {r.termination.reason}"
+                    )
                     assert r.outcome is not None
                     got = r.outcome.of_player(player)
                     if scores == "max":
-                        assert reaches(got, self.highest), f"{where}: scored {got}; expected {self.highest}"
+                        assert reaches(got, self.highest), (
+                            f"{where}: scored {got}; expected {self.highest}"
+                        )
                     else:
-                        assert got <= self.lowest + SCORE_TOLERANCE, f"{where}: scored {got}; expected {self.lowest}"
+                        assert got <= self.lowest + SCORE_TOLERANCE, (
+                            f"{where}: scored {got}; expected {self.lowest}"
+                        )
 
     def test_every_player_of_the_policy_plays(self) -> None:
-        names = {t.player for r in self.play(ControlEngine(self.build(), self.strong)) for t in r.turns}
+        names = {
+            t.player for r in self.play(ControlEngine(self.build(), self.strong)) for t in r.turns
+        }
         missing = sorted(set(self.players) - names)
-        assert not missing, f"no episode of @{self.strong} has a turn of {missing}; its players are {sorted(names)}"
+        assert not missing, (
+            f"no episode of @{self.strong} has a turn of {missing}; its players are {sorted(names)}"
+        )
 
     def test_outcomes_of_the_players_have_a_constant_sum(self) -> None:
         if self.total is None:
             return
         environment = self.build()
-        for own, others in ((self.strong, self.strong), (self.strong, self.weak), (self.weak, self.strong)):
+        for own, others in (
+            (self.strong, self.strong),
+            (self.strong, self.weak),
+            (self.weak, self.strong),
+        ):
             for r in self.play(SeatedControls(environment, own, self.players[0], others)):
                 outcome = r.outcome
-                assert outcome is not None, f"task {r.task.id} ended with {r.termination.kind}: {r.termination.reason}"
+                assert outcome is not None, (
+                    f"task {r.task.id} ended with {r.termination.kind}: {r.termination.reason}"
+                )
                 found = math.fsum(outcome.of_player(player) for player in self.players)
                 assert abs(found - self.total) <= SCORE_TOLERANCE, (
-                    f"@{own} against @{others}, task {r.task.id}: the outcomes of {list(self.players)} add up to "
-                    f"{found}; expected {self.total}"
+                    f"@{own} against @{others}, task {r.task.id}: the outcomes of "
+                    f"{list(self.players)} add up to {found}; expected {self.total}"
                 )

@@ -1,4 +1,6 @@
-"""Log-probs of given text, for rewards: services over engines, an n-gram model, and improvements in perplexity."""
+"""Log-probs of given text, for rewards: services over engines, an n-gram model, and improvements in
+perplexity.
+"""
 
 from __future__ import annotations
 

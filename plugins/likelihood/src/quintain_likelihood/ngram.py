@@ -18,20 +18,23 @@ LETTERS = 64
 
 
 class NGram(TextLikelihood):
-    """Scores a text under an interpolated n-gram model of its prompt and of the text up to each token.
+    """Scores a text under an interpolated n-gram model of its prompt and of the text up to each
+    token.
 
-    Absolute discounting (Ney, Essen and Kneser 1994) of sets instead of counts: S(c) are the distinct words seen after
-    the words c, and each of them counts once, however often it came::
+    Absolute discounting (Ney, Essen and Kneser 1994) of sets instead of counts: S(c) are the
+    distinct words seen after the words c, and each of them counts once, however often it came::
 
         p(w | c) = (1 - D) [w in S(c)] / |S(c)| + D p(w | c without its first word)
 
-    A single word has the probability of Kneser and Ney 1995, its number of distinct words before it as a share of all
-    such pairs, discounted by D. So text that repeats an earlier passage word for word changes nothing but its two ends.
-    An unknown word is spelled with `LETTERS` equally probable letters. Tokens are words and single marks, whatever the
-    blanks between them. Ids are not accepted.
+    A single word has the probability of Kneser and Ney 1995, its number of distinct words before it
+    as a share of all such pairs, discounted by D. So text that repeats an earlier passage word for
+    word changes nothing but its two ends. An unknown word is spelled with `LETTERS` equally
+    probable letters. Tokens are words and single marks, whatever the blanks between them. Ids are
+    not accepted.
 
-    It knows no language: an improvement under it means that the prompt contains wording of the text. It is exact (its
-    noise floor is 0), needs no torch, and takes a millisecond for 200 words of prompt.
+    It knows no language: an improvement under it means that the prompt contains wording of the
+    text. It is exact (its noise floor is 0), needs no torch, and takes a millisecond for 200 words
+    of prompt.
 
     Args:
         order: longest n-gram.
@@ -41,7 +44,10 @@ class NGram(TextLikelihood):
     def __init__(self, *, order: int = 4, discount: float = 0.4) -> None:
         super().__init__()
         if order < 1 or not 0 < discount < 1:
-            raise UsageError(f"ngram: order {order}, discount {discount}; expected at least 1, and between 0 and 1")
+            raise UsageError(
+                f"ngram: order {order}, discount {discount}; expected at least 1, and between 0 "
+                f"and 1"
+            )
         self._order, self._discount = order, discount
 
     async def score(self, pairs: Sequence[Pair], *, max_tokens: int = 0) -> list[TextScore]:
@@ -51,9 +57,14 @@ class NGram(TextLikelihood):
     def _score(self, pair: Pair, max_tokens: int) -> TextScore:
         words = _PIECES.findall(_text(pair.prompt))
         if not words:
-            raise ValueError("an empty prompt: the first token of the reply would have no condition")
+            raise ValueError(
+                "an empty prompt: the first token of the reply would have no condition"
+            )
         if not isinstance(pair.reply, str):
-            raise UsageError("ngram scores text, not ids; use a scorer with a tokenizer (frozen-policy, frozen-model)")
+            raise UsageError(
+                "ngram scores text, not ids; use a scorer with a tokenizer (frozen-policy, "
+                "frozen-model)"
+            )
         reply = _PIECES.findall(pair.reply)
         reply = reply[:max_tokens] if max_tokens else reply
         counts = _Counts(self._order, self._discount)
@@ -72,7 +83,8 @@ class _Counts:
     def __init__(self, order: int, discount: float) -> None:
         self.order, self.discount = order, discount
         self.past: list[str] = []
-        self.after: dict[tuple[str, ...], set[str]] = defaultdict(set)  # of contexts of one word and more
+        # of contexts of one word and more
+        self.after: dict[tuple[str, ...], set[str]] = defaultdict(set)
         self.before: dict[str, set[str]] = defaultdict(set)
         self.pairs = 0
 
@@ -102,5 +114,8 @@ def _text(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
     if not all(isinstance(m, Message) for m in prompt):
-        raise UsageError("ngram scores text, not ids; use a scorer with a tokenizer (frozen-policy, frozen-model)")
+        raise UsageError(
+            "ngram scores text, not ids; use a scorer with a tokenizer (frozen-policy, "
+            "frozen-model)"
+        )
     return "\n".join(m.content for m in prompt if isinstance(m, Message))

@@ -1,7 +1,8 @@
-"""Whether an answer equals a reference. Runs in workers: sympy computes here, and its text is never executed.
+"""Whether an answer equals a reference. Runs in workers: sympy computes here, and its text is never
+executed.
 
-Both texts are normalised. The order of the rules matters: notation that stands for something else than its value (a
-choice, a base, words) is decided before anything is computed.
+Both texts are normalised. The order of the rules matters: notation that stands for something else
+than its value (a choice, a base, words) is decided before anything is computed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Rule = Callable[[str, str], bool | None]
 
 
 def same(gold: str, answer: str) -> bool:
-    """Whether *answer* equals *gold*, both normalised.
+    """Return whether *answer* equals *gold*, both normalised.
 
     Raises:
         Unreadable: one of them cannot be read.
@@ -45,11 +46,19 @@ def same(gold: str, answer: str) -> bool:
 
 
 def readable(gold: str) -> bool:
-    """Whether a normalised reference can be compared with an answer that is written otherwise."""
+    """Return whether a normalised reference can be compared with an answer that is written
+    otherwise.
+    """
     gold = _plain(gold)
     if not gold:
         return False
-    if structure.words(gold) is not None or moment(gold) or _choice(gold) or based(gold) or rational(gold) is not None:
+    if (
+        structure.words(gold) is not None
+        or moment(gold)
+        or _choice(gold)
+        or based(gold)
+        or rational(gold) is not None
+    ):
         return True
     try:
         return _parses(gold)
@@ -103,11 +112,13 @@ def _undefined(text: str) -> bool:
     return bool(re.fullmatch(r"\\text\{nan\}|nan|\\frac\{[^{}]*\}\{0\}|\d+/0", text))
 
 
-# ---- rules: a verdict, or None where the rule does not apply -------------------------------------------------
+# ---- rules: a verdict, or None where the rule does not apply -------------------------------------
 
 
 def _based(gold: str, answer: str) -> bool | None:
-    """A base is part of the answer: the number without it, or in another base, is another answer."""
+    """A base is part of the answer: the number without it, or in another base, is another
+    answer.
+    """
     a, b = based(gold), based(answer)
     if a is None and b is None:
         return None
@@ -123,7 +134,8 @@ def _choice(text: str) -> tuple[str, str] | None:
 
 
 def _choices(gold: str, answer: str) -> bool | None:
-    """A letter from A to J names a choice, with or without parentheses and with or without its content.
+    """Return a letter from A to J names a choice, with or without parentheses and with or without
+    its content.
 
     Where the reference is the content alone, so may the answer be behind its letter.
     """
@@ -131,7 +143,9 @@ def _choices(gold: str, answer: str) -> bool | None:
     labelled = _LABELLED.fullmatch(answer)
     if reference is None and labelled and not re.search(r"(?<![\\A-Za-z])[A-J](?![A-Za-z])", gold):
         return same(gold, labelled["content"])
-    if reference is None or (not reference[1] and not re.fullmatch(r"\W*(?:\\text\{)?\W*[A-J]\W*", gold)):
+    if reference is None or (
+        not reference[1] and not re.fullmatch(r"\W*(?:\\text\{)?\W*[A-J]\W*", gold)
+    ):
         return None
     given = _choice(answer)
     if given is None or re.search(r"\b[A-J]\)|\\text\{\(?[A-J]", given[1]):
@@ -164,7 +178,9 @@ def _words(gold: str, answer: str) -> bool | None:
     if {"and", "or"} <= {*a.split(), *b.split()} and ("or" in a.split()) != ("or" in b.split()):
         return False  # "both" is not "one of them"
     plain = (re.sub(r"\\text\{([^{}]*)\}", r" \1 ", t) for t in (gold, answer))
-    listed = [sorted(filter(None, (structure.words(i) or i for i in structure.items(t)))) for t in plain]
+    listed = [
+        sorted(filter(None, (structure.words(i) or i for i in structure.items(t)))) for t in plain
+    ]
     return listed[0] == listed[1] and len(listed[0]) > 1
 
 
@@ -182,7 +198,9 @@ def _modulo(gold: str, answer: str) -> bool | None:
 
 
 def _sets(gold: str, answer: str) -> bool | None:
-    """Intervals, unions and conditions on one variable are sets of numbers; a point is not an interval's other name."""
+    """Intervals, unions and conditions on one variable are sets of numbers; a point is not an
+    interval's other name.
+    """
     if (
         not (sets.looks_like_set(gold) or sets.looks_like_set(answer))
         or structure.matrix(gold)
@@ -192,7 +210,12 @@ def _sets(gold: str, answer: str) -> bool | None:
     found = []
     for text in (gold, answer):
         members, signs = structure.relation(text)
-        if "=" in signs and len(members) == 2 and structure.is_name(members[0]) and sets.looks_like_set(members[1]):
+        if (
+            "=" in signs
+            and len(members) == 2
+            and structure.is_name(members[0])
+            and sets.looks_like_set(members[1])
+        ):
             text = members[1]
         found.append(sets.number_set(text))
     if found[0] is None or found[1] is None:
@@ -204,7 +227,9 @@ def _sets(gold: str, answer: str) -> bool | None:
 
 
 def _matrices(gold: str, answer: str) -> bool | None:
-    """Matrices entry by entry; a column may be written as a point or a vector, a row may not be a column."""
+    """Matrices entry by entry; a column may be written as a point or a vector, a row may not be a
+    column.
+    """
     a, b = structure.matrix(_value(gold)), structure.matrix(_value(answer))
     if a is None and b is None:
         return None
@@ -216,7 +241,9 @@ def _matrices(gold: str, answer: str) -> bool | None:
         if pair is None or pair[0] not in ("(", r"\langle") or any(len(row) != 1 for row in one[1]):
             return False
         entries = structure.items(pair[1])
-        return len(entries) == len(one[1]) and all(same(r[0], e) for r, e in zip(one[1], entries, strict=True))
+        return len(entries) == len(one[1]) and all(
+            same(r[0], e) for r, e in zip(one[1], entries, strict=True)
+        )
     if a[0] != b[0]:
         return False
     if a[0] == "det":
@@ -224,17 +251,21 @@ def _matrices(gold: str, answer: str) -> bool | None:
     shapes = [[len(row) for row in m[1]] for m in (a, b)]
     if shapes[0] != shapes[1]:
         return False
-    return all(same(x, y) for r, s in zip(a[1], b[1], strict=True) for x, y in zip(r, s, strict=True))
+    return all(
+        same(x, y) for r, s in zip(a[1], b[1], strict=True) for x, y in zip(r, s, strict=True)
+    )
 
 
 def _value(text: str) -> str:
-    """What is right of the name in ``A = ...``."""
+    """Return what is right of the name in ``A = ...``."""
     members, signs = structure.relation(text)
     return members[1] if signs == ["="] and structure.is_name(members[0]) else text
 
 
 def _lists(gold: str, answer: str) -> bool | None:
-    """Several values: in any order, unless they belong to different names or stand in round brackets."""
+    """Several values: in any order, unless they belong to different names or stand in round
+    brackets.
+    """
     a, b = _elements(gold), _elements(answer)
     if a is None and b is None:
         return None
@@ -245,7 +276,9 @@ def _lists(gold: str, answer: str) -> bool | None:
     (kind_a, list_a), (kind_b, list_b) = a, b
     named_a, named_b = _assignments(list_a), _assignments(list_b)
     if named_a and named_b:
-        return named_a.keys() == named_b.keys() and all(same(v, named_b[k]) for k, v in named_a.items())
+        return named_a.keys() == named_b.keys() and all(
+            same(v, named_b[k]) for k, v in named_a.items()
+        )
     if kind_a == "tuple" or kind_b == "tuple" or (named_a and not named_b):
         if "set" in (kind_a, kind_b) or (
             kind_a == "list" and kind_b == "tuple" and not named_a and len(list_a) != len(list_b)
@@ -256,13 +289,19 @@ def _lists(gold: str, answer: str) -> bool | None:
         )
         if named_b and kind_a == "tuple":
             ordered_b = [named_b[k] for k in sorted(named_b)]
-        return len(ordered_a) == len(ordered_b) and all(same(x, y) for x, y in zip(ordered_a, ordered_b, strict=True))
+        return len(ordered_a) == len(ordered_b) and all(
+            same(x, y) for x, y in zip(ordered_a, ordered_b, strict=True)
+        )
     return _same_elements(_values(list_a), _values(list_b))
 
 
 def _interval(text: str) -> bool:
     pair = structure.bracketed(_value(text))
-    return pair is not None and (pair[0] == "[" or pair[2] == "]") and len(structure.items(pair[1])) == 2
+    return (
+        pair is not None
+        and (pair[0] == "[" or pair[2] == "]")
+        and len(structure.items(pair[1])) == 2
+    )
 
 
 def _list_and_other(
@@ -270,9 +309,19 @@ def _list_and_other(
 ) -> bool | None:
     kind, elements = a or b or ("", [])
     other = answer if b is None else gold
-    if kind == "list" and b is not None and re.fullmatch(r"-?\d+\.\d+", gold) and re.fullmatch(r"-?\d+,\d+", answer):
+    if (
+        kind == "list"
+        and b is not None
+        and re.fullmatch(r"-?\d+\.\d+", gold)
+        and re.fullmatch(r"-?\d+,\d+", answer)
+    ):
         return same(gold, answer.replace(",", "."))  # a decimal comma
-    if kind == "list" and a is not None and re.fullmatch(r"\d+(?:,\d+)+", gold) and answer == gold.replace(",", ""):
+    if (
+        kind == "list"
+        and a is not None
+        and re.fullmatch(r"\d+(?:,\d+)+", gold)
+        and answer == gold.replace(",", "")
+    ):
         return True
     if kind == "set" and len(elements) == 1:
         return same(elements[0], other)
@@ -282,7 +331,9 @@ def _list_and_other(
 
 
 def _elements(text: str) -> tuple[str, list[str]] | None:
-    """``list``, ``set`` or ``tuple`` and the elements; ``None`` for a single value. ``\\pm`` makes two of one."""
+    """``list``, ``set`` or ``tuple`` and the elements; ``None`` for a single value. ``\\pm`` makes
+    two of one.
+    """
     value = text
     members, signs = structure.relation(text)
     if signs == ["="] and structure.is_name(members[0]):
@@ -294,7 +345,11 @@ def _elements(text: str) -> tuple[str, list[str]] | None:
         and (pair[0] == r"\{" or len(structure.items(pair[1])) > 1)
     ):
         kind = {r"\{": "set", "{": "set"}.get(pair[0], "tuple")
-        found = [v for i in structure.items(pair[1]) for v in (structure.variants(i) if kind == "set" else [i])]
+        found = [
+            v
+            for i in structure.items(pair[1])
+            for v in (structure.variants(i) if kind == "set" else [i])
+        ]
         return kind, found
     parts = [v for i in structure.items(text) for v in structure.variants(i)]
     return ("list", parts) if len(parts) > 1 else None
@@ -344,8 +399,13 @@ def _quietly_same(a: str, b: str) -> bool:
 
 
 def _relations(gold: str, answer: str) -> bool | None:
-    """``name = value`` is the value; each member of a chain must be right; equations are compared up to a factor."""
-    (members_a, signs_a), (members_b, signs_b) = structure.relation(gold), structure.relation(answer)
+    """``name = value`` is the value; each member of a chain must be right; equations are compared
+    up to a factor.
+    """
+    (members_a, signs_a), (members_b, signs_b) = (
+        structure.relation(gold),
+        structure.relation(answer),
+    )
     if not signs_a and not signs_b:
         return None
     if {*signs_a, *signs_b} - {"=", r"\approx"}:
@@ -357,14 +417,17 @@ def _relations(gold: str, answer: str) -> bool | None:
     if len(values_a) == 1 and (name_a or not signs_a):
         if name_a and name_b and not _same_name(name_a, name_b):
             return _equations(members_a, members_b)
-        if all(same(values_a[0], v) for v in values_b) and (name_b or not signs_b or all(map(_numeric, values_b))):
+        if all(same(values_a[0], v) for v in values_b) and (
+            name_b or not signs_b or all(map(_numeric, values_b))
+        ):
             return True
         return _equations(members_a, members_b) if name_a and len(members_b) == 2 else False
     return _equations(members_a, members_b)
 
 
 def _named(members: list[str], signs: list[str], gold: str) -> tuple[str, list[str]]:
-    """The name at the beginning (or end) of a chain, and the values that it is said to equal.
+    """Return the name at the beginning (or end) of a chain, and the values that it is said to
+    equal.
 
     What follows an ``\\approx`` after an exact value explains it, and is not the answer.
     """
@@ -388,7 +451,9 @@ def _same_name(a: str, b: str) -> bool:
     if a == b or "=" in (a, b) or r"\text" in a or r"\text" in b:
         return True
     plain = {re.sub(r"[{}\s\\]", "", n) for n in (a, b)}
-    return (len({_as_symbol(n) for n in plain}) == 1 and "y" in {n.rstrip("'") for n in plain}) or len(plain) == 1
+    return (
+        len({_as_symbol(n) for n in plain}) == 1 and "y" in {n.rstrip("'") for n in plain}
+    ) or len(plain) == 1
 
 
 def _numeric(text: str) -> bool:
@@ -422,7 +487,10 @@ def _inequalities(a: list[str], signs_a: list[str], b: list[str], signs_b: list[
     forms = []
     for members, signs in ((a, signs_a), (b, signs_b)):
         if signs[0] in (">", r"\ge"):
-            members, signs = members[::-1], [{">": "<", r"\ge": r"\le"}.get(s, s) for s in reversed(signs)]
+            members, signs = (
+                members[::-1],
+                [{">": "<", r"\ge": r"\le"}.get(s, s) for s in reversed(signs)],
+            )
         forms.append((members, signs))
     (members_a, signs_a), (members_b, signs_b) = forms
     if signs_a != signs_b:
@@ -431,7 +499,10 @@ def _inequalities(a: list[str], signs_a: list[str], b: list[str], signs_b: list[
         return True
     pairs = zip(members_a, members_a[1:], members_b, members_b[1:], strict=False)
     symmetric = signs_a == [r"\ne"]
-    return all(proportional(_difference([w, x]), _difference([y, z]), positive=not symmetric) for w, x, y, z in pairs)
+    return all(
+        proportional(_difference([w, x]), _difference([y, z]), positive=not symmetric)
+        for w, x, y, z in pairs
+    )
 
 
 def _ratios(gold: str, answer: str) -> bool | None:
@@ -442,20 +513,30 @@ def _ratios(gold: str, answer: str) -> bool | None:
     if any(re.fullmatch(r"0\d*", t) for part in terms for t in part):
         return False  # a time of day
     if len(terms[0]) == 2 and len(terms[1]) == 1:
-        return equal_values(expression(terms[0][0]) / expression(terms[0][1]), expression(terms[1][0]))
+        return equal_values(
+            expression(terms[0][0]) / expression(terms[0][1]), expression(terms[1][0])
+        )
     if len(terms[0]) == 1 and len(terms[1]) == 2:
-        return equal_values(expression(terms[0][0]), expression(terms[1][0]) / expression(terms[1][1]))
+        return equal_values(
+            expression(terms[0][0]), expression(terms[1][0]) / expression(terms[1][1])
+        )
     if len(terms[0]) != len(terms[1]):
         return False
     a, b = ([expression(t) for t in part] for part in terms)
-    return all(equal_values(x * b[0], y * a[0]) for x, y in zip(a[1:], b[1:], strict=True)) and a[0] != 0 != b[0]
+    return (
+        all(equal_values(x * b[0], y * a[0]) for x, y in zip(a[1:], b[1:], strict=True))
+        and a[0] != 0 != b[0]
+    )
 
 
 def _quantities(gold: str, answer: str) -> bool | None:
-    """Values with units: the unit may be missing on one side; two units must measure the same, in one size."""
+    """Values with units: the unit may be missing on one side; two units must measure the same, in
+    one size.
+    """
     a, b = quantity(gold), quantity(answer)
     if a is not None and a.dimensions and b is not None and not b.dimensions:
-        b = quantity(re.sub(r"(?<=[\d}])([A-Za-z])$", r"\\text{\1}", answer))  # 5m, where the reference is in metres
+        # 5m, where the reference is in metres
+        b = quantity(re.sub(r"(?<=[\d}])([A-Za-z])$", r"\\text{\1}", answer))
     if a is None or b is None:
         return False
     if a.percent or b.percent:
@@ -473,7 +554,9 @@ def _quantities(gold: str, answer: str) -> bool | None:
 
 
 def _percent(a: Quantity, b: Quantity) -> bool:
-    """``50\\%`` is 0.5, and no other number: a sign that is left out or added is a factor of 100."""
+    """``50\\%`` is 0.5, and no other number: a sign that is left out or added is a factor of
+    100.
+    """
     if a.dimensions or b.dimensions:
         return False
     hundredth = [rf"\frac{{{q.value}}}{{100}}" if q.percent else q.value for q in (a, b)]
@@ -488,5 +571,6 @@ def _scaled(a: Quantity, b: Quantity) -> bool:
 
 
 _RULES: tuple[Rule, ...] = (
-    _based, _choices, _moments, _words, _modulo, _matrices, _sets, _lists, _relations, _ratios, _quantities,
+    _based, _choices, _moments, _words, _modulo, _matrices, _sets, _lists, _relations, _ratios,
+    _quantities,
 )  # fmt: skip

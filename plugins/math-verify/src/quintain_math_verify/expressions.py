@@ -1,4 +1,6 @@
-"""Single expressions: LaTeX to sympy by Math-Verify's parser, and their equality. Runs in workers only."""
+"""Single expressions: LaTeX to sympy by Math-Verify's parser, and their equality. Runs in workers
+only.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from latex2sympy2_extended import latex2sympy  # type: ignore[import-untyped]
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig  # type: ignore[import-untyped]
 from math_verify import verify  # type: ignore[import-untyped]
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own clock is off, which is the point
+# it warns that its own clock is off, which is the point
+logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 DIGITS = 40
 """Decimal digits to which two numbers must agree."""
@@ -32,21 +35,32 @@ class Unreadable(ValueError):
 
 @lru_cache(maxsize=4096)
 def expression(text: str) -> Any:
-    """The sympy expression of normalised LaTeX, with exact decimals.
+    """Return the sympy expression of normalised LaTeX, with exact decimals.
 
     Raises:
         Unreadable: it does not parse, or holds words.
     """
-    if r"\text" in text or not text or "?" in text or re.search(r"(?<![\\A-Za-z])[A-Za-z]{4,}", text):
+    if (
+        r"\text" in text
+        or not text
+        or "?" in text
+        or re.search(r"(?<![\\A-Za-z])[A-Za-z]{4,}", text)
+    ):
         raise Unreadable(text)
     source = _DECIMAL.sub(_exact, text)
-    source = re.sub(r"([A-Za-z])('+)", lambda m: f"{m[1]}_{{{'p' * len(m[2])}}}", source)  # the parser drops primes
+    # the parser drops primes
+    source = re.sub(r"([A-Za-z])('+)", lambda m: f"{m[1]}_{{{'p' * len(m[2])}}}", source)
     source = re.sub(r"(\d+|\))\^\{?\\circ\}?", r"\1\\cdot\\frac{\\pi}{180}", source)
-    source = re.sub(r"(?<![\w^.])(\d+|\)|\\pi)\(", r"\1\\cdot(", source)  # the parser takes 2(3) for a mixed number
+    # the parser takes 2(3) for a mixed number
+    source = re.sub(r"(?<![\w^.])(\d+|\)|\\pi)\(", r"\1\\cdot(", source)
     source = re.sub(r"\\cdot\s*\\cdot", r"\\cdot", source)
     try:
         value = latex2sympy(
-            source, is_real=True, convert_degrees=False, normalization_config=None, conversion_config=_CASED
+            source,
+            is_real=True,
+            convert_degrees=False,
+            normalization_config=None,
+            conversion_config=_CASED,
         )
     except (RecursionError, MemoryError):  # of the process, not of the text
         raise
@@ -64,7 +78,8 @@ def _exact(match: re.Match[str]) -> str:
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether two normalised expressions have the same value, for every value of their variables.
+    """Return whether two normalised expressions have the same value, for every value of their
+    variables.
 
     Raises:
         Unreadable: one of them is no expression.
@@ -73,12 +88,18 @@ def equal(gold: str, answer: str) -> bool:
 
 
 def equal_values(a: Any, b: Any) -> bool:
-    """Whether two sympy expressions are equal, by exact structure or by value to 40 digits."""
+    """Return whether two sympy expressions are equal, by exact structure or by value to 40
+    digits.
+    """
     if isinstance(a, sympy.MatrixBase) or isinstance(b, sympy.MatrixBase):
-        if not (isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase)) or a.shape != b.shape:
+        if (
+            not (isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase))
+            or a.shape != b.shape
+        ):
             return False
         return all(equal_values(x, y) for x, y in zip(a.flat(), b.flat(), strict=True))
-    if any(isinstance(x, sympy.logic.boolalg.Boolean) and not x.is_Symbol for x in (a, b)):  # symbols are, too
+    # symbols are, too
+    if any(isinstance(x, sympy.logic.boolalg.Boolean) and not x.is_Symbol for x in (a, b)):
         return bool(a == b)
     undefined = (sympy.nan, sympy.zoo)
     a, b = _evaluated(a), _evaluated(b)
@@ -99,17 +120,20 @@ def _evaluated(x: Any) -> Any:
 
 
 def _close(a: Any, b: Any) -> bool | None:
-    """Whether two numbers agree to `DIGITS`; ``None`` where one has no value."""
+    """Return whether two numbers agree to `DIGITS`; ``None`` where one has no value."""
     if a.is_Rational and b.is_Rational:
         return bool(a == b)
     x, y = (v.evalf(DIGITS + 15, maxn=400) for v in (a, b))
-    if not (x.is_number and y.is_number) or any(v.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) for v in (x, y)):
+    if not (x.is_number and y.is_number) or any(
+        v.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) for v in (x, y)
+    ):
         return None
     size = max(abs(x), abs(y))
     if size == 0:
         return True
     try:
-        if 0 in (x, y):  # a difference that cancels is evaluated to as many digits as `maxn`, and never to 0 itself
+        # a difference that cancels is evaluated to as many digits as `maxn`, and never to 0 itself
+        if 0 in (x, y):
             return bool(size < sympy.Float(10) ** -200)
         return bool(abs(x - y) <= size * sympy.Float(10) ** -DIGITS)
     except TypeError:
@@ -120,7 +144,10 @@ def _equal_at_points(a: Any, b: Any) -> bool:
     symbols = sorted(a.free_symbols | b.free_symbols, key=lambda s: str(s.name))
     agreed = 0
     for k in range(len(_POINTS)):
-        point = {s: sympy.Rational(*_POINTS[(k + 2 * i) % 5]) + sympy.Rational(i, 7) for i, s in enumerate(symbols)}
+        point = {
+            s: sympy.Rational(*_POINTS[(k + 2 * i) % 5]) + sympy.Rational(i, 7)
+            for i, s in enumerate(symbols)
+        }
         close = _close(a.subs(point), b.subs(point))
         if close is False:
             return False
@@ -131,14 +158,19 @@ def _equal_at_points(a: Any, b: Any) -> bool:
 
 
 def proportional(a: Any, b: Any, *, positive: bool) -> bool:
-    """Whether ``a = c b`` with a constant c that is not 0 (with *positive*, above 0), as equations may differ."""
+    """Return whether ``a = c b`` with a constant c that is not 0 (with *positive*, above 0), as
+    equations may differ.
+    """
     ratio = _evaluated(a) / _evaluated(b)
     symbols = sorted(a.free_symbols | b.free_symbols, key=lambda s: str(s.name))
     if a.free_symbols != b.free_symbols or not symbols:
         return False
     values = []
     for k in range(len(_POINTS)):
-        point = {s: sympy.Rational(*_POINTS[(k + 2 * i) % 5]) + sympy.Rational(i, 7) for i, s in enumerate(symbols)}
+        point = {
+            s: sympy.Rational(*_POINTS[(k + 2 * i) % 5]) + sympy.Rational(i, 7)
+            for i, s in enumerate(symbols)
+        }
         value = ratio.subs(point)
         if value.is_number and value.is_finite and value != 0:
             values.append(value)

@@ -1,4 +1,6 @@
-"""Finding the final answer in a reply. The rule, with its reasons, is in docs/math-verification.md."""
+"""Finding the final answer in a reply. The rule, with its reasons, is in
+docs/math-verification.md.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _CLOSED = re.compile(rf"(?i)<\|?\s*/\s*{_TAG}\s*\|?>|\[/{_TAG}\]|<\|end_of_thoug
 _OPENED = re.compile(rf"(?i)<\|?\s*{_TAG}\s*\|?>|\[{_TAG}\]|<\|begin_of_thought\|>|◁think▷")
 _ANSWER_OPENED = re.compile(r"(?i)<\s*answer\s*>|<\|begin_of_solution\|>")
 _ANSWER_CLOSED = re.compile(r"(?i)</\s*answer\s*>|<\|end_of_solution\|>")
-_BRACE = re.compile(r"\\f?box(?:ed)?\s*\{|\\boxed[ \t](?P<bare>[-+]?[0-9A-Za-z.]+)(?=[\s$.,]|$)|\\.|[{}]", re.DOTALL)
+_BRACE = re.compile(
+    r"\\f?box(?:ed)?\s*\{|\\boxed[ \t](?P<bare>[-+]?[0-9A-Za-z.]+)(?=[\s$.,]|$)|\\.|[{}]", re.DOTALL
+)
 _MARKER = re.compile(
     r"(?i)####|\b(?:final\s+)?(?:answer|result|solution)\s*\**\s*(?:is\s*:|is\b|:|=)|\banswer\s*(?=\$|\\[(\[])"
     r"|^[#*\s]*(?:the\s+)?final\s+answer[\s*:]*\n",
@@ -25,12 +29,96 @@ _TRAILER = re.compile(r"(?i)[\s.]*i hope (?:it|this) is correct[\s.!]*$|<\|[a-z_
 _SPACING = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;:! \[\]()]|text\w*(?=\{))")
 _PUNCTUATION = re.compile(r"[\s$(){},;.&A-Za-z]*")
 _CONJUNCTIONS = {"and", "or", "as", "well", "also"}
-_ALTERNATIVE = re.compile(r"(?i)\b(?:or|either|alternatively|otherwise|perhaps|maybe|possibly|could\s+be|might\s+be)\b")
+_ALTERNATIVE = re.compile(
+    r"(?i)\b(?:or|either|alternatively|otherwise|perhaps|maybe|possibly|if\s+not|(?:could|might|may)\s+(?:also\s+|well\s+)?be)\b"
+)
+_ANOTHER = re.compile(
+    r"(?i)\b(?:another|alternative|(?:a|the)\s+(?:second|different|other))\s+"
+    r"(?:method|way|approach|route|reading|interpretation|possibility|option|guess|candidate|answer)\b"
+)
+
+__all__ = ["final_answers"]
+"""Another way to an answer, in a sentence of its own."""
+_NEGATED = re.compile(r"(?i)\b(?:not|instead\s+of|rather\s+than)\s*[$(\\]*\s*$")
+_RELATION = r"[\s:$(]*(?:\\[(\[])?\s*(?:[<>≠≤≥≈]|\\(?:n?eq?|[lg]eq?|[lg]t|approx)\b)"
+_MATH = rf"(?!{_RELATION})(?=\s*(?::\s*)?[$\\(+\-\d])"
+"""A value that a sentence gives, not a bound or an approximation."""
+_SUBJECT = (
+    r"(?:that|this|it|which|the\s+above|(?:the|my|this|that)\s+(?:(?:above|previous|boxed|first|last|earlier)\s+)?"
+    r"(?:answer|result|value|box|one))"
+)
+_WRONG = (
+    r"(?:(?:actually|clearly|obviously|just|simply|unfortunately)\s+)?"
+    r"(?:wrong|incorrect|mistaken|false|invalid|not\s+(?:quite\s+)?(?:right|correct)|"
+    r"not\s+(?:the|my)\s+(?:final|right|correct)\s+answer|an?\s+(?:mistake|error|typo))\b"
+)
+_RETRACTION = re.compile(
+    rf"""(?ix)
+    (?:^|[.!?;:(\n\-\u2013\u2014]|\b(?:wait|no|hmm+|oh|actually|sorry|oops|(?:on|upon)\s+(?:reflection|review))\b)
+        [\s$,.!)\]]{{0,12}}
+        (?:(?:but|however|and|so|actually)[,\s]+)?
+        {_SUBJECT} (?: (?:'s|\s+(?:is|was|must\s+be|seems|looks)) \s+ {_WRONG}
+                     | \s+ (?:can(?:'t|not|\s+not)\s+be | (?:is|was)n't) \s+ (?:right|correct) )
+    | ^[\s$)\]]*(?:is|was)\s+{_WRONG}
+    | (?P<work> \bI\s+(?:(?:have|just)\s+)?(?:made|see|found|noticed?)\s+(?:an?|my)\s+
+            (?:\w+\s+){{0,2}}(?:mistake|error|typo|slip)\b(?!\s+in\s+the\s+(?:problem|question|statement))
+        | \bI\s+(?:was|am)\s+(?:wrong|mistaken)\b(?!\s+to\b) | \bmy\s+(?:mistake|bad|error)\b
+        | \b(?:scratch|strike|disregard|forget|ignore)\s+(?:that\s*[.,;:!]|what\s+I|the\s+above|my\b) )
+    | (?<!after\s)(?<!the\s)\bcorrection\s*[:,]
+    | \b(?:(?P<it>it|that)|the\s+(?:answer|result|value))\s+should\s+
+        (?:actually\s+|instead\s+|really\s+)?(?:be|have\s+been){_MATH}
+    | \b(?:actually|wait|no|sorry|oops|hmm+|hold\s+on|on\s+second\s+thought|but|however|instead) \b [\s,.:;!\-]{{0,12}}
+        (?:(?:no|so|but|then|actually)[\s,]+)?
+        (?:(?P<this>it) | the\s+(?:(?:correct|right|real|true|actual|final)\s+)?(?:answer|result|(?P<value>value)))
+        (?:'s|\s+(?:is|equals|must\s+be|should\s+be)) (?:\s+(?:actually|really|in\s+fact))? {_MATH}
+    """
+)
+"""Words after the last box that may take it back: `_retracted` tells. ``work``: of an error that
+may be an earlier one. ``it``, ``this``, ``value``: of a number that may be another.
+"""
+_EARLIER_ANSWER = re.compile(r"(?i)\b(?:previous|first|earlier)\b")
+_EARLIER_WORK = re.compile(
+    r"(?i)\b(?:earlier|previous(?:ly)?|before|initial(?:ly)?|original(?:ly)?|at\s+first|"
+    r"first\s+(?:answer|attempt|try|draft|guess))\b"
+)
+_STANDS = re.compile(
+    r"(?i)\b(?:stands|(?:still|nevertheless)\s+(?:holds|correct|right)|fixed\s+above|already\s+fixed|unaffected|"
+    rf"unchanged|(?!which){_SUBJECT}\s+(?:is|was)\s+(?:indeed\s+|actually\s+)?(?:correct|right))\b"
+)
+"""Words that confirm the box again."""
+_CONDITION = re.compile(r"(?i)\b(?:if|unless|had|suppose|assuming)\b[^.!?\n]*$")
+_OTHERS = re.compile(
+    r"(?i)\b(?:students?|people|someone|some|many|others)\s+(?:\w+\s+)?"
+    r"(?:answer|say|think|get|give|claim|believe|would|might|may|write|forget)\b|\bone\s+(?:might|may|could)\b|"
+    r"\b(?:tempting|naive|common\s+(?:mistake|error|answer|guess)|wrong\s+(?:answer|guess))\b"
+)
+"""Words before a retraction that make it one of what others say."""
+_REPORTED = re.compile(
+    r"(?i)\b(?:thought|said|assumed|claimed|wrote|believed|guessed)\s+(?:that\s+)?(?:it|the\s+(?:answer|result|value))\b"
+)
+_ANNOUNCED = re.compile(
+    r"(?i)\b(?:correction\s*[:,]|(?:scratch|strike)\s+that\s*[.,;:!])\s*(?=[$\\(+\-\d])"
+)
+_EXPLAINED = re.compile(
+    r"(?i)[\s,;]+(?:(?:and|but)\s+not|not|instead|rather\s+than|because|since|due\s+to)\b.*",
+    re.DOTALL,
+)
+"""What follows a corrected answer: the one that it replaces, or a reason."""
+_NO_ANSWER = re.compile(
+    rf"(?i)^\s*{_WRONG}|(?<![\\A-Za-z])(?:at|for|when|if|in|on|of|to|by|than|more|less|times|with|so)\b"
+)
+"""A phrase, where a corrected answer would stand."""
+_CORRECTED = re.compile(
+    rf"(?i)\b(?:it|that|answer|result|value)(?:'s|\s+(?:is|equals|must\s+be|should\s+(?:\w+\s+)?(?:be|have\s+been)))"
+    rf"(?:\s+(?:actually|really|in\s+fact))?{_MATH}"
+)
 _NEXT_SENTENCE = re.compile(r"[.!?]\s*\**\s+\S|[.!?][)\"*]*\s*\n\s*\S")
 
 
 def visible(reply: str) -> str:
-    """*reply* after its reasoning: what follows the last end tag, up to a reasoning that never ends."""
+    """*reply* after its reasoning: what follows the last end tag, up to a reasoning that never
+    ends.
+    """
     start = 0
     for match in _CLOSED.finditer(reply):
         start = match.end()
@@ -47,29 +135,77 @@ def visible(reply: str) -> str:
 
 
 def final_answers(reply: str, *, boxed_only: bool = False) -> list[str]:
-    """The final answer of *reply* as LaTeX: one text, or the texts of boxes that together are one answer.
+    """Return the final answer of *reply* as LaTeX: one text, or the texts of boxes that together
+    are one answer.
 
-    The answer is the last ``\\boxed{}`` after the reasoning; boxes with nothing but a conjunction between them belong
-    together. Without a box it is the last final statement ("The answer is 5."), if nothing follows it, or a reply that
-    is nothing but an expression.
+    The answer is the last ``\\boxed{}`` after the reasoning; boxes with nothing but a conjunction
+    between them, or with words that make them alternatives, belong together. A box that the words
+    behind it take back is none: then it is the statement that corrects it. Remarks on earlier
+    errors leave the box as it is. Without a box it is the last final statement ("The answer is
+    5."), if nothing follows it, or a reply that is nothing but an expression.
 
     Args:
         boxed_only: take no answer but a box.
     """
     text = visible(reply)
     boxes = _boxes(text)
-    if boxes:
-        return _last_group(text, boxes)
+    kept = [box for box in boxes if not _NEGATED.search(text[max(0, box[0] - 40) : box[0]])]
+    if kept:
+        after = text[boxes[-1][1] :]
+        retractions = [
+            match for match in _RETRACTION.finditer(after) if not _of_another(after, match)
+        ]
+        corrected = _correction(after[retractions[0].start() :]) if retractions else ""
+        if corrected:
+            return [] if boxed_only else [corrected]
+        return [] if _retracted(after, retractions) else _last_group(text, kept)
     if boxed_only or "\\boxed" in text or "\\fbox" in text:  # an open box is not an answer
         return []
     statement = _statement(text)
     return [statement] if statement else []
 
 
+def _of_another(after: str, match: re.Match[str]) -> bool:
+    """Return whether a retraction in *after* is of what others say, or under a condition."""
+    before = after[max(0, match.start() - 120) : match.start() + 1]
+    return bool(_CONDITION.search(before) or _OTHERS.search(before))
+
+
+def _correction(text: str) -> str:
+    """Return the answer that *text*, from a retraction on, puts in place of the box; empty without
+    one that can be read.
+    """
+    text = _REPORTED.sub("", text[-4 * LONGEST_STATEMENT :])
+    stated = _statement(_CORRECTED.sub("The answer is ", _ANNOUNCED.sub("The answer is ", text)))
+    answer = _EXPLAINED.sub("", stated).rstrip(" ,;")
+    return answer if answer and _bare(answer) and not _NO_ANSWER.search(answer) else ""
+
+
+def _retracted(after: str, retractions: list[re.Match[str]]) -> bool:
+    """Return whether one of *retractions*, none of which has a corrected answer, plainly is of the
+    last box.
+    """
+    confirmed = max((match.start() for match in _STANDS.finditer(after)), default=-1)
+    for match in retractions:
+        if match["work"]:
+            before = re.split(r"[.;!?\n]", after[max(0, match.start() - 120) : match.start()])[-1]
+            behind = re.split(r"[.;!?\n]", after[match.end() : match.end() + 120], maxsplit=1)[0]
+            earlier = _EARLIER_WORK.search(before + match[0] + behind)
+        else:
+            earlier = _EARLIER_ANSWER.search(match[0])
+        if (
+            not (earlier or match["it"] or match["this"] or match["value"])
+            and confirmed < match.start()
+        ):
+            return True
+    return False
+
+
 def _boxes(text: str) -> list[tuple[int, int, str]]:
     """Start, end and content of the outermost balanced boxes of *text*, in order, in one pass."""
     found: list[tuple[int, int, str]] = []
-    open_braces: list[tuple[int, int] | None] = []  # for each open brace: start and content of its box
+    # for each open brace: start and content of its box
+    open_braces: list[tuple[int, int] | None] = []
     for match in _BRACE.finditer(text):
         token = match[0]
         if token == "{":
@@ -92,7 +228,7 @@ def _last_group(text: str, boxes: list[tuple[int, int, str]]) -> list[str]:
     for box in reversed(boxes[-MOST_BOXES:-1]):
         between = text[box[1] : group[0][0]]
         near = len(between) <= 80 and (_joins(between) or _ALTERNATIVE.search(between))
-        if not near:
+        if not near and not (len(between) <= 200 and _ANOTHER.search(between)):
             break
         group.insert(0, box)
     contents = [content.strip() for _, _, content in group]
@@ -100,9 +236,12 @@ def _last_group(text: str, boxes: list[tuple[int, int, str]]) -> list[str]:
 
 
 def _joins(between: str) -> bool:
-    """Whether there is nothing but punctuation and a conjunction between two boxes."""
+    """Return whether there is nothing but punctuation and a conjunction between two boxes."""
     plain = _SPACING.sub(" ", between)
-    return bool(_PUNCTUATION.fullmatch(plain)) and set(re.findall("[a-z]+", plain.lower())) <= _CONJUNCTIONS
+    return (
+        bool(_PUNCTUATION.fullmatch(plain))
+        and set(re.findall("[a-z]+", plain.lower())) <= _CONJUNCTIONS
+    )
 
 
 def _statement(text: str) -> str:
@@ -111,16 +250,24 @@ def _statement(text: str) -> str:
     for match in _MARKER.finditer(text):
         last = match
     tail = text[last.end() :] if last else text
-    tail = tail.strip().strip("*").strip().lstrip(":=").strip().rstrip(".!").strip().strip("*").strip()
+    tail = (
+        tail.strip().strip("*").strip().lstrip(":=").strip().rstrip(".!").strip().strip("*").strip()
+    )
     if not tail or len(tail) > LONGEST_STATEMENT or _NEXT_SENTENCE.search(tail) or "\n\n" in tail:
         return ""
-    sentence = re.fullmatch(r"(?i)(?:the|our)\b[^.]*?\b(?:is|are|equals)\b:?\s*(.+)", tail) if last else None
+    sentence = (
+        re.fullmatch(r"(?i)(?:the|our)\b[^.]*?\b(?:is|are|equals)\b:?\s*(.+)", tail)
+        if last
+        else None
+    )
     tail = sentence[1] if sentence else tail
     return tail if last or _bare(tail) else ""
 
 
 def _bare(text: str) -> bool:
-    """Whether *text* is an expression and no sentence: a formula in dollar signs, or no word of the language."""
+    """Return whether *text* is an expression and no sentence: a formula in dollar signs, or no word
+    of the language.
+    """
     if text.count("$") == 2 and text[0] == text[-1] == "$":
         return True
     words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", re.sub(r"\\text\w*\{[^{}]*\}", "", text))

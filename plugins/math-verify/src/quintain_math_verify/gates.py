@@ -1,6 +1,7 @@
 """Size gates: what is too large for a computer algebra system, found without one.
 
-They keep most hostile inputs away from the workers; what passes and still takes too long is killed there.
+They keep most hostile inputs away from the workers; what passes and still takes too long is killed
+there.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ LARGEST_FACTORIAL = 1000
 LARGEST_EXPONENT = 10_000
 MOST_CELLS = 36
 
-_FACTORIAL = re.compile(r"(\d{4,})\s*\}?\)?\s*!|!\s*!|!\s*\)\s*!|\([\d^{}+.\\cdot\s]*\^[\d^{}+.\\cdot\s]*\)\s*!")
+_FACTORIAL = re.compile(
+    r"(\d{4,})\s*\}?\)?\s*!|!\s*!|!\s*\)\s*!|\([\d^{}+.\\cdot\s]*\^[\d^{}+.\\cdot\s]*\)\s*!"
+)
 _EXPONENT = re.compile(r"\^\s*\{?\s*[-+(]*(\d+(?:\s*\^\s*\{?\d*)*)")
 _OPEN, _CLOSE = frozenset("({["), frozenset(")}]")
 
 
 def too_large(text: str) -> str:
-    """Why the normalised *text* is too large to be verified; empty if it is not."""
+    """Return why the normalised *text* is too large to be verified; empty if it is not."""
     if len(text) > LONGEST:
         return f"{len(text)} characters, more than {LONGEST}"
     longest = max((len(d) for d in re.findall(r"\d+", text)), default=0)

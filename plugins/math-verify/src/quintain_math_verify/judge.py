@@ -1,4 +1,6 @@
-"""What a worker does with one request: compare an answer, or read a reference. Its input and output are plain data."""
+"""What a worker does with one request: compare an answer, or read a reference. Its input and output
+are plain data.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from . import check
-from .expressions import Unreadable
+from .expressions import Unreadable, expression
 
 _WARM = (
     (r"\frac{1}{2}", "0.5"),
@@ -23,14 +25,18 @@ _WARM = (
 
 
 def warm_up() -> None:
-    """Fill the caches of the parser (its automata are built on first use) before children are forked."""
+    """Fill the caches of the parser (its automata are built on first use) before children are
+    forked.
+    """
     for gold, answer in _WARM:
         check.same(gold, answer)
-    check.expression.cache_clear()
+    expression.cache_clear()
 
 
 def answer(request: dict[str, Any]) -> dict[str, str]:
-    """The verdict on ``{"gold": ..., "answers": [...]}``, or whether ``{"gold": ...}`` can be read."""
+    """Return the verdict on ``{"gold": ..., "answers": [...]}``, or whether ``{"gold": ...}`` can
+    be read.
+    """
     gold = request["gold"]
     if not _readable(gold):
         return {"kind": "unreadable", "reason": "it cannot be read as mathematics"}

@@ -20,12 +20,19 @@ _SPOKEN = re.compile(
     r"(?P<digits>[0-9A-Fa-f]+)\s*\\?(?:text\{)?\s*\(?(?:in)?\s*base\s*\}?\s*-?(?P<base>\d{1,2}|[a-z]+)\)?\}?"
 )
 _NAMES = "two three four five six seven eight nine ten eleven twelve".split()
-_WORDS = {name: base for base, name in enumerate(_NAMES, 2)} | {"sixteen": 16, "binary": 2, "octal": 8, "decimal": 10}
+_WORDS = {name: base for base, name in enumerate(_NAMES, 2)} | {
+    "sixteen": 16,
+    "binary": 2,
+    "octal": 8,
+    "decimal": 10,
+}
 _WORDS |= {"hexadecimal": 16, "bin": 2, "oct": 8, "dec": 10, "hex": 16}
 
 
 def rational(text: str) -> Fraction | None:
-    """The exact value of a normalised literal: whole number, decimal, fraction of these, or times a power of ten."""
+    """Return the exact value of a normalised literal: whole number, decimal, fraction of these, or
+    times a power of ten.
+    """
     while text.startswith("(") and text.endswith(")") and text.count("(") == 1:
         text = text[1:-1]
     match = _RATIONAL.fullmatch(text) if len(text) <= 2100 else None
@@ -44,12 +51,20 @@ def rational(text: str) -> Fraction | None:
 
 
 def based(text: str) -> tuple[int, int] | None:
-    """Value and base of a normalised number that states its base (``101_2``, ``0b101``); ``None`` for other text."""
+    """Value and base of a normalised number that states its base (``101_2``, ``0b101``); ``None``
+    for other text.
+    """
     text = text.strip()
     match = _BASED.fullmatch(text) or _SPOKEN.fullmatch(text)
     if match is not None:
         groups = match.groupdict()
-        name = groups.get("long") or groups.get("word") or groups.get("short") or groups.get("base") or ""
+        name = (
+            groups.get("long")
+            or groups.get("word")
+            or groups.get("short")
+            or groups.get("base")
+            or ""
+        )
         base = int(name) if name.isdigit() else _WORDS.get(name, 0)
         if match["digits"].isalpha() and base < 11:  # a variable with an index
             return None

@@ -1,4 +1,6 @@
-"""One spelling for each notation, so that equal answers become equal strings and the parser sees plain LaTeX."""
+"""One spelling for each notation, so that equal answers become equal strings and the parser sees
+plain LaTeX.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,27 @@ _STYLE = re.compile(
     r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|bigl|bigr|Bigl|Bigr|biggl|biggr|Biggl|Biggr|bigg|Bigg|big|Big|left|right|middle|"
     r"boldsymbol|bm|phantom|strut|normalsize|large|Large|nonumber)(?![A-Za-z])\.?"
 )
+_COLOUR = re.compile(
+    r"\\(?:textcolor|colorbox|pagecolor|color)\s*(?:\[[^\[\]{}]*\])?\s*\{[^{}]*\}"
+    r"|\\fcolorbox\s*(?:\[[^\[\]{}]*\])?\s*\{[^{}]*\}\s*\{[^{}]*\}|\\normalcolor(?![A-Za-z])"
+)
+"""Commands of colour with the names of colours; what they colour stays."""
 _SPACE = re.compile(
     r"(?<!\\)\\(?:[;: ]|quad(?![A-Za-z])|qquad(?![A-Za-z])|enspace|thinspace|space(?![A-Za-z]))|~|\\hspace\{[^{}]*\}"
 )
 _WRAP = re.compile(
     r"\\(?:mathrm|mathbf|mathit|mathsf|mathtt|mathnormal|rm|bf|it|operatorname\*?|pmb|vec|hat|widehat|mathop)\s*\{([^{}]*)\}"
 )
-_TEXT = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal|sc|up|md)?|mbox|hbox|textnormal|emph)\s*\{([^{}]*)\}")
+_TEXT = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal|sc|up|md)?|mbox|hbox|textnormal|emph)\s*\{([^{}]*)\}"
+)
 _INTRODUCTION = re.compile(
     r"(?i)^\s*\\text\{\s*(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:final\s+)?(?:answer|result)\s*(?:is|:|is\s*:)\s*\}"
 )
 _NAME = re.compile(r"\\[A-Za-z]+(?:\{i\})?")
-_FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|max|min|gcd|lcm"
+_FUNCTIONS = (
+    "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|max|min|gcd|lcm"
+)
 _PLAIN_FUNCTION = re.compile(rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])")
 _PLAIN_GREEK = re.compile(
     r"(?<![\\A-Za-z])(pi|theta|alpha|beta|gamma|lambda|omega|phi|infinity|infty|inf|oo)(?![A-Za-z])"
@@ -32,7 +43,8 @@ _SMALL = r"(?:\d|[A-Za-z]|\\pi(?![A-Za-z]))"
 
 
 def normalise(text: str) -> str:
-    """*text* in one spelling: plain LaTeX with exact numbers, no styles, no spaces but those between words.
+    """*text* in one spelling: plain LaTeX with exact numbers, no styles, no spaces but those
+    between words.
 
     >>> normalise("\\\\dfrac12"), normalise("1,200"), normalise("√2"), normalise("0.(3)")
     ('\\\\frac{1}{2}', '1200', '\\\\sqrt{2}', '\\\\frac{3}{9}')
@@ -52,7 +64,9 @@ def _unicode(text: str) -> str:
         return text
     text = unicodedata.normalize("NFC", text)
     text = re.sub(
-        r"(\d+\.?\d*?)((?:\d\u0305)+)", lambda m: m[1] + r"\overline{" + m[2].replace("\u0305", "") + "}", text
+        r"(\d+\.?\d*?)((?:\d\u0305)+)",
+        lambda m: m[1] + r"\overline{" + m[2].replace("\u0305", "") + "}",
+        text,
     )
     out: list[str] = []
     for c in text:
@@ -77,7 +91,9 @@ def _unicode(text: str) -> str:
 
 
 def _compatible(c: str) -> str:
-    """A vulgar fraction as LaTeX, a digit of any script as ASCII, a compatibility form as what it stands for."""
+    """Return a vulgar fraction as LaTeX, a digit of any script as ASCII, a compatibility form as
+    what it stands for.
+    """
     if c.isascii():
         return c
     plain = unicodedata.normalize("NFKC", c)
@@ -96,11 +112,15 @@ def _delimiters(text: str) -> str:
         text = text.replace("$", "\0")
     text = text.replace("$", " ").replace("\0", r"\text{dollar}")
     text = re.sub(r"(?<!\\)\\[()\[\]]", " ", text)
-    text = re.sub(r"\\(?:begin|end)\{(?:align|equation|gather|aligned|split|math|displaymath)\*?\}", " ", text)
+    text = re.sub(
+        r"\\(?:begin|end)\{(?:align|equation|gather|aligned|split|math|displaymath)\*?\}", " ", text
+    )
     if "matrix" not in text and "array" not in text and "cases" not in text:
         text = text.replace("&", "")
     for _ in range(3):
-        text, count = re.subn(r"\\(?:f?box(?:ed)?|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", r"\1", text)
+        text, count = re.subn(
+            r"\\(?:f?box(?:ed)?|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}", r"\1", text
+        )
         if not count:
             break
     text = text.strip()
@@ -120,17 +140,22 @@ def _unquoted(text: str) -> str:
 
 
 def _styles(text: str) -> str:
-    text = re.sub(r"\\!\s*|\\/", "", text)
+    text = re.sub(r"\\!\s*|\\/", "", _COLOUR.sub(" ", text))
     text = re.sub(r"(\d)\\,(?=\d{3}(?!\d))", r"\1", text)
     text = _STYLE.sub(" ", text)
     text = _SPACE.sub(" ", re.sub(r"(?<!\\)\\,", " ", text))
     text = _NAME.sub(lambda m: COMMANDS.get(m[0], m[0]), text)
     text = re.sub(r"\\not\s*=", r"\\ne ", text)
-    text = re.sub(r"\^\s*\{?\s*((?:\\prime(?![A-Za-z])\s*)+)\}?", lambda m: "'" * m[1].count("p"), text)
+    text = re.sub(
+        r"\^\s*\{?\s*((?:\\prime(?![A-Za-z])\s*)+)\}?", lambda m: "'" * m[1].count("p"), text
+    )
     text = re.sub(r"\\log_\s*\{?\s*e\s*\}?(?![A-Za-z])", r"\\ln ", text)
-    text = re.sub(r"\\log_([2-9])(\d+)(?=$|[^\d\s({\\A-Za-z])", r"\\log_{\1}{\2}", text)  # a subscript is one token
+    # a subscript is one token
+    text = re.sub(r"\\log_([2-9])(\d+)(?=$|[^\d\s({\\A-Za-z])", r"\\log_{\1}{\2}", text)
     return re.sub(
-        r"\{\s*((?:[^{}]|\{[^{}]*\})+?)\s*\\over(?![A-Za-z])\s*((?:[^{}]|\{[^{}]*\})+?)\s*\}", r"\\frac{\1}{\2}", text
+        r"\{\s*((?:[^{}]|\{[^{}]*\})+?)\s*\\over(?![A-Za-z])\s*((?:[^{}]|\{[^{}]*\})+?)\s*\}",
+        r"\\frac{\1}{\2}",
+        text,
     )
 
 
@@ -139,7 +164,9 @@ def _texts(text: str) -> str:
 
     def content(match: re.Match[str]) -> str:
         inside = match[1].strip()
-        letter = inside in ("i", "e") or (len(inside) == 1 and inside.isalpha() and match.start() == 0)
+        letter = inside in ("i", "e") or (
+            len(inside) == 1 and inside.isalpha() and match.start() == 0
+        )
         if letter or re.fullmatch(r"[-+]?[\d.,/:]+", inside):
             return inside
         if match.string[match.end() : match.end() + 1] == "_" and inside.isalnum():
@@ -154,14 +181,18 @@ def _texts(text: str) -> str:
         return inside if not re.fullmatch(r"[A-Za-z][A-Za-z .]+", inside) else rf"\text{{{inside}}}"
 
     text = _WRAP.sub(unwrapped, text)
-    text = re.sub(r"\\(?:mathrm|mathbf|mathit|operatorname|vec|hat)\s+([A-Za-z])(?![A-Za-z])", r"\1", text)
+    text = re.sub(
+        r"\\(?:mathrm|mathbf|mathit|operatorname|vec|hat)\s+([A-Za-z])(?![A-Za-z])", r"\1", text
+    )
     text = _INTRODUCTION.sub("", text)
     text = re.sub(r"\^\s*\{?\s*\\text\w*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", "", text)
     return _TEXT.sub(content, text)
 
 
 def _plain_notation(text: str) -> str:
-    """Calculator and programming notation as LaTeX: ``**``, ``*``, ``<=``, ``sqrt(2)``, ``pi``, ``5C2``, ``1e6``."""
+    """Calculator and programming notation as LaTeX: ``**``, ``*``, ``<=``, ``sqrt(2)``, ``pi``,
+    ``5C2``, ``1e6``.
+    """
     text = (
         text.replace("**", "^")
         .replace("<=", r"\le ")
@@ -170,7 +201,9 @@ def _plain_notation(text: str) -> str:
         .replace("=<", r"\le ")
     )
     text = re.sub(r"(?<!\^)\*", r"\\cdot ", text)
-    text = re.sub(r"(?<![\dA-Za-z.])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})(?![\w.])", r"\1\\cdot 10^{\2}", text)
+    text = re.sub(
+        r"(?<![\dA-Za-z.])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})(?![\w.])", r"\1\\cdot 10^{\2}", text
+    )
     text = re.sub(r"10\^\s*\(\s*([+-]?\d+)\s*\)", r"10^{\1}", text)
     text = re.sub(r"(?<![\\A-Za-z])(?:sqrt|root)(?=\s*[({\[])", r"\\sqrt", text)
     text = _calls(text, r"\sqrt", lambda inside: rf"\sqrt{{{inside}}}")
@@ -197,7 +230,9 @@ def _outside_text(text: str, change: Callable[[str], str]) -> str:
 
 
 def _calls(text: str, name: str, change: Callable[[str], str]) -> str:
-    """*text* with each ``name(...)`` whose parentheses balance replaced by *change* of what is inside."""
+    """*text* with each ``name(...)`` whose parentheses balance replaced by *change* of what is
+    inside.
+    """
     start = text.find(name + "(")
     for _ in range(20):
         if start < 0:
@@ -244,7 +279,9 @@ def _numbers(text: str) -> str:
 
 
 def _plain_commas(text: str) -> bool:
-    """Whether commas may separate thousands: outside brackets, where a comma separates elements."""
+    """Return whether commas may separate thousands: outside brackets, where a comma separates
+    elements.
+    """
     return not re.search(r"[(\[]|\\\{|\\langle|;", text) and ", " not in text
 
 
@@ -272,13 +309,21 @@ def _braces(text: str) -> str:
     text = re.sub(r"\\frac\s*(?=[^\s{])", r"\\frac ", text)
     text = re.sub(rf"\\frac\s*({_SMALL})\s*({_SMALL})", r"\\frac{\1}{\2}", text)
     text = re.sub(rf"\\frac\s*({_SMALL})\s*\{{", r"\\frac{\1}{", text)
-    text = re.sub(rf"(\\frac\s*\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})\s*({_SMALL})(?![^{{]*\}}\{{)", r"\1{\2}", text)
+    text = re.sub(
+        rf"(\\frac\s*\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})\s*({_SMALL})(?![^{{]*\}}\{{)",
+        r"\1{\2}",
+        text,
+    )
     text = re.sub(rf"\\sqrt\s*(\[[^\]]*\])?\s*(\d+|{_SMALL})", r"\\sqrt\1{\2}", text)
     text = re.sub(r"\\binom\s*(\d)\s*(\d)", r"\\binom{\1}{\2}", text)
     text = re.sub(r"(?<!\\)%|\\%", r"\\%", text)
-    text = re.sub(r"(?<=[\d}\s)])(?:\\text\{\s*)?(?:percentage|percent|pct)(?:\s*\})?", r"\\%", text)
+    text = re.sub(
+        r"(?<=[\d}\s)])(?:\\text\{\s*)?(?:percentage|percent|pct)(?:\s*\})?", r"\\%", text
+    )
     text = re.sub(r"(?<![\d.}^_{\w])(\d+)\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}", _mixed, text)
-    return re.sub(r"(?<![\d.}^_{\w/])(\d+)(?:\s+|\s*\\text\{and\}\s*)(\d+)\s*/\s*(\d+)(?![\d/])", _mixed, text)
+    return re.sub(
+        r"(?<![\d.}^_{\w/])(\d+)(?:\s+|\s*\\text\{and\}\s*)(\d+)\s*/\s*(\d+)(?![\d/])", _mixed, text
+    )
 
 
 def _mixed(match: re.Match[str]) -> str:
@@ -291,5 +336,7 @@ def _mixed(match: re.Match[str]) -> str:
 def _spaces(text: str) -> str:
     text = re.sub(r"\s+", " ", text).strip()
     text = re.sub(r"(\\[A-Za-z]+) (?![A-Za-z])", r"\1", text)
-    out = _outside_text(text, lambda part: re.sub(r"(?<![A-Za-z0-9.]) | (?![A-Za-z0-9.\\])", "", part))
+    out = _outside_text(
+        text, lambda part: re.sub(r"(?<![A-Za-z0-9.]) | (?![A-Za-z0-9.\\])", "", part)
+    )
     return re.sub(r"^\{(\w*)\}$", r"\1", out)

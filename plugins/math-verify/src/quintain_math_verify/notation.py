@@ -109,7 +109,11 @@ def _command(text: str) -> str:
 
 
 _ROWS = [line.split(maxsplit=1) for line in _SYMBOLS.strip().split("\n")]
-SYMBOLS = {c: _command(replacement) for replacement, characters in _ROWS for c in characters.strip()}
+SYMBOLS = {
+    c: _command(replacement) for replacement, characters in _ROWS for c in characters.strip()
+}
 _WORDS = _GREEK.split()
 GREEK = dict(zip(_WORDS[1::2], _WORDS[0::2], strict=True))
-COMMANDS = {old: line.split()[0] for line in _COMMANDS.strip().split("\n") for old in line.split()[1:]}
+COMMANDS = {
+    old: line.split()[0] for line in _COMMANDS.strip().split("\n") for old in line.split()[1:]
+}

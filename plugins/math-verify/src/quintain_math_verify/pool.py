@@ -1,4 +1,6 @@
-"""Worker processes that are killed at the limit. Synchronous and thread-safe; asyncio runs it in threads."""
+"""Worker processes that are killed at the limit. Synchronous and thread-safe; asyncio runs it in
+threads.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ START_SECONDS = 120.0
 
 
 class Overrun(Exception):
-    """A request was not answered within its limit; *cpu* is what the worker used, in seconds, if known."""
+    """A request was not answered within its limit; *cpu* is what the worker used, in seconds, if
+    known.
+    """
 
     def __init__(self, cpu: float | None) -> None:
         super().__init__(cpu)
@@ -35,13 +39,16 @@ class ForkedPool:
     """Children of a fork server, each with one request at a time.
 
     Args:
-        size: children at most; further requests wait, and their clock starts when a child gets them.
+        size: children at most; further requests wait, and their clock starts when a child gets
+            them.
         memory: limit on the address space of a child, MiB.
         recycle: requests after which a child is replaced.
         cpu_seconds: limit of CPU time on one request, a second line behind the parent's clock.
     """
 
-    def __init__(self, *, size: int, memory: int, recycle: int = 2000, cpu_seconds: float = 60.0) -> None:
+    def __init__(
+        self, *, size: int, memory: int, recycle: int = 2000, cpu_seconds: float = 60.0
+    ) -> None:
         self.size, self.memory, self.recycle, self.cpu_seconds = size, memory, recycle, cpu_seconds
         self._places = threading.BoundedSemaphore(size)
         self._lock = threading.Lock()
@@ -50,7 +57,7 @@ class ForkedPool:
         self._server: _Server | None = None
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """The reply of a child.
+        """Return the reply of a child.
 
         Raises:
             Overrun: none came within *timeout* seconds; the child was killed.
@@ -82,7 +89,9 @@ class ForkedPool:
                 self._server = None
 
     def abandon(self) -> None:
-        """Close the descriptors of a parent process after a fork, without any effect on its children."""
+        """Close the descriptors of a parent process after a fork, without any effect on its
+        children.
+        """
         for child in self._all:
             child.channel.close()
         if self._server is not None:
@@ -100,7 +109,9 @@ class ForkedPool:
                 if self._server is not None:
                     self._server.close()
                     self._server = None
-                raise InfrastructureError(f"math_equal: the fork server of {sys.executable} ended: {e}") from e
+                raise InfrastructureError(
+                    f"math_equal: the fork server of {sys.executable} ended: {e}"
+                ) from e
             self._all.add(child)
             return child
 
@@ -119,7 +130,8 @@ class _Server:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = f"{theirs.fileno()}, {memory << 20}, {cpu_seconds}"
         program = (
-            f"import sys; sys.path[:] = {sys.path!r}; from quintain_math_verify.server import serve; serve({arguments})"
+            f"import sys; sys.path[:] = {sys.path!r}; from quintain_math_verify.server import "
+            f"serve; serve({arguments})"
         )
         with theirs, contextlib.ExitStack() as stack:
             stack.callback(self.channel.close)  # where the process does not start
@@ -148,7 +160,8 @@ class _Server:
         if not message:
             ours.close()
             raise EOFError(
-                "it cannot import sympy and math-verify, or was killed; run `python -c 'import math_verify'`"
+                "it cannot import sympy and math-verify, or was killed; run `python -c 'import "
+                "math_verify'`"
             )
         self._ready = True
         return _Child(self, int(message), ours)
@@ -216,7 +229,8 @@ class _Child:
         if not self._killed:
             self._killed = True
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)  # the server has not reaped it, so the id is still its own
+                # the server has not reaped it, so the id is still its own
+                os.kill(self.pid, signal.SIGKILL)
             self.channel.close()
 
 

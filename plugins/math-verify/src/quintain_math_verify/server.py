@@ -1,11 +1,13 @@
 """The fork server and its children: processes that compute, apart from the caller's.
 
-The server is a fresh interpreter that imports sympy once and forks a child for each request, so that a replacement is
-ready in milliseconds. It never reads an answer itself. A child reads one request at a time, as JSON in a frame with
-its length, and answers with JSON; nothing that a child sends is ever unpickled or executed.
+The server is a fresh interpreter that imports sympy once and forks a child for each request, so
+that a replacement is ready in milliseconds. It never reads an answer itself. A child reads one
+request at a time, as JSON in a frame with its length, and answers with JSON; nothing that a child
+sends is ever unpickled or executed.
 
-The parent kills children by process id. The server reaps a child only when the parent has said that it is done with
-the id, so that an id never belongs to another process while the parent may still use it.
+The parent kills children by process id. The server reaps a child only when the parent has said that
+it is done with the id, so that an id never belongs to another process while the parent may still
+use it.
 """
 
 from __future__ import annotations
@@ -67,7 +69,11 @@ def _fork(control: socket.socket, descriptor: int, memory: int, cpu_seconds: flo
             ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
         control.close()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.nullcontext() if sys.platform == "linux" else contextlib.suppress(ValueError, OSError):
+        with (
+            contextlib.nullcontext()
+            if sys.platform == "linux"
+            else contextlib.suppress(ValueError, OSError)
+        ):
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))  # macOS may refuse it
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         _answer_all(socket.socket(fileno=descriptor), cpu_seconds)
@@ -86,9 +92,9 @@ def _answer_all(channel: socket.socket, cpu_seconds: float) -> None:
         try:
             reply: Any = judge.answer(request)
         except MemoryError:
-            reply = {"kind": "error", "reason": "out of memory"}
+            reply = {"kind": "too_large", "reason": "it takes more memory than a worker may have"}
         except RecursionError:
-            reply = {"kind": "error", "reason": "nested too deep"}
+            reply = {"kind": "too_large", "reason": "nested too deep"}
         except Exception as e:  # noqa: BLE001  whatever sympy fails on is reported, not raised
             reply = {"kind": "error", "reason": f"{type(e).__name__}: {e}"[:200]}
         send(channel, reply)
@@ -101,7 +107,7 @@ def send(channel: socket.socket, value: Any) -> None:
 
 
 def receive(channel: socket.socket) -> Any:
-    """The next frame of a blocking socket, parsed; ``None`` at its end."""
+    """Return the next frame of a blocking socket, parsed; ``None`` at its end."""
     head = _exactly(channel, LENGTH.size)
     if head is None:
         return None

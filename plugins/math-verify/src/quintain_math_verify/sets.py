@@ -11,11 +11,13 @@ from .expressions import Unreadable, equal_values, expression
 from .structure import bracketed, items, relation, split
 
 EMPTY = frozenset(
-    "no solution,no solutions,no real solution,no real solutions,empty set,null set,there are no solutions,"
-    "there is no solution,no such number,no such numbers,none exist".split(",")
+    "no solution,no solutions,no real solution,no real solutions,empty set,null set,there are no "
+    "solutions,there is no solution,no such number,no such numbers,none exist".split(",")
 )
 _REALS = frozenset(
-    "all real numbers,all reals,all real,real numbers,any real number,all real x,every real number".split(",")
+    "all real numbers,all reals,all real,real numbers,any real number,all real x,every real number".split(
+        ","
+    )
 )
 _NUMBER_SETS = {
     r"\mathbb{R}": sympy.S.Reals,
@@ -26,9 +28,12 @@ _NUMBER_SETS = {
     r"\emptyset": sympy.S.EmptySet,
     r"\{\}": sympy.S.EmptySet,
 }
-_NUMBER_SETS |= {name: _NUMBER_SETS[rf"\mathbb{{{name}}}"] for name in "RZNQ"}  # bold or plain, beside another set
+# bold or plain, beside another set
+_NUMBER_SETS |= {name: _NUMBER_SETS[rf"\mathbb{{{name}}}"] for name in "RZNQ"}
 _ORDER = {"<": ("<", False), ">": (">", False), r"\le": ("<", True), r"\ge": (">", True)}
-_JOINED = re.compile(r"\\text\{\s*(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])|(\\lor|\\land|,(?![^(]*\)))")
+_JOINED = re.compile(
+    r"\\text\{\s*(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])|(\\lor|\\land|,(?![^(]*\)))"
+)
 _SIMPLE = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{\w+\}|\w))?(?:\([a-z]\))?")
 
 
@@ -40,18 +45,22 @@ def worded(text: str | None) -> str | None:
 
 
 def looks_like_set(text: str) -> bool:
-    """Whether *text* may denote a set of numbers rather than a number, a point or a list."""
+    """Return whether *text* may denote a set of numbers rather than a number, a point or a list."""
     if (
-        re.search(r"\\(?:cup|cap|setminus|in(?![a-z])|mathbb|emptyset)|<|>|\\(?:le|ge|ne)(?![a-z])", text)
+        re.search(
+            r"\\(?:cup|cap|setminus|in(?![a-z])|mathbb|emptyset)|<|>|\\(?:le|ge|ne)(?![a-z])", text
+        )
         or text == r"\{\}"
     ):
         return True
     pair = bracketed(text)
-    return (pair is not None and "[" in pair[0] + pair[2]) or (pair is not None and "]" in pair[0] + pair[2])
+    return (pair is not None and "[" in pair[0] + pair[2]) or (
+        pair is not None and "]" in pair[0] + pair[2]
+    )
 
 
 def number_set(text: str) -> Any | None:
-    """The sympy set that *text* denotes; ``None`` where it denotes none.
+    """Return the sympy set that *text* denotes; ``None`` where it denotes none.
 
     Raises:
         Unreadable: it looks like a set, but a bound does not parse.
@@ -81,17 +90,21 @@ def _signed(text: str) -> str:
 
 
 def _operated(text: str) -> Any | None:
-    """A union, intersection, difference, or what a variable is in."""
+    """Return a union, intersection, difference, or what a variable is in."""
     parts, signs = split(text, (r"\in", r"\notin"))
     if signs and len(parts) == 2 and _SIMPLE.fullmatch(parts[0]):
         inner = number_set(parts[1])
         return inner if signs == [r"\in"] or inner is None else sympy.S.Reals - inner
     for sign, join in ((r"\cup", sympy.Union), (r"\cap", sympy.Intersection)):
-        parts, signs = split(text, (sign, "U") if sign == r"\cup" and ")U(" in text.replace(" ", "") else (sign,))
+        parts, signs = split(
+            text, (sign, "U") if sign == r"\cup" and ")U(" in text.replace(" ", "") else (sign,)
+        )
         if signs:
             sets = [number_set(p) for p in parts]
             return None if any(s is None for s in sets) else join(*sets)
-    parts, signs = split(text, (r"\setminus", "-") if text.startswith(r"\mathbb") else (r"\setminus",))
+    parts, signs = split(
+        text, (r"\setminus", "-") if text.startswith(r"\mathbb") else (r"\setminus",)
+    )
     if signs and len(parts) == 2:
         left, right = number_set(parts[0]), number_set(parts[1])
         return None if left is None or right is None else left - right
@@ -112,7 +125,9 @@ def _braced(content: str) -> Any | None:
 
 
 def _condition(text: str) -> Any | None:
-    """The solutions of inequalities in one variable: ``1<x\\le3``, ``x<1`` or ``x>3``, ``x\\ne0``."""
+    """Return the solutions of inequalities in one variable: ``1<x\\le3``, ``x<1`` or ``x>3``,
+    ``x\\ne0``.
+    """
     joined = _JOINED.split(text)
     parts = [p for p in joined[0::4] if p and p.strip()]
     joins = {j.strip() for k in (1, 2, 3) for j in joined[k::4] if j}
@@ -138,7 +153,9 @@ def _condition(text: str) -> Any | None:
 
 
 def subject(text: str) -> str:
-    """The variable that a condition is about; empty for a set that names none outside its braces."""
+    """Return the variable that a condition is about; empty for a set that names none outside its
+    braces.
+    """
     if bracketed(text) is not None:
         return ""
     member, signs = split(text, (r"\in", r"\notin"))
@@ -149,7 +166,7 @@ def subject(text: str) -> str:
 
 
 def _value(text: str) -> Any | None:
-    """The one element of ``x=1``, a part of a condition such as ``x=1`` or ``x>2``."""
+    """Return the one element of ``x=1``, a part of a condition such as ``x=1`` or ``x>2``."""
     members, signs = relation(text)
     if signs != ["="] or not _SIMPLE.fullmatch(members[0]):
         return None
@@ -158,7 +175,7 @@ def _value(text: str) -> Any | None:
 
 
 def _variable(text: str) -> str:
-    """The one variable of a condition; empty where there are more."""
+    """Return the one variable of a condition; empty where there are more."""
     members, _ = relation(text)
     names = [m for m in members if _SIMPLE.fullmatch(m) and m not in (r"\pi", "e", r"\infty")]
     if names:
@@ -196,7 +213,7 @@ def _single(left: str, sign: str, right: str, variable: str) -> Any | None:
 
 
 def same_sets(a: Any, b: Any) -> bool:
-    """Whether two sets of numbers have the same elements."""
+    """Return whether two sets of numbers have the same elements."""
     if a == b:
         return True
     if isinstance(a, sympy.FiniteSet) and isinstance(b, sympy.FiniteSet):

@@ -1,4 +1,6 @@
-"""The outer structure of normalised LaTeX: lists, brackets, relations, words. It splits text and computes nothing."""
+"""The outer structure of normalised LaTeX: lists, brackets, relations, words. It splits text and
+computes nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,14 @@ MOST_SIGNS = 4
 
 _INDEX = r"(?:_(?:\{[^{}]*\}|\w)|')*"
 _GREEK = (
-    "alpha beta gamma delta theta phi varphi lambda mu omega Omega sigma rho tau psi epsilon eta nu xi chi Delta Gamma"
+    "alpha beta gamma delta theta phi varphi lambda mu omega Omega sigma rho tau psi epsilon eta "
+    "nu xi chi Delta Gamma"
 )
 _LETTER = rf"(?:[A-Za-z]|\\(?:{'|'.join(_GREEK.split())}))"
 _CAPITALS = rf"(?:[A-Z]{_INDEX}){{1,4}}"
 _NAME = re.compile(
-    rf"{_LETTER}{_INDEX}(?:\^\{{?(?:-1|\\circ)\}}?)?(?:\([^()]*\))?"  # x, x_1, f(x), f^{-1}(x), P(A)
+    # x, x_1, f(x), f^{-1}(x), P(A)
+    rf"{_LETTER}{_INDEX}(?:\^\{{?(?:-1|\\circ)\}}?)?(?:\([^()]*\))?"
     rf"|\|?{_CAPITALS}\|?(?:\([^()]*\))?|\\overline\{{{_CAPITALS}\}}|(?:\\angle|\\triangle|\\measuredangle|m\\angle)\s*{_CAPITALS}"
     rf"|\\frac\{{{_CAPITALS}\}}\{{{_CAPITALS}\}}|{_CAPITALS}[:/]{_CAPITALS}"
     rf"|\((?:{_LETTER}{_INDEX},)+{_LETTER}{_INDEX}\)|\[[A-Z]+\]|\|[A-Za-z]\||\\frac\{{d\w\}}\{{d\w\}}|{_LETTER}'+(?:\(\w\))?"
@@ -44,14 +48,14 @@ _SCALED = re.compile(
     re.DOTALL,
 )
 _DENIALS = frozenset(
-    "not no nor neither isn't wrong incorrect false true never anything everything but except other than if unless "
-    "maybe perhaps possibly nan none null undefined cannot".split()
+    "not no nor neither isn't wrong incorrect false true never anything everything but except "
+    "other than if unless maybe perhaps possibly nan none null undefined cannot".split()
 )
 """Words that make of a name a statement: in "not = 5" nothing is 5."""
 _SAME_WORDS = {"dne": "does not exist"}
 _UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
 ).split()
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 
@@ -78,7 +82,9 @@ def split(text: str, separators: tuple[str, ...]) -> tuple[list[str], list[str]]
 
 
 def items(text: str) -> list[str]:
-    """The elements of a list without brackets: separated by commas, semicolons, "and" or "or"."""
+    """Return the elements of a list without brackets: separated by commas, semicolons, "and" or
+    "or".
+    """
     text = _PLAIN_JOINERS.sub(";", _JOINERS.sub(";", text))
     text = text.replace(r"\lor", ";").replace(r"\land", ";")
     parts, _ = split(text, (",", ";"))
@@ -86,7 +92,9 @@ def items(text: str) -> list[str]:
 
 
 def bracketed(text: str) -> tuple[str, str, str] | None:
-    """Opening, content and closing of *text* that is one bracket pair; the kinds may differ, as in intervals."""
+    """Opening, content and closing of *text* that is one bracket pair; the kinds may differ, as in
+    intervals.
+    """
     found = tokens(text)
     if len(found) < 2 or found[0] not in OPENING or found[-1] not in _CLOSING:
         return None
@@ -105,7 +113,9 @@ def unwrapped(text: str) -> str:
         if pair is None:
             return text
         kinds = (pair[0], pair[2])
-        groups = kinds == ("{", "}") or (kinds == ("(", ")") and len(split(pair[1], (",", ";"))[0]) == 1)
+        groups = kinds == ("{", "}") or (
+            kinds == ("(", ")") and len(split(pair[1], (",", ";"))[0]) == 1
+        )
         if not groups or not pair[1]:
             return text
         text = pair[1]
@@ -113,28 +123,39 @@ def unwrapped(text: str) -> str:
 
 
 def relation(text: str) -> tuple[list[str], list[str]]:
-    """The members of a chain of relations and the signs between them; one member where there is none."""
+    """Return the members of a chain of relations and the signs between them; one member where there
+    is none.
+    """
     parts, signs = split(text, RELATIONS)
     return parts, signs
 
 
 def is_name(text: str) -> bool:
-    """Whether *text* names a quantity: a symbol, a function of symbols, a length, words."""
+    """Return whether *text* names a quantity: a symbol, a function of symbols, a length, words."""
     text = text.strip()
     if not _NAME.fullmatch(text) or text in ("e", "i"):
         return False
-    worded = text.startswith(r"\text") or re.fullmatch("[A-Za-z ]{3,}", text)  # and not the length NO
-    return not worded or _DENIALS.isdisjoint(re.findall(r"[a-z']+", text.lower().replace(r"\text", " ")))
+    # and not the length NO
+    worded = text.startswith(r"\text") or re.fullmatch("[A-Za-z ]{3,}", text)
+    return not worded or _DENIALS.isdisjoint(
+        re.findall(r"[a-z']+", text.lower().replace(r"\text", " "))
+    )
 
 
 def words(text: str) -> str | None:
-    """The words of an answer in words, lower case without punctuation; ``None`` for mathematics."""
+    """Return the words of an answer in words, lower case without punctuation; ``None`` for
+    mathematics.
+    """
     plain = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).strip(" .!")
     if not re.fullmatch(r"[A-Za-z0-9 ,.'\"()/:;!?-]+", plain) or re.search(r"\d", plain):
         return None
     if r"\text" not in text and not re.search(r"[A-Za-z]{3,}|^(?:no|up|on|in|is|or)$", plain):
         return None
-    if r"\text" not in text and re.search(r"[()/,;:]", plain) and not re.search(r"[A-Za-z]{3,}", plain):
+    if (
+        r"\text" not in text
+        and re.search(r"[()/,;:]", plain)
+        and not re.search(r"[A-Za-z]{3,}", plain)
+    ):
         return None
     if not re.search(r"[A-Za-z]", plain):
         return None
@@ -146,7 +167,7 @@ def words(text: str) -> str | None:
 
 
 def spoken_number(text: str | None) -> str | None:
-    """The digits of a number below 100 in words ("twenty one"); ``None`` for other words."""
+    """Return the digits of a number below 100 in words ("twenty one"); ``None`` for other words."""
     if text in _UNITS:
         return str(_UNITS.index(text))
     tens, _, unit = (text or "").partition(" ")
@@ -156,7 +177,9 @@ def spoken_number(text: str | None) -> str | None:
 
 
 def matrix(text: str) -> tuple[str, list[list[str]]] | None:
-    """Kind of brackets and the rows of a matrix, in LaTeX or as nested lists; a factor before it is in each entry."""
+    """Kind of brackets and the rows of a matrix, in LaTeX or as nested lists; a factor before it is
+    in each entry.
+    """
     scaled = _SCALED.fullmatch(text)
     if scaled:
         inner = matrix(scaled["matrix"])
@@ -164,27 +187,36 @@ def matrix(text: str) -> tuple[str, list[list[str]]] | None:
         if inner is None or inner[0] == "det":
             return None
         return "matrix", [[rf"({factor})\cdot({cell})" for cell in row] for row in inner[1]]
-    text = text.replace(r"\begin{smallmatrix}", r"\begin{matrix}").replace(r"\end{smallmatrix}", r"\end{matrix}")
+    text = text.replace(r"\begin{smallmatrix}", r"\begin{matrix}").replace(
+        r"\end{smallmatrix}", r"\end{matrix}"
+    )
     match = re.fullmatch(
-        r"[\[(|{]?\s*\\begin\{([a-zA-Z]*matrix|array)\}(?:\{[lcr| ]*\})?(.*?)\\end\{\1\}\s*[\])|}]?", text, re.DOTALL
+        r"[\[(|{]?\s*\\begin\{([a-zA-Z]*matrix|array)\}(?:\{[lcr| "
+        r"]*\})?(.*?)\\end\{\1\}\s*[\])|}]?",
+        text,
+        re.DOTALL,
     )
     if match:
         body = re.sub(r"\\hline|\\\\\s*$", "", match[2].strip())
-        rows = [[cell.strip() for cell in row.split("&")] for row in re.split(r"\\\\(?:\[[^\]]*\])?", body)]
+        rows = [
+            [cell.strip() for cell in row.split("&")]
+            for row in re.split(r"\\\\(?:\[[^\]]*\])?", body)
+        ]
         kind = "det" if match[1] in ("vmatrix", "Vmatrix") or text.startswith("|") else "matrix"
         return kind, rows
     pair = bracketed(text)
     if pair and pair[0] == "[" and pair[2] == "]":
-        inner = [bracketed(p) for p in split(pair[1], (",", ";"))[0]]
-        if inner and all(p is not None and p[0] == "[" and p[2] == "]" for p in inner):
-            return "matrix", [split(p[1], (",",))[0] for p in inner if p is not None]
+        lists = [bracketed(p) for p in split(pair[1], (",", ";"))[0]]
+        if lists and all(p is not None and p[0] == "[" and p[2] == "]" for p in lists):
+            return "matrix", [split(p[1], (",",))[0] for p in lists if p is not None]
     return None
 
 
 def variants(text: str) -> list[str]:
-    """The readings of a text with ``\\pm``; the text itself where there is none.
+    """Return the readings of a text with ``\\pm``; the text itself where there is none.
 
-    Signs are chosen together only where ``\\mp`` says so: ``\\pm1\\pm i`` are four numbers, ``\\pm(1+i)`` two.
+    Signs are chosen together only where ``\\mp`` says so: ``\\pm1\\pm i`` are four numbers,
+    ``\\pm(1+i)`` two.
     """
     if not re.search(r"\\(?:pm|mp)(?![A-Za-z])", text):
         return [text]

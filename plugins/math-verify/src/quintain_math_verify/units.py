@@ -51,22 +51,32 @@ amount 1 mol mole
 """
 _VOLUME, _LENGTH, _ANGLE = "volume", "length", "angle"
 _UNITS: Mapping[str, tuple[str, F]] = {
-    name: (row.split()[0], F(row.split()[1])) for row in _TABLE.strip().split("\n") for name in row.split()[2:]
+    name: (row.split()[0], F(row.split()[1]))
+    for row in _TABLE.strip().split("\n")
+    for name in row.split()[2:]
 }
-_SPEEDS = {"mph": ("mile", "hour"), "kph": ("km", "hour"), "kmh": ("km", "hour"), "fps": ("ft", "s")}
+_SPEEDS = {
+    "mph": ("mile", "hour"),
+    "kph": ("km", "hour"),
+    "kmh": ("km", "hour"),
+    "fps": ("ft", "s"),
+}
 _SHORT = {"m", "s", "g", "h", "L", "l", "N", "J", "W", "V", "A", "K"}
 _HEDGES = frozenset(
-    "or and not is isn't no maybe perhaps either neither nor approximately about roughly if wrong incorrect correct "
-    "than more less least most unless but almost nearly otherwise to from between the answer equals equal "
-    "true false half halves double twice triple factorial minus plus times negative modulo mod choose divided "
-    "multiplied zero one two three four five six seven eight nine ten".split()
+    "or and not is isn't no maybe perhaps either neither nor approximately about roughly if wrong "
+    "incorrect correct than more less least most unless but almost nearly otherwise to from "
+    "between the answer equals equal true false half halves double twice triple factorial minus "
+    "plus times negative modulo mod choose divided multiplied zero one two three four five six "
+    "seven eight nine ten".split()
 )
 """Words that deny the number, or make another number of it: no unit has them."""
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = re.compile(
     rf"(?i)(?<=[\d}})])\s*(?:\\text\{{\s*)?({'|'.join(_SCALES)})s?(?![A-Za-z])(?P<rest>[^{{}}]*)(?P<end>\}}?)"
 )
-_DEGREES = re.compile(r"(?i)\s*(?:\\text\{\s*)?\bdegrees?\s+(?:(c)(?:elsius)?|(f)(?:ahrenheit)?)\b\s*\}?$")
+_DEGREES = re.compile(
+    r"(?i)\s*(?:\\text\{\s*)?\bdegrees?\s+(?:(c)(?:elsius)?|(f)(?:ahrenheit)?)\b\s*\}?$"
+)
 _COMPOUND_PART = re.compile(r"(\d{1,30}(?:\.\d{1,30})?) ?([A-Za-z]+)")
 _COMPOUND = re.compile(rf"{_COMPOUND_PART.pattern}(?:\.?,? (?:and )?{_COMPOUND_PART.pattern})+\.?")
 _SEXAGESIMAL = re.compile(
@@ -75,7 +85,8 @@ _SEXAGESIMAL = re.compile(
 )
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 _PLAIN = re.compile(
-    r"(?<=[\d})])\s*([A-Za-z]{2,}(?:\s*(?:/|per)\s*[A-Za-z]+)?(?:\s*\^\{?[-\d]+\}?)?(?: [A-Za-z]+){0,3})$"
+    r"(?<=[\d})])\s*([A-Za-z]{2,}(?:\s*(?:/|per)\s*[A-Za-z]+)?(?:\s*\^\{?[-\d]+\}?)?(?: "
+    r"[A-Za-z]+){0,3})$"
 )
 _PLAIN_SHORT = re.compile(r"(?<=[\d})])\s+([A-Za-z](?:/[A-Za-z]+)?(?:\^\{?[-\d]+\}?)?)$")
 _TRAILING = re.compile(
@@ -102,9 +113,12 @@ class Quantity:
 
 
 def quantity(text: str) -> Quantity | None:
-    """*text* as a number and its unit; ``None`` where words around the number are no unit, such as "5 or so"."""
+    """*text* as a number and its unit; ``None`` where words around the number are no unit, such as
+    "5 or so".
+    """
     text = _DEGREES.sub(lambda m: rf"^\circ\text{{{'C' if m[1] else 'F'}}}", text)
-    text = re.sub(r"(\\text\{[^{}]*\})/([A-Za-z])$", r"\1/\\text{\2}", text)  # upright letters are units
+    # upright letters are units
+    text = re.sub(r"(\\text\{[^{}]*\})/([A-Za-z])$", r"\1/\\text{\2}", text)
     leading = _LEADING.match(text)
     if leading:
         rest = leading[1] + text[leading.end() :].strip()
@@ -135,14 +149,19 @@ def quantity(text: str) -> Quantity | None:
         return None
     if not words:
         return Quantity(text[: match.start()].strip())
-    if match.re is not _TRAILING and not _known(words) and not re.search(r"\d\s+[A-Za-z]{3,}", text):
+    if (
+        match.re is not _TRAILING
+        and not _known(words)
+        and not re.search(r"\d\s+[A-Za-z]{3,}", text)
+    ):
         return Quantity(text)
     dimensions, factor = _of_words(words)
     return Quantity(text[: match.start()].strip(), dimensions, factor)
 
 
 def compound(text: str) -> str:
-    """A quantity in several units, largest first ("5 feet 3 inches", ``22^\\circ30'``), in one; else empty.
+    """Return a quantity in several units, largest first ("5 feet 3 inches", ``22^\\circ30'``), in
+    one; else empty.
 
     Each part but the first is less than one of the unit before it; else it is a list.
     """
@@ -171,7 +190,7 @@ def compound(text: str) -> str:
 
 
 def _words(text: str) -> list[tuple[str, int]] | None:
-    """The words of a unit with their exponents; ``None`` where they are no unit."""
+    """Return the words of a unit with their exponents; ``None`` where they are no unit."""
     plain = re.sub(r"\\frac\{(.*)\}\{(\\text\{[^{}]*\}.*)\}", r"\1/\2", text)
     plain = re.sub(r"\\text\{([^{}]*)\}", r"\1 ", plain).replace(r"\cdot", " ")
     plain = re.sub(r"\s+\^", "^", re.sub(r"\bper\b", "/", plain))
@@ -206,7 +225,11 @@ def _singular(word: str) -> str:
     if word in _SHORT or word in _UNITS:
         return word
     low = word.lower()
-    for name in (low, low[:-1] if low.endswith("s") else low, low[:-2] if low.endswith("es") else low):
+    for name in (
+        low,
+        low[:-1] if low.endswith("s") else low,
+        low[:-2] if low.endswith("es") else low,
+    ):
         if name in _UNITS and name not in _SHORT:
             return name
     return low[:-1] if low.endswith("s") and len(low) > 3 else low
@@ -230,11 +253,14 @@ def _of_words(words: list[tuple[str, int]]) -> tuple[tuple[tuple[str, int], ...]
 
 
 def same_dimensions(a: Quantity, b: Quantity) -> bool:
-    """Whether two units measure the same kind of thing; a name of counted things may be longer."""
+    """Return whether two units measure the same kind of thing; a name of counted things may be
+    longer.
+    """
     if a.dimensions == b.dimensions:
         return True
     named = [{k for k, _ in q.dimensions} for q in (a, b)]
     unknown = all(k.startswith("'") for names in named for k in names)
     powers = [dict(q.dimensions) for q in (a, b)]
-    agree = all(powers[0][name] == powers[1][name] for name in named[0] & named[1])  # square units are not cubic ones
+    # square units are not cubic ones
+    agree = all(powers[0][name] == powers[1][name] for name in named[0] & named[1])
     return unknown and agree and (named[0] <= named[1] or named[1] <= named[0])

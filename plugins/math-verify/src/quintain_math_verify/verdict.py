@@ -7,7 +7,11 @@ from enum import StrEnum
 
 
 class VerdictKind(StrEnum):
-    """Verdicts judge the answer and are scores; failures say that there is no verdict, and are never a zero."""
+    """Verdicts judge the answer and are scores. Failures say that there is no verdict.
+
+    ``timeout`` and ``too_large`` are the answer's doing, unless the worker was starved; ``error``
+    is the verifier's.
+    """
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -18,7 +22,7 @@ class VerdictKind(StrEnum):
 
     @property
     def failure(self) -> bool:
-        """Whether the verifier did not come to a verdict, so that the rollout is excluded and counted."""
+        """Whether the verifier did not come to a verdict."""
         return self in (VerdictKind.TIMEOUT, VerdictKind.TOO_LARGE, VerdictKind.ERROR)
 
 
@@ -29,7 +33,8 @@ class Verdict:
     Attributes:
         answer: the answer that was found in the reply, at most 200 characters.
         reason: why it is not correct.
-        starved: the worker got too little CPU time or died by itself, so that a repetition may give a verdict.
+        starved: the worker got too little CPU time or died by itself, so that a repetition may give
+            a verdict.
     """
 
     kind: VerdictKind

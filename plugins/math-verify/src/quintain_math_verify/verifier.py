@@ -1,4 +1,6 @@
-"""The verifier: from a reference and a reply to a verdict. Cheap rules in the caller, everything else in workers."""
+"""The verifier: from a reference and a reply to a verdict. Cheap rules in the caller, everything
+else in workers.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,23 @@ from .pool import ForkedPool, Overrun
 from .verdict import Verdict, VerdictKind
 
 _ALL: weakref.WeakSet[Verifier] = weakref.WeakSet()
+PLAIN = ("7283.25",)
+"""An answer that costs nothing: if a comparison with it exceeds a limit, that is the reference's
+doing.
+"""
 BUSY_SHARE = 0.2
-"""A worker that got less than this share of its limit as CPU time was starved: the answer did not exhaust it."""
+"""A worker that got less than this share of its limit as CPU time was starved: the answer did not
+exhaust it.
+"""
 
 
 class Verifier:
-    """Compares answers with references as mathematics. Safe in threads, in event loops and after a fork.
+    """Compares answers with references as mathematics. Safe in threads, in event loops and after a
+    fork.
 
-    It installs no signal handlers and no alarms. Text of a model is compared as strings and as literal numbers in the
-    caller; the rest runs in worker processes with limits on time and address space.
+    It installs no signal handlers and no alarms. Text of a model is compared as strings and as
+    literal numbers in the caller; the rest runs in worker processes with limits on time and address
+    space.
 
     Args:
         processes: workers at most; they start when first needed.
@@ -54,30 +64,37 @@ class Verifier:
         self._cache: OrderedDict[tuple[str, tuple[str, ...]], Verdict] = OrderedDict()
         self._lock = threading.Lock()
 
-    def verify(self, gold: str, reply: str, *, timeout: float = 5.0, boxed_only: bool = False) -> Verdict:
-        """The verdict on *reply*, against the reference *gold*. A failure of a worker is one of the kinds.
+    def verify(
+        self, gold: str, reply: str, *, timeout: float = 5.0, boxed_only: bool = False
+    ) -> Verdict:
+        """Return the verdict on *reply*, against the reference *gold*. A failure of a worker is one
+        of the kinds.
 
         Args:
             timeout: seconds from the moment a worker gets the answer.
             boxed_only: take no answer but a ``\\boxed{}``.
 
         Raises:
-            UsageError: *gold* cannot be read as mathematics.
+            UsageError: *gold* cannot be read as mathematics, or exceeds a limit itself.
         """
         prepared = self._prepare(gold, reply, boxed_only)
         if isinstance(prepared, Verdict):
             return prepared
         return self._compute(*prepared, timeout)
 
-    async def averify(self, gold: str, reply: str, *, timeout: float = 5.0, boxed_only: bool = False) -> Verdict:
+    async def averify(
+        self, gold: str, reply: str, *, timeout: float = 5.0, boxed_only: bool = False
+    ) -> Verdict:
         """`verify` without blocking the event loop."""
         prepared = self._prepare(gold, reply, boxed_only)
         if isinstance(prepared, Verdict):
             return prepared
-        return await asyncio.to_thread(self._compute, *prepared, timeout)  # threads that end with the loop
+        # threads that end with the loop
+        return await asyncio.to_thread(self._compute, *prepared, timeout)
 
     def unreadable(self, golds: Iterable[str], *, timeout: float = 5.0) -> list[tuple[int, str]]:
-        """Index and reason of each reference that no answer could be compared with, for use when data is loaded.
+        """Index and reason of each reference that no answer could be compared with, for use when
+        data is loaded.
 
         Raises:
             InfrastructureError: a worker died, or the workers do not start.
@@ -95,7 +112,9 @@ class Verifier:
                 hard.append((gold, text))
         with ThreadPoolExecutor(self.processes) as threads:
             outcomes = list(threads.map(lambda pair: self._unreadable(pair[1], timeout), hard))
-        reasons |= {gold: reason for (gold, _), reason in zip(hard, outcomes, strict=True) if reason}
+        reasons |= {
+            gold: reason for (gold, _), reason in zip(hard, outcomes, strict=True) if reason
+        }
         return [(i, reasons[gold]) for i, gold in enumerate(rows) if gold in reasons]
 
     def _unreadable(self, gold: str, timeout: float) -> str:
@@ -110,8 +129,12 @@ class Verifier:
         self._pool.close()
         self._fresh()
 
-    def _prepare(self, gold: str, reply: str, boxed_only: bool) -> Verdict | tuple[str, tuple[str, ...]]:
-        """The verdict if strings, literals, gates or the cache give it, else what the worker gets."""
+    def _prepare(
+        self, gold: str, reply: str, boxed_only: bool
+    ) -> Verdict | tuple[str, tuple[str, ...]]:
+        """Return the verdict if strings, literals, gates or the cache give it, else what the worker
+        gets.
+        """
         reference = _reference(gold)
         if not reference:
             raise UsageError(f"the reference answer {gold[:80]!r} is empty")
@@ -122,7 +145,11 @@ class Verifier:
         if found == [gold.strip()] and not _meaningless(reference):
             return Verdict(kind=VerdictKind.CORRECT, answer=shown)
         if any(len(a) > 2 * LONGEST for a in found):
-            return Verdict(kind=VerdictKind.TOO_LARGE, answer=shown, reason=f"more than {2 * LONGEST} characters")
+            return Verdict(
+                kind=VerdictKind.TOO_LARGE,
+                answer=shown,
+                reason=f"more than {2 * LONGEST} characters",
+            )
         answers = tuple(filter(None, map(_normalised, found)))
         if not answers:
             return Verdict(kind=VerdictKind.NO_ANSWER, answer=shown, reason="the answer is empty")
@@ -144,8 +171,12 @@ class Verifier:
             reply = self._pool.ask({"gold": gold, "answers": list(answers)}, timeout)
         except Overrun as e:
             starved = e.cpu is not None and e.cpu < BUSY_SHARE * timeout
-            reason = f"no verdict within {timeout:g} s" + (f", of which {e.cpu:.1f} s of CPU time" if starved else "")
-            verdict = Verdict(kind=VerdictKind.TIMEOUT, answer=shown, reason=reason, starved=starved)
+            reason = f"no verdict within {timeout:g} s" + (
+                f", of which {e.cpu:.1f} s of CPU time" if starved else ""
+            )
+            verdict = Verdict(
+                kind=VerdictKind.TIMEOUT, answer=shown, reason=reason, starved=starved
+            )
         except InfrastructureError as e:
             verdict = Verdict(kind=VerdictKind.ERROR, answer=shown, reason=str(e), starved=True)
         else:
@@ -153,14 +184,29 @@ class Verifier:
             reason = str(reply.get("reason", ""))[:200]
             if kind == "unreadable":
                 raise UsageError(f"the reference answer {gold[:80]!r} cannot be compared: {reason}")
-            if kind not in ("correct", "wrong", "error"):
+            if kind not in ("correct", "wrong", "too_large", "error"):
                 kind, reason = "error", "a reply of a worker that is no verdict"
             if kind == "wrong" and not reason:
                 reason = f"{shown[:80]} is not {gold[:80]}"
             verdict = Verdict(kind=VerdictKind(kind), answer=shown, reason=reason)
+        if verdict.kind in (VerdictKind.TIMEOUT, VerdictKind.TOO_LARGE) and not verdict.starved:
+            self._check_cost(gold, answers, verdict.reason, timeout)
         if not verdict.starved:
             self._keep((gold, answers), verdict)
         return verdict
+
+    def _check_cost(self, gold: str, answers: tuple[str, ...], reason: str, timeout: float) -> None:
+        """Blame the reference, and not the answers, where it exceeds a limit by itself.
+
+        Raises:
+            UsageError: it does.
+        """
+        if answers == PLAIN:
+            raise UsageError(f"the reference answer {gold[:80]!r} cannot be compared: {reason}")
+        with self._lock:
+            known = (gold, PLAIN) in self._cache
+        if not known and rational(gold) is None:
+            self._compute(gold, PLAIN, timeout)
 
     def _keep(self, key: tuple[str, tuple[str, ...]], verdict: Verdict) -> None:
         with self._lock:
@@ -170,7 +216,11 @@ class Verifier:
 
 
 def _cheap(gold: str, answers: tuple[str, ...], shown: str) -> Verdict | None:
-    """The verdict of strings, literal numbers and size gates."""
+    """Return the verdict of strings, literal numbers and size gates.
+
+    Raises:
+        UsageError: *gold* does not pass the gates.
+    """
     if len(answers) == 1:
         (answer,) = answers
         a, b = rational(gold), rational(answer)
@@ -179,7 +229,11 @@ def _cheap(gold: str, answers: tuple[str, ...], shown: str) -> Verdict | None:
                 return Verdict(kind=VerdictKind.WRONG, answer=shown, reason="it has no value")
             return Verdict(kind=VerdictKind.CORRECT, answer=shown)
         if a is not None and b is not None:
-            return Verdict(kind=VerdictKind.WRONG, answer=shown, reason=f"{answer[:80]} is not {gold[:80]}")
+            return Verdict(
+                kind=VerdictKind.WRONG, answer=shown, reason=f"{answer[:80]} is not {gold[:80]}"
+            )
+    if rational(gold) is None and (reason := too_large(gold)):
+        raise UsageError(f"the reference answer {gold[:80]!r} cannot be compared: {reason}")
     reason = too_large(answers[0] if len(answers) == 1 else ";".join(answers))
     return Verdict(kind=VerdictKind.TOO_LARGE, answer=shown, reason=reason) if reason else None
 
@@ -190,7 +244,9 @@ def _meaningless(gold: str) -> bool:
 
 @lru_cache(maxsize=65536)
 def _reference(gold: str) -> str:
-    """A reference answer, normalised: LaTeX or plain, in a box or not, in dollar signs or not."""
+    """Return a reference answer, normalised: LaTeX or plain, in a box or not, in dollar signs or
+    not.
+    """
     text = gold.strip()
     boxed = final_answers(text, boxed_only=True) if "box" in text else []
     return _normalised(";".join(boxed) if boxed else text)
@@ -203,7 +259,9 @@ def _normalised(answer: str) -> str:
 
 @lru_cache(maxsize=8)
 def shared_verifier(processes: int = 2, memory: int = 2048) -> Verifier:
-    """The verifier of this process with these settings, started when first used and stopped at exit."""
+    """Return the verifier of this process with these settings, started when first used and stopped
+    at exit.
+    """
     return Verifier(processes=processes, memory=memory)
 
 

@@ -1,4 +1,6 @@
-"""MCP: a client whose tools environments offer to the policy, and a search server over a local corpus."""
+"""MCP: a client whose tools environments offer to the policy, and a search server over a local
+corpus.
+"""
 
 from __future__ import annotations
 

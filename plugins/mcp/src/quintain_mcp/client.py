@@ -13,6 +13,7 @@ from mcp.types import CallToolResult, TextContent
 
 from quintain import InfrastructureError, Service, Tool
 from quintain.errors import ToolError, UnknownNameError, UsageError
+from quintain.types import levels
 
 from .connection import CallRefused, Connection, SlowTool
 from .declaration import McpServer
@@ -36,17 +37,21 @@ class Mcp(Service):
         async with self.mcp.session() as session:
             turn = await agent.run(*session.tools)
 
-    The tools of a run are pinned: if a server lists others later, also after a resume, the run stops with a
-    `UsageError` that names them.
+    The tools of a run are pinned: if a server lists others later, also after a resume, the run
+    stops with a `UsageError` that names them.
     """
 
     def __init__(self, *, servers: Mapping[str, McpServer]) -> None:
         if not servers:
-            raise UsageError('the service mcp has no servers: add args.servers.NAME = { command = ["program", ...] }')
+            raise UsageError(
+                'the service mcp has no servers: add args.servers.NAME = { command = ["program", '
+                "...] }"
+            )
         for name, server in servers.items():
             if not isinstance(server, McpServer):
                 raise UsageError(
-                    f"servers.{name} is a {type(server).__name__}; expected McpServer(command=... or url=...)"
+                    f"servers.{name} is a {type(server).__name__}; expected McpServer(command=... "
+                    f"or url=...)"
                 )
             server.check(name)
         self._servers = servers
@@ -54,7 +59,9 @@ class Mcp(Service):
 
     async def __aenter__(self) -> Self:
         pools = {name: ServerPool(name, server) for name, server in self._servers.items()}
-        outcomes = await asyncio.gather(*(pool.start() for pool in pools.values()), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(pool.start() for pool in pools.values()), return_exceptions=True
+        )
         self._pools = pools
         try:
             for outcome in outcomes:
@@ -81,7 +88,9 @@ class Mcp(Service):
         """
         names = differences(dict.fromkeys(state["tools"], ""), dict.fromkeys(self._pools, ""))
         if names:
-            raise UsageError(f"the MCP servers are not those with which the run began ({names}); begin a new run")
+            raise UsageError(
+                f"the MCP servers are not those with which the run began ({names}); begin a new run"
+            )
         for name, digests in state["tools"].items():
             self._pools[name].expect(digests)
 
@@ -94,7 +103,8 @@ class Mcp(Service):
     async def session(self, *servers: str) -> AsyncIterator[McpSession]:
         """The tools for one episode: of the named *servers*, or of all.
 
-        A server with ``session = "episode"`` gets its session at the first call of one of its tools.
+        A server with ``session = "episode"`` gets its session at the first call of one of its
+        tools.
 
         Raises:
             UsageError: there is no such server, or the tools of one changed.
@@ -128,7 +138,11 @@ class McpSession:
         }
         # Its own limits come first, and a fence must not be cut open.
         self.tools = tuple(
-            Tool(spec=tool.spec, call=partial(self._shown, name), characters=2 * pool.server.characters + 1000)
+            Tool(
+                spec=tool.spec,
+                call=partial(self._shown, name),
+                characters=2 * pool.server.characters + 1000,
+            )
             for name, (pool, tool) in self._tools.items()
         )
         self._own: dict[str, Connection] = {}
@@ -136,7 +150,7 @@ class McpSession:
         self._is_closed = False
 
     def choose(self, *names: str, server: str = "") -> tuple[Tool, ...]:
-        """The tools with these *names*, or all of *server*.
+        """Return the tools with these *names*, or all of *server*.
 
         Raises:
             UsageError: there is no such tool or server.
@@ -149,14 +163,15 @@ class McpSession:
         return tuple(
             tool
             for tool in self.tools
-            if (not names or tool.spec.name in names) and server in ("", self._tools[tool.spec.name][0].name)
+            if (not names or tool.spec.name in names)
+            and server in ("", self._tools[tool.spec.name][0].name)
         )
 
     async def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> McpResult:
         """Call the tool *name*, as the model would.
 
-        A call is sent once; again only if its server died, all episodes share it, and it declares the tool read-only
-        or idempotent.
+        A call is sent once; again only if its server died, all episodes share it, and it declares
+        the tool read-only or idempotent.
 
         Raises:
             InfrastructureError: the server is dead, or breaks the protocol.
@@ -178,7 +193,9 @@ class McpSession:
             except SlowTool as e:
                 return refused(str(e))
             except CallRefused as e:
-                result = CallToolResult(content=[TextContent(type="text", text=str(e))], is_error=True)
+                result = CallToolResult(
+                    content=[TextContent(type="text", text=str(e))], is_error=True
+                )
             except InfrastructureError:
                 if shared:
                     pool.failed(connection)
@@ -203,12 +220,15 @@ class McpSession:
         return result.shown
 
     async def _connection(self, pool: ServerPool) -> Connection:
-        """The episode's own session with a server. All are taken at once, in one order: else two episodes could each
-        hold the session that the other one waits for.
+        """Return the episode's own session with a server. All are taken at once, in one order: else
+        two episodes could each hold the session that the other one waits for.
         """
         async with self._taking:
             if self._is_closed:
-                raise UsageError("a tool was called after its session ended; call it within 'async with mcp.session()'")
+                raise UsageError(
+                    "a tool was called after its session ended; call it within 'async with "
+                    "mcp.session()'"
+                )
             if not self._own:
                 taken: dict[str, Connection] = {}
                 own = [p for p in self._pools if p.server.session == "episode"]
@@ -230,23 +250,22 @@ def _check_names(pools: Mapping[str, ServerPool]) -> None:
         for tool in pool.tools.tools.values():
             if (owner := owners.setdefault(tool.spec.name, server)) != server:
                 raise UsageError(
-                    f"the MCP servers {owner!r} and {server!r} both have a tool {tool.spec.name!r}; "
-                    f'add servers.{server}.prefix = "{server}_", or choose tools with servers.{server}.tools'
+                    f"the MCP servers {owner!r} and {server!r} both have a tool "
+                    f"{tool.spec.name!r}; "
+                    f'add servers.{server}.prefix = "{server}_", or choose tools with '
+                    f"servers.{server}.tools"
                 )
 
 
 def _unsendable(arguments: Mapping[str, Any], limit: int) -> str:
-    """Why *arguments*, which the policy wrote, cannot be sent; empty if they can."""
+    """Return why *arguments*, which the policy wrote, cannot be sent; empty if they can."""
     try:
         size = len(json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode())
     except (ValueError, TypeError, RecursionError):
         return "the arguments are no valid JSON"
     if size > limit:
         return f"the arguments have {size:,} bytes; at most {limit:,} are sent"
-    level: list[Any] = [arguments]
-    for _ in range(DEPTH):
-        level = [v for x in level for v in (x.values() if isinstance(x, Mapping) else x)
-                 if isinstance(v, (Mapping, list, tuple))]  # fmt: skip
-        if not level:
-            return ""
-    return f"the arguments are nested more than {DEPTH} levels deep"
+    for depth, level in enumerate(levels(arguments)):
+        if depth >= DEPTH and any(isinstance(value, (Mapping, list, tuple)) for value in level):
+            return f"the arguments are nested more than {DEPTH} levels deep"
+    return ""

@@ -39,11 +39,15 @@ PROBE_SECONDS = 5.0
 CLOSE_SECONDS = 15.0
 """How long a session may take to close; its wire takes less."""
 LATE = 0.25
-"""Seconds after its time at which a timer counts as late: the event loop was blocked, for instance by an update."""
+"""Seconds after its time at which a timer counts as late: the event loop was blocked, for instance
+by an update.
+"""
 
 
 class CallRefused(Exception):
-    """The server refused one call, or answered too much; the message is its own, or names the limit."""
+    """The server refused one call, or answered too much; the message is its own, or names the
+    limit.
+    """
 
 
 class SlowTool(Exception):
@@ -51,7 +55,8 @@ class SlowTool(Exception):
 
 
 class Connection:
-    """One session. A task of its own opens and closes it, since the scopes of anyio belong to tasks.
+    """One session. A task of its own opens and closes it, since the scopes of anyio belong to
+    tasks.
 
     Attributes:
         tools: what the server listed.
@@ -60,7 +65,10 @@ class Connection:
     """
 
     def __init__(
-        self, name: str, server: McpServer, changed: Callable[[Connection, list[McpTool]], None] = lambda *_: None
+        self,
+        name: str,
+        server: McpServer,
+        changed: Callable[[Connection, list[McpTool]], None] = lambda *_: None,
     ) -> None:
         self.name, self.server, self._changed = name, server, changed
         self.tools: list[McpTool] = []
@@ -76,7 +84,9 @@ class Connection:
         self._wire: StdioWire | HttpWire
         if server.command:
             env, cwd = server.environment(name), server.cwd or None
-            self._wire = StdioWire(server.command, env=env, cwd=cwd, limit=limit, on_end=self._stop.set)
+            self._wire = StdioWire(
+                server.command, env=env, cwd=cwd, limit=limit, on_end=self._stop.set
+            )
         else:
             self._wire = HttpWire(server.url, headers=server.all_headers(name), limit=limit)
 
@@ -90,7 +100,10 @@ class Connection:
         try:
             await asyncio.wait({self._ready}, timeout=self.server.start_seconds)
             if not self._ready.done():
-                self.failure = f"it did not list its tools within {self.server.start_seconds:g} s (start_seconds)"
+                self.failure = (
+                    f"it did not list its tools within {self.server.start_seconds:g} s "
+                    f"(start_seconds)"
+                )
             if self._ready.done() and not self.failure:
                 return
             said = self._wire.said()
@@ -123,7 +136,8 @@ class Connection:
         session = self._client.session
         try:
             result = await within(
-                self.server.seconds, session.call_tool(tool, dict(arguments), allow_input_required=True)
+                self.server.seconds,
+                session.call_tool(tool, dict(arguments), allow_input_required=True),
             )
         except TimeoutError:
             return await self._judge_slow(tool)
@@ -131,11 +145,14 @@ class Connection:
             if e.code == OVERSIZE:
                 raise CallRefused(f"{e.message} (message_bytes)") from e
             if e.code in (UNREACHABLE, CONNECTION_CLOSED):
-                raise self._fail(e.message if e.code == UNREACHABLE else "the connection broke off") from e
+                raise self._fail(
+                    e.message if e.code == UNREACHABLE else "the connection broke off"
+                ) from e
             raise CallRefused(e.message) from e
         except ValidationError as e:
             raise self._fail(f"its answer to {tool!r} is no MCP: {_first(e)}") from e
-        except RuntimeError as e:  # what the SDK raises for a result that does not fit the tool's own schema
+        except RuntimeError as e:
+            # what the SDK raises for a result that does not fit the tool's own schema
             raise CallRefused(f"the tool returned an invalid result: {_first(e)}") from e
         if isinstance(result, InputRequiredResult):
             raise CallRefused("the tool asks for input, which nobody here can give")
@@ -222,7 +239,9 @@ class Connection:
     async def _listen(self, client: Client) -> None:
         """Newer servers announce a changed list to those who ask for it."""
         capabilities = client.server_capabilities.tools
-        if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not (capabilities and capabilities.list_changed):
+        if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not (
+            capabilities and capabilities.list_changed
+        ):
             return
         try:
             async with client.listen(tools_list_changed=True) as events:
@@ -237,7 +256,9 @@ class Connection:
         try:
             tools = await within(self.server.start_seconds, self._list())
         except (MCPError, TimeoutError, ValidationError) as e:
-            self._fail(f"it announced a change of its tools, and does not list them: {reason_of(e)}")
+            self._fail(
+                f"it announced a change of its tools, and does not list them: {reason_of(e)}"
+            )
             return
         self._changed(self, tools)
 
@@ -257,9 +278,10 @@ class Connection:
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """What *work* returns, if it takes at most *seconds*.
+    """Return what *work* returns, if it takes at most *seconds*.
 
-    A timer that rings late says nothing about the server, whose answer may lie in a pipe; so it is set again.
+    A timer that rings late says nothing about the server, whose answer may lie in a pipe; so it is
+    set again.
 
     Raises:
         TimeoutError: *work* took longer; it is cancelled.
@@ -282,7 +304,7 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
 
 
 def reason_of(error: BaseException) -> str:
-    """The message of *error*; of a group of errors that of its first one."""
+    """Return the message of *error*; of a group of errors that of its first one."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return _first(error) or type(error).__name__
@@ -292,4 +314,8 @@ def _first(error: BaseException) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
-    return str(error)[:300] if isinstance(error, InfrastructureError) else " ".join(str(error).split())[:300]
+    return (
+        str(error)[:300]
+        if isinstance(error, InfrastructureError)
+        else " ".join(str(error).split())[:300]
+    )

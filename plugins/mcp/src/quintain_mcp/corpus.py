@@ -1,4 +1,6 @@
-"""Corpora: passages of JSON lines, of a folder of text files, or of a data set of the library `datasets`."""
+"""Corpora: passages of JSON lines, of a folder of text files, or of a data set of the library
+`datasets`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quintain.errors import UsageError
+from quintain.types import encodable
 
 TEXT_FILES = (".txt", ".md", ".rst")
 PASSAGE_WORDS = 200
@@ -45,10 +48,10 @@ class Corpus(Protocol):
     """A source of passages that can be read several times."""
 
     def digest(self) -> str:
-        """A hash of the content and of how it is read: equal digests have equal passages."""
+        """Return a hash of the content and of how it is read: equal digests have equal passages."""
 
     def passages(self) -> Iterator[Passage]:
-        """The passages, one at a time.
+        """Yield the passages, one at a time.
 
         Raises:
             UsageError: a row is unreadable or has no text; the message names its place.
@@ -59,8 +62,9 @@ def open_corpus(source: str, columns: Columns | None = None, split: str = "train
     """Find the corpus that *source* names.
 
     Args:
-        source: a file of JSON lines (``.jsonl``, also with ``.gz``), a folder with text files, a folder that `datasets`
-            can load, or the name of a data set, as ``name`` or ``name:configuration``.
+        source: a file of JSON lines (``.jsonl``, also with ``.gz``), a folder with text files, a
+            folder that `datasets` can load, or the name of a data set, as ``name`` or
+            ``name:configuration``.
         columns: the columns with id, title and text.
         split: the split of a data set.
 
@@ -71,20 +75,29 @@ def open_corpus(source: str, columns: Columns | None = None, split: str = "train
     if path.is_file():
         return JsonLines(path, columns)
     if path.is_dir():
-        files = tuple(sorted(p for p in path.rglob("*") if p.suffix in TEXT_FILES and _is_visible(p, path)))
+        files = tuple(
+            sorted(p for p in path.rglob("*") if p.suffix in TEXT_FILES and _is_visible(p, path))
+        )
         if files and not (path / "dataset_info.json").exists() and not any(path.rglob("*.parquet")):
             return TextFolder(path, files)
         return HFDataset(source, columns, split)
-    if path.suffix in (".jsonl", ".gz") or source.startswith((".", "/", "~")) or source.count("/") > 1:
+    if (
+        path.suffix in (".jsonl", ".gz")
+        or source.startswith((".", "/", "~"))
+        or source.count("/") > 1
+    ):
         raise UsageError(
-            f"there is no file or folder {source!r}; a corpus is JSON lines, a folder or a data set's name"
+            f"there is no file or folder {source!r}; a corpus is JSON lines, a folder or a data "
+            f"set's name"
         )
     return HFDataset(source, columns, split)
 
 
 @dataclass(frozen=True)
 class JsonLines:
-    """One JSON object for each passage. The id is the row's, else the number of the line, from 1."""
+    """One JSON object for each passage. The id is the row's, else the number of the line, from
+    1.
+    """
 
     path: Path
     columns: Columns
@@ -106,14 +119,17 @@ class JsonLines:
 
 @dataclass(frozen=True)
 class TextFolder:
-    """Text files, cut into passages at empty lines. The id is ``file#number``, from 1, the title the file's name."""
+    """Text files, cut into passages at empty lines. The id is ``file#number``, from 1, the title
+    the file's name.
+    """
 
     folder: Path
     files: tuple[Path, ...]
 
     def digest(self) -> str:
         return _hash_of(
-            ["text", str(PASSAGE_WORDS), *(str(f.relative_to(self.folder)) for f in self.files)], self.files
+            ["text", str(PASSAGE_WORDS), *(str(f.relative_to(self.folder)) for f in self.files)],
+            self.files,
         )
 
     def passages(self) -> Iterator[Passage]:
@@ -124,12 +140,16 @@ class TextFolder:
                     for number, text in enumerate(_pieces(lines), 1):
                         yield Passage(id=f"{name}#{number}", title=file.stem, text=text)
             except (OSError, UnicodeDecodeError) as e:
-                raise UsageError(f"{file} cannot be read as UTF-8 text: {e}; convert it or take it away") from e
+                raise UsageError(
+                    f"{file} cannot be read as UTF-8 text: {e}; convert it or take it away"
+                ) from e
 
 
 @dataclass(frozen=True)
 class HFDataset:
-    """A data set of the hub (or of its local cache, when offline), or a folder that ``save_to_disk`` wrote."""
+    """A data set of the hub (or of its local cache, when offline), or a folder that
+    ``save_to_disk`` wrote.
+    """
 
     source: str
     columns: Columns
@@ -149,22 +169,29 @@ class HFDataset:
             from quintain.models import offline, quiet, unreachable
         except ImportError as e:
             raise UsageError(
-                f"{self.source!r} is no file and no folder of text; data sets need: pip install quintain-mcp[datasets]"
+                f"{self.source!r} is no file and no folder of text; data sets need: pip install "
+                f"quintain-mcp[datasets]"
             ) from e
         name, _, configuration = self.source.partition(":")
         try:
-            if (Path(self.source) / "dataset_info.json").exists() or (Path(self.source) / "dataset_dict.json").exists():
+            if (Path(self.source) / "dataset_info.json").exists() or (
+                Path(self.source) / "dataset_dict.json"
+            ).exists():
                 rows = datasets.load_from_disk(self.source)
                 return rows[self.split] if isinstance(rows, dict) else rows
             with offline() if unreachable() else quiet():
                 return datasets.load_dataset(name, configuration or None, split=self.split)
         except Exception as e:  # the library raises a dozen classes for one fault
             reason = next(iter(str(e).splitlines()), "") or type(e).__name__
-            raise UsageError(f"{self.source!r} is no data set with a split {self.split!r}: {reason}") from e
+            raise UsageError(
+                f"{self.source!r} is no data set with a split {self.split!r}: {reason}"
+            ) from e
 
 
 def _is_visible(path: Path, folder: Path) -> bool:
-    return path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return path.is_file() and not any(
+        part.startswith(".") for part in path.relative_to(folder).parts
+    )
 
 
 def _hash_of(settings: Iterable[str], files: Iterable[Path]) -> str:
@@ -184,7 +211,9 @@ def _parsed(line: bytes, where: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as e:
         raise UsageError(f"{where} is no JSON: {e}") from e
     if not isinstance(row, Mapping):
-        raise UsageError(f"{where} is no JSON object; expected one with the keys id, title and text")
+        raise UsageError(
+            f"{where} is no JSON object; expected one with the keys id, title and text"
+        )
     return row
 
 
@@ -192,28 +221,23 @@ def _passage(row: Mapping[str, Any], columns: Columns, number: str, where: str) 
     def value(kind: str, default: str) -> str:
         named = getattr(columns, kind)
         name = named or next((n for n in NAMES[kind] if n in row), None)
-        if name not in row:
+        if name is None or name not in row:
             if named or kind == "text":
                 raise UsageError(
-                    f"{where} has no column {named or ' or '.join(NAMES[kind])!r} for the {kind}, but "
-                    f"{', '.join(map(str, row)) or 'none'}; name it with --{kind}-column"
+                    f"{where} has no column {named or ' or '.join(NAMES[kind])!r} for the {kind}, "
+                    f"but {', '.join(map(str, row)) or 'none'}; name it with --{kind}-column"
                 )
             return default
         found = row[name]
         if not isinstance(found, (str, int)) or (kind == "text" and not isinstance(found, str)):
             raise UsageError(f"{where}: {name!r} is {type(found).__name__}; expected a string")
-        return _clean(str(found))
+        return encodable(str(found))
 
     return Passage(
         id=" ".join(value("id", number).split()),
         title=" ".join(value("title", "").split()),
         text=value("text", "").strip(),
     )
-
-
-def _clean(text: str) -> str:
-    """Without lone surrogates, which JSON can carry and UTF-8 cannot."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
@@ -230,7 +254,7 @@ def _pieces(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[list[str]]:
-    """The words of each paragraph, in parts of at most `PASSAGE_WORDS`."""
+    """Yield the words of each paragraph, in parts of at most `PASSAGE_WORDS`."""
     words: list[str] = []
     for line in lines:
         new = line.split()

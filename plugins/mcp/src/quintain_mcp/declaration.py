@@ -29,23 +29,28 @@ class McpServer:
         pass_env: names of the trainer's variables that the program gets as well.
         cwd: the program's working directory; empty is the trainer's.
         headers: of each request.
-        secret_headers: names of headers, each with the *name* of the environment variable that holds its value.
+        secret_headers: names of headers, each with the *name* of the environment variable that
+            holds its value.
         session: ``shared`` by all episodes, or one for each ``episode``, which is closed after it.
         pool: sessions at one time; episodes wait for one. By default 1 if shared, else 16.
         concurrency: calls at one time of one session; others wait.
-        reset: a tool that is called, without arguments, after an episode, in place of closing its session.
+        reset: a tool that is called, without arguments, after an episode, in place of closing its
+            session.
         tools: names of the tools to offer; empty offers all.
         prefix: of the names that the model sees, to tell two servers apart.
         hash: of the tools, as ``quintain mcp tools`` prints it; others are refused.
         seconds: for one call.
         start_seconds: until a new session has listed its tools.
-        on_timeout: ``message`` tells the model that the tool is slow, ``failure`` is an infrastructure error, ``auto``
-            asks the server for its tools and is a message if it answers.
+        on_timeout: ``message`` tells the model that the tool is slow, ``failure`` is an
+            infrastructure error, ``auto`` asks the server for its tools and is a message if it
+            answers.
         characters: of a result that the model sees.
         message_bytes: of one message.
         max_tools: more are refused.
-        restarts: failures in a row, without a result between them, after which the server is given up.
-        fence: whether results are marked as untrusted data; their control tokens are broken up in any case.
+        restarts: failures in a row, without a result between them, after which the server is given
+            up.
+        fence: whether results are marked as untrusted data; their control tokens are broken up in
+            any case.
         protocol: ``legacy`` for servers that fail on the newest handshake.
     """
 
@@ -78,7 +83,9 @@ class McpServer:
     @property
     def size(self) -> int:
         """Sessions at one time."""
-        return self.pool if self.pool is not None else EPISODE_POOL if self.session == "episode" else 1
+        return (
+            self.pool if self.pool is not None else EPISODE_POOL if self.session == "episode" else 1
+        )
 
     def check(self, name: str) -> None:
         """Refuse what cannot work.
@@ -88,47 +95,72 @@ class McpServer:
         """
         where = f"servers.{name}"
         if bool(self.command) == bool(self.url):
-            raise UsageError(f'{where} expects one of command = ["program", ...] and url = "http://..."')
+            raise UsageError(
+                f'{where} expects one of command = ["program", ...] and url = "http://..."'
+            )
         if self.url and not self.url.startswith(("http://", "https://")):
             raise UsageError(f"{where}.url is {self.url!r}; expected http:// or https://")
-        for wrong, right in ((self.env or self.pass_env or self.cwd, self.url), (self._all_headers(), self.command)):
+        for wrong, right in (
+            (self.env or self.pass_env or self.cwd, self.url),
+            (self._all_headers(), self.command),
+        ):
             if wrong and right:
-                raise UsageError(f"{where}: env, pass_env and cwd are of a command, headers of a url")
+                raise UsageError(
+                    f"{where}: env, pass_env and cwd are of a command, headers of a url"
+                )
         for key, low in (("seconds", 0.0), ("start_seconds", 0.0)):
             if not getattr(self, key) > low:
                 raise UsageError(f"{where}.{key} is {getattr(self, key)}; expected more than 0")
-        for key, least in (("size", 1), ("concurrency", 1), ("characters", 1), ("message_bytes", 1000),
+        for key, least in (("size", 1), ("concurrency", 1), ("characters", 1), ("message_bytes",
+        1000),
                            ("max_tools", 1), ("restarts", 0)):  # fmt: skip
             if getattr(self, key) < least:
                 shown = "pool" if key == "size" else key
-                raise UsageError(f"{where}.{shown} is {getattr(self, key)}; expected {least} or more")
+                raise UsageError(
+                    f"{where}.{shown} is {getattr(self, key)}; expected {least} or more"
+                )
         if self.reset and self.session == "shared":
-            raise UsageError(f'{where}.reset is of sessions of one episode; add session = "episode"')
+            raise UsageError(
+                f'{where}.reset is of sessions of one episode; add session = "episode"'
+            )
         if self.cwd and not Path(self.cwd).is_dir():
             raise UsageError(f"{where}.cwd: there is no folder {self.cwd!r}")
-        if self.command and shutil.which(self.command[0], path=self.environment(name).get("PATH")) is None:
-            raise UsageError(f"{where}.command: there is no program {self.command[0]!r}; install it or write its path")
+        if (
+            self.command
+            and shutil.which(self.command[0], path=self.environment(name).get("PATH")) is None
+        ):
+            raise UsageError(
+                f"{where}.command: there is no program {self.command[0]!r}; install it or write "
+                f"its path"
+            )
         self.all_headers(name)
 
     def _all_headers(self) -> Mapping[str, str]:
         return {**self.headers, **self.secret_headers}
 
     def environment(self, name: str) -> dict[str, str]:
-        """The variables of the program.
+        """Return the variables of the program.
 
         Raises:
             UsageError: one of *pass_env* is not set.
         """
-        return {**get_default_environment(), **self._taken(self.pass_env, f"servers.{name}.pass_env"), **self.env}
+        return {
+            **get_default_environment(),
+            **self._taken(self.pass_env, f"servers.{name}.pass_env"),
+            **self.env,
+        }
 
     def all_headers(self, name: str) -> dict[str, str]:
-        """The headers of each request.
+        """Return the headers of each request.
 
         Raises:
             UsageError: a variable of *secret_headers* is not set.
         """
         values = self._taken(self.secret_headers.values(), f"servers.{name}.secret_headers")
-        return {**self.headers, **{header: values[variable] for header, variable in self.secret_headers.items()}}
+        return {
+            **self.headers,
+            **{header: values[variable] for header, variable in self.secret_headers.items()},
+        }
 
     @staticmethod
     def _taken(names: object, where: str) -> dict[str, str]:

@@ -1,8 +1,10 @@
-"""Text from a tool as data: it can neither close its fence nor contain control tokens of a chat template.
+"""Text from a tool as data: it can neither close its fence nor contain control tokens of a chat
+template.
 
-A tokenizer turns special tokens that are spelled in a text into their ids, so that a search hit with ``<|im_end|>``
-would end the tool's message. The spellings of all models cannot be listed; their shapes can. Each shape gets a space
-after its first character, which a model reads as before and a tokenizer does not.
+A tokenizer turns special tokens that are spelled in a text into their ids, so that a search hit
+with ``<|im_end|>`` would end the tool's message. The spellings of all models cannot be listed;
+their shapes can. Each shape gets a space after its first character, which a model reads as before
+and a tokenizer does not.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import re
 TAG = "untrusted"
 LONGEST = 80
 """Characters of a special token at most."""
-_OPEN, _CLOSE, _BAR = "[<\uff1c]", "[>\uff1e]", "[|\uff5c]"  # normalisers make the wide forms the plain ones
+# normalisers make the wide forms the plain ones
+_OPEN, _CLOSE, _BAR = "[<\uff1c]", "[>\uff1e]", "[|\uff5c]"
 _LEFT, _RIGHT = r"[\[\uff3b]", r"[\]\uff3d]"
 _SHAPES = re.compile(
     "|".join(
@@ -33,23 +36,29 @@ _SHAPES = re.compile(
     )
 )
 _SPEAKERS = "System|User|Assistant|Tool|Human|AI|SYSTEM|USER|ASSISTANT|TOOL|HUMAN"
-_SPEAKER = re.compile(rf"^([ \t]*(?:#+ *(?:{_SPEAKERS}|Instruction|Response|Input)|{_SPEAKERS}))(?=:)", re.MULTILINE)
+_SPEAKER = re.compile(
+    rf"^([ \t]*(?:#+ *(?:{_SPEAKERS}|Instruction|Response|Input)|{_SPEAKERS}))(?=:)", re.MULTILINE
+)
 """What begins a turn in the templates of base models."""
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
-"""Control, format and tag characters, which a normaliser may drop and a person does not see; joiners stay."""
+"""Control, format and tag characters, which a normaliser may drop and a person does not see;
+joiners stay.
+"""
 
 
 def neutral(text: str) -> str:
-    """*text* without control tokens: visible characters stay in their order, some get a space between them."""
+    """*text* without control tokens: visible characters stay in their order, some get a space
+    between them.
+    """
     text = _INVISIBLE.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
     return _SPEAKER.sub(r"\1 ", _SHAPES.sub(lambda m: f"{m[0]} ", text))
 
 
 def fenced(text: str, tool: str) -> str:
-    """A `neutral` *text*, marked as data that came from *tool*."""
+    """Return a `neutral` *text*, marked as data that came from *tool*."""
     return f'<{TAG} tool="{tool}">\n{text}\n</{TAG}>'
 
 

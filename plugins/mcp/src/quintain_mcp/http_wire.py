@@ -1,7 +1,8 @@
-"""The wire to an MCP server over streamable HTTP: the SDK's transport over a client that bounds every message.
+"""The wire to an MCP server over streamable HTTP: the SDK's transport over a client that bounds
+every message.
 
-The SDK ends all requests of a connection when one of them fails. Here each failure of the network becomes a JSON-RPC
-error that answers its own request.
+The SDK ends all requests of a connection when one of them fails. Here each failure of the network
+becomes a JSON-RPC error that answers its own request.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from mcp.types import ErrorData
 
 from .wire_errors import oversize, unreachable
 
-# It logs tracebacks of sessions that end while an answer arrives; what concerns a call is an error of the call.
+# It logs tracebacks of sessions that end while an answer arrives; what concerns a call is an error
+# of the call.
 logging.getLogger("mcp.client.streamable_http").setLevel(logging.CRITICAL)
 CONNECT_SECONDS = 10.0
 JSON, EVENTS = "application/json", "text/event-stream"
@@ -57,7 +59,9 @@ class HttpWire:
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Sends requests; an answer that fails, or has a message of more than *limit* bytes, becomes a JSON-RPC error."""
+    """Sends requests; an answer that fails, or has a message of more than *limit* bytes, becomes a
+    JSON-RPC error.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -72,13 +76,21 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         assert isinstance(stream, httpx2.AsyncByteStream)
         if response.headers.get("content-encoding", "identity") != "identity":
             await stream.aclose()
-            return _answer(request, unreachable("the server compresses its answers, although asked not to"))
+            return _answer(
+                request, unreachable("the server compresses its answers, although asked not to")
+            )
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        bounded = _Messages(stream, request, self._limit) if kind == EVENTS else _Body(stream, request, self._limit)
+        bounded = (
+            _Messages(stream, request, self._limit)
+            if kind == EVENTS
+            else _Body(stream, request, self._limit)
+        )
         if response.status_code >= 400:
             return await _refusal(request, response, kind, bounded)
         headers = [(k, v) for k, v in response.headers.raw if k.lower() != b"content-length"]
-        return httpx2.Response(response.status_code, headers=headers, stream=bounded, extensions=response.extensions)
+        return httpx2.Response(
+            response.status_code, headers=headers, stream=bounded, extensions=response.extensions
+        )
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -87,15 +99,23 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 async def _refusal(
     request: httpx2.Request, response: httpx2.Response, kind: str, body: httpx2.AsyncByteStream
 ) -> httpx2.Response:
-    """The JSON-RPC error of an answer with a status from 400: the server's own, else one that names the status."""
+    """Return the JSON-RPC error of an answer with a status from 400: the server's own, else one
+    that names the status.
+    """
     content = b"".join([chunk async for chunk in body])
     await body.aclose()
     lost = response.status_code == 404 and MCP_SESSION_ID in request.headers
     if kind == JSON and not lost and response.status_code < 500:
-        return httpx2.Response(response.status_code, headers={"content-type": JSON}, content=content)
-    reason = "the server no longer knows the session" if lost else f"HTTP status {response.status_code}"
+        return httpx2.Response(
+            response.status_code, headers={"content-type": JSON}, content=content
+        )
+    reason = (
+        "the server no longer knows the session" if lost else f"HTTP status {response.status_code}"
+    )
     said = " ".join(content[:200].decode("utf-8", "replace").split())
-    return _answer(request, unreachable(f"{reason}: {said}" if said else reason), response.status_code)
+    return _answer(
+        request, unreachable(f"{reason}: {said}" if said else reason), response.status_code
+    )
 
 
 def _answer(request: httpx2.Request, error: ErrorData, status: int = 502) -> httpx2.Response:
@@ -103,12 +123,14 @@ def _answer(request: httpx2.Request, error: ErrorData, status: int = 502) -> htt
 
 
 def _error(request: httpx2.Request, error: ErrorData) -> bytes:
-    """A JSON-RPC message that answers *request* with *error*."""
+    """Return a JSON-RPC message that answers *request* with *error*."""
     try:
         number = json.loads(request.content)["id"]
     except (ValueError, KeyError, TypeError):  # a notification, or no message at all
         number = None
-    return json.dumps({"jsonrpc": "2.0", "id": number, "error": error.model_dump(exclude_none=True)}).encode()
+    return json.dumps(
+        {"jsonrpc": "2.0", "id": number, "error": error.model_dump(exclude_none=True)}
+    ).encode()
 
 
 class _Body(httpx2.AsyncByteStream):

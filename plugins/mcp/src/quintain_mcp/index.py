@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,8 +45,8 @@ class Hit:
 class SearchIndex:
     """An index on disk, read through memory maps.
 
-    Queries are OR queries over their words without stop words, ranked by BM25 (Robertson and Zaragoza 2009; k1 = 1.2,
-    b = 0.75); a query that has nothing but stop words is taken with them.
+    Queries are OR queries over their words without stop words, ranked by BM25 (Robertson and
+    Zaragoza 2009; k1 = 1.2, b = 0.75); a query that has nothing but stop words is taken with them.
 
     Attributes:
         passages: the number of passages.
@@ -58,23 +59,31 @@ class SearchIndex:
         self._index.register_tokenizer("stemmed", _analyzer())
         self._index.reload()
         self._searcher = self._index.searcher()
-        self._schema, self._words, self._content_words = self._index.schema, _analyzer(), _analyzer(stop=True)
+        self._schema = self._index.schema
+        self._words = _analyzer()
+        self._content_words = _analyzer(stop=True)
         self.passages = self._searcher.num_docs
 
     def search(self, query: str, k: int = 5) -> list[Hit]:
-        """The *k* passages with the highest score, best first; fewer where fewer have a word of *query*."""
+        """Return the *k* passages with the highest score, best first; fewer where fewer have a word
+        of *query*.
+        """
         query = query[:QUERY_CHARS]
         words = self._content_words.analyze(query) or self._words.analyze(query)
         terms = list(dict.fromkeys(words))[:QUERY_TERMS]
         if not terms:
             return []
-        parts = [(Occur.Should, Query.term_query(self._schema, "text", term, "freq")) for term in terms]
+        parts = [
+            (Occur.Should, Query.term_query(self._schema, "text", term, "freq")) for term in terms
+        ]
         found = self._searcher.search(Query.boolean_query(parts), k, count=False)
         return [Hit(passage=self._read(address), score=score) for score, address in found.hits]
 
     def open(self, id: str) -> Passage | None:  # noqa: A002 - the word of the tool
-        """The passage with this id; None if there is none."""
-        found = self._searcher.search(Query.term_query(self._schema, "id", id, "basic"), 1, count=False).hits
+        """Return the passage with this id; None if there is none."""
+        found = self._searcher.search(
+            Query.term_query(self._schema, "id", id, "basic"), 1, count=False
+        ).hits
         return self._read(found[0][1]) if found else None
 
     def _read(self, address: tantivy.DocAddress) -> Passage:
@@ -88,12 +97,13 @@ def build_index(
 ) -> SearchIndex:
     """Open the index of *corpus*, which is built if the cache has none for its content.
 
-    Several processes may call it at one time: one builds, the others wait. What a killed process left is removed by
-    the next.
+    Several processes may call it at one time: one builds, the others wait. What a killed process
+    left is removed by the next.
 
     Args:
         corpus: the passages; reading takes 8 bytes of memory for each, and `HEAP_BYTES`.
-        cache: folder of indexes; by default ``$QUINTAIN_CACHE/search``, else ``~/.cache/quintain/search``.
+        cache: folder of indexes; by default ``$QUINTAIN_CACHE/search``, else
+            ``~/.cache/quintain/search``.
         progress: called with a line of text now and then.
 
     Raises:
@@ -101,7 +111,11 @@ def build_index(
         StorageError: the cache cannot be written.
     """
     cache = (
-        cache or Path(os.environ.get("QUINTAIN_CACHE") or Path.home() / ".cache" / "quintain").expanduser() / "search"
+        cache
+        or Path(
+            os.environ.get("QUINTAIN_CACHE") or Path.home() / ".cache" / "quintain"
+        ).expanduser()
+        / "search"
     )
     key = f"{FORMAT}-{version('tantivy')}-{corpus.digest()}"
     folder = cache / key
@@ -115,7 +129,9 @@ def build_index(
     except (OSError, ValueError) as e:
         if isinstance(e, UsageError):
             raise
-        raise StorageError(f"the index at {folder} cannot be written or read: {e}; name a folder with --cache") from e
+        raise StorageError(
+            f"the index at {folder} cannot be written or read: {e}; name a folder with --cache"
+        ) from e
 
 
 @contextmanager
@@ -131,11 +147,14 @@ def _build(corpus: Corpus, folder: Path, progress: Callable[[str], None]) -> Non
     folder.mkdir()
     index = tantivy.Index(_schema(), str(folder))
     index.register_tokenizer("stemmed", _analyzer())
-    writer = index.writer(HEAP_BYTES, 1)  # one thread, so that equal scores keep the order of the corpus
+    # one thread, so that equal scores keep the order of the corpus
+    writer = index.writer(HEAP_BYTES, 1)
     hashes = [array("Q") for _ in range(256)]
     number = 0
     for number, passage in enumerate(corpus.passages(), 1):
-        writer.add_document(tantivy.Document(id=passage.id, text=f"{passage.title}\n{passage.text}"))
+        writer.add_document(
+            tantivy.Document(id=passage.id, text=f"{passage.title}\n{passage.text}")
+        )
         digest = _id_hash(passage.id)
         hashes[digest & 255].append(digest)
         if number % REPORT_EVERY == 0:
@@ -144,11 +163,11 @@ def _build(corpus: Corpus, folder: Path, progress: Callable[[str], None]) -> Non
         raise UsageError("the corpus has no passages")
     for bucket in hashes:
         if len(set(bucket)) < len(bucket):
-            seen: set[int] = set()
-            twice = next(h for h in bucket if h in seen or seen.add(h))
+            [(twice, _)] = Counter(bucket).most_common(1)
             name = next(p.id for p in corpus.passages() if _id_hash(p.id) == twice)
             raise UsageError(
-                f"two passages have the id {name!r}; ids must be unique (--id-column names another column)"
+                f"two passages have the id {name!r}; ids must be unique (--id-column names another "
+                f"column)"
             )
     writer.commit()
     writer.wait_merging_threads()
@@ -169,7 +188,11 @@ def _schema() -> tantivy.Schema:
 
 
 def _analyzer(*, stop: bool = False) -> TextAnalyzer:
-    builder = TextAnalyzerBuilder(Tokenizer.simple()).filter(Filter.remove_long(40)).filter(Filter.lowercase())
+    builder = (
+        TextAnalyzerBuilder(Tokenizer.simple())
+        .filter(Filter.remove_long(40))
+        .filter(Filter.lowercase())
+    )
     builder = builder.filter(Filter.ascii_fold())
     if stop:
         builder = builder.filter(Filter.stopword("english"))

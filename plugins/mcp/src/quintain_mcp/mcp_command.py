@@ -29,16 +29,33 @@ def mcp() -> None:
 
 
 @mcp.command(epilog=EPILOG)
-@click.option("--recipe", type=click.Path(path_type=Path, dir_okay=False), help="The servers of a recipe's services.")
+@click.option(
+    "--recipe",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The servers of a recipe's services.",
+)
 @click.option("--command", metavar="TEXT", help="A program with its arguments, as in a shell.")
 @click.option("--url", metavar="URL", help="A server over streamable HTTP.")
-@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header for --url (repeatable).")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: hash, names, descriptions, schemas.")
-def tools(recipe: Path | None, command: str | None, url: str | None, headers: Sequence[str], as_json: bool) -> None:
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Header for --url (repeatable).",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object: hash, names, descriptions, schemas.",
+)
+def tools(
+    recipe: Path | None, command: str | None, url: str | None, headers: Sequence[str], as_json: bool
+) -> None:
     """Start a server, list its tools as a model sees them, and stop it.
 
-    The hash covers names, descriptions, schemas and annotations. A run keeps to the hash with which it began; written
-    into a recipe (args.servers.NAME.hash), it holds from the start.
+    The hash covers names, descriptions, schemas and annotations. A run keeps to the hash with which
+    it began; written into a recipe (args.servers.NAME.hash), it holds from the start.
     """
     from quintain.errors import UsageError
 
@@ -46,7 +63,9 @@ def tools(recipe: Path | None, command: str | None, url: str | None, headers: Se
         raise UsageError("expected one of --recipe FILE, --command TEXT and --url URL")
     if headers and url is None:
         raise UsageError("--header is for --url")
-    servers = asyncio.run(_of_recipe(recipe) if recipe is not None else _of_options(command, url, headers))
+    servers = asyncio.run(
+        _of_recipe(recipe) if recipe is not None else _of_options(command, url, headers)
+    )
     if as_json:
         click.echo(json.dumps({"servers": servers}, ensure_ascii=False))
         return
@@ -59,7 +78,9 @@ def tools(recipe: Path | None, command: str | None, url: str | None, headers: Se
         click.echo()
 
 
-async def _of_options(command: str | None, url: str | None, headers: Sequence[str]) -> dict[str, Any]:
+async def _of_options(
+    command: str | None, url: str | None, headers: Sequence[str]
+) -> dict[str, Any]:
     from quintain.errors import UsageError
 
     from .client import Mcp
@@ -81,10 +102,10 @@ async def _of_options(command: str | None, url: str | None, headers: Sequence[st
 
 
 async def _of_recipe(path: Path) -> dict[str, Any]:
-    """The servers of all services of a recipe that are `Mcp`."""
-    from quintain.cli import current
+    """Return the servers of all services of a recipe that are `Mcp`."""
     from quintain.errors import UnknownNameError, UsageError
-    from quintain.training import Recipe, opened_environments
+    from quintain.recipe import Recipe, opened_environments
+    from quintain.registry import current
 
     from .client import Mcp
 
@@ -94,14 +115,20 @@ async def _of_recipe(path: Path) -> dict[str, Any]:
         except UnknownNameError:  # an engine, which another player may have as a service
             return False
 
-    choices = {slot: table for slot, table in Recipe.load(path).services.items() if is_mcp(table.use)}
+    choices = {
+        slot: table for slot, table in Recipe.load(path).services.items() if is_mcp(table.use)
+    }
     if not choices:
         raise UsageError(f'{path} has no [services.NAME] with use = "mcp"')
     async with opened_environments([], choices) as (_, services):
         described = {slot: _described(services[slot]) for slot in choices}
     if len(described) == 1:
         return next(iter(described.values()))
-    return {f"{slot}.{name}": server for slot, servers in described.items() for name, server in servers.items()}
+    return {
+        f"{slot}.{name}": server
+        for slot, servers in described.items()
+        for name, server in servers.items()
+    }
 
 
 def _described(mcp: Mcp) -> dict[str, Any]:
@@ -129,12 +156,16 @@ def _signature(schema: Mapping[str, Any]) -> str:
     for name, field in schema.get("properties", {}).items():
         kind = field.get("type", "any") if isinstance(field, Mapping) else "any"
         shown = " | ".join(map(str, kind)) if isinstance(kind, list) else str(kind)
-        parts.append(f"{name}: {shown}" if name in required else f"{name}: {shown} = {_default(field)}")
+        parts.append(
+            f"{name}: {shown}" if name in required else f"{name}: {shown} = {_default(field)}"
+        )
     return ", ".join(parts)
 
 
 def _default(field: Any) -> str:
-    return json.dumps(field["default"]) if isinstance(field, Mapping) and "default" in field else "..."
+    return (
+        json.dumps(field["default"]) if isinstance(field, Mapping) and "default" in field else "..."
+    )
 
 
 def _hints(tool: Mapping[str, Any]) -> str:

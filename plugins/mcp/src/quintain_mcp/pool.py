@@ -1,4 +1,6 @@
-"""The sessions with one server: a bounded number, replaced when they fail, with the tools they must have."""
+"""The sessions with one server: a bounded number, replaced when they fail, with the tools they must
+have.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +87,8 @@ class ServerPool:
         """
         if changed := differences(digests, self.tools.digests()):
             raise UsageError(
-                f"the tools of the MCP server {self.name!r} are not those with which the run began ({changed}); "
-                "start the version of the server that it had, or begin a new run"
+                f"the tools of the MCP server {self.name!r} are not those with which the run began "
+                f"({changed}); start the version of the server that it had, or begin a new run"
             )
 
     def succeeded(self) -> None:
@@ -100,7 +102,7 @@ class ServerPool:
             self._note(connection.failure)
 
     async def shared(self) -> Connection:
-        """The session with the fewest calls; reopened if too many have failed.
+        """Return the session with the fewest calls; reopened if too many have failed.
 
         Raises:
             InfrastructureError: the server does not work.
@@ -120,7 +122,7 @@ class ServerPool:
                     self._idle.append(await self._checked())
 
     async def take(self) -> Connection:
-        """A session for one episode alone; waits for one.
+        """Return a session for one episode alone; waits for one.
 
         Raises:
             InfrastructureError: the server does not work.
@@ -140,12 +142,19 @@ class ServerPool:
             raise
 
     def give_back(self, connection: Connection) -> None:
-        """End what `take` began: in the background, the session is reset by its tool, else closed."""
+        """End what `take` began: in the background, the session is reset by its tool, else
+        closed.
+        """
         self._spawn(self._recover(connection))
 
     async def _recover(self, connection: Connection) -> None:
         try:
-            if self.server.reset and not connection.failure and not self._is_stopping and await self._reset(connection):
+            if (
+                self.server.reset
+                and not connection.failure
+                and not self._is_stopping
+                and await self._reset(connection)
+            ):
                 self._idle.append(connection)
                 return
             if connection.failure:
@@ -158,8 +167,11 @@ class ServerPool:
     async def _reset(self, connection: Connection) -> bool:
         try:
             result = await connection.call(self.server.reset, {})
-        except (CallRefused, SlowTool, InfrastructureError) as e:  # it is closed, and the next session is new
-            log.warning("the tool %r did not reset the MCP server %r: %s", self.server.reset, self.name, e)
+        except (CallRefused, SlowTool, InfrastructureError) as e:
+            # it is closed, and the next session is new
+            log.warning(
+                "the tool %r did not reset the MCP server %r: %s", self.server.reset, self.name, e
+            )
             return False
         return not result.is_error
 
@@ -173,20 +185,20 @@ class ServerPool:
                 if not self._warned:
                     self._warned = True
                     log.warning(
-                        "episodes wait for one of the %d sessions of the MCP server %r, and a reproducible engine waits"
-                        " for all episodes: set servers.%s.pool to the number of concurrent episodes, or "
-                        "batch.concurrency to %d",
+                        "episodes wait for one of the %d sessions of the MCP server %r, and a "
+                        "reproducible engine waits for all episodes: set servers.%s.pool to the "
+                        "number of concurrent episodes, or batch.concurrency to %d",
                         self.server.size, self.name, self.name, self.server.size,
                     )  # fmt: skip
         await self._slots.acquire()
 
     async def _checked(self) -> Connection:
-        """A new session with the pinned tools."""
+        """Return a new session with the pinned tools."""
         while True:
             if self._failures > self.server.restarts:
                 raise InfrastructureError(
-                    f"the MCP server {self.name!r} failed {self._failures} times in a row (restarts); the last time: "
-                    f"{self._last_failure}"
+                    f"the MCP server {self.name!r} failed {self._failures} times in a row "
+                    f"(restarts); the last time: {self._last_failure}"
                 )
             pause = self._not_before - asyncio.get_running_loop().time()
             if pause <= 0:
@@ -226,7 +238,8 @@ class ServerPool:
         if changed := differences(self.tools.digests(), now):
             self._changed = (
                 f"the tools of the MCP server {self.name!r} changed during the run ({changed}); "
-                "what was learnt before and after would not compare. Stop the change, then resume or begin a new run"
+                "what was learnt before and after would not compare. Stop the change, then resume "
+                "or begin a new run"
             )
 
     def _note(self, reason: str) -> None:

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mcp.types import AudioContent, CallToolResult, EmbeddedResource, ImageContent, ResourceLink, TextContent
+from mcp.types import (
+    AudioContent,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+)
 
 from .fence import fenced, neutral
 
@@ -19,7 +26,8 @@ class McpResult:
     """What came of a call.
 
     Attributes:
-        text: of the result, shortened and neutral (see `fence`); a line stands for an image or a resource.
+        text: of the result, shortened and neutral (see `fence`); a line stands for an image or a
+            resource.
         failed: the tool reports an error, the call was refused, or it took too long.
         structured: the structured content, as the server sent it; ``None`` without one.
         shown: the message for the model: *text* in its fence. Words of our own have none.
@@ -32,7 +40,7 @@ class McpResult:
 
 
 def refused(reason: str) -> McpResult:
-    """The result of a call without an answer; *reason* is in our own words, or neutral."""
+    """Return the result of a call without an answer; *reason* is in our own words, or neutral."""
     return McpResult(text=reason, failed=True, shown=reason)
 
 
@@ -45,7 +53,9 @@ def read_result(result: CallToolResult, tool: str, limit: int, *, fence: bool) -
             text = f"{text}\n{part[: limit + 1]}" if text else part[: limit + 1]
     cut = neutral(text[:limit]) + (f" ... ({size:,} characters in all)" if size > limit else "")
     shown = fenced(cut, tool) if fence else cut
-    return McpResult(text=cut, failed=result.is_error, structured=result.structured_content, shown=shown)
+    return McpResult(
+        text=cut, failed=result.is_error, structured=result.structured_content, shown=shown
+    )
 
 
 def _parts(result: CallToolResult) -> Iterator[str]:

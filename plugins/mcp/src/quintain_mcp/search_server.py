@@ -14,14 +14,18 @@ from pydantic import Field
 from .corpus import Passage
 from .index import SearchIndex
 
+__all__ = ["EXCERPT_CHARS", "MAX_HITS", "OPEN_CHARS", "make_server", "render"]
+
 MAX_HITS = 20
 EXCERPT_CHARS = 1_200
 OPEN_CHARS = 20_000
 READ_ONLY = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 
 
-def make_server(index: SearchIndex, excerpt: int = EXCERPT_CHARS, opened: int = OPEN_CHARS) -> MCPServer:
-    """An MCP server with `search` and `open` over *index*.
+def make_server(
+    index: SearchIndex, excerpt: int = EXCERPT_CHARS, opened: int = OPEN_CHARS
+) -> MCPServer:
+    """Return an MCP server with `search` and `open` over *index*.
 
     Args:
         excerpt: the most characters of a passage that a search shows.
@@ -29,7 +33,10 @@ def make_server(index: SearchIndex, excerpt: int = EXCERPT_CHARS, opened: int = 
     """
     # Queries take less than a millisecond, so they run in the event loop: a thread would cost more.
     server = MCPServer(
-        name="quintain-search", version=version("quintain-mcp"), subscriptions=False, log_level="WARNING"
+        name="quintain-search",
+        version=version("quintain-mcp"),
+        subscriptions=False,
+        log_level="WARNING",
     )
 
     @server.tool(annotations=READ_ONLY, structured_output=False)
@@ -37,7 +44,9 @@ def make_server(index: SearchIndex, excerpt: int = EXCERPT_CHARS, opened: int = 
         query: Annotated[str, Field(description="Words to look for; a question works, too.")],
         k: Annotated[int, Field(ge=1, le=MAX_HITS, description="Number of passages.")] = 5,
     ) -> str:
-        """Find the passages that match the words of the query best; each begins with its [id] and title."""
+        """Find the passages that match the words of the query best; each begins with its [id] and
+        title.
+        """
         if not query.strip():
             raise ToolError("the query is empty; give words to look for")
         hits = index.search(query, k)
@@ -47,19 +56,25 @@ def make_server(index: SearchIndex, excerpt: int = EXCERPT_CHARS, opened: int = 
 
     @server.tool(name="open", annotations=READ_ONLY, structured_output=False)
     async def open_(
-        id: Annotated[str, Field(description="The id of a passage, as `search` shows it in brackets.")],  # noqa: A002
+        id: Annotated[  # noqa: A002
+            str, Field(description="The id of a passage, as `search` shows it in brackets.")
+        ],
     ) -> str:
         """Read a whole passage by its id."""
         passage = index.open(id)
         if passage is None:
-            raise ToolError(f"no passage has the id {json.dumps(id[:200])}; `search` shows ids in brackets")
+            raise ToolError(
+                f"no passage has the id {json.dumps(id[:200])}; `search` shows ids in brackets"
+            )
         return render(passage, opened)
 
     return server
 
 
 def render(passage: Passage, limit: int) -> str:
-    """A passage as a tool shows it: id and title, then at most *limit* characters of its text."""
+    """Return a passage as a tool shows it: id and title, then at most *limit* characters of its
+    text.
+    """
     head = f"[{passage.id}] {passage.title}".rstrip()
     if len(passage.text) <= limit:
         return f"{head}\n{passage.text}"

@@ -1,49 +1,64 @@
-"""The wire to an MCP server in a process: lines of JSON on its standard streams, each of bounded size."""
+"""The wire to an MCP server in a process: lines of JSON on its standard streams, each of bounded
+size.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
-from mcp.types import ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
+from mcp.types import (
+    ErrorData,
+    JSONRPCError,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    jsonrpc_message_adapter,
+)
 
 from quintain import InfrastructureError
+from quintain_sandbox import guarded
 
 from .wire_errors import oversize, unreachable
 
 log = logging.getLogger("quintain.mcp")
-GUARD = Path(__file__).with_name("guard_main.py")
 CHUNK = 1 << 16
 ENDS = 300
 """Bytes that are kept of both ends of a message that is too long, where its id stands."""
 STDERR = 4096
 """Bytes of the server's standard error that errors can show."""
 MOST_GARBAGE = 1000
-"""Lines on standard output that are no messages, one after the other, until the server counts as broken."""
-STOP_SECONDS, KILL_SECONDS = 2.0, 4.0
-"""How long a server may take to end after its input ended, and then after SIGTERM."""
-_ID_FIRST = re.compile(rb'\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*,(?!\s*"method")')
-_ID_LAST = re.compile(rb'[}\]"\d]\s*,\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*\}\s*\Z')
+"""Lines on standard output that are no messages, one after the other, until the server counts as
+broken.
+"""
+STOP_SECONDS, TERM_SECONDS, KILL_SECONDS = 2.0, 1.0, 4.0
+"""How long a server may take to end after its input ended, and then after SIGTERM; how long its
+guard may take.
+"""
+_ID_FIRST = re.compile(
+    rb'\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*,(?!\s*"method")'
+)
+_ID_LAST = re.compile(
+    rb'[}\]"\d]\s*,\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d+)\s*\}\s*\Z'
+)
 _NOTIFICATION = re.compile(rb'\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"method"\s*:')
 
 Incoming = SessionMessage | Exception
 
 
 class StdioWire:
-    """A transport of the `mcp` SDK: entering it starts the server and gives the streams of its messages.
+    """A transport of the `mcp` SDK: entering it starts the server and gives the streams of its
+    messages.
 
-    A longer message than *limit* bytes is not held: its request gets an error (`wire_errors.OVERSIZE`), where the
-    request can be told from the message's ends; else the wire ends. Lines that are no messages are skipped.
+    A longer message than *limit* bytes is not held: its request gets an error
+    (`wire_errors.OVERSIZE`), where the request can be told from the message's ends; else the wire
+    ends. Lines that are no messages are skipped.
 
     Attributes:
         failure: why the wire ended; empty while it works.
@@ -67,11 +82,14 @@ class StdioWire:
         self._pending: set[Any] = set()  # ids of requests without an answer
         self._stopping = False
 
-    async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[SessionMessage]]:
+    async def __aenter__(
+        self,
+    ) -> tuple[MemoryObjectReceiveStream[Incoming], MemoryObjectSendStream[SessionMessage]]:
         try:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), *self._argv,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                *guarded(self._argv, grace=TERM_SECONDS),
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
                 env=dict(self._env), cwd=self._cwd, start_new_session=True,
             )  # fmt: skip
         except (OSError, ValueError) as e:
@@ -79,7 +97,9 @@ class StdioWire:
         self._inbound, inbound = anyio.create_memory_object_stream[Incoming](0)
         outbound, self._outbound = anyio.create_memory_object_stream[SessionMessage](0)
         self._ours = (inbound, outbound)
-        self._tasks = [asyncio.create_task(work()) for work in (self._read, self._write, self._read_stderr)]
+        self._tasks = [
+            asyncio.create_task(work()) for work in (self._read, self._write, self._read_stderr)
+        ]
         return inbound, outbound
 
     async def __aexit__(self, *exc: object) -> None:
@@ -90,7 +110,11 @@ class StdioWire:
             stream.close()
         assert self._process.stdin is not None
         self._process.stdin.close()
-        waits = ((STOP_SECONDS, self._process.terminate), (KILL_SECONDS, self._process.kill), (KILL_SECONDS, None))
+        waits = (
+            (STOP_SECONDS, self._process.terminate),
+            (KILL_SECONDS, self._process.kill),
+            (KILL_SECONDS, None),
+        )
         try:
             for seconds, then in waits:
                 with contextlib.suppress(TimeoutError):
@@ -113,7 +137,9 @@ class StdioWire:
             self._process._transport.close()  # type: ignore[attr-defined]  # a descendant could hold a pipe
 
     def said(self) -> str:
-        """What the server wrote that is no message, for errors: the end of stderr, and garbage on stdout."""
+        """Return what the server wrote that is no message, for errors: the end of stderr, and
+        garbage on stdout.
+        """
         parts = []
         if self._garbage:
             parts.append(f"it wrote to stdout what is no JSON-RPC message: {self._garbage[0]!r}")
@@ -145,7 +171,9 @@ class StdioWire:
                 for line in lines:
                     held += line
                     if (size := dropped + len(held)) > self._limit:
-                        failure = await self._skip(head or bytes(held[:ENDS]), bytes(held[-ENDS:]), size)
+                        failure = await self._skip(
+                            head or bytes(held[:ENDS]), bytes(held[-ENDS:]), size
+                        )
                     else:
                         failure = await self._take(bytes(held))
                     held, dropped, head = bytearray(), 0, b""
@@ -179,7 +207,11 @@ class StdioWire:
                 return ""
             self._garbage.append(line[:80].decode("utf-8", "replace"))
             if len(self._garbage) == 1:
-                log.warning("a server wrote to stdout what is no message: %r (%s)", self._garbage[0], self._argv[0])
+                log.warning(
+                    "a server wrote to stdout what is no message: %r (%s)",
+                    self._garbage[0],
+                    self._argv[0],
+                )
             return "" if len(self._garbage) < MOST_GARBAGE else "the server writes garbage"
         self._garbage.clear()
         if isinstance(message, (JSONRPCResponse, JSONRPCError)):
@@ -188,13 +220,18 @@ class StdioWire:
         return ""
 
     async def _skip(self, head: bytes, tail: bytes, size: int) -> str:
-        """Answer the request whose answer was too long; what is wrong with the wire, if it cannot be told."""
+        """Answer the request whose answer was too long; what is wrong with the wire, if it cannot
+        be told.
+        """
         if _NOTIFICATION.match(head):
             return ""
         found = _ID_FIRST.match(head) or _ID_LAST.search(tail)
         ids = {int(found[1])} if found else self._pending
         if len(ids) > 1:
-            return f"the server sent a message of {size:,} bytes; at most {self._limit:,} are read (message_bytes)"
+            return (
+                f"the server sent a message of {size:,} bytes; at most {self._limit:,} are read "
+                f"(message_bytes)"
+            )
         for number in ids & self._pending:
             await self._answer(number, oversize(size, self._limit))
         return ""
@@ -205,7 +242,8 @@ class StdioWire:
         await self._deliver(SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=error)))
 
     async def _deliver(self, message: SessionMessage) -> None:
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the session is gone
+        # the session is gone
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._inbound.send(message)
 
     async def _read_stderr(self) -> None:
@@ -215,7 +253,9 @@ class StdioWire:
             self._stderr = (self._stderr + chunk)[-STDERR:]
 
     async def _explain(self) -> None:
-        """Add exit status and stderr to the failure, which arrive a moment after the end of stdout."""
+        """Add exit status and stderr to the failure, which arrive a moment after the end of
+        stdout.
+        """
         assert self._process is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):

@@ -28,7 +28,8 @@ class RemoteTool:
     Attributes:
         name: as the server calls it.
         spec: as the model sees it.
-        repeatable: the server declares it read-only or idempotent, so that a lost call may be sent again.
+        repeatable: the server declares it read-only or idempotent, so that a lost call may be sent
+            again.
         digest: of all that the server says about it.
     """
 
@@ -50,12 +51,12 @@ class ToolList:
         return _digest(self.digests())
 
     def digests(self) -> dict[str, str]:
-        """The hash of each tool, by name."""
+        """Return the hash of each tool, by name."""
         return {name: tool.digest for name, tool in sorted(self.tools.items())}
 
 
 def tool_list(listed: Iterable[McpTool], server: McpServer, name: str) -> ToolList:
-    """Those of the *listed* tools that *server* offers.
+    """Return those of the *listed* tools that *server* offers.
 
     Raises:
         UsageError: one is missing, there are too many, or one cannot be shown to a model.
@@ -63,48 +64,57 @@ def tool_list(listed: Iterable[McpTool], server: McpServer, name: str) -> ToolLi
     by_name = {tool.name: tool for tool in listed if tool.name != server.reset}
     for wanted in server.tools:
         if wanted not in by_name:
-            raise UsageError(f"servers.{name}.tools: the server has no tool {wanted!r}{did_you_mean(wanted, by_name)}")
+            raise UsageError(
+                f"servers.{name}.tools: the server has no tool "
+                f"{wanted!r}{did_you_mean(wanted, by_name)}"
+            )
     chosen = {n: t for n, t in sorted(by_name.items()) if not server.tools or n in server.tools}
     if not chosen:
         raise UsageError(f"the MCP server {name!r} has no tools")
     if len(chosen) > server.max_tools:
         raise UsageError(
-            f"the MCP server {name!r} has {len(chosen)} tools; at most {server.max_tools} are offered (max_tools): "
-            f"choose some with servers.{name}.tools = {json.dumps(list(chosen)[:3])}"
+            f"the MCP server {name!r} has {len(chosen)} tools; at most {server.max_tools} are "
+            f"offered (max_tools): choose some with servers.{name}.tools = "
+            f"{json.dumps(list(chosen)[:3])}"
         )
     tools = ToolList({n: _remote(t, server.prefix, name) for n, t in chosen.items()})
     if server.hash and tools.hash != server.hash:
         raise UsageError(
-            f"servers.{name}.hash is {server.hash!r}, but the server's tools have {tools.hash!r}; look at them with "
-            "`quintain mcp tools` before you take over the new hash"
+            f"servers.{name}.hash is {server.hash!r}, but the server's tools have {tools.hash!r}; "
+            "look at them with `quintain mcp tools` before you take over the new hash"
         )
     return tools
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Which tools changed between two results of `ToolList.digests`; empty if none did."""
+    """Return which tools changed between two results of `ToolList.digests`; empty if none did."""
     words = {
         "changed": [n for n in before if n in now and now[n] != before[n]],
         "gone": [n for n in before if n not in now],
         "new": [n for n in now if n not in before],
     }
-    return "; ".join(f"{word}: {', '.join(map(repr, sorted(names)))}" for word, names in words.items() if names)
+    return "; ".join(
+        f"{word}: {', '.join(map(repr, sorted(names)))}" for word, names in words.items() if names
+    )
 
 
 def _remote(tool: McpTool, prefix: str, server: str) -> RemoteTool:
     if not NAME.fullmatch(prefix + tool.name):
         raise UsageError(
-            f"the MCP server {server!r} has a tool {tool.name[:200]!r}; a name has at most 128 letters, digits and "
-            f"_ . / -. Leave it out: name the others in servers.{server}.tools"
+            f"the MCP server {server!r} has a tool {tool.name[:200]!r}; a name has at most 128 "
+            f"letters, digits and _ . / -. Leave it out: name the others in servers.{server}.tools"
         )
     hints = tool.annotations
     repeatable = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
-    said = tool.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"icons", "meta", "execution"})
+    said = tool.model_dump(
+        mode="json", by_alias=True, exclude_none=True, exclude={"icons", "meta", "execution"}
+    )
     schema = _neutral(tool.input_schema)
     if len(text := json.dumps(schema)) > SCHEMA_CHARS:
         raise UsageError(
-            f"the schema of the tool {tool.name!r} of the MCP server {server!r} has {len(text):,} characters; at most "
-            f"{SCHEMA_CHARS:,} are shown to a model. Leave it out: name the others in servers.{server}.tools"
+            f"the schema of the tool {tool.name!r} of the MCP server {server!r} has {len(text):,} "
+            f"characters; at most {SCHEMA_CHARS:,} are shown to a model. Leave it out: name the "
+            f"others in servers.{server}.tools"
         )
     description = shortened(neutral(tool.description or ""), DESCRIPTION_CHARS)
     spec = ToolSpec(name=prefix + tool.name, description=description, parameters=schema)

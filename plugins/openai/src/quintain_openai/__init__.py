@@ -1,4 +1,6 @@
-"""Engines behind a server that speaks OpenAI's protocol: chat completions as text, or completions as exact tokens."""
+"""Engines behind a server that speaks OpenAI's protocol: chat completions as text, or completions
+as exact tokens.
+"""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
-from quintain import Engine, Message, Reply, Sampling, ToolSpec
+from quintain import Engine, Message, Reply, Sampling, ServerWatch, ToolSpec
 from quintain.errors import InfrastructureError, LimitReached, UsageError
 
 from . import protocol
+from .retries import RETRIED, wait_before_retry
 
-RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""Statuses of failures that may pass."""
-_LONGEST_WAIT = 60.0
+__all__ = ["OpenAIEngine"]
+
 _JSON = {"Content-Type": "application/json"}
 _MOST_LISTED = 16_000_000
 """Bytes of the list of models, at most."""
@@ -29,27 +29,34 @@ _MOST_LISTED = 16_000_000
 class OpenAIEngine(Engine):
     """Chat completions over HTTP, for evaluation and for players that are not trained.
 
-    Transient failures (no connection, a time-out, 408, 409, 425, 429, 5xx) are retried with exponential backoff and
-    jitter, or after what ``Retry-After`` says; then, and for any other refusal, the episode ends as an infrastructure
-    error. A prompt that the server finds too long is `LimitReached`: the policy's fault.
+    Transient failures (no connection, a time-out, 408, 409, 425, 429, 5xx) are retried with
+    exponential backoff and jitter, or after what ``Retry-After`` says; then, and for any other
+    refusal, the episode ends as an infrastructure error. A prompt that the server finds too long is
+    `LimitReached`: the policy's fault.
 
     Args:
-        base_url: up to and including ``/v1``. A user and password in it are sent as basic authentication and shown
-            nowhere.
+        base_url: up to and including ``/v1``. A user and password in it are sent as basic
+            authentication and shown nowhere.
         model: as the server calls it; empty takes the only one that it serves.
-        api_key: *name* of the environment variable that holds the key; empty means ``OPENAI_API_KEY`` for
-            api.openai.com and no key elsewhere, so that a key never goes to a host it was not meant for.
-        timeout: seconds for one request.
+        api_key: *name* of the environment variable that holds the key; empty means
+            ``OPENAI_API_KEY`` for api.openai.com and no key elsewhere, so that a key never goes to
+            a host it was not meant for.
+        timeout: seconds for one request, and for a server that stands still: one that answers
+            nothing, whatever it is asked, is named after 10 s, and fails its requests after this
+            time, retries included.
         retries: after the first try.
         backoff: seconds before the first retry; doubles each time.
         concurrency: requests worth having in flight.
-        limit_key: what the server calls the limit on new tokens; newer hosted models want ``max_completion_tokens``.
-        max_bytes: size of an answer; a longer one is not read to its end, and the episode ends as an infrastructure
-            error.
-        extra: further fields for each request, such as ``{"chat_template_kwargs": {"enable_thinking": false}}``.
+        limit_key: what the server calls the limit on new tokens; newer hosted models want
+            ``max_completion_tokens``.
+        max_bytes: size of an answer; a longer one is not read to its end, and the episode ends as
+            an infrastructure error.
+        extra: further fields for each request, such as ``{"chat_template_kwargs":
+            {"enable_thinking": false}}``.
 
     Attributes:
-        longest: tokens of the longest sequence of each served model, where the server says it (vLLM does).
+        longest: tokens of the longest sequence of each served model, where the server says it (vLLM
+            does).
     """
 
     def __init__(
@@ -69,10 +76,14 @@ class OpenAIEngine(Engine):
         self.base_url, host, login = _without_login(base_url)
         self.model = model
         self.name = f"openai:{protocol.shortened(model, 100) or host}"
-        self._key_name = api_key or ("OPENAI_API_KEY" if host.lower().partition(":")[0] == "api.openai.com" else "")
+        self._key_name = api_key or (
+            "OPENAI_API_KEY" if host.lower().partition(":")[0] == "api.openai.com" else ""
+        )
         self._key = _key_of(self._key_name, required=bool(api_key))
         if self._key and login:
-            raise UsageError(f"base_url has a password and ${self._key_name} a key; leave one of them out")
+            raise UsageError(
+                f"base_url has a password and ${self._key_name} a key; leave one of them out"
+            )
         self._authorization = f"Bearer {self._key}" if self._key else login
         self._timeout = timeout
         self._retries = retries
@@ -84,6 +95,12 @@ class OpenAIEngine(Engine):
         self._served: tuple[str, ...] = ()
         self.longest: Mapping[str, int] = {}
         self._http: aiohttp.ClientSession | None = None
+        self._watch = ServerWatch(
+            f"the server at {self.base_url}",
+            timeout=timeout,
+            setting="the engine's timeout",
+            sign_of_life=self._answers,
+        )
 
     @property
     def concurrency(self) -> int | None:
@@ -101,7 +118,8 @@ class OpenAIEngine(Engine):
             await self._http.close()
             if isinstance(e.__cause__, (aiohttp.ClientConnectionError, TimeoutError)):
                 raise InfrastructureError(
-                    f"no server answers at {self.base_url} ({e}); is the server running? Start it, or check the URL"
+                    f"no server answers at {self.base_url} ({e}); is the server running? Start it, "
+                    f"or check the URL"
                 ) from e
             raise
         except BaseException:
@@ -114,11 +132,17 @@ class OpenAIEngine(Engine):
             await self._http.close()
             self._http = None
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
-        body = protocol.request_body(self.model, messages, tools, sampling, limit_key=self._limit_key) | self._extra
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
+        body = (
+            protocol.request_body(self.model, messages, tools, sampling, limit_key=self._limit_key)
+            | self._extra
+        )
         status, text = await self.send("POST", "/chat/completions", sampling.seed, body)
         if self._limit_key in body and protocol.says_limit(status, text):
-            # The context leaves less than the limit, so the context is the limit, as for every other engine.
+            # The context leaves less than the limit, so the context is the limit, as for every
+            # other engine.
             del body[self._limit_key]
             status, text = await self.send("POST", "/chat/completions", sampling.seed, body)
         if protocol.says_context(status, text):
@@ -135,26 +159,52 @@ class OpenAIEngine(Engine):
         if status == 200:
             listed = self.read_json(text)
             rows = listed.get("data") if isinstance(listed, dict) else None
-            models = {str(m["id"]): m.get("max_model_len") for m in rows or () if isinstance(m, dict) and "id" in m}
+            models = {
+                str(m["id"]): m.get("max_model_len")
+                for m in rows or ()
+                if isinstance(m, dict) and "id" in m
+            }
             self._served = tuple(models)
-            self.longest = {name: most for name, most in models.items() if type(most) is int and most > 0}
+            self.longest = {
+                name: most for name, most in models.items() if type(most) is int and most > 0
+            }
         if self.model:
             return
         if len(self._served) != 1:
-            models = self._listed() or "nothing it names"
-            raise UsageError(f"{self.base_url} serves {models}; say which model is meant (--model NAME)")
+            served = self._listed() or "nothing it names"
+            raise UsageError(
+                f"{self.base_url} serves {served}; say which model is meant (--model NAME)"
+            )
         self.model = self._served[0]
         self.name = f"openai:{protocol.shortened(self.model, 100)}"
 
     def _listed(self) -> str:
         return protocol.shortened(", ".join(self._served))
 
-    async def send(self, method: str, path: str, seed: int | None = None, body: Any = None) -> tuple[int, str]:
+    async def send(
+        self, method: str, path: str, seed: int | None = None, body: Any = None
+    ) -> tuple[int, str]:
         """Status and text of the answer; transient failures are retried.
 
         Raises:
-            InfrastructureError: still failing after the last retry.
+            InfrastructureError: still failing after the last retry, or no sign of life for the
+                timeout.
         """
+        async with self._watch.request(f"{method} {path}", may_take_longer=True):
+            return await self._send(method, path, seed, body)
+
+    async def _answers(self, seconds: float) -> object:
+        """Something new if the server answers at all, whatever it says; ``None`` if not."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.send_once("GET", "/models", None)
+        except (OSError, TimeoutError, aiohttp.ClientError):
+            return None
+        except InfrastructureError:  # too long an answer, or the engine is being closed
+            pass
+        return object()
+
+    async def _send(self, method: str, path: str, seed: int | None, body: Any) -> tuple[int, str]:
         asked = 0.0
         for attempt in range(self._retries + 1):
             try:
@@ -169,13 +219,16 @@ class OpenAIEngine(Engine):
                 failure = self.refusal(status, text)
                 message = str(failure)
             if attempt < self._retries:
-                jitter = 0.5 + Random(None if seed is None else seed + attempt).random()
-                await asyncio.sleep(min(max(self._backoff * 2**attempt * jitter, asked), _LONGEST_WAIT))
+                rng = Random(None if seed is None else seed + attempt)
+                await asyncio.sleep(wait_before_retry(self._backoff, attempt, rng, asked=asked))
         tries = self._retries + 1
-        raise InfrastructureError(f"{method} {self.base_url}{path} failed {tries} times; last: {message}") from failure
+        raise InfrastructureError(
+            f"{method} {self.base_url}{path} failed {tries} times; last: {message}"
+        ) from failure
 
     async def send_once(self, method: str, path: str, body: Any) -> tuple[int, str, float]:
-        """One request without retries: status and text of the answer, and the seconds that ``Retry-After`` asks for.
+        """One request without retries: status and text of the answer, and the seconds that
+        ``Retry-After`` asks for.
 
         Args:
             body: sent as JSON; bytes are JSON already.
@@ -188,7 +241,9 @@ class OpenAIEngine(Engine):
             raise InfrastructureError(f"{self.name} is not started: use `async with engine:`")
         content = {"data": body, "headers": _JSON} if isinstance(body, bytes) else {"json": body}
         # A redirect would carry the conversation to a host that nobody named.
-        async with self._http.request(method, self.base_url + path, **content, allow_redirects=False) as response:
+        async with self._http.request(
+            method, self.base_url + path, **content, allow_redirects=False
+        ) as response:
             most = self._max_bytes if method == "POST" else _MOST_LISTED
             data = bytearray()
             async for part in response.content.iter_any():  # decompressed
@@ -205,37 +260,55 @@ class OpenAIEngine(Engine):
         try:
             return protocol.parsed(text)
         except ValueError as e:
-            raise InfrastructureError(f"{self.base_url} answered no readable JSON: {protocol.shortened(text)}") from e
+            raise InfrastructureError(
+                f"{self.base_url} answered no readable JSON: {protocol.shortened(text)}"
+            ) from e
 
     def refusal(self, status: int, text: str) -> InfrastructureError:
         message = f"{self.base_url} answered {status}: {protocol.said_by(text) or 'nothing'}"
         if status in (401, 403):
             has = f"the key in ${self._key_name} was sent" if self._key else "no key was sent"
-            return InfrastructureError(f"{message} ({has}; `api_key` names the environment variable that holds it)")
+            return InfrastructureError(
+                f"{message} ({has}; `api_key` names the environment variable that holds it)"
+            )
         if status == 404:
             served = f"; it serves {self._listed()}" if self._served else ""
-            return InfrastructureError(f"{message} (model {self.model!r}{served}; base_url should end in /v1)")
+            return InfrastructureError(
+                f"{message} (model {self.model!r}{served}; base_url should end in /v1)"
+            )
         if 300 <= status < 400:
-            return InfrastructureError(f"{message} (redirects are not followed: give the final address as base_url)")
+            return InfrastructureError(
+                f"{message} (redirects are not followed: give the final address as base_url)"
+            )
         if "max_completion_tokens" in text:
             message += ' (set the engine\'s limit_key = "max_completion_tokens")'
         return InfrastructureError(message)
 
 
 def _without_login(url: str) -> tuple[str, str, str]:
-    """The URL without user and password, its host and port, and a header of basic authentication, empty without them.
+    """Return the URL without user and password, its host and port, and a header of basic
+    authentication, empty without them.
 
     Raises:
         UsageError: it is no URL of a server.
     """
-    bare = re.sub(r"//.*@", "//", url).rstrip("/")  # of a URL that cannot be parsed, too: it may be shown
+    # of a URL that cannot be parsed, too: it may be shown
+    bare = re.sub(r"//.*@", "//", url).rstrip("/")
     try:
         parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.isprintable()
+        valid = (
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and parts.port != 0
+            and url.isprintable()
+        )
     except ValueError:
         valid = False
     if not valid:
-        raise UsageError(f"base_url is {protocol.shortened(bare)!r}; expected something like http://127.0.0.1:8000/v1")
+        raise UsageError(
+            f"base_url is {protocol.shortened(bare)!r}; expected something like "
+            f"http://127.0.0.1:8000/v1"
+        )
     user, at, host = parts.netloc.rpartition("@")
     return bare, host, f"Basic {base64.b64encode(unquote(user).encode()).decode()}" if at else ""
 
@@ -245,12 +318,17 @@ def _key_of(name: str, *, required: bool) -> str:
         return ""
     if not name.isidentifier():
         # It may be a key: it must not reach a log.
-        raise UsageError("api_key takes the NAME of an environment variable that holds the key, such as OPENAI_API_KEY")
+        raise UsageError(
+            "api_key takes the NAME of an environment variable that holds the key, such as "
+            "OPENAI_API_KEY"
+        )
     key = os.environ.get(name, "")
     if required and not key:
         raise UsageError(f"api_key names ${name}, which is not set: export {name}=...")
     if not (key.strip().isascii() and key.strip().isprintable()):
-        raise UsageError(f"${name} holds characters that no key has, such as a line break; set it again")
+        raise UsageError(
+            f"${name} holds characters that no key has, such as a line break; set it again"
+        )
     return key.strip()
 
 

@@ -1,4 +1,6 @@
-"""Messages, tools and replies as OpenAI chat-completions JSON, and what a server's refusal means."""
+"""Messages, tools and replies as OpenAI chat-completions JSON, and what a server's refusal
+means.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Any, Literal
 
 from quintain import Message, Reply, Sampling, ToolCall, ToolSpec
 from quintain.errors import InfrastructureError
+from quintain.types import read_json
 
 _FINISH: Mapping[str | None, Literal["stop", "length"]] = {
     None: "stop",  # some servers leave it out
@@ -17,13 +20,19 @@ _FINISH: Mapping[str | None, Literal["stop", "length"]] = {
     "function_call": "stop",
     "length": "length",
 }
-# vLLM, llama.cpp, SGLang and the hosted services each say it in their own words, all with a status of 4xx.
+# vLLM, llama.cpp, SGLang and the hosted services each say it in their own words, all with a status
+# of 4xx.
 _CONTEXT = re.compile(
     r"context[_ ](length|window|size)|exceed_context_size|maximum model length|max_model_len|"
-    r"(prompt|input|request) is too (long|large)|too many (input )?tokens|exceeds? .{0,40}token limit",
+    r"(prompt|input|request) is too (long|large)|too many (input )?tokens|exceeds? .{0,40}token "
+    r"limit",
     re.IGNORECASE,
 )
-_TOO_LARGE = re.compile(r"max_(completion_)?tokens.{0,40}(too large|exceed|must be|at most)", re.IGNORECASE)
+_TOO_LARGE = re.compile(
+    r"max_(completion_)?tokens.{0,40}(too large|exceed|must be|at most)", re.IGNORECASE
+)
+
+__all__ = ["reply_of", "request_body", "shortened"]
 
 
 DEEPEST = 64
@@ -41,10 +50,12 @@ def request_body(
     *,
     limit_key: str = "max_tokens",
 ) -> dict[str, Any]:
-    """The JSON of one request. Neutral values are left out, as strict servers refuse fields they do not know.
+    """Return the JSON of one request. Neutral values are left out, as strict servers refuse fields
+    they do not know.
 
     Args:
-        limit_key: what the server calls the limit on new tokens (``max_completion_tokens`` for newer hosted models).
+        limit_key: what the server calls the limit on new tokens (``max_completion_tokens`` for
+            newer hosted models).
     """
     body: dict[str, Any] = {
         "model": model,
@@ -61,6 +72,8 @@ def request_body(
         # Servers keep seeds in 32 bits, signed or not.
         "seed": None if sampling.seed is None else sampling.seed % 2**31,
         "tools": [t.to_json() for t in tools] or None,
+        "response_format": json.loads(sampling.response_format or "null"),
+        "tool_choice": json.loads(sampling.tool_choice or "null") if tools else None,
     }
     return body | {k: v for k, v in optional.items() if v is not None}
 
@@ -85,10 +98,11 @@ def _call_json(call: ToolCall, index: int) -> dict[str, Any]:
 
 
 def reply_of(response: Any) -> Reply:
-    """The first choice of a response.
+    """Return the first choice of a response.
 
     Raises:
-        InfrastructureError: the response is not a chat completion, or the server withheld the content.
+        InfrastructureError: the response is not a chat completion, or the server withheld the
+            content.
     """
     try:
         choice = response["choices"][0]
@@ -99,22 +113,30 @@ def reply_of(response: Any) -> Reply:
         counts = (response.get("usage") or {}).items()
         usage = {k: v for k, v in counts if type(v) is int and 0 <= v < MOST_TOKENS}
     except (KeyError, IndexError, TypeError, AttributeError) as e:
-        raise InfrastructureError(f"not a chat completion ({type(e).__name__}: {e}): {shortened(response)}") from e
+        raise InfrastructureError(
+            f"not a chat completion ({type(e).__name__}: {e}): {shortened(response)}"
+        ) from e
     if not isinstance(finish, str | None) or finish not in _FINISH:
-        raise InfrastructureError(f"the server cut the reply off (finish_reason {shortened(finish)})")
+        raise InfrastructureError(
+            f"the server cut the reply off (finish_reason {shortened(finish)})"
+        )
     if not isinstance(text, str):
         raise InfrastructureError(f"the reply's content is not text: {shortened(text)}")
     return Reply(text=text, reasoning=reasoning, calls=calls, finish=_FINISH[finish], usage=usage)
 
 
 def _reasoning(message: Mapping[str, Any]) -> str:
-    """Servers name it differently: ``reasoning_content`` (DeepSeek, SGLang, llama.cpp), ``reasoning`` (newer vLLM)."""
+    """Servers name it differently: ``reasoning_content`` (DeepSeek, SGLang, llama.cpp),
+    ``reasoning`` (newer vLLM).
+    """
     text = message.get("reasoning_content") or message.get("reasoning") or ""
     return text if isinstance(text, str) else ""
 
 
 def _call_of(data: Mapping[str, Any], index: int) -> ToolCall:
-    """A tool call; one that cannot be read carries an ``error``, since it is the policy's fault."""
+    """Return a tool call; one that cannot be read carries an ``error``, since it is the policy's
+    fault.
+    """
     function = data["function"]
     name, text = function.get("name") or "", function.get("arguments") or "{}"
     call_id = data.get("id") or _call_id(index)
@@ -134,17 +156,21 @@ def _call_id(index: int) -> str:
 
 
 def says_context(status: int, text: str) -> bool:
-    """Whether a refusal means that the conversation has outgrown the context."""
-    return 400 <= status < 500 and status not in (401, 403, 404, 429) and bool(_CONTEXT.search(text))
+    """Return whether a refusal means that the conversation has outgrown the context."""
+    return (
+        400 <= status < 500 and status not in (401, 403, 404, 429) and bool(_CONTEXT.search(text))
+    )
 
 
 def says_limit(status: int, text: str) -> bool:
-    """Whether a refusal means that the limit on new tokens, not the prompt, is more than the context leaves."""
+    """Return whether a refusal means that the limit on new tokens, not the prompt, is more than the
+    context leaves.
+    """
     return status in (400, 422) and bool(_TOO_LARGE.search(text))
 
 
 def said_by(text: str) -> str:
-    """The message in an error body: OpenAI's shape, FastAPI's, or the text itself."""
+    """Return the message in an error body: OpenAI's shape, FastAPI's, or the text itself."""
     try:
         data = parsed(text)
     except ValueError:
@@ -156,29 +182,20 @@ def said_by(text: str) -> str:
 
 
 def shortened(value: Any, most: int = 300) -> str:
-    """*value* as one line of at most *most* characters, without control characters: a terminal would obey them."""
-    text = " ".join((value if isinstance(value, str) else json.dumps(value, default=str))[: 10 * most].split())
+    """*value* as one line of at most *most* characters, without control characters: a terminal
+    would obey them.
+    """
+    text = " ".join(
+        (value if isinstance(value, str) else json.dumps(value, default=str))[: 10 * most].split()
+    )
     text = "".join(c if c.isprintable() else "\ufffd" for c in text)
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def parsed(text: str) -> Any:
-    """The value of a JSON text. Lone surrogates, which no file can hold, become question marks.
+    """Return the value of a JSON text, as `quintain.types.read_json`.
 
     Raises:
         ValueError: not JSON, or of more than `DEEPEST` levels.
     """
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError(f"more than {DEEPEST} levels") from None
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [v for x in level for v in (x.values() if isinstance(x, dict) else x if isinstance(x, list) else ())]
-        if not level:
-            break
-    else:
-        raise ValueError(f"more than {DEEPEST} levels")
-    if "\\ud" in text.lower():
-        return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-    return value
+    return read_json(text, deepest=DEEPEST)

@@ -1,4 +1,6 @@
-"""An engine that samples token ids from a server: vLLM, or any other whose completions take and return ids."""
+"""An engine that samples token ids from a server: vLLM, or any other whose completions take and
+return ids.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,20 @@ MOST_IDS = 2**31
 
 
 class OpenAITokenEngine(TokenEngine):
-    """Completions over HTTP with ids in both directions, so that a rollout has its exact tokens and log-probs.
+    """Completions over HTTP with ids in both directions, so that a rollout has its exact tokens and
+    log-probs.
 
-    It needs a server that takes a list of ids as prompt and knows ``return_token_ids`` (vLLM from 0.10). The weights
-    stay those that the server has loaded: it evaluates and plays opponents, and does not train. The recorded log-probs
-    are the server's: start vLLM with ``--logprobs-mode processed_logprobs``, or those of a temperature other than 1 are
-    not those of the sampled distribution.
+    It needs a server that takes a list of ids as prompt and knows ``return_token_ids`` (vLLM from
+    0.10). The weights stay those that the server has loaded: it evaluates and plays opponents, and
+    does not train. The recorded log-probs are the server's: start vLLM with ``--logprobs-mode
+    processed_logprobs``, or those of a temperature other than 1 are not those of the sampled
+    distribution.
 
     Args:
         tokenizer: folder or Hugging Face id of the tokenizer that the server uses.
         context: longest sequence that the server takes; 0 asks its list of models.
-        base_url, model, api_key, timeout, retries, backoff, concurrency, max_bytes, extra: see `OpenAIEngine`.
+        base_url, model, api_key, timeout, retries, backoff, concurrency, max_bytes, extra: see
+            `OpenAIEngine`.
     """
 
     def __init__(
@@ -78,7 +83,8 @@ class OpenAITokenEngine(TokenEngine):
         if not self.context:
             await self._client.__aexit__()
             raise UsageError(
-                f"{self._client.base_url} does not say how long a sequence may be; set the engine's context"
+                f"{self._client.base_url} does not say how long a sequence may be; set the "
+                f"engine's context"
             )
         return self
 
@@ -88,7 +94,9 @@ class OpenAITokenEngine(TokenEngine):
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
         room = self.context - len(ids)
         if room < 1:
-            raise LimitReached("context", f"{len(ids)} tokens leave no room in a context of {self.context}")
+            raise LimitReached(
+                "context", f"{len(ids)} tokens leave no room in a context of {self.context}"
+            )
         limited = sampling.replace(max_tokens=min(room, sampling.max_tokens or room))
         body = protocol.request_body(self._client.model, (), (), limited)
         del body["messages"]
@@ -96,13 +104,22 @@ class OpenAITokenEngine(TokenEngine):
         new, logps = _columns(choice)
         finish, stop = choice.get("finish_reason"), choice.get("stop_reason")
         if finish not in ("stop", "length"):
-            raise InfrastructureError(f"the server cut the turn off (finish_reason {protocol.shortened(finish)})")
+            raise InfrastructureError(
+                f"the server cut the turn off (finish_reason {protocol.shortened(finish)})"
+            )
         if not isinstance(stop, (str, int)):
-            stop = new[-1] if finish == "stop" and new and new[-1] in self.tokenizer.stop_ids else None
-        return Sampled(ids=new, logps=logps, versions=(self.version,) * len(new), finish=finish, stop=stop)
+            stop = (
+                new[-1] if finish == "stop" and new and new[-1] in self.tokenizer.stop_ids else None
+            )
+        return Sampled(
+            ids=new, logps=logps, versions=(self.version,) * len(new), finish=finish, stop=stop
+        )
 
-    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
-        """Log-probs of ``ids[start:]`` from ``prompt_logprobs``, an extension of vLLM without temperature.
+    async def score(
+        self, ids: Sequence[int], start: int, temperature: float = 1.0
+    ) -> Sequence[float]:
+        """Log-probs of ``ids[start:]`` from ``prompt_logprobs``, an extension of vLLM without
+        temperature.
 
         Raises:
             UsageError: the temperature is not 1.
@@ -110,21 +127,35 @@ class OpenAITokenEngine(TokenEngine):
         if temperature != 1:
             raise UsageError(f"{self.name} scores at temperature 1 only, not at {temperature}")
         _, answer = await self._completion(
-            {"model": self._client.model, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}, ids, None
+            {"model": self._client.model, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0},
+            ids,
+            None,
         )
         rows = answer.get("prompt_logprobs")
         with suppress(KeyError, TypeError, ValueError):
             if len(rows) == len(ids):
                 return [float(rows[i][str(ids[i])]["logprob"]) for i in range(start, len(ids))]
-        raise InfrastructureError(f"{self.name} gave no log-probs of the prompt; does it know prompt_logprobs?")
+        raise InfrastructureError(
+            f"{self.name} gave no log-probs of the prompt; does it know prompt_logprobs?"
+        )
 
     async def update(self, weights: Weights) -> int:
         """Raise a `UsageError`: the server keeps the weights that it was started with."""
-        raise UsageError(f"{self.name} keeps the weights of its server and cannot train; evaluate with it")
+        raise UsageError(
+            f"{self.name} keeps the weights of its server and cannot train; evaluate with it"
+        )
 
-    async def _completion(self, body: dict[str, Any], ids: Sequence[int], seed: int | None) -> tuple[Any, Any]:
-        """The first choice of a completion of *ids*, and the whole answer."""
-        asked = {**body, "prompt": list(ids), "logprobs": 0, "return_token_ids": True, **self._extra}
+    async def _completion(
+        self, body: dict[str, Any], ids: Sequence[int], seed: int | None
+    ) -> tuple[Any, Any]:
+        """Return the first choice of a completion of *ids*, and the whole answer."""
+        asked = {
+            **body,
+            "prompt": list(ids),
+            "logprobs": 0,
+            "return_token_ids": True,
+            **self._extra,
+        }
         status, text = await self._client.send("POST", "/completions", seed, asked)
         if protocol.says_context(status, text):
             raise LimitReached("context", f"{self.name}: {protocol.said_by(text)}")
@@ -138,21 +169,25 @@ class OpenAITokenEngine(TokenEngine):
 
 
 def _tokenizer(name: str) -> ChatTokenizer:
-    """The tokenizer of the folder or Hugging Face id *name*."""
+    """Return the tokenizer of the folder or Hugging Face id *name*."""
     from quintain.models import HFTokenizer
 
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError as e:
-        raise UsageError("the engine openai-tokens needs transformers: pip install 'quintain[train]'") from e
+        raise UsageError(
+            "the engine openai-tokens needs transformers: pip install 'quintain[train]'"
+        ) from e
     try:
         return HFTokenizer(AutoTokenizer.from_pretrained(name))
     except (OSError, ValueError) as e:
-        raise UsageError(f"tokenizer {name!r} cannot be loaded: {protocol.shortened(str(e))}") from e
+        raise UsageError(
+            f"tokenizer {name!r} cannot be loaded: {protocol.shortened(str(e))}"
+        ) from e
 
 
 def _columns(choice: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The ids and log-probs of a choice.
+    """Return the ids and log-probs of a choice.
 
     Raises:
         InfrastructureError: they are absent, of unequal length or out of range.
@@ -160,9 +195,13 @@ def _columns(choice: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[float, .
     with suppress(KeyError, TypeError):
         ids, logps = choice["token_ids"], choice["logprobs"]["token_logprobs"]
         whole = all(type(i) is int and 0 <= i < MOST_IDS for i in ids)
-        if whole and len(ids) == len(logps) and all(type(x) in (float, int) and -1e30 < x <= 1e-3 for x in logps):
+        if (
+            whole
+            and len(ids) == len(logps)
+            and all(type(x) in (float, int) and -1e30 < x <= 1e-3 for x in logps)
+        ):
             return tuple(ids), tuple(min(0.0, float(x)) for x in logps)
     raise InfrastructureError(
-        "the server returned no token ids with log-probs; it must know return_token_ids (vLLM from 0.10), "
-        f"and it answered {protocol.shortened(dict(choice))}"
+        "the server returned no token ids with log-probs; it must know return_token_ids (vLLM "
+        f"from 0.10), and it answered {protocol.shortened(dict(choice))}"
     )

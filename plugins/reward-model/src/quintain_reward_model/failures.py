@@ -9,7 +9,7 @@ from quintain.errors import EpisodeError, Interrupted, RewardFault, UsageError
 
 
 def failure_of(error: Exception, who: str) -> EpisodeError:
-    """The failure that *error* of the scorer *who* is.
+    """Return the failure that *error* of the scorer *who* is.
 
     Raises:
         UsageError, Interrupted: *error* is one, which ends the run.
@@ -31,6 +31,7 @@ def checked(value: float, who: str) -> float:
     """
     if not math.isfinite(value):
         raise RewardFault(
-            f"{who} scored {value}; expected a finite number. Compute in float32, or lower the learning rate"
+            f"{who} scored {value}; expected a finite number. Compute in float32, or lower the "
+            f"learning rate"
         )
     return value

@@ -9,36 +9,47 @@ from typing import Any
 import torch
 
 from quintain.errors import UsageError
-from quintain.models import as_device, quiet, unreachable
+from quintain.models import as_device, check_whole, quiet, unreachable
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 
 
 def load_pretrained(kind: Any, name: str, **options: Any) -> Any:
-    """``kind.from_pretrained(name)`` without remote code: from the folder or the hub's cache, else from the hub.
+    """``kind.from_pretrained(name)`` without remote code: from the folder or the hub's cache, else
+    from the hub.
 
     Raises:
         UsageError: there is no such model, it cannot be fetched, or it is damaged.
     """
     from transformers.utils import logging as transformers_logging
 
+    check_whole(name)
     path = os.path.expanduser(name)
     local = os.path.isdir(path)
     if not local and (os.path.exists(path) or name.startswith((".", "/", "~"))):
-        raise UsageError(f"model {name!r} is no folder; name a folder in Hugging Face format, or a hub id")
+        raise UsageError(
+            f"model {name!r} is no folder; name a folder in Hugging Face format, or a hub id"
+        )
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # missing tensors are reported here
     transformers_logging.disable_progress_bar()
     try:
         try:
-            return kind.from_pretrained(path, local_files_only=True, trust_remote_code=False, **options)
+            return kind.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False, **options
+            )
         except OSError:
             if local:
                 raise
         if reason := unreachable():
             raise UsageError(
-                f"model {name!r} is neither a folder here nor in the hub's cache, and {reason}; run "
-                f"`hf download {name}` once where there is network, or name a folder"
+                f"model {name!r} is neither a folder here nor in the hub's cache, and {reason}; "
+                f"run `hf download {name}` once where there is network, or name a folder"
             )
         with quiet():
             return kind.from_pretrained(name, trust_remote_code=False, **options)
@@ -55,26 +66,30 @@ def load_pretrained(kind: Any, name: str, **options: Any) -> Any:
 def load_head(
     kind: Any, name: str, *, dtype: str, device: str, new: tuple[str, ...] = (), **options: Any
 ) -> tuple[Any, Any]:
-    """The module of class *kind* in evaluation mode, and its tokenizer.
+    """Return the module of class *kind* in evaluation mode, and its tokenizer.
 
     Args:
-        new: prefixes of tensors that the checkpoint may lack, such as the head of a model that is to be trained.
+        new: prefixes of tensors that the checkpoint may lack, such as the head of a model that is
+            to be trained.
 
     Raises:
-        UsageError: as `load_pretrained`; weights are missing, which would be random; no such dtype or device.
+        UsageError: as `load_pretrained`; weights are missing, which would be random; no such dtype
+            or device.
     """
     from transformers import AutoTokenizer
 
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
     tokenizer = load_pretrained(AutoTokenizer, name)
-    module, report = load_pretrained(kind, name, dtype=DTYPES[dtype], output_loading_info=True, **options)
+    module, report = load_pretrained(
+        kind, name, dtype=DTYPES[dtype], output_loading_info=True, **options
+    )
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(new or ("\0",)))
     if missing:
         raise UsageError(
-            f"model {name!r} has no weights for {missing[0]!r} ({len(missing)} tensors), which would be random: it is "
-            "no reward model. Train one with `quintain reward-model train PAIRS --model "
-            f"{name}`, or name a model with a head for scores"
+            f"model {name!r} has no weights for {missing[0]!r} ({len(missing)} tensors), which "
+            "would be random: it is no reward model. Train one with `quintain reward-model train "
+            f"PAIRS --model {name}`, or name a model with a head for scores"
         )
     without_dropout(module)
     return module.to(as_device(device)).eval(), tokenizer
@@ -88,7 +103,7 @@ def without_dropout(module: Any) -> None:
 
 
 def context_of(module: Any, tokenizer: Any) -> int:
-    """The longest sequence of *module*, in tokens."""
+    """Return the longest sequence of *module*, in tokens."""
     config = module.config.get_text_config()
     for field in ("max_position_embeddings", "n_positions"):
         value = getattr(config, field, None)

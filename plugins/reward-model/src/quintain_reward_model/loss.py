@@ -1,4 +1,6 @@
-"""The loss of preference pairs (Bradley and Terry 1952), and how well scores predict preferences."""
+"""The loss of preference pairs (Bradley and Terry 1952), and how well scores predict
+preferences.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quintain.evaluation import wilson
+
 BINS = 10
 """Bins of the calibration error."""
 
@@ -16,11 +20,13 @@ BINS = 10
 def bradley_terry_loss(
     chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, centering: float = 0.0
 ) -> Tensor:
-    """The loss of each pair, in nats, shape (pairs,): -log sigmoid(r_c - r_r - margin) + centering (r_c + r_r)^2.
+    """Return the loss of each pair, in nats, shape (pairs,): -log sigmoid(r_c - r_r - margin) +
+    centering (r_c + r_r)^2.
 
-    The first term is the negative log-likelihood of the preference in the model of Bradley and Terry (Ouyang et al.
-    2022, 2203.02155, equation 1), with the margin of Llama 2 (2307.09288, equation 2). The second one keeps scores near
-    0 (Eisenstein et al. 2023, 2312.09244), since the first one fixes differences alone.
+    The first term is the negative log-likelihood of the preference in the model of Bradley and
+    Terry (Ouyang et al. 2022, 2203.02155, equation 1), with the margin of Llama 2 (2307.09288,
+    equation 2). The second one keeps scores near 0 (Eisenstein et al. 2023, 2312.09244), since the
+    first one fixes differences alone.
 
     Args:
         chosen, rejected: scores r_c and r_r, shape (pairs,).
@@ -38,8 +44,9 @@ class PairMetrics:
         accuracy: share of the pairs whose chosen reply scores higher; a tie counts half.
         low, high: its 95 % interval (Wilson).
         loss: mean -log sigmoid(r_c - r_r), in nats; log 2 = 0.693 for scores that say nothing.
-        calibration_error: expected calibration error of sigmoid(|r_c - r_r|) as the forecast that the reply with the
-            higher score is the chosen one, in ten bins from 0.5 to 1 (Guo et al. 2017, 1706.04599, equation 3).
+        calibration_error: expected calibration error of sigmoid(|r_c - r_r|) as the forecast that
+            the reply with the higher score is the chosen one, in ten bins from 0.5 to 1 (Guo et al.
+            2017, 1706.04599, equation 3).
         confidence: mean of these forecasts; above *accuracy* the model is overconfident.
         margin: mean r_c - r_r.
     """
@@ -55,7 +62,7 @@ class PairMetrics:
 
     @classmethod
     def of(cls, differences: Sequence[float]) -> PairMetrics:
-        """The metrics of *differences* r_c - r_r, at least one."""
+        """Return the metrics of *differences* r_c - r_r, at least one."""
         count = len(differences)
         right = [1.0 if d > 0 else 0.5 if d == 0 else 0.0 for d in differences]
         sure = [1 / (1 + math.exp(-min(abs(d), 700.0))) for d in differences]
@@ -80,10 +87,3 @@ class PairMetrics:
 def softplus(x: float) -> float:
     """log(1 + exp(x)) without overflow."""
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
-
-
-def wilson(share: float, count: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % interval of a *share* of *count* trials (Wilson 1927)."""
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, middle - half), min(1.0, middle + half)

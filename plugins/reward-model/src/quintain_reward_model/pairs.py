@@ -54,10 +54,11 @@ class PreferencePair:
 
 
 def read_pairs(source: str, *, split: str = "train") -> list[PreferencePair]:
-    """The pairs of a file of JSON lines, or of a data set of the library `datasets` (a saved folder, or a hub id).
+    """Return the pairs of a file of JSON lines, or of a data set of the library `datasets` (a saved
+    folder, or a hub id).
 
-    A row has ``chosen`` and ``rejected``, texts or lists of messages, and ``prompt``; without a prompt both are whole
-    conversations. ``margin`` is optional.
+    A row has ``chosen`` and ``rejected``, texts or lists of messages, and ``prompt``; without a
+    prompt both are whole conversations. ``margin`` is optional.
 
     Args:
         split: of a data set.
@@ -69,7 +70,9 @@ def read_pairs(source: str, *, split: str = "train") -> list[PreferencePair]:
     rows = _lines(path) if path.is_file() else _dataset(source, split)
     pairs = [_pair(where, row) for where, row in rows]
     if not pairs:
-        raise UsageError(f"{source}: no preference pairs; expected rows with prompt, chosen and rejected")
+        raise UsageError(
+            f"{source}: no preference pairs; expected rows with prompt, chosen and rejected"
+        )
     return pairs
 
 
@@ -89,8 +92,8 @@ def _dataset(source: str, split: str) -> Iterator[tuple[str, Any]]:
         import datasets
     except ImportError as error:
         raise UsageError(
-            f"{source!r} is no file of JSON lines, and the library datasets is not installed; name a file, or "
-            "`pip install 'quintain[train]'`"
+            f"{source!r} is no file of JSON lines, and the library datasets is not installed; name "
+            "a file, or `pip install 'quintain[train]'`"
         ) from error
     local = Path(source).expanduser()
     try:
@@ -102,10 +105,14 @@ def _dataset(source: str, split: str) -> Iterator[tuple[str, Any]]:
     except Exception as error:  # the library raises its own, those of the hub and those of files
         reason = str(error).strip().split("\n")[0][:240] or type(error).__name__
         raise UsageError(
-            f"{source!r} is no file of JSON lines, and no data set with the split {split!r} can be loaded: {reason}"
+            f"{source!r} is no file of JSON lines, and no data set with the split {split!r} can be "
+            f"loaded: {reason}"
         ) from error
     for number, row in enumerate(rows, 1):
-        yield f"{source}, row {number}", {key: value for key, value in row.items() if value is not None}
+        yield (
+            f"{source}, row {number}",
+            {key: value for key, value in row.items() if value is not None},
+        )
 
 
 def _pair(where: str, row: Any) -> PreferencePair:
@@ -149,7 +156,8 @@ def _hash(prompt: Any) -> str:
 def split_by_prompt(
     pairs: Sequence[PreferencePair], share: float, seed: int
 ) -> tuple[list[PreferencePair], list[PreferencePair]]:
-    """Training pairs, and about *share* of the pairs held out: all pairs of a prompt are on one side.
+    """Training pairs, and about *share* of the pairs held out: all pairs of a prompt are on one
+    side.
 
     Raises:
         UsageError: *share* is not in [0, 1), or no pair is left to train or to hold out.
@@ -170,14 +178,18 @@ def split_by_prompt(
     parts = ([p for p in pairs if p.key not in held], [p for p in pairs if p.key in held])
     if not parts[0]:
         raise UsageError(
-            f"{len(pairs)} pairs of {len(keys)} prompts leave none to train if {share:g} of them are held out; give "
-            "more prompts, or --held-out 0"
+            f"{len(pairs)} pairs of {len(keys)} prompts leave none to train if {share:g} of them "
+            "are held out; give more prompts, or --held-out 0"
         )
     return parts
 
 
 def pairs_of_groups(
-    groups: Iterable[Sequence[tuple[float, str]]], prompts: Iterable[Any], *, most: int = 1, seed: int = 0
+    groups: Iterable[Sequence[tuple[float, str]]],
+    prompts: Iterable[Any],
+    *,
+    most: int = 1,
+    seed: int = 0,
 ) -> Iterator[dict[str, Any]]:
     """Rows for `read_pairs` from the replies to each prompt and their rewards.
 
@@ -192,15 +204,21 @@ def pairs_of_groups(
     for prompt, group in zip(prompts, groups, strict=True):
         samples = sorted(set(group), reverse=True)
         candidates = [
-            (better, worse) for at, better in enumerate(samples) for worse in samples[at + 1 :] if better[0] > worse[0]
+            (better, worse)
+            for at, better in enumerate(samples)
+            for worse in samples[at + 1 :]
+            if better[0] > worse[0]
         ]
         for better, worse in rng.sample(candidates, min(most, len(candidates))):
             if better[1] != worse[1]:
                 yield {"prompt": prompt, "chosen": better[1], "rejected": worse[1]}
 
 
-def pairs_of_rollouts(path: str, *, most: int = 1, seed: int = 0, folder: str = "runs") -> list[dict[str, Any]]:
-    """Rows for `read_pairs` from a file of ``quintain eval --out`` or from all rollouts that a run has kept.
+def pairs_of_rollouts(
+    path: str, *, most: int = 1, seed: int = 0, folder: str = "runs"
+) -> list[dict[str, Any]]:
+    """Rows for `read_pairs` from a file of ``quintain eval --out`` or from all rollouts that a run
+    has kept.
 
     The rewards are the outcomes that the rollouts were scored with. Failed rollouts are left out.
 
@@ -209,15 +227,21 @@ def pairs_of_rollouts(path: str, *, most: int = 1, seed: int = 0, folder: str = 
     """
     import pyarrow.parquet
 
-    from quintain.training import find_run
+    from quintain.store import find_run
 
     file = Path(path).expanduser()
-    files = [file] if file.is_file() else sorted((find_run(path, folder) / "rollouts").glob("*.parquet"))
+    files = (
+        [file]
+        if file.is_file()
+        else sorted((find_run(path, folder) / "rollouts").glob("*.parquet"))
+    )
     groups: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
     prompts: dict[tuple[str, str], Any] = {}
     for each in files:
         try:
-            table = pyarrow.parquet.read_table(each, columns=["environment", "task_id", "outcome", "rollout"])
+            table = pyarrow.parquet.read_table(
+                each, columns=["environment", "task_id", "outcome", "rollout"]
+            )
         except (OSError, ValueError) as error:
             raise UsageError(f"{each} holds no rollouts: {error}") from error
         for row in table.to_pylist():
@@ -230,8 +254,8 @@ def pairs_of_rollouts(path: str, *, most: int = 1, seed: int = 0, folder: str = 
     rows = list(pairs_of_groups(groups.values(), prompts.values(), most=most, seed=seed))
     if not rows:
         raise UsageError(
-            f"{path}: none of {len(groups)} prompts has replies with different outcomes; sample several replies per "
-            "task (`quintain eval ENVIRONMENT --samples 8 --out FILE`)"
+            f"{path}: none of {len(groups)} prompts has replies with different outcomes; sample "
+            "several replies per task (`quintain eval ENVIRONMENT --samples 8 --out FILE`)"
         )
     return rows
 
@@ -244,4 +268,6 @@ def _plain_prompt(prompt: Any) -> Any:
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write JSON lines."""
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
+    )

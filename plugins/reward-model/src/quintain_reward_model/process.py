@@ -32,16 +32,20 @@ class MarkedSteps:
 
 
 class ProcessRewardModel(Service):
-    """Scores the steps of the policy's turns with a process reward model (Lightman et al. 2023, 2305.20050).
+    """Scores the steps of the policy's turns with a process reward model (Lightman et al. 2023,
+    2305.20050).
 
     Each step is followed by the token *separator*; the score of the step is read there:
 
-    - ``head = "tokens"``: a language-model head; the probability of *good* against *bad* as the next token, as in
-      Math-Shepherd (Wang et al. 2023, 2312.08935), which has the separator "ки" and the tokens "+" and "-".
-    - ``head = "labels"``: a token-classification head, as in Qwen2.5-Math-PRM (2501.07301) with "<extra_0>"; the
-      probability of the label *good*, by default the last one; the sigmoid of the logit if there is a single label.
+    - ``head = "tokens"``: a language-model head; the probability of *good* against *bad* as the
+      next token, as in Math-Shepherd (Wang et al. 2023, 2312.08935), which has the separator "ки"
+      and the tokens "+" and "-".
+    - ``head = "labels"``: a token-classification head, as in Qwen2.5-Math-PRM (2501.07301) with
+      "<extra_0>"; the probability of the label *good*, by default the last one; the sigmoid of the
+      logit if there is a single label.
 
-    All turns of a conversation are scored in one pass. Separators that the policy writes itself are broken up.
+    All turns of a conversation are scored in one pass. Separators that the policy writes itself are
+    broken up.
 
     Args:
         model: folder, or hub id.
@@ -49,9 +53,11 @@ class ProcessRewardModel(Service):
         separator: a text that is one token, which follows each step.
         good, bad: texts of one token each; for ``labels`` the name of a label.
         split: text between two steps of a turn; empty: a turn is one step.
-        reduce: how the scores of a turn's steps become one: ``min``, ``mean``, ``product``, ``last`` or ``sum``.
+        reduce: how the scores of a turn's steps become one: ``min``, ``mean``, ``product``,
+            ``last`` or ``sum``.
         offset: subtracted from the score of each turn, so that a bad turn costs something.
-        max_length: longest conversation, in tokens; 0 is the context of the model. A longer one is a failure.
+        max_length: longest conversation, in tokens; 0 is the context of the model. A longer one is
+            a failure.
         dtype, device: of the weights.
     """
 
@@ -76,8 +82,14 @@ class ProcessRewardModel(Service):
             UsageError: the head ``tokens`` lacks *good* or *bad*, or there is no separator.
         """
         if not separator or (head == "tokens" and not (good and bad)):
-            raise UsageError('process_reward: name a separator, and for head = "tokens" the tokens good and bad')
-        self.model, self.separator, self.head, self.good, self.bad = model, separator, head, good, bad
+            raise UsageError(
+                'process_reward: name a separator, and for head = "tokens" the tokens good and bad'
+            )
+        self.model = model
+        self.separator = separator
+        self.head = head
+        self.good = good
+        self.bad = bad
         self.split, self.reduce, self.offset, self.max_length = split, reduce, offset, max_length
         self.dtype, self.device = dtype, device
         self._turn = asyncio.Lock()
@@ -93,18 +105,24 @@ class ProcessRewardModel(Service):
 
         from .loading import context_of, load_head
 
-        kind: Any = AutoModelForCausalLM if self.head == "tokens" else AutoModelForTokenClassification
+        kind: Any = (
+            AutoModelForCausalLM if self.head == "tokens" else AutoModelForTokenClassification
+        )
         module, tokenizer = load_head(kind, self.model, dtype=self.dtype, device=self.device)
         self._encoder = ConversationEncoder(tokenizer)
         self._separator = self._token(tokenizer, self.separator)
         start = [] if tokenizer.chat_template else tokenizer("x")["input_ids"][:1]
-        self._first = [i for i in start if i == tokenizer.bos_token_id]  # templates write it themselves
+        # templates write it themselves
+        self._first = [i for i in start if i == tokenizer.bos_token_id]
         if self.head == "tokens":
             self._labels = [self._token(tokenizer, self.good), self._token(tokenizer, self.bad)]
         else:
             known = {str(text): int(at) for at, text in module.config.id2label.items()}
             if self.good and self.good not in known:
-                raise UsageError(f"process_reward: {self.model} has no label {self.good!r}; it has {', '.join(known)}")
+                raise UsageError(
+                    f"process_reward: {self.model} has no label {self.good!r}; it has "
+                    f"{', '.join(known)}"
+                )
             self._labels = [known[self.good] if self.good else len(known) - 1]
         context = context_of(module, tokenizer)
         self._limit, self._module = min(self.max_length or context, context), module
@@ -118,11 +136,16 @@ class ProcessRewardModel(Service):
         if len(ids) > 1:  # sentencepiece puts a blank before a text
             ids = [i for i in ids if tokenizer.decode([i]).strip()]
         if len(ids) != 1:
-            raise UsageError(f"process_reward: {text!r} is {len(ids)} tokens of {self.model}; expected one")
+            raise UsageError(
+                f"process_reward: {text!r} is {len(ids)} tokens of {self.model}; expected one"
+            )
         return int(ids[0])
 
-    async def score_all(self, rollouts: Sequence[Rollout[Any, Any]]) -> list[tuple[float, ...] | EpisodeError]:
-        """The score of each turn of the policy's own player, or the failure of the rollout, in order.
+    async def score_all(
+        self, rollouts: Sequence[Rollout[Any, Any]]
+    ) -> list[tuple[float, ...] | EpisodeError]:
+        """Return the score of each turn of the policy's own player, or the failure of the rollout,
+        in order.
 
         Raises:
             UsageError: the service is not started.
@@ -146,25 +169,38 @@ class ProcessRewardModel(Service):
             return failure
 
     def marked(self, rollout: Rollout[Any, Any]) -> MarkedSteps:
-        """The conversation with a mark after each step.
+        """Return the conversation with a mark after each step.
 
         Raises:
-            RewardFault: the conversation lacks a turn of the policy, is too long, or the chat template moves its marks.
+            RewardFault: the conversation lacks a turn of the policy, is too long, or the chat
+                template moves its marks.
         """
         messages = list(conversation_of(rollout))
         own = sum(not turn.player for turn in rollout.turns)
-        replies = [at for at, message in enumerate(messages) if message.role == "assistant"][-own:] if own else []
+        replies = (
+            [at for at, message in enumerate(messages) if message.role == "assistant"][-own:]
+            if own
+            else []
+        )
         if len(replies) < own:
-            raise RewardFault(f"the conversation has {len(replies)} replies for {own} turns of the policy")
+            raise RewardFault(
+                f"the conversation has {len(replies)} replies for {own} turns of the policy"
+            )
         counts = []
         for at, message in enumerate(messages):
-            broken = f"{self.separator[0]} {self.separator[1:]}".rstrip() if len(self.separator) > 1 else ""
+            broken = (
+                f"{self.separator[0]} {self.separator[1:]}".rstrip()
+                if len(self.separator) > 1
+                else ""
+            )
             text = message.content.replace(MARK, "").replace(self.separator, broken)
             if at in replies:
                 steps = [s for s in text.split(self.split) if s.strip()] if self.split else [text]
                 counts.append(max(len(steps), 1))
                 text = "".join(f"{self._encoder.clean(step)}{MARK}" for step in steps or [""])
-            messages[at] = Message(message.role, text, calls=message.calls, call_id=message.call_id, name=message.name)
+            messages[at] = Message(
+                message.role, text, calls=message.calls, call_id=message.call_id, name=message.name
+            )
         ids, places = list(self._first), []
         *parts, tail = self._encoder.render(messages).split(MARK)
         for part in parts:
@@ -174,26 +210,32 @@ class ProcessRewardModel(Service):
         ids += self._ids(tail)
         if len(places) != sum(counts):
             raise RewardFault(
-                f"the chat template of {self.model} left {len(places)} of {sum(counts)} steps: it rewrites turns"
+                f"the chat template of {self.model} left {len(places)} of {sum(counts)} steps: it "
+                f"rewrites turns"
             )
         if len(ids) > self._limit:
             raise RewardFault(
-                f"the conversation has {len(ids)} tokens and the process reward model reads at most {self._limit}: it "
-                "has no score. Lower sampling.max_tokens, or use a model with a longer context"
+                f"the conversation has {len(ids)} tokens and the process reward model reads at "
+                f"most {self._limit}: it has no score. Lower sampling.max_tokens, or use a model "
+                "with a longer context"
             )
         return MarkedSteps(ids=tuple(ids), places=tuple(places), steps=tuple(counts))
 
     def _ids(self, text: str) -> list[int]:
-        return list(self._encoder.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        return list(
+            self._encoder.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        )
 
     def _probabilities(self, marked: MarkedSteps) -> list[float]:
-        """The probability that each step is good."""
+        """Return the probability that each step is good."""
         import torch
 
         if not marked.places:
             return []
         with torch.no_grad():
-            logits = self._module(input_ids=torch.tensor([marked.ids], device=self._module.device)).logits[0]
+            logits = self._module(
+                input_ids=torch.tensor([marked.ids], device=self._module.device)
+            ).logits[0]
             logits = logits[list(marked.places)].float()
             if self.head == "tokens":
                 chances = logits[:, self._labels].softmax(-1)[:, 0]
@@ -205,7 +247,9 @@ class ProcessRewardModel(Service):
 
 
 MARK = "\ue000"
-"""Stands for the separator until the text is tokens: a character of the private use area, which no text needs."""
+"""Stands for the separator until the text is tokens: a character of the private use area, which no
+text needs.
+"""
 
 
 def _reduced(scores: Sequence[float], how: Reduction) -> float:

@@ -19,8 +19,8 @@ AnyRollout = Rollout[Any, Any]
 class ModelReward(Reward):
     """The score of a reward model for the whole conversation, computed for a group in one batch.
 
-    Its parts are ``mean``, ``std``, ``min`` and ``max`` over the models of an ensemble. A conversation without a score
-    is a failure of that rollout alone.
+    Its parts are ``mean``, ``std``, ``min`` and ``max`` over the models of an ensemble. A
+    conversation without a score is a failure of that rollout alone.
     """
 
     @property
@@ -32,17 +32,27 @@ class ModelReward(Reward):
         return True  # for batches only: samples are not compared
 
     @property
+    def proxy(self) -> bool:
+        return True
+
+    @property
     def needs(self) -> Mapping[str, Any]:
         return {"reward_model": RewardModel}
 
-    async def score_all(self, group: Sequence[AnyRollout], context: Any) -> list[Score | EpisodeError]:
+    async def score_all(
+        self, group: Sequence[AnyRollout], context: Any
+    ) -> list[Score | EpisodeError]:
         model = _service(context, "reward_model", RewardModel)
         results = await model.score_all([conversation_of(rollout) for rollout in group])
-        scores = [result if isinstance(result, EpisodeError) else _score(result) for result in results]
+        scores = [
+            result if isinstance(result, EpisodeError) else _score(result) for result in results
+        ]
         if context.step == 0:  # an evaluation: the rollouts are held out
             for monitor in context.services.values():
                 if isinstance(monitor, OverOptimisation):
-                    await monitor.observe(group, [s.value if isinstance(s, Score) else None for s in scores])
+                    await monitor.observe(
+                        group, [s.value if isinstance(s, Score) else None for s in scores]
+                    )
         return scores
 
 
@@ -50,7 +60,12 @@ def _score(result: ModelScore) -> Score:
     parts = {"reward_model": result.value}
     if len(result.models) > 1:
         mean = sum(result.models) / len(result.models)
-        more = {"mean": mean, "std": result.std, "min": min(result.models), "max": max(result.models)}
+        more = {
+            "mean": mean,
+            "std": result.std,
+            "min": min(result.models),
+            "max": max(result.models),
+        }
         parts |= {f"reward_model.{name}": value for name, value in more.items()}
     return Score(value=result.value, parts=parts)
 
@@ -70,27 +85,41 @@ class StepReward(Reward):
         return True  # for batches only
 
     @property
+    def proxy(self) -> bool:
+        return True
+
+    @property
     def needs(self) -> Mapping[str, Any]:
         return {"process_reward": ProcessRewardModel}
 
-    async def score_all(self, group: Sequence[AnyRollout], context: Any) -> list[Score | EpisodeError]:
+    async def score_all(
+        self, group: Sequence[AnyRollout], context: Any
+    ) -> list[Score | EpisodeError]:
         model = _service(context, "process_reward", ProcessRewardModel)
         results = await model.score_all(group)
-        return [result if isinstance(result, EpisodeError) else _turn_score(result) for result in results]
+        return [
+            result if isinstance(result, EpisodeError) else _turn_score(result)
+            for result in results
+        ]
 
 
 def _turn_score(turns: Sequence[float]) -> Score:
     if not turns:
         return Score(value=0.0, parts={"process_reward": 0.0}, reason="the policy took no turn")
     more = {"mean": sum(turns) / len(turns), "min": min(turns), "last": turns[-1]}
-    parts = {"process_reward": sum(turns), **{f"process_reward.{name}": value for name, value in more.items()}}
+    parts = {
+        "process_reward": sum(turns),
+        **{f"process_reward.{name}": value for name, value in more.items()},
+    }
     return Score(turns=tuple(turns), parts=parts)
 
 
 def _service(context: Any, slot: str, kind: type[Any]) -> Any:
     service = context.services.get(slot)
     if not isinstance(service, kind):
-        raise BindingError(f"reward {slot!r} needs a service {slot!r}: add [services.{slot}] to the recipe")
+        raise BindingError(
+            f"reward {slot!r} needs a service {slot!r}: add [services.{slot}] to the recipe"
+        )
     return service
 
 

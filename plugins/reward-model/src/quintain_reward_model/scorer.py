@@ -1,4 +1,6 @@
-"""Makes any scorer of (prompt, output) a reward: a function, a model behind it, sync or async, of texts or images."""
+"""Makes any scorer of (prompt, output) a reward: a function, a model behind it, sync or async, of
+texts or images.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,18 @@ class Scorer(Reward):
         aesthetics = Scorer(predictor.score, name="aesthetics", output="result", images=True)   # in rewards.py
         reward = 'use("rewards.py:aesthetics")'                                                 # in the recipe
 
-    A function that is not a coroutine runs in a thread, one call at a time. Whatever it raises, and every number that
-    is not finite, is a failure of the rollout and never a score.
+    A function that is not a coroutine runs in a thread, one call at a time. Whatever it raises, and
+    every number that is not finite, is a failure of the rollout and never a score.
 
     Args:
-        function: ``(prompt, output) -> number or Score``; *batched*, ``(prompts, outputs) -> one per output``, called
-            with a group. The prompt is text: the user's and system's messages.
+        function: ``(prompt, output) -> number or Score``; *batched*, ``(prompts, outputs) -> one
+            per output``, called with a group. The prompt is text: the user's and system's messages.
         name: how the reward is shown; by default that of the function.
         batched: see above. A failure of a batched function is one of its whole group.
-        output: what is scored: ``"reply"``, ``"result"`` of the episode, or a function of the rollout.
-        images: decode outputs into images of pillow in RGB: bytes, base64 text (also as a data URL), a
-            `pathlib.Path`, or an image.
+        output: what is scored: ``"reply"``, ``"result"`` of the episode, or a function of the
+            rollout.
+        images: decode outputs into images of pillow in RGB: bytes, base64 text (also as a data
+            URL), a `pathlib.Path`, or an image.
         batch: outputs per call of a batched function; 0 is the whole group.
     """
 
@@ -61,15 +64,29 @@ class Scorer(Reward):
             UsageError: *output* is unknown, or images are asked for and pillow is not installed.
         """
         if not callable(function):
-            raise UsageError(f"Scorer of {function!r}: expected a function (prompt, output) -> number")
+            raise UsageError(
+                f"Scorer of {function!r}: expected a function (prompt, output) -> number"
+            )
         if isinstance(output, str) and output not in ("reply", "result"):
-            raise UsageError(f'Scorer: output is {output!r}; expected "reply", "result" or a function of the rollout')
+            raise UsageError(
+                f'Scorer: output is {output!r}; expected "reply", "result" or a function of the '
+                f"rollout"
+            )
         if images:
             _pillow()
-        self._function, self._batched, self._output, self._images = function, batched, output, images
+        self._function = function
+        self._batched = batched
+        self._output = output
+        self._images = images
         self._name = name or getattr(function, "__name__", type(function).__name__)
         self._batch = batch
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            WeakKeyDictionary()
+        )
+
+    @property
+    def proxy(self) -> bool:
+        return True
 
     @property
     def name(self) -> str:
@@ -79,7 +96,9 @@ class Scorer(Reward):
     def group(self) -> bool:
         return self._batched  # for batches only: samples are not compared
 
-    async def score_all(self, group: Sequence[AnyRollout], context: Any) -> list[Score | EpisodeError]:
+    async def score_all(
+        self, group: Sequence[AnyRollout], context: Any
+    ) -> list[Score | EpisodeError]:
         results: list[Score | EpisodeError] = [RewardFault("not scored")] * len(group)
         ready: list[tuple[int, str, Any]] = []
         for at, rollout in enumerate(group):
@@ -90,7 +109,9 @@ class Scorer(Reward):
         size = (self._batch or len(ready)) if self._batched else 1
         for start in range(0, len(ready), max(size, 1)):
             part = ready[start : start + size]
-            scored = await self._scored([prompt for _, prompt, _ in part], [output for _, _, output in part])
+            scored = await self._scored(
+                [prompt for _, prompt, _ in part], [output for _, _, output in part]
+            )
             for (at, _, _), score in zip(part, scored, strict=True):
                 results[at] = score
         return results
@@ -102,13 +123,17 @@ class Scorer(Reward):
             output = rollout.reply if self._output == "reply" else rollout.result
         return image_of(output) if self._images else output
 
-    async def _scored(self, prompts: Sequence[str], outputs: Sequence[Any]) -> Sequence[Score | EpisodeError]:
+    async def _scored(
+        self, prompts: Sequence[str], outputs: Sequence[Any]
+    ) -> Sequence[Score | EpisodeError]:
         who = f"reward {self.name!r}"
         try:
             if self._batched:
                 values = list(await self._called(list(prompts), list(outputs)))
                 if len(values) != len(outputs):
-                    raise RewardFault(f"{who} returned {len(values)} scores for {len(outputs)} outputs")
+                    raise RewardFault(
+                        f"{who} returned {len(values)} scores for {len(outputs)} outputs"
+                    )
             else:
                 values = [await self._called(prompts[0], outputs[0])]
         except Exception as error:  # noqa: BLE001 - as above
@@ -117,7 +142,8 @@ class Scorer(Reward):
 
     async def _called(self, prompt: Any, output: Any) -> Any:
         call = self._function
-        if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None)):  # noqa: B004
+        of_object = getattr(call, "__call__", None)  # noqa: B004
+        if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(of_object):
             return await call(prompt, output)
         turn = self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with turn:  # models are rarely safe to call from two threads
@@ -140,7 +166,7 @@ class Scorer(Reward):
 
 
 def prompt_text(prompt: str | Sequence[Message]) -> str:
-    """A prompt as text; messages are separated by empty lines."""
+    """Return a prompt as text; messages are separated by empty lines."""
     return prompt if isinstance(prompt, str) else "\n\n".join(message.content for message in prompt)
 
 
@@ -148,12 +174,15 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise UsageError("scoring images needs pillow: pip install 'quintain-reward-model[images]'") from error
+        raise UsageError(
+            "scoring images needs pillow: pip install 'quintain-reward-model[images]'"
+        ) from error
     return Image
 
 
 def image_of(output: Any) -> Any:
-    """*output* as an image of pillow in RGB: an image, bytes, a `Path`, or base64 text (also as a data URL).
+    """*output* as an image of pillow in RGB: an image, bytes, a `Path`, or base64 text (also as a
+    data URL).
 
     Raises:
         RewardFault: it is no image.
@@ -170,7 +199,9 @@ def image_of(output: Any) -> Any:
             output = base64.b64decode(encoded, validate=True)
         if not isinstance(output, (bytes, bytearray)):
             kind_name = type(output).__name__
-            raise RewardFault(f"the output is a {kind_name}; expected an image, bytes, a Path or base64 text")
+            raise RewardFault(
+                f"the output is a {kind_name}; expected an image, bytes, a Path or base64 text"
+            )
         with kind.open(io.BytesIO(output)) as image:
             return image.convert("RGB")
     except (OSError, ValueError, binascii.Error, kind.DecompressionBombError) as error:

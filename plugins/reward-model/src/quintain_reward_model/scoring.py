@@ -1,4 +1,6 @@
-"""Scores of conversations by a sequence-classification model of transformers, in batches that padding cannot change."""
+"""Scores of conversations by a sequence-classification model of transformers, in batches that
+padding cannot change.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ from .conversations import Conversation, ConversationEncoder
 from .loading import context_of, load_head
 
 STATISTICS = "reward_model.json"
-"""The file beside a model that holds `Statistics`."""
+"""The file beside a model that holds `ScoreStatistics`."""
 Side = Literal["right", "left"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistics:
+class ScoreStatistics:
     """Mean and standard deviation (ddof 0) of the scores of a reference set.
 
     Attributes:
@@ -38,11 +40,12 @@ class Statistics:
     reference: str = ""
 
     @classmethod
-    def of(cls, scores: Sequence[float], reference: str = "") -> Statistics:
+    def of(cls, scores: Sequence[float], reference: str = "") -> ScoreStatistics:
         """Statistics of *scores*.
 
         Raises:
-            UsageError: there are fewer than two different scores, so that nothing could be divided by their spread.
+            UsageError: there are fewer than two different scores, so that nothing could be divided
+                by their spread.
         """
         mean = math.fsum(scores) / max(len(scores), 1)
         std = math.sqrt(math.fsum((score - mean) ** 2 for score in scores) / max(len(scores), 1))
@@ -52,8 +55,8 @@ class Statistics:
         return cls(mean=mean, std=std, texts=len(scores), reference=reference)
 
     @classmethod
-    def read(cls, folder: str) -> Statistics | None:
-        """The statistics beside the model in *folder*; ``None`` if there are none.
+    def read(cls, folder: str) -> ScoreStatistics | None:
+        """Return the statistics beside the model in *folder*; ``None`` if there are none.
 
         Raises:
             UsageError: the file is damaged.
@@ -70,16 +73,18 @@ class Statistics:
 
     def write(self, folder: Path) -> None:
         """Write the file beside the model in *folder*."""
-        (folder / STATISTICS).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        (folder / STATISTICS).write_text(
+            json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringModel:
     """A sequence-classification model and its tokenizer.
 
-    Models with a linear head ``score`` on a decoder are pooled here, at the last token of each text, which is found by
-    the attention mask: a text that ends in the padding token keeps it, and left padding changes nothing. Other
-    architectures pool by themselves.
+    Models with a linear head ``score`` on a decoder are pooled here, at the last token of each
+    text, which is found by the attention mask: a text that ends in the padding token keeps it, and
+    left padding changes nothing. Other architectures pool by themselves.
 
     Attributes:
         label: index of the logit that is the score.
@@ -92,11 +97,24 @@ class ScoringModel:
     path: str
     context: int
     label: int = 0
-    statistics: Statistics | None = None
+    statistics: ScoreStatistics | None = None
 
     @property
     def encoder(self) -> ConversationEncoder:
         return ConversationEncoder(self.tokenizer)
+
+    @property
+    def caution(self) -> str:
+        """What to know before its scores are used: a decoder without a chat template reads no
+        roles; else empty.
+        """
+        if self.tokenizer.chat_template or not self.pools_here:
+            return ""
+        return (
+            f"{self.path} has no chat template: messages are joined by empty lines, without roles. "
+            "If it was trained with a template, its scores mean little; put chat_template.jinja "
+            "into its folder"
+        )
 
     @property
     def pools_here(self) -> bool:
@@ -104,7 +122,8 @@ class ScoringModel:
         return isinstance(getattr(self.module, "score", None), torch.nn.Linear)
 
     def logits(self, rows: Sequence[Sequence[int]], *, side: Side = "right") -> Tensor:
-        """The scores of token sequences as one batch, in float32 or wider, shape (rows,); differentiable.
+        """Return the scores of token sequences as one batch, in float32 or wider, shape (rows,);
+        differentiable.
 
         Raises:
             UsageError: left padding of a model that pools by itself.
@@ -118,24 +137,35 @@ class ScoringModel:
         ids, mask = ids.to(self.module.device), mask.to(self.module.device)
         if not self.pools_here:
             if side == "left":
-                raise UsageError(f"{type(self.module).__name__} counts positions from the left; pad it on the right")
+                raise UsageError(
+                    f"{type(self.module).__name__} counts positions from the left; pad it on the "
+                    f"right"
+                )
             return _wide(self.module(input_ids=ids, attention_mask=mask).logits[:, self.label])
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        hidden = self.module.base_model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        hidden = self.module.base_model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
+        )
         last = mask.shape[1] - 1 - mask.flip(-1).argmax(-1)
         pooled = hidden.last_hidden_state[torch.arange(len(rows), device=mask.device), last]
         head = self.module.score
         bias = None if head.bias is None else _wide(head.bias)
         return torch.nn.functional.linear(_wide(pooled), _wide(head.weight), bias)[:, self.label]
 
-    def scores(self, rows: Sequence[Sequence[int]], *, batch: int = 16, side: Side = "right") -> list[float]:
-        """The score of each row, in batches of rows of like lengths; they depend on *rows* and *batch* alone."""
+    def scores(
+        self, rows: Sequence[Sequence[int]], *, batch: int = 16, side: Side = "right"
+    ) -> list[float]:
+        """Return the score of each row, in batches of rows of like lengths; they depend on *rows*
+        and *batch* alone.
+        """
         order = sorted(range(len(rows)), key=lambda at: len(rows[at]))
         values = [0.0] * len(rows)
         with torch.no_grad():
             for start in range(0, len(order), batch):
                 chunk = order[start : start + batch]
-                for at, value in zip(chunk, self.logits([rows[i] for i in chunk], side=side).tolist(), strict=True):
+                for at, value in zip(
+                    chunk, self.logits([rows[i] for i in chunk], side=side).tolist(), strict=True
+                ):
                     values[at] = value
         return values
 
@@ -143,17 +173,22 @@ class ScoringModel:
         """Token ids of a conversation.
 
         Raises:
-            RewardFault: it is longer than *max_length* (0: the context of the model), or the chat template refuses it.
+            RewardFault: it is longer than *max_length* (0: the context of the model), or the chat
+                template refuses it.
         """
         ids = self.encoder.encode(conversation)
         limit = min(max_length or self.context, self.context)
         if len(ids) > limit:
             raise RewardFault(
-                f"the conversation has {len(ids)} tokens and the reward model {self.path} reads at most {limit}: it "
-                "has no score. Lower sampling.max_tokens, or use a model with a longer context"
+                f"the conversation has {len(ids)} tokens and the reward model {self.path} reads at "
+                f"most {limit}: it has no score. Lower sampling.max_tokens, or use a model with a "
+                "longer context"
             )
         if not ids:
-            raise RewardFault(f"the conversation has no token for the reward model {self.path}")
+            raise RewardFault(
+                f"the conversation has no token for the reward model {self.path}; is its tokenizer "
+                "beside it (tokenizer.json)?"
+            )
         return ids
 
 
@@ -162,25 +197,31 @@ def _wide(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-def load_scoring_model(name: str, *, dtype: str = "float32", device: str = "auto", label: str = "") -> ScoringModel:
-    """Load a sequence-classification model: a folder, a run of `quintain reward-model train`, or a hub id.
+def load_scoring_model(
+    name: str, *, dtype: str = "float32", device: str = "auto", label: str = ""
+) -> ScoringModel:
+    """Load a sequence-classification model: a folder, a run of `quintain reward-model train`, or a
+    hub id.
 
     Args:
         label: the label whose logit is the score, for models with several.
 
     Raises:
-        UsageError: it cannot be loaded, has no head for scores, or has several labels and *label* names none.
+        UsageError: it cannot be loaded, has no head for scores, or has several labels and *label*
+            names none.
     """
     from transformers import AutoModelForSequenceClassification
 
-    module, tokenizer = load_head(AutoModelForSequenceClassification, name, dtype=dtype, device=device)
+    module, tokenizer = load_head(
+        AutoModelForSequenceClassification, name, dtype=dtype, device=device
+    )
     return ScoringModel(
         module=module,
         tokenizer=tokenizer,
         path=name,
         context=context_of(module, tokenizer),
         label=_label(module.config, label, name),
-        statistics=Statistics.read(name),
+        statistics=ScoreStatistics.read(name),
     )
 
 
@@ -188,20 +229,27 @@ def _label(config: Any, label: str, name: str) -> int:
     labels = {str(text): int(at) for at, text in (config.id2label or {}).items()}
     if label:
         if label not in labels:
-            raise UsageError(f"reward model {name!r} has no label {label!r}; it has {', '.join(labels)}")
+            raise UsageError(
+                f"reward model {name!r} has no label {label!r}; it has {', '.join(labels)}"
+            )
         return labels[label]
     if config.num_labels != 1:
         raise UsageError(
-            f"reward model {name!r} has {config.num_labels} labels ({', '.join(list(labels)[:8])}); say with label = "
+            f"reward model {name!r} has {config.num_labels} labels "
+            f"({', '.join(list(labels)[:8])}); say with label = "
             '"..." whose logit is the score'
         )
     return 0
 
 
-def new_scoring_model(name: str, *, seed: int, device: str = "auto", base: Any = None) -> ScoringModel:
-    """A model to train in float32, whose head has one label: that of *name*, or a new one on a language model.
+def new_scoring_model(
+    name: str, *, seed: int, device: str = "auto", base: Any = None
+) -> ScoringModel:
+    """Return a model to train in float32, whose head has one label: that of *name*, or a new one on
+    a language model.
 
-    A new head is drawn from a normal distribution of variance 1 / (hidden + 1) (Stiennon et al. 2020, 2009.01325).
+    A new head is drawn from a normal distribution of variance 1 / (hidden + 1) (Stiennon et al.
+    2020, 2009.01325).
 
     Args:
         base: a `quintain.models.LoadedModel` to take instead of loading *name*.
@@ -214,30 +262,42 @@ def new_scoring_model(name: str, *, seed: int, device: str = "auto", base: Any =
     torch.manual_seed(seed)
     heads = ("score.", "classifier.", "classification_head.", "pooler.", "dense.")
     if base is not None:
-        plain = {k: v for k, v in base.module.config.to_dict().items() if k not in ("id2label", "label2id")}
+        plain = {
+            k: v
+            for k, v in base.module.config.to_dict().items()
+            if k not in ("id2label", "label2id")
+        }
         config = type(base.module.config).from_dict({**plain, "num_labels": 1})
         module = AutoModelForSequenceClassification.from_config(config)
         module.base_model.load_state_dict(base.module.base_model.state_dict())
         module, tokenizer, fresh = module.to(as_device(device)).eval(), base.tokenizer.hf, True
     else:
         kind = AutoModelForSequenceClassification
-        module, tokenizer = load_head(kind, name, dtype="float32", device=device, new=heads, num_labels=1)
+        module, tokenizer = load_head(
+            kind, name, dtype="float32", device=device, new=heads, num_labels=1
+        )
         fresh = not _has_head(name)
     head = getattr(module, "score", None)
     if fresh and isinstance(head, torch.nn.Linear):
         spread = (head.in_features + 1) ** -0.5
         with torch.no_grad():
-            head.weight.copy_(torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(seed)) * spread)
+            head.weight.copy_(
+                torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(seed))
+                * spread
+            )
     module.config.id2label, module.config.label2id = {0: "reward"}, {"reward": 0}
     text_config = module.config.get_text_config()
     pad, ends = tokenizer.pad_token_id, text_config.eos_token_id
-    # transformers pools before the padding token: a text that ends in it would be scored one token early.
+    # transformers pools before the padding token: a text that ends in it would be scored one token
+    # early.
     text_config.pad_token_id = None if pad in (ends if isinstance(ends, list) else [ends]) else pad
-    return ScoringModel(module=module, tokenizer=tokenizer, path=name, context=context_of(module, tokenizer))
+    return ScoringModel(
+        module=module, tokenizer=tokenizer, path=name, context=context_of(module, tokenizer)
+    )
 
 
 def _has_head(name: str) -> bool:
-    """Whether the folder *name* holds a model for sequence classification."""
+    """Return whether the folder *name* holds a model for sequence classification."""
     path = Path(name).expanduser() / "config.json"
     if not path.is_file():
         return False

@@ -1,8 +1,11 @@
-"""The service that scores conversations with one reward model, or with an ensemble and a penalty on disagreement."""
+"""The service that scores conversations with one reward model, or with an ensemble and a penalty on
+disagreement.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,22 +41,25 @@ class ModelScore:
 class RewardModel(Service):
     """Scores conversations with sequence-classification models of transformers.
 
-    A call of `score_all` is one batch, so that its numbers depend on the call alone. Several models are an ensemble:
-    the reward is their mean less *penalty* standard deviations, or their minimum (Coste et al. 2023, 2310.02743, where
-    the penalty is on the variance).
+    A call of `score_all` is one batch, so that its numbers depend on the call alone. Several models
+    are an ensemble: the reward is their mean less *penalty* standard deviations, or their minimum
+    (Coste et al. 2023, 2310.02743, where the penalty is on the variance).
 
     Args:
         model: folder, or hub id.
         models: the same for an ensemble; leave *model* out.
         combine: ``mean`` or ``min``, over the ensemble.
         penalty: standard deviations of the ensemble to subtract from its mean.
-        normalise: subtract the mean of each model on its reference set and divide by its spread; they lie beside the
-            model (`quintain reward-model train` and `check --normalise` write them). Ensembles need equal scales.
+        normalise: subtract the mean of each model on its reference set and divide by its spread;
+            they lie beside the model (`quintain reward-model train` and `check --normalise` write
+            them). Ensembles need equal scales.
         label: the label whose logit is the score, for models with several.
-        max_length: longest conversation, in tokens; 0 is the context of the model. A longer one is a failure.
+        max_length: longest conversation, in tokens; 0 is the context of the model. A longer one is
+            a failure.
         batch: conversations per forward pass.
         padding: side to pad batches on; scores do not depend on it.
-        dtype: of the weights: ``float32``, ``bfloat16`` or ``float16``. The head computes in float32.
+        dtype: of the weights: ``float32``, ``bfloat16`` or ``float16``. The head computes in
+            float32.
         device: ``auto`` is the GPU where there is one.
     """
 
@@ -75,17 +81,24 @@ class RewardModel(Service):
         """Check the settings.
 
         Raises:
-            UsageError: not exactly one of *model* and *models*, a negative number, or a penalty without an ensemble.
+            UsageError: not exactly one of *model* and *models*, a negative number, or a penalty
+                without an ensemble.
         """
         names = tuple(models) or ((model,) if model else ())
         if not names or (model and models):
-            raise UsageError('reward_model: name one model = "FOLDER", or models = ["FOLDER", ...] for an ensemble')
+            raise UsageError(
+                'reward_model: name one model = "FOLDER", or models = ["FOLDER", ...] for an '
+                "ensemble"
+            )
         if penalty < 0 or max_length < 0 or batch < 1:
             raise UsageError(
-                f"reward_model: penalty {penalty}, max_length {max_length}, batch {batch}; expected at least 0, 0 and 1"
+                f"reward_model: penalty {penalty}, max_length {max_length}, batch {batch}; "
+                f"expected at least 0, 0 and 1"
             )
         if penalty and (len(names) < 2 or combine == "min"):
-            raise UsageError('reward_model: penalty needs an ensemble, models = [...], with combine = "mean"')
+            raise UsageError(
+                'reward_model: penalty needs an ensemble, models = [...], with combine = "mean"'
+            )
         self.names, self.combine, self.penalty, self.normalise = names, combine, penalty, normalise
         self.label, self.max_length, self.batch, self.padding = label, max_length, batch, padding
         self.dtype, self.device = dtype, device
@@ -96,18 +109,23 @@ class RewardModel(Service):
         """Load the models, and score a sentence with each.
 
         Raises:
-            UsageError: a model cannot be loaded, or has no statistics and *normalise* asks for them.
+            UsageError: a model cannot be loaded, or has no statistics and *normalise* asks for
+                them.
         """
         from .scoring import STATISTICS, load_scoring_model
 
         self.loaded = tuple(
-            load_scoring_model(name, dtype=self.dtype, device=self.device, label=self.label) for name in self.names
+            load_scoring_model(name, dtype=self.dtype, device=self.device, label=self.label)
+            for name in self.names
         )
         for loaded in self.loaded:
+            if loaded.caution:
+                logging.getLogger(__name__).warning("%s", loaded.caution)
             if self.normalise and loaded.statistics is None:
                 raise UsageError(
-                    f"reward_model: normalise = true, but there is no {STATISTICS} beside {loaded.path}; write it with "
-                    f"`quintain reward-model check {loaded.path} PAIRS --normalise`"
+                    f"reward_model: normalise = true, but there is no {STATISTICS} beside "
+                    f"{loaded.path}; write it with `quintain reward-model check {loaded.path} "
+                    "PAIRS --normalise`"
                 )
         (probe,) = await self.score_all([conversation("6*7=?", "42")])
         if isinstance(probe, EpisodeError):
@@ -128,7 +146,9 @@ class RewardModel(Service):
             raise scored
         return scored
 
-    async def score_all(self, conversations: Sequence[Conversation]) -> list[ModelScore | EpisodeError]:
+    async def score_all(
+        self, conversations: Sequence[Conversation]
+    ) -> list[ModelScore | EpisodeError]:
         """Score *conversations* as one batch: a score or a failure for each, in order.
 
         Raises:
@@ -136,7 +156,8 @@ class RewardModel(Service):
         """
         if not self.loaded:
             raise UsageError("reward_model is not started: use `async with`")
-        async with self._turn:  # one batch at a time: memory, and numbers that depend on the batch alone
+        # one batch at a time: memory, and numbers that depend on the batch alone
+        async with self._turn:
             return await asyncio.to_thread(self._score_all, conversations)
 
     def _score_all(self, conversations: Sequence[Conversation]) -> list[ModelScore | EpisodeError]:
@@ -149,18 +170,30 @@ class RewardModel(Service):
                     rows[at] = loaded.encode(messages, self.max_length)
                 except RewardFault as failure:
                     failures.setdefault(at, failure)
-            scores = loaded.scores(list(rows.values()), batch=self.batch, side=self.padding) if rows else []
+            scores = (
+                loaded.scores(list(rows.values()), batch=self.batch, side=self.padding)
+                if rows
+                else []
+            )
             columns.append(dict(zip(rows, scores, strict=True)))
-        return [failures.get(at) or self._combined([c[at] for c in columns]) for at in range(len(conversations))]
+        return [
+            failures.get(at) or self._combined([c[at] for c in columns])
+            for at in range(len(conversations))
+        ]
 
     def _combined(self, scores: Sequence[float]) -> ModelScore | RewardFault:
         try:
-            values = [checked(s, f"the reward model {m.path}") for s, m in zip(scores, self.loaded, strict=True)]
+            values = [
+                checked(s, f"the reward model {m.path}")
+                for s, m in zip(scores, self.loaded, strict=True)
+            ]
         except RewardFault as failure:
             return failure
         if self.normalise:
             about = [loaded.statistics for loaded in self.loaded]
-            values = [(v - s.mean) / s.std for v, s in zip(values, about, strict=True) if s is not None]
+            values = [
+                (v - s.mean) / s.std for v, s in zip(values, about, strict=True) if s is not None
+            ]
         mean, std = statistics.fmean(values), statistics.pstdev(values)
         value = min(values) if self.combine == "min" else mean - self.penalty * std
         return ModelScore(value=value, models=tuple(values), std=std)

@@ -1,4 +1,6 @@
-"""Trains a reward model on preference pairs, with held-out accuracy and calibration; a stopped training continues."""
+"""Trains a reward model on preference pairs, with held-out accuracy and calibration; a stopped
+training continues.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,12 @@ from typing import Any, NamedTuple
 import torch
 
 from quintain.errors import RewardFault, RunError, UsageError
-from quintain.training import derived_seed, storing
+from quintain.store import storing
+from quintain.types import derived_seed
 
 from .loss import PairMetrics, bradley_terry_loss
 from .pairs import PreferencePair
-from .scoring import ScoringModel, Statistics
+from .scoring import ScoreStatistics, ScoringModel
 
 STATE = "training.pt"
 """The file of a stopped training beside its model: the optimizer and the position."""
@@ -57,16 +60,23 @@ class TrainingSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.epochs, self.batch, self.micro_batch) < 1 or not self.lr > 0 or self.centering < 0:
+        if (
+            min(self.epochs, self.batch, self.micro_batch) < 1
+            or not self.lr > 0
+            or self.centering < 0
+        ):
             raise UsageError(
-                f"epochs {self.epochs}, batch {self.batch}, micro-batch {self.micro_batch}, lr {self.lr}, centering "
-                f"{self.centering}; expected at least 1, 1 and 1, above 0, at least 0"
+                f"epochs {self.epochs}, batch {self.batch}, micro-batch {self.micro_batch}, lr "
+                f"{self.lr}, centering {self.centering}; expected at least 1, 1 and 1, above 0, at "
+                "least 0"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """One of *updates* optimizer steps: the mean *loss* of its pairs before it, and the share ranked right."""
+    """One of *updates* optimizer steps: the mean *loss* of its pairs before it, and the share
+    ranked right.
+    """
 
     number: int
     updates: int
@@ -83,7 +93,8 @@ class TrainingReport:
     Attributes:
         pairs: that trained.
         left_out: pairs with a conversation too long for the model, also of the held-out ones.
-        losses: of each complete epoch, in nats per pair, each measured before the update on its pairs.
+        losses: of each complete epoch, in nats per pair, each measured before the update on its
+            pairs.
         held_out: metrics of the held-out pairs at the end; ``None`` without any.
         before: the same before the first update.
         finished: false where training was stopped early.
@@ -116,7 +127,8 @@ class EncodedPair(NamedTuple):
 
 @dataclass(kw_only=True)
 class RewardTraining:
-    """The training of *model* on *pairs*; `run` takes updates until it is done or stopped, `save` writes a folder.
+    """The training of *model* on *pairs*; `run` takes updates until it is done or stopped, `save`
+    writes a folder.
 
     Raises:
         UsageError: no pair fits the model.
@@ -136,8 +148,9 @@ class RewardTraining:
         self.left_out = everything - len(self.rows) - len(self.held_rows)
         if not self.rows:
             raise UsageError(
-                f"none of {len(self.pairs)} pairs fits {self.model.path!r}, whose context is {self.model.context} "
-                f"tokens (max_length {self.settings.max_length}); use a model with a longer one"
+                f"none of {len(self.pairs)} pairs fits {self.model.path!r}, whose context is "
+                f"{self.model.context} tokens (max_length {self.settings.max_length}); use a model "
+                "with a longer one"
             )
         s = self.settings
         parameters = [p for p in self.model.module.parameters() if p.requires_grad]
@@ -151,7 +164,10 @@ class RewardTraining:
         return self.done >= self.updates
 
     def run(
-        self, *, progress: Callable[[Update], None] = lambda update: None, stop: Callable[[], bool] = lambda: False
+        self,
+        *,
+        progress: Callable[[Update], None] = lambda update: None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> TrainingReport:
         """Take the remaining updates.
 
@@ -172,10 +188,16 @@ class RewardTraining:
             if not order or at == 0:
                 order = list(range(len(self.rows)))
                 Random(derived_seed(self.settings.seed, "pairs", epoch)).shuffle(order)
-            rows = [self.rows[i] for i in order[at * self.settings.batch : (at + 1) * self.settings.batch]]
+            rows = [
+                self.rows[i]
+                for i in order[at * self.settings.batch : (at + 1) * self.settings.batch]
+            ]
             progress(self._update(rows, epoch))
         self.seconds += time.monotonic() - began
-        complete = [self.losses[e * per_epoch : (e + 1) * per_epoch] for e in range(len(self.losses) // per_epoch)]
+        complete = [
+            self.losses[e * per_epoch : (e + 1) * per_epoch]
+            for e in range(len(self.losses) // per_epoch)
+        ]
         return TrainingReport(
             model=self.model.path,
             pairs=len(self.rows),
@@ -203,24 +225,32 @@ class RewardTraining:
         norm = torch.nn.utils.clip_grad_norm_(self.model.module.parameters(), s.max_grad_norm)
         if not (math.isfinite(loss) and bool(torch.isfinite(norm))):
             raise RunError(
-                f"update {self.done + 1}: the loss is {loss} and the norm of the gradient {float(norm)}; lower --lr"
+                f"update {self.done + 1}: the loss is {loss} and the norm of the gradient "
+                f"{float(norm)}; lower --lr"
             )
         self.optimizer.step()
         self.done += 1
         self.losses.append(loss)
         return Update(
-            number=self.done, updates=self.updates, epoch=epoch + 1, loss=loss, accuracy=right / len(rows), lr=lr
+            number=self.done,
+            updates=self.updates,
+            epoch=epoch + 1,
+            loss=loss,
+            accuracy=right / len(rows),
+            lr=lr,
         )
 
     def metrics(self) -> PairMetrics:
-        """The metrics of the held-out pairs now.
+        """Return the metrics of the held-out pairs now.
 
         Raises:
             RunError: a score is not finite.
         """
         chosen, rejected = self._held_scores()
         if not all(map(math.isfinite, (*chosen, *rejected))):
-            raise RunError(f"after update {self.done}: scores of held-out pairs are not finite; lower --lr")
+            raise RunError(
+                f"after update {self.done}: scores of held-out pairs are not finite; lower --lr"
+            )
         return PairMetrics.of([c - r for c, r in zip(chosen, rejected, strict=True)])
 
     def _held_scores(self) -> tuple[list[float], list[float]]:
@@ -232,7 +262,10 @@ class RewardTraining:
         rows = []
         for pair in pairs:
             try:
-                texts = [self.model.encode(text, self.settings.max_length) for text in (pair.chosen, pair.rejected)]
+                texts = [
+                    self.model.encode(text, self.settings.max_length)
+                    for text in (pair.chosen, pair.rejected)
+                ]
             except RewardFault:  # too long: counted as left out
                 continue
             rows.append(EncodedPair(texts[0], texts[1], pair.margin))
@@ -241,13 +274,16 @@ class RewardTraining:
     # ---------------------------------------------------------------- the folder
     @property
     def digest(self) -> str:
-        """A hash of what a resumed training must have in common with the first part: the pairs and the settings."""
+        """A hash of what a resumed training must have in common with the first part: the pairs and
+        the settings.
+        """
         data = [self.rows, self.held_rows, {**asdict(self.settings), "micro_batch": 0}]
         return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
     def save(self, folder: Path, report: TrainingReport) -> None:
-        """Write the model as a Hugging Face folder, with the statistics of its scores on held-out pairs (of the
-        training pairs if none are held out) and the report as ``quintain.json``; replaces what a stopped training left.
+        """Write the model as a Hugging Face folder, with the statistics of its scores on held-out
+        pairs (of the training pairs if none are held out) and the report as ``quintain.json``;
+        replaces what a stopped training left.
 
         A training that is not finished leaves the file `STATE` for `restore`.
 
@@ -261,12 +297,13 @@ class RewardTraining:
                 self.model.module.save_pretrained(beside)
                 self.model.tokenizer.save_pretrained(beside)
                 (beside / "quintain.json").write_text(
-                    json.dumps({"reward_model": report.to_json()}, indent=1) + "\n", encoding="utf-8"
+                    json.dumps({"reward_model": report.to_json()}, indent=1) + "\n",
+                    encoding="utf-8",
                 )
                 chosen, rejected = self._held_scores()
                 about = f"{len(chosen)} {'held-out' if self.held_rows else 'training'} pairs"
                 if len(set(chosen + rejected)) > 1:
-                    Statistics.of([*chosen, *rejected], about).write(beside)
+                    ScoreStatistics.of([*chosen, *rejected], about).write(beside)
                 if not self.finished:
                     torch.save(self._state(), beside / STATE)
                 if folder.is_dir():
@@ -293,18 +330,25 @@ class RewardTraining:
         """
         path = folder / STATE
         if not path.is_file():
-            raise UsageError(f"{folder} has no {STATE}: its training is finished, or it is no folder of a reward model")
+            raise UsageError(
+                f"{folder} has no {STATE}: its training is finished, or it is no folder of a "
+                f"reward model"
+            )
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
             digest = state["digest"]
         except Exception as error:  # pickle, zip and torch each raise their own
-            raise UsageError(f"{path} is damaged ({error}); train again into a new folder") from error
+            raise UsageError(
+                f"{path} is damaged ({error}); train again into a new folder"
+            ) from error
         if digest != self.digest:
             raise UsageError(
-                f"{folder} was trained on other pairs or with other settings; give those of the first command, or "
-                "train again into a new folder"
+                f"{folder} was trained on other pairs or with other settings; give those of the "
+                "first command, or train again into a new folder"
             )
-        self.done, self.losses, self.seconds = state["done"], list(state["losses"]), state["seconds"]
+        self.done = state["done"]
+        self.losses = list(state["losses"])
+        self.seconds = state["seconds"]
         self.before = PairMetrics(**state["before"]) if state["before"] else None
         self.optimizer.load_state_dict(state["optimizer"])
 
@@ -317,7 +361,8 @@ def pair_gradients(
     margin: float = 0.0,
     centering: float = 0.0,
 ) -> tuple[float, float]:
-    """Add the gradient of the mean loss of *rows* to the parameters; it does not depend on *micro_batch*.
+    """Add the gradient of the mean loss of *rows* to the parameters; it does not depend on
+    *micro_batch*.
 
     Returns:
         The mean loss in nats, and the number of pairs ranked right, ties as half.
@@ -327,7 +372,9 @@ def pair_gradients(
         part = rows[start : start + micro_batch]
         scores = model.logits([*(row.chosen for row in part), *(row.rejected for row in part)])
         chosen, rejected = scores[: len(part)], scores[len(part) :]
-        margins = torch.tensor([row.margin + margin for row in part], dtype=scores.dtype, device=scores.device)
+        margins = torch.tensor(
+            [row.margin + margin for row in part], dtype=scores.dtype, device=scores.device
+        )
         loss = bradley_terry_loss(chosen, rejected, margins, centering).sum() / len(rows)
         loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())

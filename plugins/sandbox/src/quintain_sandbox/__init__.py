@@ -1,4 +1,6 @@
-"""Sandboxes for Quintain: programs that a policy wrote run apart from the trainer, with limits that are probed."""
+"""Sandboxes for Quintain: programs that a policy wrote run apart from the trainer, with limits that
+are probed.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,14 @@ from .axes import AXES, Axes, Guarantee
 from .best import BestSandbox
 from .bubblewrap import Bubblewrap
 from .docker import Docker
+from .guard import guarded
 from .landlock import Landlock
 from .opened import Box, Finish, open_streams
 from .program import Program, ProgramLimits, ProgramResult, Usage
 from .protocol import ProbedSandbox
 from .rlimits import Rlimits
 from .running import LineTimeout, LineTooLong, ReadError, RunningProgram
-from .session import Interpreter, PythonOutcome, Session, SessionFileError
+from .session import Interpreter, PythonOutcome, SandboxSession, SessionFileError
 from .tools import python_tool
 
 __all__ = [
@@ -36,9 +39,10 @@ __all__ = [
     "ReadError",
     "Rlimits",
     "RunningProgram",
-    "Session",
+    "SandboxSession",
     "SessionFileError",
     "Usage",
+    "guarded",
     "open_streams",
     "python_tool",
 ]

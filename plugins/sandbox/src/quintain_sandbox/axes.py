@@ -13,14 +13,23 @@ from quintain.errors import UsageError, did_you_mean
 AXES: Mapping[str, str] = {
     "filesystem": "no host file other than programs and libraries can be read, and none can be changed",
     "network": "neither another machine nor a server or abstract socket of this one is reachable",
-    "processes": "no process of the host can be listed, read or signalled, and all of the program's end with it",
-    "users": "the program's user on the host owns nothing and differs from the trainer's and from its neighbours'",
+    "processes": (
+        "no process of the host can be listed, read or signalled, and all of the program's end "
+        "with it"
+    ),
+    "users": (
+        "the program's user on the host owns nothing and differs from the trainer's and from its "
+        "neighbours'"
+    ),
     "memory": "the sum over all processes and temporary files is bounded",
     "forks": "the number of processes and threads is bounded",
     "disk": "the bytes written to temporary files and the size of one file are bounded",
     "output": "the bytes read from standard output and error are bounded",
     "time": "the program ends at most 0.25 s after its limit",
-    "syscalls": "calls that reach past namespaces (vsock, io_uring, keyrings, ptrace, nested namespaces) are refused",
+    "syscalls": (
+        "calls that reach past namespaces (vsock, io_uring, keyrings, ptrace, nested namespaces) "
+        "are refused"
+    ),
 }
 """The axes of isolation, each with what *enforced* means."""
 FIXES: Mapping[str, str] = {
@@ -40,7 +49,7 @@ class Guarantee(StrEnum):
 
 
 def weakest(*levels: Guarantee) -> Guarantee:
-    """The level that all of *levels* reach."""
+    """Return the level that all of *levels* reach."""
     return max(levels, key=list(Guarantee).index)
 
 
@@ -58,4 +67,6 @@ def known_axes(names: Iterable[str], where: str) -> tuple[str, ...]:
 
 
 Axes = Annotated[Sequence[str], AfterValidator(lambda names: known_axes(names, "enforce has"))]
-"""The type of a field with names of axes: a recipe with an unknown one is refused before anything starts."""
+"""The type of a field with names of axes: a recipe with an unknown one is refused before anything
+starts.
+"""

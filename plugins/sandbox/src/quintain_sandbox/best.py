@@ -1,4 +1,6 @@
-"""The service `sandbox`: the best provider of this machine, which also fills a slot of that name without a recipe."""
+"""The service `sandbox`: the best provider of this machine, which also fills a slot of that name
+without a recipe.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,16 @@ PROVIDERS: Mapping[str, Callable[..., ProbedSandbox]] = {
 
 
 class BestSandbox(ProbedSandbox):
-    """The first of `providers` that starts and enforces `enforce`. It logs the choice, and why others were rejected.
+    """The first of `providers` that starts and enforces `enforce`. It logs the choice, and why
+    others were rejected.
 
     Attributes:
         slots: programs at one time.
-        enforce: axes that must be enforced on this machine, else the service does not start; the default is all.
+        enforce: axes that must be enforced on this machine, else the service does not start; the
+            default is all.
         providers: which to try, in this order.
-        docker, bubblewrap, landlock: further arguments of that provider, such as ``image`` or ``warm``.
+        docker, bubblewrap, landlock: further arguments of that provider, such as ``image`` or
+            ``warm``.
     """
 
     chosen: ProbedSandbox | None = None
@@ -54,7 +59,9 @@ class BestSandbox(ProbedSandbox):
         super().__init__(slots=slots, enforce=enforce)
         self.providers = tuple(providers)
         further = {"docker": docker, "bubblewrap": bubblewrap, "landlock": landlock}
-        self._services = {name: self._configured(name, further[name] or {}) for name in self.providers}
+        self._services = {
+            name: self._configured(name, further[name] or {}) for name in self.providers
+        }
 
     def _configured(self, name: str, further: Mapping[str, Any]) -> ProbedSandbox:
         known = inspect.signature(PROVIDERS[name]).parameters
@@ -71,17 +78,29 @@ class BestSandbox(ProbedSandbox):
             except (InfrastructureError, UsageError) as e:
                 reasons.append((name, " ".join(str(e).split()), isinstance(e, UsageError)))
                 continue
-            self.chosen, self._programs, self.guarantees = service, service._programs, service.guarantees
+            self.chosen = service
+            self._programs = service._programs
+            self.guarantees = service.guarantees
             self.sessions, self.loopback = service.sessions, service.loopback
             log.log(logging.WARNING if reasons else logging.INFO, "%s", self._choice(name, reasons))
             return self
         error = UsageError if any(unmet for _, _, unmet in reasons) else InfrastructureError
         lines = "".join(f"\n  {name}: {reason}" for name, reason, _ in reasons)
-        raise error(f"no sandbox of this machine enforces {', '.join(self.enforce) or 'anything'}:{lines}")
+        raise error(
+            f"no sandbox of this machine enforces {', '.join(self.enforce) or 'anything'}:{lines}"
+        )
 
     def _choice(self, name: str, reasons: Sequence[tuple[str, str, bool]]) -> str:
-        weak = [f"{axis} {level}" for axis, level in self.guarantees.items() if level is not Guarantee.ENFORCED]
-        kept = "all guarantees enforced" if not weak else "all guarantees enforced but " + ", ".join(weak)
+        weak = [
+            f"{axis} {level}"
+            for axis, level in self.guarantees.items()
+            if level is not Guarantee.ENFORCED
+        ]
+        kept = (
+            "all guarantees enforced"
+            if not weak
+            else "all guarantees enforced but " + ", ".join(weak)
+        )
         passed = "".join(f"; not {other}: {reason[:200]}" for other, reason, _ in reasons)
         return f"sandbox: {name}, {kept}{passed}"
 

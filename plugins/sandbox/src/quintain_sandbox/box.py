@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +23,19 @@ from .program import ENVIRONMENT, HOME, Program, Usage, process_limits
 
 INSIDE = 65534
 """User and group inside the box: nobody."""
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
-"""Host paths that interpreters and compilers need; read-only, and left out where they do not exist."""
+SYSTEM = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/etc/alternatives",
+)
+"""Host paths that interpreters and compilers need; read-only, and left out where they do not
+exist.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +47,7 @@ class Setting:
     seccomp: bytes
     controllers: Controllers = field(default_factory=Controllers)
     read_only: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=lambda: ENVIRONMENT)
 
 
 class BubblewrapBox(LaunchedBox):
@@ -46,7 +58,11 @@ class BubblewrapBox(LaunchedBox):
     """
 
     def __init__(
-        self, setting: Setting, program: Program, user: int | None, give_back: Callable[[], None] = lambda: None
+        self,
+        setting: Setting,
+        program: Program,
+        user: int | None,
+        give_back: Callable[[], None] = lambda: None,
     ) -> None:
         self._setting, self._user = setting, user
         self._cpu_before = 0.0
@@ -55,7 +71,9 @@ class BubblewrapBox(LaunchedBox):
     def _open(self, stack: ExitStack) -> None:
         setting, program = self._setting, self._program
         # bubblewrap's own process is in the groups, too.
-        self._group = ControlGroup(setting.controllers, program.limits.memory, program.limits.processes + 1)
+        self._group = ControlGroup(
+            setting.controllers, program.limits.memory, program.limits.processes + 1
+        )
         stack.callback(self._group.remove)
         with self._pipes(stack) as theirs:
 
@@ -78,7 +96,7 @@ class BubblewrapBox(LaunchedBox):
         stack.callback(self._end)
 
     def waits(self) -> bool:
-        """Whether it runs and has said nothing."""
+        """Return whether it runs and has said nothing."""
         return not select.select([self.stdout, self.stderr, self.ended], [], [], 0.0)[0]
 
     def release(self, program: Program) -> None:
@@ -97,16 +115,19 @@ class BubblewrapBox(LaunchedBox):
         self.began = time.monotonic()
 
     def kill(self) -> None:
-        """Kill the program, which is pid 1 of its namespace, so that the kernel kills all others in there.
+        """Kill the program, which is pid 1 of its namespace, so that the kernel kills all others in
+        there.
 
-        bubblewrap ends after it. Where it has not yet reported the program, its end ends the program.
+        bubblewrap ends after it. Where it has not yet reported the program, its end ends the
+        program.
         """
         child = self._record("child-pid")
         if child is None or not self._process.alive():
             self._process.kill()
             return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)  # not reaped, and its number not given again, while bubblewrap lives
+            # not reaped, and its number not given again, while bubblewrap lives
+            os.kill(child, signal.SIGKILL)
 
     def finish(self, ended_by: EndedBy | None, stderr: bytes) -> Finish:
         """See `Box.finish`."""
@@ -129,7 +150,9 @@ class BubblewrapBox(LaunchedBox):
         return Finish(exit=code, out_of_memory=memory, usage=usage)
 
     def _record(self, key: str) -> int | None:
-        """A number that bubblewrap reported so far: ``child-pid``, or ``exit-code`` of a program that ran."""
+        """Return a number that bubblewrap reported so far: ``child-pid``, or ``exit-code`` of a
+        program that ran.
+        """
         self._read_reports()
         for line in self._report.splitlines():
             with contextlib.suppress(ValueError):
@@ -139,7 +162,7 @@ class BubblewrapBox(LaunchedBox):
 
 
 def message(program: Program, limits: dict[str, int]) -> bytes:
-    """What `warm_main` reads: the length of a header, the header, the files."""
+    """Return what `warm_main` reads: the length of a header, the header, the files."""
     header = {
         "argv": list(program.argv),
         "limits": limits,
@@ -158,7 +181,9 @@ def _limits(setting: Setting, program: Program, user: int | None) -> dict[str, i
     )
 
 
-def _options(setting: Setting, program: Program, status: int, file: Callable[[bytes], int]) -> Iterator[str]:
+def _options(
+    setting: Setting, program: Program, status: int, file: Callable[[bytes], int]
+) -> Iterator[str]:
     """Options of bwrap(1), which travel in a file: its command line is readable in the box."""
     yield from (
         "--unshare-user",
@@ -168,7 +193,16 @@ def _options(setting: Setting, program: Program, status: int, file: Callable[[by
         "--unshare-uts",
         "--unshare-cgroup-try",
     )
-    yield from ("--uid", str(INSIDE), "--gid", str(INSIDE), "--hostname", "sandbox", "--cap-drop", "ALL")
+    yield from (
+        "--uid",
+        str(INSIDE),
+        "--gid",
+        str(INSIDE),
+        "--hostname",
+        "sandbox",
+        "--cap-drop",
+        "ALL",
+    )
     yield from ("--as-pid-1", "--die-with-parent", "--new-session", "--clearenv")
     yield from ("--json-status-fd", str(status))
     for path in SYSTEM:
@@ -176,14 +210,38 @@ def _options(setting: Setting, program: Program, status: int, file: Callable[[by
             yield from ("--symlink", os.readlink(path), path)
         elif os.path.exists(path):
             yield from ("--ro-bind", path, path)
+    below_tmp = [
+        path for path in setting.read_only if Path("/tmp") in Path(os.path.normpath(path)).parents
+    ]
     for path in setting.read_only:
+        if path not in below_tmp:
+            yield from ("--ro-bind", path, path)
+    yield from (
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--size",
+        str(program.limits.disk),
+        "--tmpfs",
+        "/dev/shm",
+    )
+    yield from (
+        "--remount-ro",
+        "/dev",
+        "--perms",
+        "1777",
+        "--size",
+        str(program.limits.disk),
+        "--tmpfs",
+        "/tmp",
+    )
+    for path in below_tmp:  # the box's own /tmp would hide them
         yield from ("--ro-bind", path, path)
-    yield from ("--proc", "/proc", "--dev", "/dev", "--size", str(program.limits.disk), "--tmpfs", "/dev/shm")
-    yield from ("--remount-ro", "/dev", "--perms", "1777", "--size", str(program.limits.disk), "--tmpfs", "/tmp")
     users = f"nobody:x:{INSIDE}:{INSIDE}:nobody:{HOME}:/bin/sh\n".encode()
     yield from ("--ro-bind-data", str(file(users)), "/etc/passwd", "--dir", HOME, "--chdir", HOME)
     for name, data in program.files.items():
         yield from ("--perms", "0644", "--file", str(file(data)), str(Path(HOME) / name))
     yield from ("--remount-ro", "/", "--seccomp", str(file(setting.seccomp)))
-    for name, value in ENVIRONMENT.items():
+    for name, value in setting.environment.items():
         yield from ("--setenv", name, value)

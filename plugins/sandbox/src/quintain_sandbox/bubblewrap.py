@@ -1,4 +1,6 @@
-"""The provider `bubblewrap`: namespaces, seccomp, control groups and a user of its own, without a daemon."""
+"""The provider `bubblewrap`: namespaces, seccomp, control groups and a user of its own, without a
+daemon.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ import asyncio
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from quintain import InfrastructureError
 from quintain.errors import UsageError
@@ -27,19 +29,26 @@ from .warm import IMPORTS, WarmInterpreters
 
 MAX_WARM = 63
 INSTALL = "install bubblewrap: apt-get install bubblewrap"
-ALLOW = "allow user namespaces: sysctl -w user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1"
+ALLOW = (
+    "allow user namespaces: sysctl -w user.max_user_namespaces=15000 "
+    "kernel.unprivileged_userns_clone=1"
+)
 
 
 class Bubblewrap(LocalSandbox):
-    """Each run gets new namespaces; the program is pid 1 of its own, so all of its processes end with it.
+    """Each run gets new namespaces; the program is pid 1 of its own, so all of its processes end
+    with it.
 
     Attributes:
-        slots: programs at one time; each has a user id of its own on the host where the trainer is root.
-        enforce: axes that must be enforced on this machine, else the service does not start. Leave out of it what you
-            can do without; the default is all.
+        slots: programs at one time; each has a user id of its own on the host where the trainer is
+            root.
+        enforce: axes that must be enforced on this machine, else the service does not start. Leave
+            out of it what you can do without; the default is all.
         read_only: further host paths that programs may read, such as a folder with packages.
-        warm: interpreters that wait for ``python3 -I FILE`` or ``python3 -I -c CODE``, each for one program; a run that
-            finds none waiting starts its own. Each takes about 20 MB.
+        venv: virtual environment whose ``python3`` and packages programs have, read-only; empty:
+            the system's.
+        warm: interpreters that wait for ``python3 -I FILE`` or ``python3 -I -c CODE``, each for one
+            program; a run that finds none waiting starts its own. Each takes about 20 MB.
         imports: modules that they have imported.
     """
 
@@ -53,27 +62,37 @@ class Bubblewrap(LocalSandbox):
         slots: int = SLOTS,
         enforce: Axes = tuple(AXES),
         read_only: Sequence[str] = (),
+        venv: str = "",
         warm: int = 0,
         imports: Sequence[str] = tuple(IMPORTS),
     ) -> None:
         if not 0 <= warm <= MAX_WARM:
             raise UsageError(f"bubblewrap.warm is {warm}; expected 0 to {MAX_WARM}")
-        super().__init__(slots=slots, enforce=enforce, read_only=read_only)
+        super().__init__(slots=slots, enforce=enforce, read_only=read_only, venv=venv)
         self.warm, self.imports = warm, tuple(imports)
+
+    @classmethod
+    def check_available(cls, args: Mapping[str, Any]) -> None:
+        """See `quintain.Service.check_available`: the program bwrap."""
+        _program()
 
     def prepare(self) -> None:
         """See `ProbedSandbox.prepare`."""
-        self._setting = _setting(self.read_only)
+        self._setting = _setting(self.read_only, self.environment)
 
     async def settle(self) -> None:
-        """Start the interpreters that wait, and measure what holds in them; the weaker level counts."""
+        """Start the interpreters that wait, and measure what holds in them; the weaker level
+        counts.
+        """
         if not self.warm:
             return
         self._warm = WarmInterpreters(self._cold_box, self.warm, self.imports)
         self._warm.patient = True
         guarantees = await measure(self.run)
         self._warm.patient = False
-        self.guarantees = {axis: weakest(level, guarantees[axis]) for axis, level in self.guarantees.items()}
+        self.guarantees = {
+            axis: weakest(level, guarantees[axis]) for axis, level in self.guarantees.items()
+        }
         await asyncio.to_thread(self._warm.wait_until_full)
 
     def release(self) -> None:
@@ -93,7 +112,9 @@ class Bubblewrap(LocalSandbox):
     def _cold_box(self, program: Program) -> BubblewrapBox:
         return cast(BubblewrapBox, super().open_box(program))
 
-    def box(self, program: Program, user: int | None, give_back: Callable[[], None]) -> BubblewrapBox:
+    def box(
+        self, program: Program, user: int | None, give_back: Callable[[], None]
+    ) -> BubblewrapBox:
         """See `LocalSandbox.box`."""
         if self._setting is None:
             give_back()
@@ -111,16 +132,22 @@ class Bubblewrap(LocalSandbox):
         return super().fix(axis)
 
 
-def _setting(read_only: Iterable[str]) -> Setting:
+def _program() -> str:
     bwrap = shutil.which("bwrap")
     if platform.system() != "Linux" or bwrap is None:
         raise InfrastructureError(f"bubblewrap needs Linux and bwrap; {INSTALL}")
+    return os.path.abspath(bwrap)
+
+
+def _setting(read_only: Iterable[str], environment: Mapping[str, str]) -> Setting:
+    bwrap = _program()
     controllers = own_controllers() if Path("/proc/self/cgroup").exists() else Controllers()
     remove_stale(controllers)
     return Setting(
-        bwrap=os.path.abspath(bwrap),
+        bwrap=bwrap,
         launcher=Launcher(),
         seccomp=seccomp_filter(),
         controllers=controllers,
         read_only=tuple(read_only),
+        environment=environment,
     )

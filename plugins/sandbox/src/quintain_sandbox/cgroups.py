@@ -1,4 +1,5 @@
-"""Control groups, version 1 or 2, for memory and the number of processes; one group per run, below the trainer's own.
+"""Control groups, version 1 or 2, for memory and the number of processes; one group per run, below
+the trainer's own.
 
 Groups nest in the group of this process, so that limits set on it from outside still hold.
 """
@@ -22,7 +23,9 @@ _serial = itertools.count()
 
 @dataclass(frozen=True)
 class Controllers:
-    """The folders below which groups of runs are made; ``None`` where a controller is absent or not writable."""
+    """The folders below which groups of runs are made; ``None`` where a controller is absent or not
+    writable.
+    """
 
     memory: Path | None = None
     pids: Path | None = None
@@ -30,7 +33,9 @@ class Controllers:
 
 
 def own_controllers(proc: Path = Path("/proc/self")) -> Controllers:
-    """The controllers that this process may use below its own group; version 2 wins where it has both."""
+    """Return the controllers that this process may use below its own group; version 2 wins where it
+    has both.
+    """
     paths = _group_paths(proc / "cgroup")
     unified, places = None, {}
     for target, kind, options in _mounts(proc / "mounts"):
@@ -41,12 +46,18 @@ def own_controllers(proc: Path = Path("/proc/self")) -> Controllers:
                 places[name] = Path(target) / paths[name]
     if unified is not None and _delegates(unified):
         return Controllers(unified, unified, 2)
-    usable = {name: path for name, path in places.items() if os.access(path, os.W_OK) and (path / "tasks").exists()}
+    usable = {
+        name: path
+        for name, path in places.items()
+        if os.access(path, os.W_OK) and (path / "tasks").exists()
+    }
     return Controllers(usable.get("memory"), usable.get("pids"), 1)
 
 
 def _group_paths(file: Path) -> dict[str, str]:
-    """The path of a process' group by controller, below the controller's mount; version 2 has the empty name."""
+    """Return the path of a process' group by controller, below the controller's mount; version 2
+    has the empty name.
+    """
     paths = {}
     for line in file.read_text().splitlines():
         _, names, path = line.split(":", 2)
@@ -64,7 +75,9 @@ def _mounts(file: Path) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _delegates(group: Path) -> bool:
-    """Whether groups below a version 2 *group* get both controllers, after an attempt to switch them on."""
+    """Return whether groups below a version 2 *group* get both controllers, after an attempt to
+    switch them on.
+    """
     control = group / "cgroup.subtree_control"
     with contextlib.suppress(OSError):
         if not {"memory", "pids"} <= set(control.read_text().split()):
@@ -75,7 +88,9 @@ def _delegates(group: Path) -> bool:
 
 @dataclass(eq=False)
 class Counters:
-    """What the kernel counts of a group; the folders are those of its controllers, ``None`` where one is absent."""
+    """What the kernel counts of a group; the folders are those of its controllers, ``None`` where
+    one is absent.
+    """
 
     memory: Path | None = None
     pids: Path | None = None
@@ -84,7 +99,7 @@ class Counters:
 
     @classmethod
     def of(cls, pid: int) -> Counters | None:
-        """Those of another process' group; ``None`` if this process cannot read them."""
+        """Return those of another process' group; ``None`` if this process cannot read them."""
         paths = _group_paths(Path(f"/proc/{pid}/cgroup"))
         folders: dict[str, Path] = {}
         for target, kind, options in _mounts(Path("/proc/self/mounts")):
@@ -99,21 +114,23 @@ class Counters:
         return cls(memory, folders.get("pids"), folders.get("cpuacct"), 1)
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel killed a process of the group for memory."""
+        """Return whether the kernel killed a process of the group for memory."""
         return self.memory_kills() > 0
 
     def memory_kills(self) -> int:
-        """How many processes of the group the kernel killed for memory."""
+        """Return how many processes of the group the kernel killed for memory."""
         file = "memory.events" if self.version == 2 else "memory.oom_control"
         return _counter(self.memory, file, "oom_kill")
 
     def refused_forks(self) -> int:
-        """How often the limit on processes refused one."""
+        """Return how often the limit on processes refused one."""
         return _counter(self.pids, "pids.events", "max")
 
     def peak(self) -> int:
         """Most bytes in use at one time; 0 if the kernel does not say."""
-        return _number(self.memory, "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes")
+        return _number(
+            self.memory, "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes"
+        )
 
     def cpu_seconds(self) -> float:
         """User and system time of all its processes; 0 if the kernel does not say."""
@@ -148,9 +165,13 @@ class ControlGroup(Counters):
             OSError: a controller refused.
         """
         name = f"{PREFIX}-{os.getpid()}-{next(_serial)}"
-        memory_folder, pids_folder = (parent and parent / name for parent in (controllers.memory, controllers.pids))
+        memory_folder, pids_folder = (
+            parent and parent / name for parent in (controllers.memory, controllers.pids)
+        )
         super().__init__(memory_folder, pids_folder, version=controllers.version)
-        self._folders = list(dict.fromkeys(folder for folder in (memory_folder, pids_folder) if folder is not None))
+        self._folders = list(
+            dict.fromkeys(folder for folder in (memory_folder, pids_folder) if folder is not None)
+        )
         try:
             for folder in self._folders:
                 folder.mkdir()
@@ -175,7 +196,8 @@ class ControlGroup(Counters):
                 (self.memory / "memory.swap.max").write_text("0")
             (self.memory / "memory.oom.group").write_text("1")
             return
-        with contextlib.suppress(OSError):  # the limit with swap is never the smaller one: this one first if both grow
+        # the limit with swap is never the smaller one: this one first if both grow
+        with contextlib.suppress(OSError):
             (self.memory / "memory.memsw.limit_in_bytes").write_text(str(memory))
         (self.memory / "memory.limit_in_bytes").write_text(str(memory))
         with contextlib.suppress(OSError):
@@ -185,11 +207,16 @@ class ControlGroup(Counters):
         """Let `peak` count from now on, where the kernel can."""
         if self.memory is not None:
             with contextlib.suppress(OSError):
-                (self.memory / ("memory.peak" if self.version == 2 else "memory.max_usage_in_bytes")).write_text("0")
+                (
+                    self.memory
+                    / ("memory.peak" if self.version == 2 else "memory.max_usage_in_bytes")
+                ).write_text("0")
 
     @property
     def entrances(self) -> list[Path]:
-        """Files to which a process with one thread writes 0 to move in; what it starts later is in, too."""
+        """Files to which a process with one thread writes 0 to move in; what it starts later is in,
+        too.
+        """
         name = "cgroup.procs" if self.version == 2 else "tasks"
         return [folder / name for folder in self._folders]
 

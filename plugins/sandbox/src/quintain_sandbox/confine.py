@@ -1,10 +1,12 @@
-"""Starts one program without namespaces; runs in a fork of the launcher, which imports nothing of the package.
+"""Starts one program without namespaces; runs in a fork of the launcher, which imports nothing of
+the package.
 
-This process stays outside of the program's confinement. It adopts the program's orphans, and when the program ends it
-kills the rest of them before it reports the exit status.
+This process stays outside of the program's confinement. It adopts the program's orphans, and when
+the program ends it kills the rest of them before it reports the exit status.
 
-Descriptors 0 to 2 are the program's; 3 takes reports, a line of JSON each: ``{"child-pid": N}`` at the start,
-``{"exit-code": N, "user": N}`` at the end of a program that ran; 4 has the order, as JSON; 5 a seccomp filter.
+Descriptors 0 to 2 are the program's; 3 takes reports, a line of JSON each: ``{"child-pid": N}`` at
+the start, ``{"exit-code": N, "user": N}`` at the end of a program that ran; 4 has the order, as
+JSON; 5 a seccomp filter.
 """
 
 from __future__ import annotations
@@ -51,14 +53,18 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def restrict(rules: list[tuple[str, int]], *, files: int, network: int, scopes: int) -> None:
-    """Confine this process with Landlock. What is in the masks is refused, except the *rules*: paths and rights.
+    """Confine this process with Landlock. What is in the masks is refused, except the *rules*:
+    paths and rights.
 
     Raises:
         OSError: the kernel lacks it.
     """
     sizes = 24 if scopes else 16 if network else 8
     attributes = struct.pack("<QQQ", files, network, scopes)[:sizes]
-    ruleset = checked(libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(sizes), 0), "landlock_create_ruleset")
+    ruleset = checked(
+        libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(sizes), 0),
+        "landlock_create_ruleset",
+    )
     for path, rights in rules:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rule = struct.pack("<Qi", rights, place)
@@ -86,12 +92,15 @@ def become(user: int) -> None:
 
 
 def program(order: dict[str, Any], seccomp: bytes, error: int) -> None:
-    """The child: confine itself and become the program. Does not return unless the program cannot start."""
+    """The child: confine itself and become the program. Does not return unless the program cannot
+    start.
+    """
     os.setsid()
     for entrance in order["groups"]:
         with open(entrance, "w") as file:
             file.write("0")  # this process, which has one thread
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):  # set by Python and by this process
+    # set by Python and by this process
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     for name, value in order["limits"].items():
         kind = getattr(resource, f"RLIMIT_{name}")
@@ -120,7 +129,8 @@ class Family:
         self.user, self.scoped = user, scoped
 
     def kill(self) -> None:
-        """SIGKILL to all of them. One call, between two forks of theirs, if they have a user or a domain of their own.
+        """SIGKILL to all of them. One call, between two forks of theirs, if they have a user or a
+        domain of their own.
 
         Raises:
             OSError: the domain does not hold, so that the call would reach others.
@@ -147,7 +157,9 @@ class Family:
                     os.kill(int(pid), signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill and wait until none is left. Those of another parent that was killed are adopted, and killed next."""
+        """Kill and wait until none is left. Those of another parent that was killed are adopted,
+        and killed next.
+        """
         deadline = time.monotonic() + KILL_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -159,12 +171,12 @@ class Family:
             time.sleep(0.0005)
 
 
-class Stopped(BaseException):
+class TrainerEnded(BaseException):
     """The trainer ended."""
 
 
 def stop(*_: object) -> None:
-    raise Stopped
+    raise TrainerEnded
 
 
 def main() -> None:
@@ -179,7 +191,8 @@ def main() -> None:
             return
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         prctl(PR_SET_DUMPABLE, 0)  # the program may have the same user
-        if family.scoped and family.user is None:  # the program's domain is a child of this one: it cannot signal here
+        # the program's domain is a child of this one: it cannot signal here
+        if family.scoped and family.user is None:
             prctl(PR_SET_NO_NEW_PRIVS, 1)
             restrict([], files=0, network=0, scopes=order["landlock"]["scopes"])
         if family.user is not None:
@@ -190,12 +203,14 @@ def main() -> None:
         family.end()
         if not os.read(failed, 1):
             os.write(STATUS, b'{"exit-code": %d, "user": %d}\n' % (code, user))
-    except Stopped:
+    except TrainerEnded:
         family.end()
 
 
 def start(order: dict[str, Any], seccomp: bytes) -> tuple[int, int]:
-    """The child's process id, and a descriptor that has a byte if the program could not start."""
+    """Return the child's process id, and a descriptor that has a byte if the program could not
+    start.
+    """
     failed, error = os.pipe()
     child = os.fork()
     if child == 0:
@@ -214,7 +229,7 @@ def start(order: dict[str, Any], seccomp: bytes) -> tuple[int, int]:
 
 
 def wait(child: int) -> tuple[int, int]:
-    """The exit status of *child* and its real user; reaps its orphans until then."""
+    """Return the exit status of *child* and its real user; reaps its orphans until then."""
     while True:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert ended is not None
@@ -225,6 +240,6 @@ def wait(child: int) -> tuple[int, int]:
 
 
 def read_all(descriptor: int) -> bytes:
-    """The content of a file from its start."""
+    """Return the content of a file from its start."""
     with open(descriptor, "rb") as file:
         return file.read()

@@ -1,7 +1,7 @@
 """One program without namespaces: its folder, control group and confiner, its end and what it left.
 
-`confine` is the process between the trainer and the program. It stays outside of the program's confinement, so it can
-end all of the program's processes.
+`confine` is the process between the trainer and the program. It stays outside of the program's
+confinement, so it can end all of the program's processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,12 @@ from .launcher import Launcher, in_memory
 from .opened import EndedBy, Finish
 from .program import ENVIRONMENT, Program, Usage, process_limits
 
-EXECUTE, WRITE_FILE, READ_FILE, READ_FOLDER, MAKE_DEVICES, DEVICE_CALLS = 1, 2, 4, 8, 1 << 6 | 1 << 11, 1 << 15
+EXECUTE = 1
+WRITE_FILE = 2
+READ_FILE = 4
+READ_FOLDER = 8
+MAKE_DEVICES = 1 << 6 | 1 << 11
+DEVICE_CALLS = 1 << 15
 """Access rights of Landlock, include/uapi/linux/landlock.h."""
 READ = EXECUTE | READ_FILE | READ_FOLDER
 FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
@@ -59,20 +64,32 @@ class Confinement:
     launcher: Launcher
     controllers: Controllers = field(default_factory=Controllers)
     read_only: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=lambda: ENVIRONMENT)
 
     def landlock(self, folder: Path) -> dict[str, Any] | None:
-        """What Landlock refuses to a program with *folder*, and the exceptions."""
+        """Return what Landlock refuses to a program with *folder*, and the exceptions."""
         if not self.abi:
             return None
         every = (1 << FILE_RIGHTS.get(self.abi, 16)) - 1
         paths = [path for path in (*SYSTEM, *self.read_only) if os.path.exists(path)]
         rules = [(path, READ if os.path.isdir(path) else READ & ~READ_FOLDER) for path in paths]
         rules += [*DEVICES.items(), (str(folder), every & ~MAKE_DEVICES & ~DEVICE_CALLS)]
-        return {"rules": rules, "files": every, "network": 3 * (self.abi >= 4), "scopes": 3 * (self.abi >= 6)}
+        return {
+            "rules": rules,
+            "files": every,
+            "network": 3 * (self.abi >= 4),
+            "scopes": 3 * (self.abi >= 6),
+        }
 
     def seccomp(self, user: int | None) -> bytes:
-        """The filter of a program with a *user* of its own, or none; empty without Landlock."""
-        return seccomp_filter(host=host_rules(own_user=user is not None, abi=self.abi)) if self.abi else b""
+        """Return the filter of a program with a *user* of its own, or none; empty without
+        Landlock.
+        """
+        return (
+            seccomp_filter(host=host_rules(own_user=user is not None, abi=self.abi))
+            if self.abi
+            else b""
+        )
 
 
 class ConfinedBox(LaunchedBox):
@@ -83,7 +100,11 @@ class ConfinedBox(LaunchedBox):
     """
 
     def __init__(
-        self, confinement: Confinement, program: Program, user: int | None, give_back: Callable[[], None]
+        self,
+        confinement: Confinement,
+        program: Program,
+        user: int | None,
+        give_back: Callable[[], None],
     ) -> None:
         self._confinement, self._user = confinement, user
         self._child: int | None = None
@@ -91,14 +112,20 @@ class ConfinedBox(LaunchedBox):
 
     def _open(self, stack: ExitStack) -> None:
         confinement, program, user = self._confinement, self._program, self._user
-        self._group = ControlGroup(confinement.controllers, program.limits.memory, program.limits.processes)
+        self._group = ControlGroup(
+            confinement.controllers, program.limits.memory, program.limits.processes
+        )
         stack.callback(self._group.remove)
         folder = make_folder(confinement.place, program.files, user)
         stack.callback(remove_folder, folder)
         with self._pipes(stack) as theirs:
             order = {
                 "argv": list(program.argv),
-                "environment": {**ENVIRONMENT, "HOME": str(folder / "box"), "TMPDIR": str(folder)},
+                "environment": {
+                    **confinement.environment,
+                    "HOME": str(folder / "box"),
+                    "TMPDIR": str(folder),
+                },
                 "home": str(folder / "box"),
                 "user": user,
                 "limits": process_limits(
@@ -121,7 +148,9 @@ class ConfinedBox(LaunchedBox):
         """Read the first report: the program's process."""
         deadline = time.monotonic() + START_SECONDS
         while b"\n" not in self._report:
-            ready, _, _ = select.select([self._status], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select(
+                [self._status], [], [], max(0.0, deadline - time.monotonic())
+            )
             data = os.read(self._status, CHUNK) if ready else b""
             if not data:
                 os.set_blocking(self.stderr, False)
@@ -166,4 +195,6 @@ class ConfinedBox(LaunchedBox):
         try:
             super().close()
         except OSError as e:
-            raise InfrastructureError(f"{self._provider} cannot remove what a program left: {e}") from e
+            raise InfrastructureError(
+                f"{self._provider} cannot remove what a program left: {e}"
+            ) from e

@@ -1,9 +1,10 @@
 """One container of a sandbox: it waits on its standard input, runs one program, and ends.
 
-The first process is a shell that reads one line, the script of `script`. The shell writes the files, says that it is
-ready, starts the program with the rest of the standard input, and says how it ended; the engine itself takes 50 ms and
-more to say so. A program can reach that shell and speak in its name, which gives it nothing: it may choose its exit
-status anyway, and the container ends with what the shell says. Limits, memory kills and time are the host's.
+The first process is a shell that reads one line, the script of `script`. The shell writes the
+files, says that it is ready, starts the program with the rest of the standard input, and says how
+it ended; the engine itself takes 50 ms and more to say so. A program can reach that shell and speak
+in its name, which gives it nothing: it may choose its exit status anyway, and the container ends
+with what the shell says. Limits, memory kills and time are the host's.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .opened import Box, EndedBy, Finish
 from .program import HOME, Program, Usage
 
 if TYPE_CHECKING:
-    from .engine import Engine  # needs the extra
+    from .engine import ContainerEngine  # needs the extra
 
 WAITER = ["/bin/sh", "-c", f'mkdir {HOME} && cd {HOME} && IFS= read -r q && eval "$q"']
 """The first process of a container."""
@@ -47,7 +48,10 @@ REPORT = 512
 """Most bytes of what the shell says at the end."""
 PIECE = 1 << 20
 """Bytes that dd moves at one time."""
-FIRST_WORDS = {"-": "cannot write the files into the box", "?": "there is no such command in the image"}
+FIRST_WORDS = {
+    "-": "cannot write the files into the box",
+    "?": "there is no such command in the image",
+}
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,14 @@ class Waiting:
             os.close(self.process)
 
 
-def started(engine: Engine, container: str, user: int) -> Waiting:
+def started(engine: ContainerEngine, container: str, user: int) -> Waiting:
     """Attach to a created container and start it."""
     connection = engine.attach(container)
     try:
         engine.start(container)
-        return _on_this_kernel(int(engine.inspect(container)["Pid"]), Waiting(container, user, connection))
+        return _on_this_kernel(
+            int(engine.inspect(container)["Pid"]), Waiting(container, user, connection)
+        )
     except BaseException:
         connection.close()
         raise
@@ -101,9 +107,13 @@ def _on_this_kernel(pid: int, waiting: Waiting) -> Waiting:
         if waiting.id in Path(f"/proc/{pid}/cgroup").read_text():
             status = Path(f"/proc/{pid}/status").read_text()
             user = int(re.search(r"^Uid:\t\d+\t(\d+)", status, re.M)[1])  # type: ignore[index]
-            return Waiting(waiting.id, waiting.user, waiting.connection, handle, user, Counters.of(pid))
+            return Waiting(
+                waiting.id, waiting.user, waiting.connection, handle, user, Counters.of(pid)
+            )
     except OSError:
-        pass  # the engine is elsewhere, or the trainer may not signal its processes: the engine is asked instead
+        # the engine is elsewhere, or the trainer may not signal its processes: the engine is asked
+        # instead
+        pass
     if handle >= 0:
         os.close(handle)
     return waiting
@@ -113,14 +123,19 @@ class DockerBox(Box):
     """A program in a container.
 
     Args:
-        give_back: called once with the container, when its processes are dead or the engine is asked to end them.
+        give_back: called once with the container, when its processes are dead or the engine is
+            asked to end them.
 
     Raises:
         InfrastructureError: the container did not start the program.
     """
 
     def __init__(
-        self, engine: Engine, waiting: Waiting, program: Program, give_back: Callable[[Waiting], None]
+        self,
+        engine: ContainerEngine,
+        waiting: Waiting,
+        program: Program,
+        give_back: Callable[[Waiting], None],
     ) -> None:
         self._engine, self._waiting, self._program = engine, waiting, program
         self._marker = secrets.token_hex(16).encode()
@@ -179,7 +194,9 @@ class DockerBox(Box):
         self.stdin = -1
 
     def kill(self) -> None:
-        """Kill all processes. The connection is closed first: an engine waits for a client that does not read."""
+        """Kill all processes. The connection is closed first: an engine waits for a client that
+        does not read.
+        """
         if self._killed:
             return
         self._killed = True
@@ -199,7 +216,9 @@ class DockerBox(Box):
             self.kill()
         if code is None or ended_by is not None:  # else its processes have ended, or are about to
             if self._waiting.process >= 0 and not _readable(self._waiting.process, DIE_SECONDS):
-                raise InfrastructureError(f"processes of a container did not end within {DIE_SECONDS:g} s of SIGKILL")
+                raise InfrastructureError(
+                    f"processes of a container did not end within {DIE_SECONDS:g} s of SIGKILL"
+                )
             seconds = time.monotonic() - self.began
         if self._waiting.counters is None or (code is None and ended_by is None):
             state = self._final_state()
@@ -207,11 +226,13 @@ class DockerBox(Box):
         if code is None and ended_by is None and not self._out_of_memory:
             said = stderr[-500:].decode("utf-8", "replace").strip()
             raise InfrastructureError(
-                f"docker did not run {self._program.argv[0]!r} to its end: the engine closed the connection, or "
-                f"something outside ended the container; {said}"
+                f"docker did not run {self._program.argv[0]!r} to its end: the engine closed the "
+                f"connection, or something outside ended the container; {said}"
             )
         cpu_seconds = self._usage.cpu_seconds or self._frames.cpu_seconds
-        usage = replace(self._usage, seconds=seconds, cpu_seconds=cpu_seconds, user=self._waiting.host_user)
+        usage = replace(
+            self._usage, seconds=seconds, cpu_seconds=cpu_seconds, user=self._waiting.host_user
+        )
         return Finish(exit=code, out_of_memory=self._out_of_memory, usage=usage)
 
     def close(self) -> None:
@@ -234,7 +255,7 @@ class DockerBox(Box):
         )
 
     def _final_state(self) -> dict[str, object]:
-        """What the engine says of the container, as soon as it has noticed its end."""
+        """Return what the engine says of the container, as soon as it has noticed its end."""
         deadline = time.monotonic() + DIE_SECONDS
         while True:
             state = self._engine.inspect(self._waiting.id)
@@ -249,13 +270,16 @@ class DockerBox(Box):
 
 
 class Frames:
-    """The frames of an engine's attach connection: a stream's number, three zeros, the length, the data.
+    """The frames of an engine's attach connection: a stream's number, three zeros, the length, the
+    data.
 
-    Iterating gives the data up to the two marks of the shell, one in each stream, that follow the program's output.
+    Iterating gives the data up to the two marks of the shell, one in each stream, that follow the
+    program's output.
 
     Attributes:
         exit_code: what the shell says of the program; ``None`` if it did not come to that.
-        cpu_seconds: user and system time of the program and the children that it waited for, as the shell says.
+        cpu_seconds: user and system time of the program and the children that it waited for, as the
+            shell says.
     """
 
     def __init__(self, connection: socket.socket, marker: bytes) -> None:
@@ -282,7 +306,9 @@ class Frames:
             poll.register(self._connection, select.POLLIN | (select.POLLOUT if pending else 0))
             events = poll.poll(max(0, ceil(left * 1000)))
             if not events:
-                raise InfrastructureError(f"a container did not get ready within {START_SECONDS:g} s")
+                raise InfrastructureError(
+                    f"a container did not get ready within {START_SECONDS:g} s"
+                )
             if events[0][1] & select.POLLOUT:
                 pending = pending[self._connection.send(pending[:PIECE]) :]
             if events[0][1] & ~select.POLLOUT:
@@ -333,7 +359,7 @@ class Frames:
                 yield kind, content
 
     def _passed(self) -> Iterator[tuple[int, bytes]]:
-        """What certainly is output of the program."""
+        """Yield what certainly is output of the program."""
         for kind, held in self._held.items():
             if kind in self._marked:
                 continue
@@ -352,24 +378,34 @@ class Frames:
         """The exit status, and two lines of ``times``: of the shell, and of its children."""
         code, _, children, *_ = [*report.split("\n"), "", ""]
         self.exit_code = int(code) if re.fullmatch(r"\d{1,3}", code) else None
-        self.cpu_seconds = sum(60 * int(m) + float(s) for m, s in re.findall(r"(\d+)m([\d.]+)s", children))
+        self.cpu_seconds = sum(
+            60 * int(m) + float(s) for m, s in re.findall(r"(\d+)m([\d.]+)s", children)
+        )
 
 
 def _overlap(held: bytearray, marker: bytes) -> int:
     """Length of the longest end of *held* that begins *marker*."""
-    return next((n for n in range(min(len(held), len(marker) - 1), 0, -1) if held.endswith(marker[:n])), 0)
+    return next(
+        (n for n in range(min(len(held), len(marker) - 1), 0, -1) if held.endswith(marker[:n])), 0
+    )
 
 
 def script(program: Program, marker: str) -> bytes:
-    """The line for the shell, and the bytes of the files.
+    """Return the line for the shell, and the bytes of the files.
 
     The shell sends its own messages nowhere: they are not the program's.
     """
     say = f"printf %s {marker}"
     steps, data = [], []
-    folders = {str(parent) for name in program.files if (parent := PurePosixPath(name).parent) != PurePosixPath()}
+    folders = {
+        str(parent)
+        for name in program.files
+        if (parent := PurePosixPath(name).parent) != PurePosixPath()
+    }
     if folders:
-        steps.append(shlex.join(["mkdir", "-p", "--", *(f"./{folder}" for folder in sorted(folders))]))
+        steps.append(
+            shlex.join(["mkdir", "-p", "--", *(f"./{folder}" for folder in sorted(folders))])
+        )
     for name, content in program.files.items():
         path = shlex.quote(f"./{name}")
         steps.append(f": >{path}")
@@ -382,7 +418,8 @@ def script(program: Program, marker: str) -> bytes:
     parts = [
         "exec 3>&2 2>/dev/null",
         f"{{ {' && '.join(steps or [':'])}; }} || {{ {say}- >&3; exec sleep 60; }}",
-        f"command -v {shlex.quote(program.argv[0])} >/dev/null || {{ {say}'?' >&3; exec sleep 60; }}",
+        f"command -v {shlex.quote(program.argv[0])} >/dev/null || {{ {say}'?' >&3; exec sleep 60; "
+        f"}}",
         f"{say}+ >&3",
         f"( ulimit -t {seconds}; exec {argv} 2>&3 3>&- )",
         "c=$?",

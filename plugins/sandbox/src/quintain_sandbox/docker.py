@@ -1,4 +1,6 @@
-"""The provider `docker`: containers of an engine, Docker or podman; gVisor's kernel where the engine has it."""
+"""The provider `docker`: containers of an engine, Docker or podman; gVisor's kernel where the
+engine has it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from .running import BESIDE
 from .syscalls import seccomp_profile
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from .engine import ContainerEngine
 
 log = logging.getLogger("quintain.sandbox")
 IMAGE = "quintain-sandbox"
@@ -45,18 +47,21 @@ GVISOR = "runsc"
 
 
 class Docker(ProbedSandbox):
-    """Each program gets a container of its own, without a network, a writable system or capabilities.
+    """Each program gets a container of its own, without a network, a writable system or
+    capabilities.
 
     Attributes:
         slots: programs at one time.
         warm: containers that wait for a program, started ahead; 0 starts each when it is asked for.
-        enforce: axes that must be enforced, else the service does not start. Leave out of it what you can do without;
-            the default is all.
-        image: name of the image. Its ``/bin/sh`` starts the programs, and it needs ``mkdir``, ``dd`` and ``sleep``.
-        runtime: the engine's runtime; ``auto`` is gVisor (``runsc``) where the engine lists it, else its default.
+        enforce: axes that must be enforced, else the service does not start. Leave out of it what
+            you can do without; the default is all.
+        image: name of the image. Its ``/bin/sh`` starts the programs, and it needs ``mkdir``,
+            ``dd`` and ``sleep``.
+        runtime: the engine's runtime; ``auto`` is gVisor (``runsc``) where the engine lists it,
+            else its default.
         cpus: CPUs of each program, as a quota.
-        url: where the engine listens, such as ``unix:///run/podman/podman.sock``; empty for ``DOCKER_HOST``, else
-            Docker's own socket.
+        url: where the engine listens, such as ``unix:///run/podman/podman.sock``; empty for
+            ``DOCKER_HOST``, else Docker's own socket.
     """
 
     def __init__(
@@ -72,12 +77,20 @@ class Docker(ProbedSandbox):
     ) -> None:
         room = PER_BLOCK - BESIDE
         if slots < 1 or warm < 0 or slots + warm > room // 2:
-            raise UsageError(f"docker.slots is {slots} and docker.warm {warm}; expected at most {room // 2} together")
+            raise UsageError(
+                f"docker.slots is {slots} and docker.warm {warm}; expected at most {room // 2} "
+                f"together"
+            )
         if not 0 < cpus <= 1024:
             raise UsageError(f"docker.cpus is {cpus}; expected a positive number")
         super().__init__(slots=slots, enforce=enforce)
         self.warm, self.image, self.runtime, self.cpus, self.url = warm, image, runtime, cpus, url
         self._fleet: _Fleet | None = None
+
+    @classmethod
+    def check_available(cls, args: Mapping[str, Any]) -> None:
+        """See `quintain.Service.check_available`: an engine that answers."""
+        _connected(str(args.get("url", ""))).close()
 
     def prepare(self) -> None:
         """See `ProbedSandbox.prepare`."""
@@ -99,18 +112,26 @@ class Docker(ProbedSandbox):
         fleet = self._fleet
         if fleet is None:
             raise self.not_started()
-        return DockerBox(fleet.engine, fleet.pool.take(Shape.of(program.limits)), program, fleet.discard)
+        return DockerBox(
+            fleet.engine, fleet.pool.take(Shape.of(program.limits)), program, fleet.discard
+        )
 
     def ready(self) -> int:
-        """How many containers wait for a program."""
+        """Return how many containers wait for a program."""
         return 0 if self._fleet is None else self._fleet.pool.ready()
 
     def fix(self, axis: str) -> str:
         """See `ProbedSandbox.fix`."""
         if axis in ("memory", "forks"):
-            return "the engine ignores limits, as rootless engines do on control groups of version 1: run it as root"
+            return (
+                "the engine ignores limits, as rootless engines do on control groups of version 1: "
+                "run it as root"
+            )
         if axis == "users":
-            return "the engine runs on another kernel, or programs as the trainer: leave it out of docker.enforce"
+            return (
+                "the engine runs on another kernel, or programs as the trainer: leave it out of "
+                "docker.enforce"
+            )
         if axis == "syscalls":
             return "the engine does not apply seccomp profiles: docker info must list seccomp"
         if axis in ("disk", "output", "time"):
@@ -119,7 +140,8 @@ class Docker(ProbedSandbox):
 
 
 class _Fleet:
-    """The containers of a started service. Constructing it connects to the engine; `close` removes all of them.
+    """The containers of a started service. Constructing it connects to the engine; `close` removes
+    all of them.
 
     Raises:
         InfrastructureError: there is no engine or no image; the message has the command that helps.
@@ -171,7 +193,9 @@ class _Fleet:
             user = self._users.popleft()  # the one that was not used for longest
         container = ""
         try:
-            container = self.engine.create(self._image, self._missing, **self._settings(shape, user))
+            container = self.engine.create(
+                self._image, self._missing, **self._settings(shape, user)
+            )
             return started(self.engine, container, user)
         except BaseException:
             self._removals.submit(self._remove, container, user)
@@ -194,7 +218,10 @@ class _Fleet:
             nano_cpus=int(self._service.cpus * 1e9),
             cap_drop=["ALL"],
             security_opt=["no-new-privileges", f"seccomp={self._profile}"],
-            ulimits=[{"Name": name, "Soft": value, "Hard": value} for name, value in _ulimits(shape).items()],
+            ulimits=[
+                {"Name": name, "Soft": value, "Hard": value}
+                for name, value in _ulimits(shape).items()
+            ],
             log_config={"Type": "none"},
             oom_score_adj=500,
             runtime=self._runtime,
@@ -248,17 +275,20 @@ def build_image(
     again: bool = False,
     progress: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Build the image of this provider on this machine, unless the engine has one with the same contents.
+    """Build the image of this provider on this machine, unless the engine has one with the same
+    contents.
 
     Args:
         name: of the image; its tags are ``latest`` and one made of the contents.
         packages: installed distributions to add.
 
     Returns:
-        ``image`` with the tag of its contents, ``id``, ``bytes``, ``files``, and whether it was ``built`` now.
+        ``image`` with the tag of its contents, ``id``, ``bytes``, ``files``, and whether it was
+        ``built`` now.
 
     Raises:
-        InfrastructureError: there is no engine, or it is full, or a tool is missing on this machine.
+        InfrastructureError: there is no engine, or it is full, or a tool is missing on this
+            machine.
         UsageError: a distribution is not installed.
     """
     from .image import python_image
@@ -284,38 +314,61 @@ def build_image(
         engine.tag(f"{name}:{tag}", name, "latest")
     finally:
         engine.close()
-    size = sum(len(c) if isinstance(c, bytes) else c.stat().st_size for c, _ in image.files.values())
-    return {"image": f"{name}:{tag}", "id": known, "bytes": size, "files": len(image.files), "built": built}
+    size = sum(
+        len(c) if isinstance(c, bytes) else c.stat().st_size for c, _ in image.files.values()
+    )
+    return {
+        "image": f"{name}:{tag}",
+        "id": known,
+        "bytes": size,
+        "files": len(image.files),
+        "built": built,
+    }
 
 
 def _ulimits(shape: Shape) -> dict[str, int]:
-    """Limits of each process, and of the user for processes: the second line, above that of the control group."""
-    return {"nofile": shape.open_files, "fsize": shape.disk, "core": 0, "nproc": shape.processes + 16}
+    """Limits of each process, and of the user for processes: the second line, above that of the
+    control group.
+    """
+    return {
+        "nofile": shape.open_files,
+        "fsize": shape.disk,
+        "core": 0,
+        "nproc": shape.processes + 16,
+    }
 
 
-def _connected(url: str) -> Engine:
+def _connected(url: str) -> ContainerEngine:
     try:
-        from .engine import Engine
+        from .engine import ContainerEngine
     except ModuleNotFoundError as e:
-        raise InfrastructureError(f"the provider docker needs the package {e.name!r}; {INSTALL}") from e
-    return Engine(url)
+        raise InfrastructureError(
+            f"the provider docker needs the package {e.name!r}; {INSTALL}"
+        ) from e
+    return ContainerEngine(url)
 
 
 def _runtime(wanted: str, info: Mapping[str, Any], is_podman: bool) -> str | None:
-    """The runtime to ask for; ``None`` for the engine's default."""
+    """Return the runtime to ask for; ``None`` for the engine's default."""
     known = info.get("Runtimes") or {}
     if wanted == "auto":
         # podman lists all that it knows, with the place where each would be
-        listed = GVISOR in known and not (is_podman and not Path(str(known[GVISOR].get("path"))).exists())
+        listed = GVISOR in known and not (
+            is_podman and not Path(str(known[GVISOR].get("path"))).exists()
+        )
         return GVISOR if listed else None
     if wanted not in known:
-        raise UsageError(f"docker.runtime is {wanted!r}; the engine lists {', '.join(sorted(known))}")
+        raise UsageError(
+            f"docker.runtime is {wanted!r}; the engine lists {', '.join(sorted(known))}"
+        )
     return wanted
 
 
 def _users(info: Mapping[str, Any], others: Mapping[str, Mapping[str, str]]) -> deque[int]:
     """User ids of this trainer's containers: a block of which no container of others has one."""
-    mapped = any("rootless" in option or "userns" in option for option in info.get("SecurityOptions") or ())
+    mapped = any(
+        "rootless" in option or "userns" in option for option in info.get("SecurityOptions") or ()
+    )
     base = MAPPED_USERS if mapped else USERS
     taken = {(int(labels.get(USER, base)) - base) // PER_BLOCK for labels in others.values()}
     order = [(os.getpid() + n) % BLOCKS for n in range(BLOCKS)]

@@ -1,4 +1,6 @@
-"""The container engine: the few calls that boxes need, and its failures as errors that name the fix."""
+"""The container engine: the few calls that boxes need, and its failures as errors that name the
+fix.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,25 @@ from quintain import InfrastructureError
 LABEL = "quintain.sandbox"
 """Label of every container that a sandbox makes; its value differs from service to service."""
 MACHINE, PROCESS = f"{LABEL}.machine", f"{LABEL}.process"
-"""Labels of its trainer: the machine's name, and the boot, the process id and the start time of the process there."""
+"""Labels of its trainer: the machine's name, and the boot, the process id and the start time of the
+process there.
+"""
 CALL_SECONDS = 60.0
 """How long the engine may take to answer on a loaded machine."""
 PAUSES = (0.1, 0.3, 1.0, 3.0)
 """Seconds between attempts to remove a container that the engine is busy with."""
-START = "start one (Debian: apt-get install docker.io, then dockerd), or name its socket in DOCKER_HOST"
+START = (
+    "start one (Debian: apt-get install docker.io, then dockerd), or name its socket in DOCKER_HOST"
+)
 FULL = "free space on the engine's disk: docker system prune"
 
 
-class Engine:
+class ContainerEngine:
     """A client of an engine's API, Docker's or podman's. Methods block; threads share it.
 
     Args:
-        url: such as ``unix:///run/podman/podman.sock``; empty for ``DOCKER_HOST``, else Docker's own socket.
+        url: such as ``unix:///run/podman/podman.sock``; empty for ``DOCKER_HOST``, else Docker's
+            own socket.
 
     Raises:
         InfrastructureError: no engine answers there. All methods raise it, too.
@@ -43,7 +50,9 @@ class Engine:
         self.url = url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
         settings = docker.utils.kwargs_from_env() | ({"base_url": url} if url else {})
         with self._reported("does not answer"):
-            self._api = docker.APIClient(version="auto", timeout=CALL_SECONDS, max_pool_size=32, **settings)
+            self._api = docker.APIClient(
+                version="auto", timeout=CALL_SECONDS, max_pool_size=32, **settings
+            )
 
     def close(self) -> None:
         """Close its connections."""
@@ -57,24 +66,33 @@ class Engine:
         return any("podman" in str(part.get("Name", "")).lower() for part in parts)
 
     def info(self) -> Mapping[str, Any]:
-        """What the engine says about itself: ``Runtimes``, ``SecurityOptions``, ``Driver``."""
+        """Return what the engine says about itself: ``Runtimes``, ``SecurityOptions``,
+        ``Driver``.
+        """
         with self._reported("does not answer"):
             info: Mapping[str, Any] = self._api.info()
         return info
 
     def image(self, name: str) -> str | None:
-        """The id of an image; ``None`` if the engine does not have it."""
-        with self._reported("cannot inspect an image"), contextlib.suppress(docker.errors.ImageNotFound):
+        """Return the id of an image; ``None`` if the engine does not have it."""
+        with (
+            self._reported("cannot inspect an image"),
+            contextlib.suppress(docker.errors.ImageNotFound),
+        ):
             return str(self._api.inspect_image(name)["Id"])
         return None
 
     def import_image(self, archive: IO[bytes], name: str, tag: str, changes: list[str]) -> str:
         """Make an image of a tar archive; its id."""
         with self._reported("cannot import an image"):
-            said = self._api.import_image_from_data(archive, repository=name, tag=tag, changes=changes)
+            said = self._api.import_image_from_data(
+                archive, repository=name, tag=tag, changes=changes
+            )
             report = json.loads(said.strip().splitlines()[-1])
             if "status" not in report:  # such as {"error": "... no space left on device"}
-                raise docker.errors.APIError(str(report), explanation=str(report.get("error", said)))
+                raise docker.errors.APIError(
+                    str(report), explanation=str(report.get("error", said))
+                )
             self._api.tag(report["status"], name, tag)  # podman calls it latest
             return str(report["status"])
 
@@ -84,17 +102,23 @@ class Engine:
             self._api.tag(image, name, tag)
 
     def host_settings(self, **settings: Any) -> Mapping[str, Any]:
-        """Limits and isolation of a container, in the words of the API; see ``create_host_config`` of docker's SDK."""
+        """Limits and isolation of a container, in the words of the API; see ``create_host_config``
+        of docker's SDK.
+        """
         config: Mapping[str, Any] = self._api.create_host_config(**settings)
         return config
 
     def create(self, image: str, missing: str, **settings: Any) -> str:
-        """Create a container; its id. *missing* is what to say of the engine if it does not have the image."""
+        """Create a container; its id. *missing* is what to say of the engine if it does not have
+        the image.
+        """
         with self._reported(missing):
             return str(self._api.create_container(image, **settings)["Id"])
 
     def attach(self, container: str) -> socket.socket:
-        """A connection to the standard streams; output comes in frames (see `container.Frames`)."""
+        """Return a connection to the standard streams; output comes in frames (see
+        `container.Frames`).
+        """
         streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
         with self._reported("cannot attach to a container"):
             stream = self._api.attach_socket(container, params=streams)
@@ -138,7 +162,7 @@ class Engine:
                     return
 
     def containers(self) -> dict[str, Mapping[str, str]]:
-        """The labels of all containers of sandboxes, also of other trainers, by id."""
+        """Return the labels of all containers of sandboxes, also of other trainers, by id."""
         with self._reported("cannot list containers"):
             found = self._api.containers(all=True, filters={"label": LABEL})
         return {str(item["Id"]): item["Labels"] for item in found}
@@ -146,17 +170,22 @@ class Engine:
     @contextlib.contextmanager
     def _reported(self, failure: str) -> Iterator[None]:
         try:
-            if self.url.startswith("unix://"):  # the client leaves a socket open where nothing listens
+            # the client leaves a socket open where nothing listens
+            if self.url.startswith("unix://"):
                 with socket.socket(socket.AF_UNIX) as probe:
                     probe.connect(self.url.removeprefix("unix://"))
             yield
         except docker.errors.APIError as e:
             said = str(e.explanation or e)
             if "no space left" in said or "disk quota" in said:
-                raise InfrastructureError(f"the container engine's disk is full; {FULL} ({said})") from e
+                raise InfrastructureError(
+                    f"the container engine's disk is full; {FULL} ({said})"
+                ) from e
             if e.status_code == 404 and "image" in said.lower():
                 raise InfrastructureError(f"the container engine at {self.url} {failure}") from e
-            raise InfrastructureError(f"the container engine at {self.url} refused a call: {said[:300]}") from e
+            raise InfrastructureError(
+                f"the container engine at {self.url} refused a call: {said[:300]}"
+            ) from e
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as e:
             raise InfrastructureError(f"no container engine answers at {self.url}; {START}") from e
 
@@ -168,7 +197,7 @@ def own_labels() -> dict[str, str]:
 
 
 def is_stale(labels: Mapping[str, str]) -> bool:
-    """Whether the trainer that made a container lived on this machine and has died."""
+    """Return whether the trainer that made a container lived on this machine and has died."""
     boot, pid, started, *_ = [*labels.get(PROCESS, "").split(), "", "", ""]
     if labels.get(MACHINE) != socket.gethostname() or not pid.isdigit():
         return False

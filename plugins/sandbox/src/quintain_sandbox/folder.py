@@ -1,4 +1,6 @@
-"""The folder of a program without a mount namespace: its working directory and temporary files, on the host."""
+"""The folder of a program without a mount namespace: its working directory and temporary files, on
+the host.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,24 @@ _serial = itertools.count()
 
 
 def place_of_folders(*, counted: bool) -> Path:
-    """Where folders are made: in memory if a control group *counted* what is written there, else on the disk."""
+    """Where folders are made: in memory if a control group *counted* what is written there, else on
+    the disk.
+    """
     if counted and os.access(SHARED_MEMORY, os.W_OK) and _in_memory(SHARED_MEMORY):
         return SHARED_MEMORY
     return Path(tempfile.gettempdir())
 
 
 def _in_memory(place: Path) -> bool:
-    return any(line.split()[1:3] == [str(place), "tmpfs"] for line in Path("/proc/mounts").read_text().splitlines())
+    return any(
+        line.split()[1:3] == [str(place), "tmpfs"]
+        for line in Path("/proc/mounts").read_text().splitlines()
+    )
 
 
 def make_folder(place: Path, files: Mapping[str, bytes], user: int | None) -> Path:
-    """A new folder for temporary files in *place*, and ``box`` with *files* in it, all owned by *user*.
+    """Return a new folder for temporary files in *place*, and ``box`` with *files* in it, all owned
+    by *user*.
 
     Raises:
         OSError: no room, or no rights.
@@ -57,7 +65,8 @@ def make_folder(place: Path, files: Mapping[str, bytes], user: int | None) -> Pa
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove *folder*, whatever a program that ended made in it: links are not followed, no depth is too deep.
+    """Remove *folder*, whatever a program that ended made in it: links are not followed, no depth
+    is too deep.
 
     Raises:
         OSError: something cannot be removed.
@@ -73,10 +82,15 @@ def remove_folder(folder: Path) -> None:
 
 
 def _empty(folder: int, top: int, depth: int = 0) -> bool:
-    """Remove the entries of *folder*, some of them after a move to *top*; whether there were any."""
+    """Remove the entries of *folder*, some of them after a move to *top*; whether there were
+    any.
+    """
     found = False
     with os.scandir(folder) as entries:
-        names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in itertools.islice(entries, 100_000)]
+        names = [
+            (entry.name, entry.is_dir(follow_symlinks=False))
+            for entry in itertools.islice(entries, 100_000)
+        ]
     for name, is_folder in names:
         found = True
         if not is_folder:
@@ -87,7 +101,9 @@ def _empty(folder: int, top: int, depth: int = 0) -> bool:
         if depth == DEPTH:
             os.rename(name, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=top)
             continue
-        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        inner = os.open(
+            name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder
+        )
         try:
             while _empty(inner, top, depth + 1):
                 pass

@@ -39,7 +39,15 @@ NEEDED = ("sh", "mkdir", "dd", "sleep")
 EXCLUDED = frozenset({"__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter",
                       "turtledemo", "ensurepip", "lib2to3"})  # fmt: skip
 """Folders of the standard library that programs do not need."""
-FOLDERS = {"dev": 0o755, "etc": 0o755, "proc": 0o755, "sys": 0o755, "tmp": 0o1777, "run": 0o755, "usr/local/bin": 0o755}
+FOLDERS = {
+    "dev": 0o755,
+    "etc": 0o755,
+    "proc": 0o755,
+    "sys": 0o755,
+    "tmp": 0o1777,
+    "run": 0o755,
+    "usr/local/bin": 0o755,
+}
 LINKS = {"bin": "usr/bin", "sbin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64"}
 
 Progress = Callable[[str], None]
@@ -88,8 +96,10 @@ def _entry(path: str, mode: int, **more: Any) -> tarfile.TarInfo:
     return entry
 
 
-def python_image(users: Iterable[int], home: str, packages: Iterable[str] = (), progress: Progress = print) -> Image:
-    """An image with this interpreter's base Python.
+def python_image(
+    users: Iterable[int], home: str, packages: Iterable[str] = (), progress: Progress = print
+) -> Image:
+    """Return an image with this interpreter's base Python.
 
     Args:
         users: user ids that programs may have; all are named ``nobody``.
@@ -125,7 +135,9 @@ def _add_tools(image: Image) -> list[Path]:
         real = Path(found or "").resolve()
         if found is None or not _is_elf(real):
             if name in NEEDED:
-                raise InfrastructureError(f"the image needs {name!r}, which this machine does not have on its PATH")
+                raise InfrastructureError(
+                    f"the image needs {name!r}, which this machine does not have on its PATH"
+                )
             continue
         image.files[f"usr/bin/{real.name}"] = (real, 0o755)
         if real.name != name:
@@ -135,7 +147,7 @@ def _add_tools(image: Image) -> list[Path]:
 
 
 def _add_python(image: Image) -> list[Path]:
-    """The interpreter of `sys.base_prefix` below ``/usr``, where it finds its library by its own place."""
+    """Return the interpreter of `sys.base_prefix` below ``/usr``, where it finds its library by its own place."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     executable = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     image.files[f"usr/bin/{version}"] = (executable, 0o755)
@@ -145,7 +157,11 @@ def _add_python(image: Image) -> list[Path]:
     library = Path(sysconfig.get_path("stdlib"))
     for folder, names, files in os.walk(library):
         place = Path(folder).relative_to(library)
-        names[:] = sorted(n for n in names if n not in EXCLUDED and n != "lib-dynload" and not n.startswith("config-"))
+        names[:] = sorted(
+            n
+            for n in names
+            if n not in EXCLUDED and n != "lib-dynload" and not n.startswith("config-")
+        )
         for name in sorted(files):
             _add_module(image, Path(folder, name), f"{target}/{place / name}")
     extensions = Path(sysconfig.get_config_var("DESTSHARED") or library / "lib-dynload")
@@ -169,7 +185,12 @@ def _add_module(image: Image, path: Path, target: str) -> None:
     except (SyntaxError, ValueError):  # a template, or a test of the compiler
         return
     unchecked = (1).to_bytes(4, "little")
-    data = importlib.util.MAGIC_NUMBER + unchecked + importlib.util.source_hash(source) + marshal.dumps(code)
+    data = (
+        importlib.util.MAGIC_NUMBER
+        + unchecked
+        + importlib.util.source_hash(source)
+        + marshal.dumps(code)
+    )
     image.files[importlib.util.cache_from_source(target)] = (data, 0o644)
 
 
@@ -191,11 +212,15 @@ def _with_requirements(names: Iterable[str]) -> Iterator[Distribution]:
                 ) from e
             continue
         yield found
-        todo += [m[0] for r in found.requires or () if "extra ==" not in r and (m := re.match(r"[\w.-]+", r))]
+        todo += [
+            m[0]
+            for r in found.requires or ()
+            if "extra ==" not in r and (m := re.match(r"[\w.-]+", r))
+        ]
 
 
 def _add_distribution(image: Image, found: Distribution) -> list[Path]:
-    """The files of a distribution; the extension modules among them."""
+    """Return the files of a distribution; the extension modules among them."""
     target = _site_packages()
     extensions = []
     for file in found.files or ():
@@ -223,16 +248,23 @@ def _add_libraries(image: Image, binaries: Iterable[Path]) -> None:
     found: dict[str, Path] = {}
     for binary in dict.fromkeys(binaries):
         found |= _needed_libraries(binary)
-    libc = next((place for place in found if re.search(r"/(libc\.so|libc\.musl|ld-musl)", place)), None)
+    libc = next(
+        (place for place in found if re.search(r"/(libc\.so|libc\.musl|ld-musl)", place)), None
+    )
     if libc is None:
-        raise InfrastructureError("ldd finds no C library for the tools of this machine; the image cannot be built")
+        raise InfrastructureError(
+            "ldd finds no C library for the tools of this machine; the image cannot be built"
+        )
     beside = Path(libc).parent
     if (unwinder := beside / "libgcc_s.so.1").exists():  # loaded by name when a thread ends
         found[str(unwinder)] = unwinder
     for place, path in found.items():
         own = re.match(r"/(usr/)?lib(32|64|x32)?/", place)
         target = (place if own else str(beside / Path(place).name)).lstrip("/")
-        image.files[target if target.startswith("usr/") else f"usr/{target}"] = (path.resolve(), 0o755)
+        image.files[target if target.startswith("usr/") else f"usr/{target}"] = (
+            path.resolve(),
+            0o755,
+        )
 
 
 def _needed_libraries(binary: Path) -> dict[str, Path]:
@@ -241,9 +273,13 @@ def _needed_libraries(binary: Path) -> dict[str, Path]:
     try:
         listing = run(["ldd", str(binary)]).stdout
     except FileNotFoundError as e:
-        raise InfrastructureError("the image needs ldd, which comes with the C library (Debian: libc-bin)") from e
+        raise InfrastructureError(
+            "the image needs ldd, which comes with the C library (Debian: libc-bin)"
+        ) from e
     if missing := re.findall(r"(\S+) => not found", listing):
-        raise InfrastructureError(f"{binary} needs {', '.join(missing)}, which this machine does not have")
+        raise InfrastructureError(
+            f"{binary} needs {', '.join(missing)}, which this machine does not have"
+        )
     places = re.findall(r"^\s*(?:\S+ => )?(/\S+) \(0x", listing, re.M)
     return {os.path.normpath(place): Path(place) for place in places}
 

@@ -1,4 +1,6 @@
-"""The provider `landlock`: for machines that allow no namespaces, such as an unprivileged container."""
+"""The provider `landlock`: for machines that allow no namespaces, such as an unprivileged
+container.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,26 @@ from .local import AS_ROOT, GROUPS, NO_FILTER, LocalSandbox
 from .opened import Box
 from .program import Program
 
-KERNEL = "needs Linux 5.13 with Landlock: add 'landlock' to the kernel's lsm= parameter (cat /sys/kernel/security/lsm)"
+KERNEL = (
+    "needs Linux 5.13 with Landlock: add 'landlock' to the kernel's lsm= parameter (cat "
+    "/sys/kernel/security/lsm)"
+)
 
 
 def landlock_version() -> int:
-    """The version of Landlock's interface that the kernel has; 0 if none or switched off."""
+    """Return the version of Landlock's interface that the kernel has; 0 if none or switched off."""
     if platform.system() != "Linux":
         return 0
-    return max(0, int(ctypes.CDLL(None, use_errno=True).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)))
+    return max(
+        0,
+        int(ctypes.CDLL(None, use_errno=True).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)),
+    )
 
 
 class ConfinedSandbox(LocalSandbox):
-    """A provider whose programs share the host's namespaces: each has a folder on the host and a confiner beside it."""
+    """A provider whose programs share the host's namespaces: each has a folder on the host and a
+    confiner beside it.
+    """
 
     loopback = False
     version = 0
@@ -45,8 +55,9 @@ class ConfinedSandbox(LocalSandbox):
         place = place_of_folders(counted=controllers.memory is not None)
         remove_stale_folders(place)
         self.confinement = Confinement(
-            provider=self.name, abi=self.version, place=place, launcher=Launcher(), controllers=controllers,
-            read_only=self.read_only,
+            provider=self.name, abi=self.version, place=place, launcher=Launcher(),
+            controllers=controllers,
+            read_only=self.read_only, environment=self.environment,
         )  # fmt: skip
 
     def release(self) -> None:
@@ -64,10 +75,12 @@ class ConfinedSandbox(LocalSandbox):
 
 
 class Landlock(ConfinedSandbox):
-    """No namespaces: Landlock for files and signals, seccomp for everything else that reaches the host.
+    """No namespaces: Landlock for files and signals, seccomp for everything else that reaches the
+    host.
 
-    A program has no sockets besides connected pairs, no ``/dev/shm`` and no ``/proc``, so that locks and pools of
-    `multiprocessing` do not work. It sees that host files exist, by `os.stat`, and nothing else of them.
+    A program has no sockets besides connected pairs, no ``/dev/shm`` and no ``/proc``, so that
+    locks and pools of `multiprocessing` do not work. It sees that host files exist, by `os.stat`,
+    and nothing else of them.
     """
 
     sessions = False
@@ -88,5 +101,8 @@ class Landlock(ConfinedSandbox):
         if axis == "syscalls":
             return NO_FILTER
         if axis == "processes" and 0 < self.version < 6:
-            return f"signals are confined from Linux 6.12 on (Landlock 6; this is {self.version}); {AS_ROOT}"
+            return (
+                f"signals are confined from Linux 6.12 on (Landlock 6; this is {self.version}); "
+                f"{AS_ROOT}"
+            )
         return super().fix(axis)

@@ -1,4 +1,6 @@
-"""A program of the launcher in a control group of its own: what the boxes of the providers without a daemon share."""
+"""A program of the launcher in a control group of its own: what the boxes of the providers without
+a daemon share.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class LaunchedBox(Box):
 
     @contextmanager
     def _pipes(self, stack: ExitStack) -> Iterator[list[int]]:
-        """Open the streams and the pipe of reports; yields the program's ends, to which more may be added."""
+        """Open the streams and the pipe of reports; yields the program's ends, to which more may be
+        added.
+        """
         theirs: list[int] = []
         try:
             open_streams(self, stack, theirs.append)
@@ -82,13 +86,17 @@ class LaunchedBox(Box):
                 self._report += data
 
     def _await_end(self) -> None:
-        """Wait for the process that was launched, which ends the rest of the program's processes."""
+        """Wait for the process that was launched, which ends the rest of the program's
+        processes.
+        """
         if not select.select([self.ended], [], [], END_SECONDS)[0]:
             self._process.kill()
 
     def _failure(self, stderr: bytes) -> InfrastructureError:
         text = stderr[-500:].decode("utf-8", "replace").strip() or "it was killed, or said nothing"
-        return InfrastructureError(f"{self._provider} did not run {self._program.argv[0]!r} to its end: {text}")
+        return InfrastructureError(
+            f"{self._provider} did not run {self._program.argv[0]!r} to its end: {text}"
+        )
 
     def _end(self) -> None:
         """Whatever happened: nothing of the program is left."""

@@ -24,7 +24,9 @@ PER_MESSAGE = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """How a process ended: exit status (minus n after signal n), real user, CPU seconds and the peak of the largest."""
+    """How a process ended: exit status (minus n after signal n), real user, CPU seconds and the
+    peak of the largest.
+    """
 
     status: int
     user: int
@@ -48,7 +50,7 @@ class LaunchedProcess:
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Return whether it runs."""
         try:
             signal.pidfd_send_signal(self._handle, 0)
         except ProcessLookupError:
@@ -85,7 +87,8 @@ class Launcher:
     ) -> LaunchedProcess:
         """Start *argv* (an absolute path first) in a session of its own, with an empty environment.
 
-        Empty, it stands for `confine` in a fork of the launcher, which starts a program without namespaces.
+        Empty, it stands for `confine` in a fork of the launcher, which starts a program without
+        namespaces.
 
         Args:
             descriptors: what it inherits as 0, 1, 2 and so on; at least three.
@@ -96,7 +99,12 @@ class Launcher:
         Raises:
             InfrastructureError: the launcher died.
         """
-        request = {"argv": list(argv), "limits": dict(limits), "groups": [str(g) for g in groups], "user": user}
+        request = {
+            "argv": list(argv),
+            "limits": dict(limits),
+            "groups": [str(g) for g in groups],
+            "user": user,
+        }
         ended, end = os.pipe2(os.O_CLOEXEC)
         try:
             body = in_memory(json.dumps(request).encode())
@@ -124,7 +132,9 @@ class Launcher:
                 raise InfrastructureError("the launcher of the sandbox died")
             if not handles:
                 socket.send_fds(control, [KILL + answer], [])
-                raise InfrastructureError("the host has no descriptor for a program that was started")
+                raise InfrastructureError(
+                    "the host has no descriptor for a program that was started"
+                )
             return handles[0]
 
     def _sent(self, descriptors: Sequence[int]) -> socket.socket:
@@ -175,7 +185,7 @@ def _send(control: socket.socket, descriptors: Sequence[int]) -> socket.socket:
 
 
 def in_memory(data: bytes) -> int:
-    """A descriptor of a file in memory, at its start."""
+    """Return a descriptor of a file in memory, at its start."""
     descriptor = os.memfd_create("quintain", os.MFD_CLOEXEC)
     try:
         write_all(descriptor, data)

@@ -1,9 +1,11 @@
-"""A small process that starts programs for the trainer: ``python -I -S launcher_main.py SOCKET PARENT``.
+"""A small process that starts programs for the trainer: ``python -I -S launcher_main.py SOCKET
+PARENT``.
 
-Each request is a message with descriptors: of a file with the request, of the pipe for the end, of what the program
-inherits. The answer is a descriptor of the process. A fork of this process is cheap, whatever the size of the trainer,
-and between fork and exec it joins control groups, sets limits and changes the user, for which the trainer would need
-one more program each. When the trainer ends or the socket closes, it exits, and the kernel kills what it started.
+Each request is a message with descriptors: of a file with the request, of the pipe for the end, of
+what the program inherits. The answer is a descriptor of the process. A fork of this process is
+cheap, whatever the size of the trainer, and between fork and exec it joins control groups, sets
+limits and changes the user, for which the trainer would need one more program each. When the
+trainer ends or the socket closes, it exits, and the kernel kills what it started.
 
 It runs alone: standard library only, nothing of Quintain.
 """
@@ -28,7 +30,9 @@ from types import ModuleType
 from typing import Any
 
 MORE, LAST, KILL = b"+", b".", b"k"
-"""Messages: descriptors of a request, of which further ones follow or not (one carries at most 253); a kill."""
+"""Messages: descriptors of a request, of which further ones follow or not (one carries at most
+253); a kill.
+"""
 SET_CHILD_SUBREAPER = 36
 
 
@@ -56,7 +60,8 @@ def main(control: int, parent: int) -> None:
         if control in ready:
             kind, descriptors = receive(sock)
             if kind.startswith(KILL):
-                # Of a program whose handle did not arrive; in the table, so not reaped, so still its number.
+                # Of a program whose handle did not arrive; in the table, so not reaped, so still
+                # its number.
                 if int(kind[1:]) in ends:
                     os.kill(int(kind[1:]), signal.SIGKILL)
                 continue
@@ -71,8 +76,10 @@ def main(control: int, parent: int) -> None:
 
 @functools.cache
 def confiner() -> ModuleType:
-    """The module `confine` beside this file, loaded before the first fork."""
-    spec = importlib.util.spec_from_file_location("confine", os.path.join(os.path.dirname(__file__), "confine.py"))
+    """Return the module `confine` beside this file, loaded before the first fork."""
+    spec = importlib.util.spec_from_file_location(
+        "confine", os.path.join(os.path.dirname(__file__), "confine.py")
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -81,7 +88,7 @@ def confiner() -> ModuleType:
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """The last message of a request, and the descriptors of all; none at the end."""
+    """Return the last message of a request, and the descriptors of all; none at the end."""
     descriptors: list[int] = []
     while True:
         kind, new = receive_message(sock)
@@ -91,7 +98,9 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def receive_message(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """One message with its descriptors, closed on exec; `socket.recv_fds` ignores the flag for that (Python 3.11)."""
+    """One message with its descriptors, closed on exec; `socket.recv_fds` ignores the flag for that
+    (Python 3.11).
+    """
     descriptors = array.array("i")
     size = socket.CMSG_LEN(253 * descriptors.itemsize)
     message, ancillary, _, _ = sock.recvmsg(32, size, socket.MSG_CMSG_CLOEXEC)
@@ -122,14 +131,17 @@ def become(request: int, inherited: list[int]) -> None:
         os.setsid()
         os.umask(0o022)
         for tasks in wanted["groups"]:
-            # A process that moves its only thread does not wait for a grace period of the kernel; for another
-            # process, or for a thread group, it does, which takes 1 to 40 ms.
+            # A process that moves its only thread does not wait for a grace period of the kernel;
+            # for another process, or for a thread group, it does, which takes 1 to 40 ms.
             with open(tasks, "w") as file:
                 file.write("0")
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)  # Python ignores them, which exec would pass on
         # Above all targets first, so that none overwrites another.
-        above = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, len(inherited)) for descriptor in inherited]
+        above = [
+            fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, len(inherited))
+            for descriptor in inherited
+        ]
         for target, descriptor in enumerate(above):
             os.dup2(descriptor, target)
         for kind, value in wanted["limits"].items():
@@ -178,7 +190,8 @@ def reap(ends: dict[int, int]) -> None:
             os.write(end, json.dumps(report).encode())
         os.close(end)
     if killed:
-        # Where bubblewrap was killed before its child asked to be killed with it, the child is ours now.
+        # Where bubblewrap was killed before its child asked to be killed with it, the child is ours
+        # now.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
                 orphans = {int(word) for word in file.read().split()} - ends.keys()

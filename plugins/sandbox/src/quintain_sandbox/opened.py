@@ -1,4 +1,6 @@
-"""A program that a provider started: what it hands over to `running`, and what it says at the end."""
+"""A program that a provider started: what it hands over to `running`, and what it says at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Box(ABC):
         stdout, stderr: descriptors to read from.
         ended: descriptor that is readable as soon as the program has ended.
         began: `time.monotonic` when the program was released; its time limit counts from there.
-        preamble: what goes to standard input before the program's own, for what reads it in place of the program.
+        preamble: what goes to standard input before the program's own, for what reads it in place
+            of the program.
     """
 
     stdin: int
@@ -53,7 +56,9 @@ class Box(ABC):
         self.stdin = -1
 
     def memory_kills(self) -> int:
-        """How often the kernel has killed a process of it for memory so far, from any thread; 0 if nothing counts."""
+        """Return how often the kernel has killed a process of it for memory so far, from any
+        thread; 0 if nothing counts.
+        """
         return 0
 
     @abstractmethod
@@ -69,7 +74,8 @@ class Box(ABC):
             stderr: what it wrote to standard error, for the message of the error.
 
         Raises:
-            InfrastructureError: the program did not end by its own doing, so there is no fair result.
+            InfrastructureError: the program did not end by its own doing, so there is no fair
+                result.
         """
 
     @abstractmethod

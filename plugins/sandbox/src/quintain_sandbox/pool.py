@@ -1,4 +1,6 @@
-"""Containers that wait for their program, started ahead: one costs 0.2 s and more, and serves a single program."""
+"""Containers that wait for their program, started ahead: one costs 0.2 s and more, and serves a
+single program.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class ContainerPool:
         remove: has a container removed; neither blocks nor raises.
     """
 
-    def __init__(self, size: int, make: Callable[[Shape], Waiting], remove: Callable[[Waiting], None]) -> None:
+    def __init__(
+        self, size: int, make: Callable[[Shape], Waiting], remove: Callable[[Waiting], None]
+    ) -> None:
         self._size, self._make, self._remove = size, make, remove
         self._lately: OrderedDict[Shape, None] = OrderedDict()
         """The last shapes, the newest at the end."""
@@ -56,13 +60,16 @@ class ContainerPool:
         self._state = "quiet"
         self._changed = threading.Condition()
         self._threads = [
-            threading.Thread(target=self._fill, name="docker pool", daemon=True) for _ in range(min(FILLERS, size))
+            threading.Thread(target=self._fill, name="docker pool", daemon=True)
+            for _ in range(min(FILLERS, size))
         ]
         for thread in self._threads:
             thread.start()
 
     def fill(self, shape: Shape) -> None:
-        """Begin to start containers ahead: at first of *shape*, then of those that `take` is asked for."""
+        """Begin to start containers ahead: at first of *shape*, then of those that `take` is asked
+        for.
+        """
         with self._changed:
             self._state = "filling"
             self._lately.clear()
@@ -70,12 +77,13 @@ class ContainerPool:
             self._changed.notify_all()
 
     def ready(self) -> int:
-        """How many containers wait."""
+        """Return how many containers wait."""
         with self._changed:
             return sum(map(len, self._ready.values()))
 
     def take(self, shape: Shape) -> Waiting:
-        """A waiting container: one that is ready, else a new one, before which no others are started ahead.
+        """Return a waiting container: one that is ready, else a new one, before which no others are
+        started ahead.
 
         Raises:
             InfrastructureError: the engine does not start one.
@@ -121,7 +129,9 @@ class ContainerPool:
     def _fill(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._state == "closed" or self._missing() or self._surplus())
+                self._changed.wait_for(
+                    lambda: self._state == "closed" or self._missing() or self._surplus()
+                )
                 if self._state == "closed":
                     return
                 surplus, shape = self._surplus(), self._missing()
@@ -136,16 +146,21 @@ class ContainerPool:
         return max(1, self._size // max(1, len(self._lately)))
 
     def _missing(self) -> Shape | None:
-        """The shape of which there are too few, the newest first."""
+        """Return the shape of which there are too few, the newest first."""
         if self._urgent or self._state != "filling":
             return None
         share, ready, making = self._share(), self._ready, self._making
-        return next((s for s in reversed(self._lately) if len(ready.get(s, ())) + making[s] < share), None)
+        return next(
+            (s for s in reversed(self._lately) if len(ready.get(s, ())) + making[s] < share), None
+        )
 
     def _surplus(self) -> Shape | None:
-        """The shape of which there are too many."""
+        """Return the shape of which there are too many."""
         share = self._share()
-        return next((s for s, r in self._ready.items() if len(r) > (share if s in self._lately else 0)), None)
+        return next(
+            (s for s, r in self._ready.items() if len(r) > (share if s in self._lately else 0)),
+            None,
+        )
 
     def _add(self, shape: Shape) -> None:
         try:

@@ -1,4 +1,5 @@
-"""Canaries: small programs that try what each axis forbids. What they report is what the provider guarantees.
+"""Canaries: small programs that try what each axis forbids. What they report is what the provider
+guarantees.
 
 A canary that cannot run proves nothing, so its axis is absent.
 """
@@ -28,7 +29,9 @@ LIMITS = ProgramLimits(seconds=20.0, memory=128 << 20, processes=24, disk=8 << 2
 """Small where a canary reaches them, and long in time, because the machine may be loaded."""
 
 DIE_SECONDS = 5.0
-"""How long a killed process may take to be gone: on a loaded machine it waits for a core to end on."""
+"""How long a killed process may take to be gone: on a loaded machine it waits for a core to end
+on.
+"""
 
 LOOK = r"""
 import ctypes, errno, json, os, socket, sys
@@ -153,7 +156,7 @@ while True:
 """
 
 
-class Run(Protocol):
+class ProgramRunner(Protocol):
     """`ProbedSandbox.run`."""
 
     async def __call__(
@@ -161,7 +164,7 @@ class Run(Protocol):
     ) -> ProgramResult: ...
 
 
-async def measure(run: Run) -> dict[str, Guarantee]:
+async def measure(run: ProgramRunner) -> dict[str, Guarantee]:
     """Run the canaries; the guarantee of each axis.
 
     Raises:
@@ -175,14 +178,21 @@ async def measure(run: Run) -> dict[str, Guarantee]:
     return found | await _time(run)  # alone, because the others load the machine
 
 
-async def _python(run: Run, code: str, stdin: str = "", seconds: float = LIMITS.seconds) -> ProgramResult:
+async def _python(
+    run: ProgramRunner, code: str, stdin: str = "", seconds: float = LIMITS.seconds
+) -> ProgramResult:
     limits = LIMITS if seconds == LIMITS.seconds else ProgramLimits(seconds=seconds)
     return await run({}, ["python3", "-I", "-c", code], stdin.encode(), limits)
 
 
-async def _look(run: Run) -> dict[str, Guarantee]:
-    """Try to reach a file, servers and processes of the host, to stay, and to make forbidden system calls."""
-    with tempfile.TemporaryDirectory(suffix="-canary") as folder, tempfile.NamedTemporaryFile(dir=folder) as file:
+async def _look(run: ProgramRunner) -> dict[str, Guarantee]:
+    """Try to reach a file, servers and processes of the host, to stay, and to make forbidden system
+    calls.
+    """
+    with (
+        tempfile.TemporaryDirectory(suffix="-canary") as folder,
+        tempfile.NamedTemporaryFile(dir=folder) as file,
+    ):
         os.chmod(folder, 0o777)  # so that only the box protects it
         os.fchmod(file.fileno(), 0o666)
         levels = await _look_around(run, folder, file.name)
@@ -197,7 +207,7 @@ async def _look(run: Run) -> dict[str, Guarantee]:
 
 
 def _runs(token: str) -> bool:
-    """Whether a process of this machine has *token* on its command line."""
+    """Return whether a process of this machine has *token* on its command line."""
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if token.encode() in file.read_bytes():
@@ -205,7 +215,7 @@ def _runs(token: str) -> bool:
     return False
 
 
-async def _look_around(run: Run, folder: str, file: str) -> dict[str, Guarantee]:
+async def _look_around(run: ProgramRunner, folder: str, file: str) -> dict[str, Guarantee]:
     calls = MACHINES[os.uname().machine][1]
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -220,49 +230,70 @@ async def _look_around(run: Run, folder: str, file: str) -> dict[str, Guarantee]
                 listener.listen()
             if not place.startswith("\0"):
                 os.chmod(place, 0o777)
-        wanted = {"folder": folder, "file": file, "port": server.getsockname()[1], "abstract": folder}
-        wanted |= {name: calls[name] for name in ("unshare", "io_uring_setup", "keyctl")} | {"pid": os.getpid()}
+        wanted = {
+            "folder": folder,
+            "file": file,
+            "port": server.getsockname()[1],
+            "abstract": folder,
+        }
+        wanted |= {name: calls[name] for name in ("unshare", "io_uring_setup", "keyctl")} | {
+            "pid": os.getpid()
+        }
         result = await _python(run, LOOK, json.dumps(wanted))
     try:
         saw: dict[str, Any] = json.loads(result.stdout)
     except ValueError as e:
         said = result.stderr[-500:].decode("utf-8", "replace")
-        raise InfrastructureError(f"a canary of the sandbox ended with {result.status}: {said}") from e
-    levels = {axis: Guarantee.ENFORCED if kept is True else Guarantee.ABSENT for axis, kept in saw.items()}
+        raise InfrastructureError(
+            f"a canary of the sandbox ended with {result.status}: {said}"
+        ) from e
+    levels = {
+        axis: Guarantee.ENFORCED if kept is True else Guarantee.ABSENT for axis, kept in saw.items()
+    }
     own = result.usage.user not in (0, os.getuid(), None)
     return levels | {"users": Guarantee.ENFORCED if own else Guarantee.ABSENT}
 
 
-async def _disk(run: Run) -> dict[str, Guarantee]:
+async def _disk(run: ProgramRunner) -> dict[str, Guarantee]:
     """Files that together exceed what memory and disk may have; memory may be what ends it."""
-    sizes = {"one": 8 * LIMITS.disk, "some": 3 * LIMITS.disk, "all": LIMITS.memory + 3 * LIMITS.disk}
+    sizes = {
+        "one": 8 * LIMITS.disk,
+        "some": 3 * LIMITS.disk,
+        "all": LIMITS.memory + 3 * LIMITS.disk,
+    }
     result = await _python(run, DISK % sizes)
     kept = result.stdout.strip() == b"True" or result.status == "memory"
     return {"disk": Guarantee.ENFORCED if kept else Guarantee.ABSENT}
 
 
-async def _memory(run: Run) -> dict[str, Guarantee]:
+async def _memory(run: ProgramRunner) -> dict[str, Guarantee]:
     together = await _python(run, MEMORY % {"share": LIMITS.memory // 2})
     if together.status == "memory":
         return {"memory": Guarantee.ENFORCED}
     alone = await _python(run, MEMORY_ALONE % {"all": LIMITS.memory * 2})
-    return {"memory": Guarantee.BEST_EFFORT if alone.status in ("failed", "memory") else Guarantee.ABSENT}
+    return {
+        "memory": Guarantee.BEST_EFFORT
+        if alone.status in ("failed", "memory")
+        else Guarantee.ABSENT
+    }
 
 
-async def _forks(run: Run) -> dict[str, Guarantee]:
+async def _forks(run: ProgramRunner) -> dict[str, Guarantee]:
     result = await _python(run, FORKS)
     born = int(result.stdout) if result.stdout.strip().isdigit() else 100
     return {"forks": Guarantee.ENFORCED if born <= LIMITS.processes else Guarantee.ABSENT}
 
 
-async def _output(run: Run) -> dict[str, Guarantee]:
+async def _output(run: ProgramRunner) -> dict[str, Guarantee]:
     result = await _python(run, OUTPUT)
     kept = result.status == "output" and len(result.stdout) == LIMITS.output
     return {"output": Guarantee.ENFORCED if kept else Guarantee.ABSENT}
 
 
-async def _time(run: Run) -> dict[str, Guarantee]:
-    """On a loaded machine a kill may be late once; the axis is best effort only if every one is late."""
+async def _time(run: ProgramRunner) -> dict[str, Guarantee]:
+    """On a loaded machine a kill may be late once; the axis is best effort only if every one is
+    late.
+    """
     for seconds in (0.2, 0.3, 0.5, 1.0, 1.0):
         result = await _python(run, TIME, seconds=seconds)
         if result.status == "timeout" and result.usage.seconds <= seconds + 0.25:

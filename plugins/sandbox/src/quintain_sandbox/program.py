@@ -11,7 +11,9 @@ from typing import Literal
 from quintain.errors import UsageError
 
 Status = Literal["ok", "failed", "timeout", "memory", "output", "closed"]
-"""``ok`` is exit status 0, ``failed`` any other exit, ``closed`` a kill by the caller; the rest are limits."""
+"""``ok`` is exit status 0, ``failed`` any other exit, ``closed`` a kill by the caller; the rest are
+limits.
+"""
 HOME = "/tmp/box"
 """The working directory of a program that sees file systems of its own."""
 ENVIRONMENT: Mapping[str, str] = {
@@ -42,13 +44,17 @@ class ProgramLimits:
     disk: int = 64 << 20
     """Bytes in ``/tmp``, as many in ``/dev/shm``, and the size of one file."""
     open_files: int = 256
-    """Open file descriptors of each process; a few more than there are files where that is larger."""
+    """Open file descriptors of each process; a few more than there are files where that is
+    larger.
+    """
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
             if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-                raise UsageError(f"limits.{item.name} is {value!r}; expected a positive finite number")
+                raise UsageError(
+                    f"limits.{item.name} is {value!r}; expected a positive finite number"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +62,21 @@ class Usage:
     """What a run took."""
 
     seconds: float
-    """Wall-clock time from the release of the program to the end of its last process, measured on the host."""
+    """Wall-clock time from the release of the program to the end of its last process, measured on
+    the host.
+    """
     cpu_seconds: float
     """User and system time of the program and of the children that it waited for."""
     memory: int
-    """Peak bytes: of all processes together where a control group counts them, else of the largest process."""
+    """Peak bytes: of all processes together where a control group counts them, else of the largest
+    process.
+    """
     refused_forks: int = 0
     """How often the limit on processes refused one; 0 where no control group counts it."""
     user: int | None = None
-    """The program's user id on the host, as the kernel says; ``None`` where the program runs on another kernel."""
+    """The program's user id on the host, as the kernel says; ``None`` where the program runs on
+    another kernel.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +84,8 @@ class ProgramResult:
     """How a program ended. Only the sandbox's own failures are exceptions.
 
     Attributes:
-        status: ``ok`` means exit status 0 and nothing more; a grader needs a message that proves its tests ran.
+        status: ``ok`` means exit status 0 and nothing more; a grader needs a message that proves
+            its tests ran.
         exit: exit status, 128 + n after signal n; ``None`` where the sandbox ended the program.
         truncated: the streams that were cut at the limit: ``stdout``, ``stderr``.
     """
@@ -92,7 +105,9 @@ def as_limits(limits: ProgramLimits | None) -> ProgramLimits:
         UsageError: it is something else.
     """
     if limits is not None and not isinstance(limits, ProgramLimits):
-        raise UsageError(f"limits is {limits!r}; expected ProgramLimits, such as limits=ProgramLimits(seconds=2)")
+        raise UsageError(
+            f"limits is {limits!r}; expected ProgramLimits, such as limits=ProgramLimits(seconds=2)"
+        )
     return limits or ProgramLimits()
 
 
@@ -102,9 +117,16 @@ def as_files(files: Mapping[str, bytes | str] | None) -> dict[str, bytes]:
     Raises:
         UsageError: it is no mapping of names to contents.
     """
-    if files is not None and (not isinstance(files, Mapping) or not all(isinstance(name, str) for name in files)):
-        raise UsageError(f"files is {str(files)[:80]!r}; expected contents by name, such as {{'main.py': 'print(1)'}}")
-    return {name: as_bytes(content, f"files[{name[:80]!r}]") for name, content in (files or {}).items()}
+    if files is not None and (
+        not isinstance(files, Mapping) or not all(isinstance(name, str) for name in files)
+    ):
+        raise UsageError(
+            f"files is {str(files)[:80]!r}; expected contents by name, such as {{'main.py': "
+            f"'print(1)'}}"
+        )
+    return {
+        name: as_bytes(content, f"files[{name[:80]!r}]") for name, content in (files or {}).items()
+    }
 
 
 def as_bytes(content: object, name: str) -> bytes:
@@ -120,7 +142,9 @@ def as_bytes(content: object, name: str) -> bytes:
     try:
         return content.encode()
     except UnicodeEncodeError as e:
-        raise UsageError(f"{name} has characters that UTF-8 cannot encode ({e.reason}); give bytes") from e
+        raise UsageError(
+            f"{name} has characters that UTF-8 cannot encode ({e.reason}); give bytes"
+        ) from e
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,37 +161,51 @@ class Program:
     interactive: bool = False
     """Whether standard input stays open after *stdin*, for a caller that writes more."""
     unread: int | None = None
-    """Bounds the bytes of standard output that nobody has read yet, in place of ``limits.output`` for all of them."""
+    """Bounds the bytes of standard output that nobody has read yet, in place of ``limits.output``
+    for all of them.
+    """
     limits: ProgramLimits = field(default_factory=ProgramLimits)
 
     def __post_init__(self) -> None:
         if isinstance(self.argv, (str, bytes)) or not self.argv:
-            raise UsageError(f"argv is {self.argv!r}; expected a sequence of words, the command first")
+            raise UsageError(
+                f"argv is {self.argv!r}; expected a sequence of words, the command first"
+            )
         for word in self.argv:
             if not isinstance(word, str) or "\0" in word:
                 raise UsageError(f"argv has {word!r}; expected words of text without NUL")
         for name in self.files:
             parts = PurePosixPath(name).parts
-            if not parts or name.startswith("/") or ".." in parts or "\0" in name or len(parts) > 16 or len(name) > 512:
+            if (
+                not parts
+                or name.startswith("/")
+                or ".." in parts
+                or "\0" in name
+                or len(parts) > 16
+                or len(name) > 512
+            ):
                 raise UsageError(
-                    f"file name {name[:80]!r} is outside the working directory, too long or too deep; "
-                    "expected a relative path without '..', of at most 16 parts and 512 characters"
+                    f"file name {name[:80]!r} is outside the working directory, too long or too "
+                    "deep; expected a relative path without '..', of at most 16 parts and 512 "
+                    "characters"
                 )
         size = sum(map(len, self.files.values()))
         if size > self.limits.disk or len(self.files) > 256:
             raise UsageError(
-                f"{len(self.files)} files of {size} bytes; expected at most 256 files and limits.disk = "
-                f"{self.limits.disk} bytes"
+                f"{len(self.files)} files of {size} bytes; expected at most 256 files and "
+                f"limits.disk = {self.limits.disk} bytes"
             )
 
 
 def process_limits(
     program: Program, *, own_user: bool, memory_is_counted: bool, supervisors: int = 0
 ) -> dict[str, int]:
-    """Resource limits of each process, by the names of `resource` without ``RLIMIT_``: the second line of defence.
+    """Resource limits of each process, by the names of `resource` without ``RLIMIT_``: the second
+    line of defence.
 
     Args:
-        own_user: whether the program's user has no other processes, which the kernel would count with its own.
+        own_user: whether the program's user has no other processes, which the kernel would count
+            with its own.
         memory_is_counted: whether a control group bounds the sum of memory.
         supervisors: processes of the provider that the same user has.
     """
@@ -176,7 +214,8 @@ def process_limits(
         "CPU": ceil(limits.cpu_seconds),
         "CORE": 0,
         "FSIZE": limits.disk,
-        "NOFILE": max(limits.open_files, len(program.files) + 24),  # bubblewrap reads each from a descriptor
+        # bubblewrap reads each from a descriptor
+        "NOFILE": max(limits.open_files, len(program.files) + 24),
     }
     if own_user:
         found["NPROC"] = limits.processes + supervisors

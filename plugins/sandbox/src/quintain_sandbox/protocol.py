@@ -1,4 +1,6 @@
-"""What every provider of sandboxes offers: one-shot and interactive programs, and its guarantees per axis."""
+"""What every provider of sandboxes offers: one-shot and interactive programs, and its guarantees
+per axis.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from .opened import Box
 from .probe import measure
 from .program import Program, ProgramLimits, ProgramResult, as_bytes, as_files, as_limits
 from .running import Programs, RunningProgram
-from .session import SESSION, SOURCE, SUPERVISOR, Session, most_unread
+from .session import SESSION, SOURCE, SUPERVISOR, SandboxSession, most_unread
 
 SLOTS = min(os.cpu_count() or 1, 32)
 """Programs at one time by default; every provider can run as many."""
@@ -28,13 +30,13 @@ SLOTS = min(os.cpu_count() or 1, 32)
 class ProbedSandbox(Sandbox):
     """A provider: it opens boxes, and has guarantees that it measures when it starts.
 
-    A subclass has `open_box`. It may have `prepare`, `settle` and `release`, for what it keeps while it is started, and
-    `fix`, for its error messages.
+    A subclass has `open_box`. It may have `prepare`, `settle` and `release`, for what it keeps
+    while it is started, and `fix`, for its error messages.
 
     Attributes:
         slots: programs at one time.
-        enforce: axes that must be enforced on this machine, else the service does not start. Leave out of it what you
-            can do without; the default is all.
+        enforce: axes that must be enforced on this machine, else the service does not start. Leave
+            out of it what you can do without; the default is all.
     """
 
     slots: int
@@ -42,11 +44,15 @@ class ProbedSandbox(Sandbox):
     guarantees: Mapping[str, Guarantee]
     """By axis, for all of `AXES`; filled at start."""
     sessions: bool = True
-    """Whether a program in a box can see and end all others of the box, as the supervisor of a session does."""
+    """Whether a program in a box can see and end all others of the box, as the supervisor of a
+    session does.
+    """
     loopback: bool = True
     """Whether programs of one box reach one another, and nobody else, at 127.0.0.1."""
     start_fix: ClassVar[str] = ""
-    """What to do where the machine has what the provider needs, and not even an empty program runs."""
+    """What to do where the machine has what the provider needs, and not even an empty program
+    runs.
+    """
     _programs: Programs | None = None
 
     def __init__(self, *, slots: int = SLOTS, enforce: Iterable[str] = tuple(AXES)) -> None:
@@ -61,7 +67,9 @@ class ProbedSandbox(Sandbox):
             try:
                 self.guarantees = await measure(self.run)
             except OSError as e:
-                raise InfrastructureError(f"the canaries of the sandbox cannot be prepared: {e}") from e
+                raise InfrastructureError(
+                    f"the canaries of the sandbox cannot be prepared: {e}"
+                ) from e
             await self.settle()
             self.require(self.enforce)
         except BaseException:
@@ -91,14 +99,19 @@ class ProbedSandbox(Sandbox):
         """
 
     async def settle(self) -> None:
-        """Start, and measure, what the provider has besides; called after the probe, before `enforce` is checked."""
+        """Start, and measure, what the provider has besides; called after the probe, before
+        `enforce` is checked.
+        """
 
     def release(self) -> None:
-        """Release what `prepare` and `settle` made, if they did. Blocking; called after all programs ended."""
+        """Release what `prepare` and `settle` made, if they did. Blocking; called after all
+        programs ended.
+        """
 
     @abstractmethod
     def open_box(self, program: Program) -> Box:
-        """Start *program* in a new box whose working directory has its files. Blocking; called in several threads.
+        """Start *program* in a new box whose working directory has its files. Blocking; called in
+        several threads.
 
         Raises:
             InfrastructureError: the sandbox failed.
@@ -112,7 +125,8 @@ class ProbedSandbox(Sandbox):
         limits: ProgramLimits | None = None,
         network: bool = False,
     ) -> ProgramResult:
-        """Run *argv* in a new box whose working directory has *files*; the box ends with the program.
+        """Run *argv* in a new box whose working directory has *files*; the box ends with the
+        program.
 
         Text in *files* and *stdin* is written as UTF-8; the streams of the result are bytes.
 
@@ -120,11 +134,17 @@ class ProbedSandbox(Sandbox):
 
         Raises:
             UsageError: the request itself is invalid, or the provider cannot give what it asks for.
-            InfrastructureError: the sandbox failed. The program did not get a fair run, so there is no result.
+            InfrastructureError: the sandbox failed. The program did not get a fair run, so there is
+                no result.
         """
         if network:
             raise UsageError(f"{self.name} gives no network; leave out network=True")
-        program = Program(argv=argv, files=as_files(files), stdin=as_bytes(stdin, "stdin"), limits=as_limits(limits))
+        program = Program(
+            argv=argv,
+            files=as_files(files),
+            stdin=as_bytes(stdin, "stdin"),
+            limits=as_limits(limits),
+        )
         return await self._started().run(program)
 
     def start(
@@ -136,30 +156,38 @@ class ProbedSandbox(Sandbox):
         beside: RunningProgram | None = None,
         unread: int | None = None,
     ) -> AbstractAsyncContextManager[RunningProgram]:
-        """Start *argv* as `run` does, and talk to it: ``async with sandbox.start(files, argv) as program:``.
+        """Start *argv* as `run` does, and talk to it: ``async with sandbox.start(files, argv) as
+        program:``.
 
-        The limits hold for its whole life. Whatever still runs at the end of the block is killed, also by a
-        cancellation.
+        The limits hold for its whole life. Whatever still runs at the end of the block is killed,
+        also by a cancellation.
 
         Args:
-            beside: a running program whose slot this one shares, instead of waiting for a slot of its own. A caller
-                that needs two programs at one time starts the second beside the first: callers that each hold one slot
-                and wait for a second one deadlock.
-            unread: bounds the bytes of standard output that nobody has read yet, in place of ``limits.output`` for
-                all of them, for a program that talks for long.
+            beside: a running program whose slot this one shares, instead of waiting for a slot of
+                its own. A caller that needs two programs at one time starts the second beside the
+                first: callers that each hold one slot and wait for a second one deadlock.
+            unread: bounds the bytes of standard output that nobody has read yet, in place of
+                ``limits.output`` for all of them, for a program that talks for long.
 
         Raises:
             UsageError: as `run`.
             InfrastructureError: as `run`; also at the end of the block.
         """
-        program = Program(argv=argv, files=as_files(files), limits=as_limits(limits), interactive=True, unread=unread)
+        program = Program(
+            argv=argv,
+            files=as_files(files),
+            limits=as_limits(limits),
+            interactive=True,
+            unread=unread,
+        )
         return self._started().start(program, beside)
 
     @contextlib.asynccontextmanager
     async def session(
         self, files: Mapping[str, bytes | str] | None = None, limits: ProgramLimits = SESSION
-    ) -> AsyncIterator[Session]:
-        """Start a session: commands one after the other in one box whose working directory begins with *files*.
+    ) -> AsyncIterator[SandboxSession]:
+        """Start a session: commands one after the other in one box whose working directory begins
+        with *files*.
 
         Its supervisor needs a ``python3`` in the box. A session holds a slot.
 
@@ -170,7 +198,8 @@ class ProbedSandbox(Sandbox):
         if not self.sessions:
             raise UsageError(f"{self.name} has no sessions; use docker or bubblewrap")
         limits = as_limits(limits)
-        # The supervisor bounds each command; the report of one command must fit, whatever the sum over all commands is.
+        # The supervisor bounds each command; the report of one command must fit, whatever the sum
+        # over all commands is.
         program = Program(
             argv=SUPERVISOR,
             stdin=SOURCE,
@@ -180,7 +209,7 @@ class ProbedSandbox(Sandbox):
             unread=most_unread(limits),
         )
         async with self._started().start(program, None) as running:
-            session = Session(running, limits)
+            session = SandboxSession(running, limits)
             await session.ready()
             yield session
             await session.close()
@@ -191,8 +220,10 @@ class ProbedSandbox(Sandbox):
         return self._programs
 
     def not_started(self) -> UsageError:
-        """The error of a service that is used before its start or after its end."""
-        return UsageError(f"{self.name} is not started; use 'async with {type(self).__name__}() as sandbox:'")
+        """Return the error of a service that is used before its start or after its end."""
+        return UsageError(
+            f"{self.name} is not started; use 'async with {type(self).__name__}() as sandbox:'"
+        )
 
     @property
     def name(self) -> str:
@@ -200,11 +231,13 @@ class ProbedSandbox(Sandbox):
         return type(self).__name__.lower()
 
     def fix(self, axis: str) -> str:
-        """How the user gets the *axis* enforced on this machine: a command, or a setting.
+        """Return how the user gets the *axis* enforced on this machine: a command, or a setting.
 
         A provider answers for the axes that depend on it, and leaves the others to this method.
         """
-        return FIXES.get(axis, f"{self.name} does not enforce it on this machine: use another provider")
+        return FIXES.get(
+            axis, f"{self.name} does not enforce it on this machine: use another provider"
+        )
 
     def require(self, axes: Iterable[str]) -> None:
         """Raise an error unless each of *axes* is enforced.

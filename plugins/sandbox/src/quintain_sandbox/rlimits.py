@@ -1,6 +1,8 @@
-"""The provider `rlimits`, which is no sandbox: limits and a user, for machines that have nothing else. Asked for only.
+"""The provider `rlimits`, which is no sandbox: limits and a user, for machines that have nothing
+else. Asked for only.
 
-This module is also a hook plugin: each step of a run that uses the provider has the alert ``unsafe_sandbox``.
+This module is also a hook plugin: each step of a run that uses the provider has the alert
+``unsafe_sandbox``.
 """
 
 from __future__ import annotations
@@ -17,20 +19,25 @@ from .protocol import SLOTS
 
 log = logging.getLogger("quintain.sandbox")
 WARNING = (
-    "UNSAFE: programs of the policy run without a sandbox (provider rlimits). They read every file that their user may "
-    "read, use the network and reach every local server. Use docker, bubblewrap or landlock."
+    "UNSAFE: programs of the policy run without a sandbox (provider rlimits). They read every file "
+    "that their user may read, use the network and reach every local server. Use docker, "
+    "bubblewrap or landlock."
 )
 _running: list[Rlimits] = []
 _warned: list[str] = []
 
 
 class Rlimits(ConfinedSandbox):
-    """Resource limits, a user of its own where the trainer is root, control groups where there are any. No isolation.
+    """Resource limits, a user of its own where the trainer is root, control groups where there are
+    any. No isolation.
 
     Attributes:
-        allow_unsafe: must be true: you accept that programs read the host's files and use its network.
-        slots: programs at one time; each has a user id of its own on the host where the trainer is root.
-        enforce: axes that must be enforced on this machine, else the service does not start; none by default.
+        allow_unsafe: must be true: you accept that programs read the host's files and use its
+            network.
+        slots: programs at one time; each has a user id of its own on the host where the trainer is
+            root.
+        enforce: axes that must be enforced on this machine, else the service does not start; none
+            by default.
     """
 
     def __init__(
@@ -42,8 +49,8 @@ class Rlimits(ConfinedSandbox):
     ) -> None:
         if not allow_unsafe:
             raise UsageError(
-                "rlimits is no sandbox: programs read the host's files and use its network. Use bubblewrap, docker or "
-                "landlock, or accept that with allow_unsafe = true"
+                "rlimits is no sandbox: programs read the host's files and use its network. Use "
+                "bubblewrap, docker or landlock, or accept that with allow_unsafe = true"
             )
         super().__init__(slots=slots, enforce=enforce)
 

@@ -1,7 +1,7 @@
 """A program while it runs: its streams, its limits, its end.
 
-A thread per program moves the streams and keeps the limits, so that neither waits for the caller's event loop, which
-training may block for seconds. Providers only open boxes.
+A thread per program moves the streams and keeps the limits, so that neither waits for the caller's
+event loop, which training may block for seconds. Providers only open boxes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class LineTooLong(ReadError):
 
 
 class RunningProgram:
-    """A program that runs; made by `ProbedSandbox.start`. One task at a time reads from it, in any event loop."""
+    """A program that runs; made by `ProbedSandbox.start`. One task at a time reads from it, in any
+    event loop.
+    """
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -76,7 +78,9 @@ class RunningProgram:
         data = as_bytes(data, "data")
         with self._lock:
             if self._input_ends:
-                raise UsageError("the standard input of the program is closed; write before end_input()")
+                raise UsageError(
+                    "the standard input of the program is closed; write before end_input()"
+                )
             if self._input_refused or self._result.done():
                 return
             self._input.append(data)
@@ -84,10 +88,11 @@ class RunningProgram:
         self._notify()
 
     async def drain(self, most: int = LINE) -> None:
-        """Wait until at most *most* of the bytes that were written have not reached its standard input.
+        """Wait until at most *most* of the bytes that were written have not reached its standard
+        input.
 
-        Returns, too, when it closed its standard input or ended. A caller that writes without bound to a program that
-        need not read awaits this after each write.
+        Returns, too, when it closed its standard input or ended. A caller that writes without bound
+        to a program that need not read awaits this after each write.
         """
         with self._lock:
             if self._unsent <= most or self._result.done():
@@ -104,13 +109,14 @@ class RunningProgram:
         self._notify()
 
     async def read_line(self, *, seconds: float | None = None, limit: int = LINE) -> bytes:
-        """The next line of its standard output, with its newline.
+        """Return the next line of its standard output, with its newline.
 
-        The last line may lack one. ``b""``: the output and the program have ended, by themselves or by a limit (`wait`
-        and `close` return which).
+        The last line may lack one. ``b""``: the output and the program have ended, by themselves or
+        by a limit (`wait` and `close` return which).
 
         Raises:
-            LineTimeout: nothing to return within *seconds*; ``None`` waits until the time limit of the program.
+            LineTimeout: nothing to return within *seconds*; ``None`` waits until the time limit of
+                the program.
             LineTooLong: more than *limit* bytes without a newline; they stay unread.
             InfrastructureError: the sandbox failed.
         """
@@ -127,10 +133,14 @@ class RunningProgram:
             if line is not None:
                 return line
             try:
-                async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                async with asyncio.timeout(
+                    None if deadline is None else max(0.0, deadline - time.monotonic())
+                ):
                     await came
             except TimeoutError:
-                raise LineTimeout(f"no line from {self._program.argv[0]!r} within {seconds:g} s") from None
+                raise LineTimeout(
+                    f"no line from {self._program.argv[0]!r} within {seconds:g} s"
+                ) from None
             finally:
                 with self._lock:
                     self._reader = None
@@ -142,7 +152,10 @@ class RunningProgram:
             end = len(self._out) if self._result.done() else 0
         size = end or len(self._out)
         if size > limit:
-            raise LineTooLong(f"{self._program.argv[0]!r} wrote {size} bytes where a line of at most {limit} is read")
+            raise LineTooLong(
+                f"{self._program.argv[0]!r} wrote {size} bytes where a line of at most {limit} is "
+                f"read"
+            )
         if end:
             line = bytes(self._out[:end])
             del self._out[:end]
@@ -168,7 +181,9 @@ class RunningProgram:
         return await self.wait()
 
     def _kill(self, why: Literal["closed", "stopped"]) -> None:
-        """Kill it from any thread, without waiting. ``stopped`` makes its result an `InfrastructureError`."""
+        """Kill it from any thread, without waiting. ``stopped`` makes its result an
+        `InfrastructureError`.
+        """
         with self._lock:
             self._stop = self._stop or why
         self._notify()
@@ -266,9 +281,13 @@ class RunningProgram:
         )
 
     def _take_input(self) -> tuple[bytes, bool]:
-        """The next piece for standard input, and whether it ends after it. For the thread."""
+        """Return the next piece for standard input, and whether it ends after it. For the
+        thread.
+        """
         with self._lock:
-            return (self._input.popleft() if self._input else b""), self._input_ends and not self._input
+            return (
+                self._input.popleft() if self._input else b""
+            ), self._input_ends and not self._input
 
     def _count_sent(self, size: int) -> None:
         """Count bytes that reached its standard input. For the thread."""
@@ -276,14 +295,16 @@ class RunningProgram:
             self._sent(size)
 
     def _refuse_input(self) -> None:
-        """Drop what waits for standard input, and what comes, because the program closed it. For the thread."""
+        """Drop what waits for standard input, and what comes, because the program closed it. For
+        the thread.
+        """
         with self._lock:
             self._input_refused = True
             self._input.clear()
             self._sent(self._unsent)
 
     def _take_stop(self) -> Literal["closed", "stopped"] | None:
-        """Whether to kill it. For the thread."""
+        """Return whether to kill it. For the thread."""
         with self._lock, contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         return self._stop
@@ -294,7 +315,9 @@ class RunningProgram:
             return len(self._out)
 
     def memory_kills(self) -> int:
-        """How often the kernel has killed a process of it for memory so far; 0 where nothing counts it."""
+        """Return how often the kernel has killed a process of it for memory so far; 0 where nothing
+        counts it.
+        """
         box = self._box
         return 0 if box is None else box.memory_kills()
 
@@ -362,7 +385,11 @@ class _Pump:
         except BlockingIOError:
             return False
         unread = self._running._program.unread
-        room = self._room[name] if name == "stderr" or unread is None else max(0, unread - self._running._unread())
+        room = (
+            self._room[name]
+            if name == "stderr" or unread is None
+            else max(0, unread - self._running._unread())
+        )
         kept = data[:room]
         self._room[name] -= len(kept)
         if name == "stderr":
@@ -405,14 +432,17 @@ class _Pump:
 
 
 def _status(ended_by: EndedBy | None, finish: Finish, limits: ProgramLimits) -> Status:
-    """The limit that came first; memory comes before time, because a program may wait for a child that was killed."""
+    """Return the limit that came first; memory comes before time, because a program may wait for a
+    child that was killed.
+    """
     if ended_by == "output":
         return "output"
     if finish.out_of_memory:
         return "memory"
     if ended_by == "closed":
         return "closed"
-    # The kernel counts ticks for the limit and time for the sum, which on a loaded machine is up to 15 % less.
+    # The kernel counts ticks for the limit and time for the sum, which on a loaded machine is up to
+    # 15 % less.
     by_cpu_limit = finish.exit in (128 + signal.SIGKILL, 128 + signal.SIGXCPU) and (
         finish.usage.cpu_seconds >= 0.75 * limits.cpu_seconds
     )
@@ -422,7 +452,9 @@ def _status(ended_by: EndedBy | None, finish: Finish, limits: ProgramLimits) -> 
 
 
 class Programs:
-    """The running programs of a service: at most *slots* at one time, each in a thread, and those beside them."""
+    """The running programs of a service: at most *slots* at one time, each in a thread, and those
+    beside them.
+    """
 
     def __init__(self, slots: int, open_box: Callable[[Program], Box]) -> None:
         self._open_box = open_box
@@ -432,7 +464,9 @@ class Programs:
         self._left: BaseException | None = None
 
     async def run(self, program: Program) -> ProgramResult:
-        """Start *program* as soon as there is a slot, and wait for its end; a cancelled one is killed first."""
+        """Start *program* as soon as there is a slot, and wait for its end; a cancelled one is
+        killed first.
+        """
         running = self._launch(program, self._slots)
         try:
             return await running.wait()
@@ -440,8 +474,12 @@ class Programs:
             await self._end(running)
 
     @contextlib.asynccontextmanager
-    async def start(self, program: Program, beside: RunningProgram | None) -> AsyncIterator[RunningProgram]:
-        """Start *program* as soon as there is a slot, or at once in the slot of *beside*; kill it at the end."""
+    async def start(
+        self, program: Program, beside: RunningProgram | None
+    ) -> AsyncIterator[RunningProgram]:
+        """Start *program* as soon as there is a slot, or at once in the slot of *beside*; kill it
+        at the end.
+        """
         running = self._launch(program, self._slots if beside is None else self._beside)
         try:
             await running._until_opened()

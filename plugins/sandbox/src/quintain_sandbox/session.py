@@ -1,7 +1,7 @@
 """A session: commands one after the other in one box, with a working directory that stays.
 
-`session_main` runs inside and takes orders. Its messages come from a box that runs programs of a policy, so they are
-parsed strictly and bounded; an invalid message ends the session.
+`session_main` runs inside and takes orders. Its messages come from a box that runs programs of a
+policy, so they are parsed strictly and bounded; an invalid message ends the session.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ SUPERVISOR = (
     "python3",
     "-I",
     "-c",
-    f"import os\nn, code = {len(SOURCE)}, b''\nwhile n > len(code): code += os.read(0, n - len(code))\nexec(code)",
+    f"import os\nn, code = {len(SOURCE)}, b''\nwhile n > len(code): code += os.read(0, n - "
+    f"len(code))\nexec(code)",
 )
-"""Executes the `SOURCE` that comes first on its standard input, so that listings of processes do not show it."""
+"""Executes the `SOURCE` that comes first on its standard input, so that listings of processes do
+not show it.
+"""
 READ = 8 << 20
 """Most bytes of one file that is read."""
 START_SECONDS = 30.0
@@ -42,7 +45,9 @@ GRACE = 10.0
 
 
 class SessionFileError(Exception):
-    """A file of a session cannot be read or written because of a program in it; the session remains usable."""
+    """A file of a session cannot be read or written because of a program in it; the session remains
+    usable.
+    """
 
 
 class _Strict(BaseModel):
@@ -102,9 +107,11 @@ class PythonOutcome:
     """What came of executing code.
 
     Attributes:
-        status: ``ok``; ``error`` for an exception; ``timeout``, ``memory`` or ``exit`` if the interpreter ended, so
-            that the next code meets a new one; ``closed`` if the session is over.
-        stdout: what was printed, standard error too, cut at the limit; the value of a last expression is printed.
+        status: ``ok``; ``error`` for an exception; ``timeout``, ``memory`` or ``exit`` if the
+            interpreter ended, so that the next code meets a new one; ``closed`` if the session is
+            over.
+        stdout: what was printed, standard error too, cut at the limit; the value of a last
+            expression is printed.
         error: the traceback, which begins in the code; empty unless ``error``.
         truncated: whether *stdout* was cut.
     """
@@ -120,11 +127,11 @@ class _Over(Exception):
     """The program of the session ended."""
 
 
-class Session:
+class SandboxSession:
     """Made by `ProbedSandbox.session`; used by one task at a time.
 
-    The limits hold for the session as a whole, except that `ProgramLimits.output` holds for each command. When the box
-    ends by a limit, this command and all later ones have its status.
+    The limits hold for the session as a whole, except that `ProgramLimits.output` holds for each
+    command. When the box ends by a limit, this command and all later ones have its status.
     """
 
     def __init__(self, program: RunningProgram, limits: ProgramLimits) -> None:
@@ -144,8 +151,12 @@ class Session:
             line = b""
         if line != b"ready\n":
             result = await self._program.close()
-            said = result.stderr[-500:].decode("utf-8", "replace").strip() or f"status {result.status}"
-            raise InfrastructureError(f"a session needs a python3 of 3.9 or later in the box: {said}")
+            said = (
+                result.stderr[-500:].decode("utf-8", "replace").strip() or f"status {result.status}"
+            )
+            raise InfrastructureError(
+                f"a session needs a python3 of 3.9 or later in the box: {said}"
+            )
 
     async def run(
         self,
@@ -156,15 +167,17 @@ class Session:
     ) -> ProgramResult:
         """Write *files*, then run *argv* in the working directory. Text is written as UTF-8.
 
-        What it leaves running is killed when it ends; `python` stays. A command that cannot be started has exit status
-        127 or 126, as in a shell. ``usage.memory`` is the peak of its largest process.
+        What it leaves running is killed when it ends; `python` stays. A command that cannot be
+        started has exit status 127 or 126, as in a shell. ``usage.memory`` is the peak of its
+        largest process.
 
         Args:
             seconds: time limit of the command; ``None`` leaves the rest of the session's.
 
         Raises:
             UsageError: the request itself is invalid.
-            SessionFileError: *files* cannot be written where a program put something else, or the disk is full.
+            SessionFileError: *files* cannot be written where a program put something else, or the
+                disk is full.
             InfrastructureError: the sandbox failed.
         """
         contents, data = as_files(files), as_bytes(stdin, "stdin")
@@ -175,7 +188,11 @@ class Session:
             if contents:
                 await self._write(contents)
             answer = await self._ask(
-                "run", seconds=limit, argv=list(argv), stdin=_encoded(data), output=self._limits.output
+                "run",
+                seconds=limit,
+                argv=list(argv),
+                stdin=_encoded(data),
+                output=self._limits.output,
             )
         except _Over:
             assert self._over is not None
@@ -187,11 +204,14 @@ class Session:
             stdout=answer.stdout,
             stderr=answer.stderr,
             truncated=tuple(answer.truncated),
-            usage=Usage(seconds=answer.seconds, cpu_seconds=answer.cpu_seconds, memory=answer.memory),
+            usage=Usage(
+                seconds=answer.seconds, cpu_seconds=answer.cpu_seconds, memory=answer.memory
+            ),
         )
 
     async def write(self, path: str, data: bytes | str) -> None:
-        """Write a regular file, relative to the working directory or absolute in the box; missing folders are made.
+        """Write a regular file, relative to the working directory or absolute in the box; missing
+        folders are made.
 
         Text is written as UTF-8.
 
@@ -203,8 +223,8 @@ class Session:
         data = as_bytes(data, "data")
         if len(data) > self._limits.disk or "\0" in path:
             raise UsageError(
-                f"{len(data)} bytes for {path[:80]!r}; expected a path without NUL and at most limits.disk = "
-                f"{self._limits.disk} bytes"
+                f"{len(data)} bytes for {path[:80]!r}; expected a path without NUL and at most "
+                f"limits.disk = {self._limits.disk} bytes"
             )
         try:
             await self._write({path: data})
@@ -212,15 +232,18 @@ class Session:
             raise SessionFileError(f"{path[:200]}: the session is over") from None
 
     async def read(self, path: str, limit: int = READ) -> bytes:
-        """The content of a regular file, relative to the working directory or absolute in the box.
+        """Return the content of a regular file, relative to the working directory or absolute in
+        the box.
 
         Raises:
-            SessionFileError: there is none, it cannot be read, it has more than *limit* bytes, or the session is over.
+            SessionFileError: there is none, it cannot be read, it has more than *limit* bytes, or
+                the session is over.
             InfrastructureError: the sandbox failed.
         """
         if not 0 <= limit <= READ or "\0" in path:
             raise UsageError(
-                f"limit is {limit} for {path[:80]!r}; expected a path without NUL and at most {READ} bytes"
+                f"limit is {limit} for {path[:80]!r}; expected a path without NUL and at most "
+                f"{READ} bytes"
             )
         try:
             answer = await self._ask("read", path=path, limit=limit)
@@ -232,7 +255,9 @@ class Session:
         return data[:limit]
 
     def python(self) -> Interpreter:
-        """A Python interpreter in the working directory, which keeps its state from one execution to the next."""
+        """Return a Python interpreter in the working directory, which keeps its state from one
+        execution to the next.
+        """
         return Interpreter(self)
 
     async def execute(self, code: str, seconds: float | None = None) -> PythonOutcome:
@@ -241,11 +266,15 @@ class Session:
         kills = self._program.memory_kills()
         try:
             source = code.encode("utf-8", "replace")
-            answer = await self._ask("execute", seconds=limit, code=_encoded(source), output=self._limits.output)
+            answer = await self._ask(
+                "execute", seconds=limit, code=_encoded(source), output=self._limits.output
+            )
         except _Over:
             return PythonOutcome(status="closed", stdout="", error="", truncated=False, seconds=0.0)
         if isinstance(answer, _Refused):
-            raise InfrastructureError(f"the interpreter of a session did not start: {answer.refused}")
+            raise InfrastructureError(
+                f"the interpreter of a session did not start: {answer.refused}"
+            )
         memory = answer.status == "exit" and self._program.memory_kills() > kills
         return PythonOutcome(
             status="memory" if memory else answer.status,
@@ -256,12 +285,16 @@ class Session:
         )
 
     def _limit(self, seconds: float | None) -> float:
-        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 < seconds < float("inf")):
+        if seconds is not None and not (
+            isinstance(seconds, (int, float)) and 0 < seconds < float("inf")
+        ):
             raise UsageError(f"seconds is {seconds!r}; expected a positive finite number")
         return self._limits.seconds if seconds is None else seconds
 
     async def _write(self, files: Mapping[str, bytes]) -> None:
-        answer = await self._ask("write", files={name: _encoded(data) for name, data in files.items()})
+        answer = await self._ask(
+            "write", files={name: _encoded(data) for name, data in files.items()}
+        )
         if isinstance(answer, _Refused):
             raise SessionFileError(f"{', '.join(files)[:200]} cannot be written: {answer.refused}")
 
@@ -275,13 +308,16 @@ class Session:
         began = time.monotonic()
         await self._program.write(json.dumps({"do": do, **request}).encode() + b"\n")
         try:
-            line = await self._program.read_line(seconds=seconds + GRACE, limit=most_unread(self._limits))
+            line = await self._program.read_line(
+                seconds=seconds + GRACE, limit=most_unread(self._limits)
+            )
             if line:
                 return ANSWERS[do].validate_json(line)
         except LineTimeout:
             await self._program.close()
             raise InfrastructureError(
-                f"the supervisor of a session gave no answer within {time.monotonic() - began:.0f} s"
+                f"the supervisor of a session gave no answer within {time.monotonic() - began:.0f} "
+                f"s"
             ) from None
         except (LineTooLong, ValidationError):
             pass
@@ -305,12 +341,13 @@ class Session:
 class Interpreter:
     """The interpreter of a session."""
 
-    session: Session
+    session: SandboxSession
 
     async def execute(self, code: str, seconds: float | None = None) -> PythonOutcome:
         """Execute *code*; names stay for the next. What it leaves running is killed.
 
-        A time limit, an exit and the limit on memory end the interpreter alone: files stay, names are lost.
+        A time limit, an exit and the limit on memory end the interpreter alone: files stay, names
+        are lost.
 
         Raises:
             InfrastructureError: the sandbox failed.

@@ -1,8 +1,10 @@
-"""The supervisor of a session, inside the box: requests and answers are JSON lines on its standard streams.
+"""The supervisor of a session, inside the box: requests and answers are JSON lines on its standard
+streams.
 
-It starts one command after the other, keeps their limits on time and output, and kills what each leaves behind. It has
-no rights that the commands lack, but they cannot reach its descriptors: it is not dumpable, so that its entries in
-/proc are not theirs, and where the box has its own process numbers it is the first, which they cannot kill.
+It starts one command after the other, keeps their limits on time and output, and kills what each
+leaves behind. It has no rights that the commands lack, but they cannot reach its descriptors: it is
+not dumpable, so that its entries in /proc are not theirs, and where the box has its own process
+numbers it is the first, which they cannot kill.
 
 It runs alone: standard library only, Python 3.9 or later.
 """
@@ -99,7 +101,9 @@ class Processes:
             self.ended[pid] = os.waitstatus_to_exitcode(status), usage
 
     def living(self, keep: int | None) -> set[int]:
-        """Those that live, but for *keep*. One that is born or exits meanwhile may hide others from it."""
+        """Return those that live, but for *keep*. One that is born or exits meanwhile may hide
+        others from it.
+        """
         if self.alone:
             pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {1}
         else:
@@ -111,18 +115,21 @@ class Processes:
         return {pid for pid in pids if pid != keep and not is_dead(pid)}
 
     def newest(self) -> bytes:
-        """The last process number that was given; where others take numbers, too, nothing is known of it."""
+        """Return the last process number that was given; where others take numbers, too, nothing is
+        known of it.
+        """
         if not self.alone:
             return b""
         with open("/proc/loadavg", "rb") as file:
             return file.read().split()[-1]
 
     def sweep(self, keep: int | None = None) -> None:
-        """Kill all but *keep*, which does not run meanwhile; *keep*, too, if that does not succeed in time.
+        """Kill all but *keep*, which does not run meanwhile; *keep*, too, if that does not succeed
+        in time.
 
-        A listing is not one moment: a process may fork after it was passed, and have exited when it is looked at. And
-        a stopped process may still finish a fork. So nothing is left only if two listings in a row find nobody, *keep*
-        has really stopped, and no number was given meanwhile.
+        A listing is not one moment: a process may fork after it was passed, and have exited when it
+        is looked at. And a stopped process may still finish a fork. So nothing is left only if two
+        listings in a row find nobody, *keep* has really stopped, and no number was given meanwhile.
         """
         deadline = time.monotonic() + PATIENCE
         quiet: bytes | None = None
@@ -150,7 +157,7 @@ class Processes:
 
 
 def children(pid: int) -> set[int]:
-    """The children of all threads of a process."""
+    """Return the children of all threads of a process."""
     found: set[int] = set()
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -160,7 +167,9 @@ def children(pid: int) -> set[int]:
 
 
 def state(path: str) -> tuple[bytes, int]:
-    """State of a process or thread below /proc, and the number of threads of the process; dead if there is none."""
+    """State of a process or thread below /proc, and the number of threads of the process; dead if
+    there is none.
+    """
     try:
         with open(f"/proc/{path}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -170,13 +179,13 @@ def state(path: str) -> tuple[bytes, int]:
 
 
 def is_dead(pid: int) -> bool:
-    """Whether a process has ended; one whose first thread has ended may go on."""
+    """Return whether a process has ended; one whose first thread has ended may go on."""
     now, threads = state(str(pid))
     return now in {b"Z", b"X"} and threads <= 1
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether no thread of a process runs."""
+    """Return whether no thread of a process runs."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -214,7 +223,9 @@ class Streams:
         self.selector.register(descriptor, selectors.EVENT_READ)
 
     def until(self, deadline: float, stop: Callable[[set[int]], bool]) -> bool:
-        """Move data until *stop* says so of the descriptors that are ready; False if the time is up before."""
+        """Move data until *stop* says so of the descriptors that are ready; False if the time is up
+        before.
+        """
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -237,7 +248,9 @@ class Streams:
     def write(self) -> None:
         assert self.sink is not None
         try:
-            self.given = self.given[os.write(self.sink.fileno(), self.given[:CHUNK]) if self.given else 0 :]
+            self.given = self.given[
+                os.write(self.sink.fileno(), self.given[:CHUNK]) if self.given else 0 :
+            ]
         except BlockingIOError:
             return
         except OSError:  # it closed its standard input
@@ -284,15 +297,25 @@ class Supervisor:
                 start_new_session=True,
             )
         except (OSError, ValueError) as e:
-            return ended("failed", 127 if isinstance(e, FileNotFoundError) else 126, b"", f"{e}\n".encode(), began)
+            return ended(
+                "failed",
+                127 if isinstance(e, FileNotFoundError) else 126,
+                b"",
+                f"{e}\n".encode(),
+                began,
+            )
         handle = os.pidfd_open(process.pid)
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None  # noqa: PT018
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         streams = Streams(output)
         streams.take("stdout", process.stdout.fileno())
         streams.take("stderr", process.stderr.fileno())
         streams.watch(handle)
         streams.give(process.stdin, base64.b64decode(stdin))
-        in_time = streams.until(began + seconds, lambda ready: handle in ready or bool(streams.truncated))
+        in_time = streams.until(
+            began + seconds, lambda ready: handle in ready or bool(streams.truncated)
+        )
         if handle_ready(handle):
             streams.drain()
         self.processes.sweep(None if self.python is None else self.python[0].pid)
@@ -323,7 +346,9 @@ class Supervisor:
             if folder:
                 os.makedirs(folder, exist_ok=True)
             # A program may have put a pipe there, for which an open would wait.
-            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(
+                name, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644
+            )
             with os.fdopen(descriptor, "wb") as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise OSError(f"{name} is not a regular file")
@@ -332,7 +357,7 @@ class Supervisor:
         return {}
 
     def read(self, path: str, limit: int) -> dict[str, Any]:
-        """The content of a regular file."""
+        """Return the content of a regular file."""
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -355,12 +380,19 @@ class Supervisor:
         answer.take("answer", answers)
         streams.watch(answers)
         data = base64.b64decode(code)
-        streams.give(os.fdopen(os.dup(requests), "wb", buffering=0), len(data).to_bytes(8, "big") + data)
+        streams.give(
+            os.fdopen(os.dup(requests), "wb", buffering=0), len(data).to_bytes(8, "big") + data
+        )
 
         def answered(ready: set[int]) -> bool:
             answer.drain()
             closed = not answer.selector.get_map()
-            return handle in ready or closed or bool(answer.truncated) or answer.kept["answer"].endswith(b"\n")
+            return (
+                handle in ready
+                or closed
+                or bool(answer.truncated)
+                or answer.kept["answer"].endswith(b"\n")
+            )
 
         in_time = streams.until(began + seconds, answered)
         self.processes.sweep(process.pid)
@@ -422,7 +454,7 @@ class Supervisor:
 
 
 def handle_ready(handle: int) -> bool:
-    """Whether the process of a handle has ended."""
+    """Return whether the process of a handle has ended."""
     try:
         signal.pidfd_send_signal(handle, 0)
     except ProcessLookupError:

@@ -1,4 +1,6 @@
-"""The section ``sandboxes`` of ``quintain doctor``: what each provider enforces on this machine, and how it would."""
+"""The section ``sandboxes`` of ``quintain doctor``: what each provider enforces on this machine,
+and how it would.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ PROVIDERS: Mapping[str, Callable[[], ProbedSandbox]] = {
     "landlock": lambda: Landlock(slots=2, enforce=()),
     "rlimits": lambda: Rlimits(slots=2, allow_unsafe=True),
 }
-"""Name of the component to a service that starts whatever it enforces, in the order of preference."""
+"""Name of the component to a service that starts whatever it enforces, in the order of
+preference.
+"""
 
 
 def section() -> dict[str, list[str] | list[list[str]]]:
-    """Start and probe the providers, one after another, because the probe of time needs an idle machine."""
+    """Start and probe the providers, one after another, because the probe of time needs an idle
+    machine.
+    """
     return asyncio.run(_section())
 
 

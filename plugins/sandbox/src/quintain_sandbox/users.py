@@ -1,4 +1,6 @@
-"""Users of the host for programs: one each at one time, over all services of this process, where it is root."""
+"""Users of the host for programs: one each at one time, over all services of this process, where it
+is root.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ _taken: set[int] = set()
 
 
 def take_user() -> int | None:
-    """A user and group id that no other program of this process has; waits until there is one.
+    """Return a user and group id that no other program of this process has; waits until there is
+    one.
 
     ``None`` unless this process is root: nobody else can change to another user.
     """

@@ -1,4 +1,6 @@
-"""Warm interpreters: boxes that are started ahead, whose Python waits for its one program with modules imported."""
+"""Warm interpreters: boxes that are started ahead, whose Python waits for its one program with
+modules imported.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from .box import BubblewrapBox
 from .program import Program, ProgramLimits
 
 IMPORTS = (
-    "bisect collections copy dataclasses datetime decimal fractions functools heapq itertools json math operator "
-    "random re statistics string typing"
+    "bisect collections copy dataclasses datetime decimal fractions functools heapq itertools json "
+    "math operator random re statistics string typing"
 ).split()
 """Modules that programs of a policy import most."""
 ENCODING = re.compile(rb"[ \t\f]*#.*coding[:=]")
@@ -44,7 +46,9 @@ class WarmInterpreters:
         imports: modules that they have imported.
     """
 
-    def __init__(self, open_box: Callable[[Program], BubblewrapBox], size: int, imports: Sequence[str]) -> None:
+    def __init__(
+        self, open_box: Callable[[Program], BubblewrapBox], size: int, imports: Sequence[str]
+    ) -> None:
         self._open_box, self._size = open_box, size
         code = f"{SOURCE}\nbecome(prepare({list(imports)!r}))"
         self._argv = ("python3", "-I", "-c", code)
@@ -60,7 +64,8 @@ class WarmInterpreters:
         self._thread.start()
 
     def take(self, program: Program) -> BubblewrapBox | None:
-        """A box in which *program* is released; ``None`` where only a new one serves it, or none waits.
+        """Return a box in which *program* is released; ``None`` where only a new one serves it, or
+        none waits.
 
         Raises:
             InfrastructureError: no interpreter starts, and the pool is patient.
@@ -92,14 +97,18 @@ class WarmInterpreters:
                         stale.append(box)
                     if self.patient and self._failure is not None:
                         raise self._failure
-                    if not self._changed.wait_for(lambda: self._waiting or self._failure, deadline - time.monotonic()):
+                    if not self._changed.wait_for(
+                        lambda: self._waiting or self._failure, deadline - time.monotonic()
+                    ):
                         return None
         finally:
             for box in stale:
                 box.close()
 
     def _learn(self, disk: int) -> None:
-        """The size of temporary files is fixed at the start; follow the callers where all want another one."""
+        """The size of temporary files is fixed at the start; follow the callers where all want
+        another one.
+        """
         self._misses = 0 if disk == self._disk else self._misses + 1
         if self._misses > self._size or (self._misses and self.patient):
             self._disk, self._misses = disk, 0
@@ -112,7 +121,8 @@ class WarmInterpreters:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._failure or self._ends or len(self._waiting) >= self._size, READY_SECONDS
+                lambda: self._failure or self._ends or len(self._waiting) >= self._size,
+                READY_SECONDS,
             )
             if self._failure is not None:
                 raise self._failure
@@ -151,7 +161,9 @@ class WarmInterpreters:
         with contextlib.suppress(BlockingIOError):
             said = os.read(box.stderr, 1 << 16)[-500:].decode("utf-8", "replace").strip()
         box.close()
-        raise InfrastructureError(f"a warm interpreter did not start: {said or 'it was killed, or said nothing'}")
+        raise InfrastructureError(
+            f"a warm interpreter did not start: {said or 'it was killed, or said nothing'}"
+        )
 
     def close(self) -> None:
         """End the interpreters that wait."""
@@ -165,7 +177,7 @@ class WarmInterpreters:
 
 
 def serves(program: Program) -> bool:
-    """Whether a warm interpreter runs *program* as a new one would.
+    """Return whether a warm interpreter runs *program* as a new one would.
 
     It is ``python3 -I FILE ...`` with a source file of the request, or ``python3 -I -c CODE ...``.
     """
@@ -176,7 +188,8 @@ def serves(program: Program) -> bool:
         plain = len(argv) > 3 and "\0" not in argv[3]
     else:
         source = program.files.get(argv[2], b"\0")
-        # The interpreter looks into other files for archives and byte code, and refuses NUL in its own words.
+        # The interpreter looks into other files for archives and byte code, and refuses NUL in its
+        # own words.
         plain = argv[2].endswith(".py") and b"\0" not in source and b"PK\x05\x06" not in source
         # It names an encoding that it does not know in other words, too.
         plain = plain and not any(ENCODING.match(line) for line in source.splitlines()[:2])

@@ -1,4 +1,5 @@
-"""What a warm interpreter executes inside its box: imports, a wait, then the program as ``python3 -I`` would run it.
+"""What a warm interpreter executes inside its box: imports, a wait, then the program as ``python3
+-I`` would run it.
 
 Until the program comes, nothing of a policy has run here. It runs alone: standard library only.
 """
@@ -66,7 +67,9 @@ def become(argv: list[str]) -> None:
 
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     names = vars(main)
-    names.update(__loader__=importlib.machinery.BuiltinImporter, __annotations__={}, __builtins__=builtins)
+    names.update(
+        __loader__=importlib.machinery.BuiltinImporter, __annotations__={}, __builtins__=builtins
+    )
     sys.orig_argv[:] = argv
     if argv[2] == "-c":
         sys.argv[:] = ["-c", *argv[4:]]

@@ -1,5 +1,5 @@
-"""Schedules for Quintain: how far sampling runs ahead of the learner, which waiting episode starts next, and a pool of
-engines.
+"""Schedules for Quintain: how far sampling runs ahead of the learner, which waiting episode starts
+next, and a pool of engines.
 """
 
 from __future__ import annotations

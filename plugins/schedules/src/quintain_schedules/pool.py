@@ -12,11 +12,12 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import AfterValidator
 
 from quintain import InfrastructureError, Sampled, Sampling, Task, TokenEngine, Weights
-from quintain.cli import current, signature_of
 from quintain.errors import RunError, UsageError, did_you_mean
-from quintain.training import cut_where_stopped, derived_seed
+from quintain.registry import current, signature_of
+from quintain.rollouts import cut_where_stopped
+from quintain.types import derived_seed
 
-from .routing import Router, Turn
+from .routing import PendingTurn, Router
 
 SLOTS = 64
 """Sequences that a replica decodes at once by default."""
@@ -35,14 +36,16 @@ Table = Mapping[str, Any]
 class EnginePool(TokenEngine):
     """Replicas of one engine with the same weights; trainable if the engine is.
 
-    All turns of the episodes of a task go to one replica, which computes their common prefix once; a task that is new
-    goes to the least loaded one. A turn that a replica fails (`InfrastructureError`) is sampled again, from its last
-    complete segment, on another one; only a turn that all have failed fails its episode. An update goes to all
-    replicas; one that cannot be reached gets no turns until it has taken a later one.
+    All turns of the episodes of a task go to one replica, which computes their common prefix once;
+    a task that is new goes to the least loaded one. A turn that a replica fails
+    (`InfrastructureError`) is sampled again, from its last complete segment, on another one; only a
+    turn that all have failed fails its episode. An update goes to all replicas; one that cannot be
+    reached gets no turns until it has taken a later one.
 
-    Without `in_flight_updates`, a replica takes new weights as soon as its own turns have ended, and starts new ones
-    at once. With *segment*, the turns of nearly idle replicas move to others before (Laminar, 2510.12633, section 5),
-    so that most replicas need not wait for the longest turns.
+    Without `in_flight_updates`, a replica takes new weights as soon as its own turns have ended,
+    and starts new ones at once. With *segment*, the turns of nearly idle replicas move to others
+    before (Laminar, 2510.12633, section 5), so that most replicas need not wait for the longest
+    turns.
 
     Which turns are decoded together depends on time: a run with a pool does not repeat bit for bit.
     """
@@ -66,19 +69,29 @@ class EnginePool(TokenEngine):
         Args:
             engine: of the replicas, a `TokenEngine`.
             count: of replicas, where *replicas* lists none.
-            replicas: arguments of each replica, such as ``[{url = "http://a:8000"}, {url = "http://b:8000"}]``.
+            replicas: arguments of each replica, such as ``[{url = "http://a:8000"}, {url =
+                "http://b:8000"}]``.
             settings: arguments of all replicas.
             slots: sequences that a replica decodes at once.
-            segment: tokens after which a turn may move to another replica: it becomes several requests, each with a
-                seed of its own. 0 samples a turn by one request, which does not move.
-            late: replicas that an update between turns may leave behind; they end their turns, get new ones only
-                if all others fail, and take the next update.
+            segment: tokens after which a turn may move to another replica: it becomes several
+                requests, each with a seed of its own. 0 samples a turn by one request, which does
+                not move.
+            late: replicas that an update between turns may leave behind; they end their turns, get
+                new ones only if all others fail, and take the next update.
 
         Raises:
             UsageError: a setting is out of range, or the engine has no such argument.
         """
         kind = _kind(engine)
-        self._open(kind, engine, replicas or [{}] * count, {"model": model, "slots": slots}, settings, segment, late)
+        self._open(
+            kind,
+            engine,
+            replicas or [{}] * count,
+            {"model": model, "slots": slots},
+            settings,
+            segment,
+            late,
+        )
 
     @classmethod
     def sharing(
@@ -96,7 +109,7 @@ class EnginePool(TokenEngine):
         segment: int = 0,
         late: int = 0,
     ) -> EnginePool:
-        """A pool for a learner's *module*; the other arguments are those of the constructor.
+        """Return a pool for a learner's *module*; the other arguments are those of the constructor.
 
         Args:
             copy: turns are sampled while the learner updates.
@@ -110,6 +123,13 @@ class EnginePool(TokenEngine):
         first = (module, tokenizer) if make is not kind else ()
         pool._open(make, engine, replicas or [{}] * count, common, settings, segment, late, *first)
         return pool
+
+    @classmethod
+    def check_available(cls, args: Mapping[str, Any]) -> None:
+        """See `quintain.Service.check_available`: what each replica needs."""
+        kind = _kind(args.get("engine", "embedded"))
+        for replica in args.get("replicas") or [{}]:
+            kind.check_available({**(args.get("settings") or {}), **replica})
 
     def _open(
         self,
@@ -125,16 +145,23 @@ class EnginePool(TokenEngine):
         slots = common["slots"]
         if slots < 1 or segment < 0 or not 0 <= late < len(replicas):
             raise UsageError(
-                f"a pool of {len(replicas)} replicas, {late} of them late, with {slots} slots and segments of {segment}"
-                " tokens; expected at least 1 replica, fewer late ones, 1 slot, and 0 tokens"
+                f"a pool of {len(replicas)} replicas, {late} of them late, with {slots} slots and "
+                f"segments of {segment} tokens; expected at least 1 replica, fewer late ones, 1 "
+                "slot, and 0 tokens"
             )
         known = [field.name for field in signature_of(make).fields]
-        common = {name: value for name, value in {"reproducible": False, **common}.items() if name in known}
+        common = {
+            name: value
+            for name, value in {"reproducible": False, **common}.items()
+            if name in known
+        }
         self._replicas: list[TokenEngine] = []
         for args in ({**(settings or {}), **own} for own in replicas):
             if unknown := [name for name in args if name not in known]:
                 near = did_you_mean(unknown[0], known)
-                raise UsageError(f"pool: the engine {engine!r} has no argument {unknown[0]!r}{near}")
+                raise UsageError(
+                    f"pool: the engine {engine!r} has no argument {unknown[0]!r}{near}"
+                )
             self._replicas.append(make(*first, **{**common, **args}))
         self._slots, self._segment, self._late, self._key = slots, segment, late, ""
         self._begin()
@@ -142,8 +169,10 @@ class EnginePool(TokenEngine):
     def _begin(self) -> None:
         one = self._replicas[0]
         count, moves = len(self._replicas), self._segment > 0
-        self._router, self._updating = Router(count, self._slots, one.version, moves=moves), asyncio.Lock()
-        self.tokenizer = getattr(one, "tokenizer", None)  # some engines load it when they start
+        self._router = Router(count, self._slots, one.version, moves=moves)
+        self._updating = asyncio.Lock()
+        tokenizer: Any = getattr(one, "tokenizer", None)  # some engines load it when they start
+        self.tokenizer = tokenizer
         self.context = min(replica.context for replica in self._replicas)
         self.path = f"a pool of {count} x {getattr(one, 'path', one.name)}"
 
@@ -195,7 +224,11 @@ class EnginePool(TokenEngine):
 
         def continued(replica: TokenEngine) -> Awaitable[Sampled]:
             nonlocal reply
-            if reply is not None and not self.in_flight_updates and replica.version != reply.versions[-1]:
+            if (
+                reply is not None
+                and not self.in_flight_updates
+                and replica.version != reply.versions[-1]
+            ):
                 reply = None  # of older weights, on a replica that failed: the turn starts again
             if not self._segment:
                 return replica.sample(ids, sampling)
@@ -212,7 +245,9 @@ class EnginePool(TokenEngine):
                 if not self._segment or reply.finish != "length" or len(reply.ids) >= limit:
                     return reply
 
-    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
+    async def score(
+        self, ids: Sequence[int], start: int, temperature: float = 1.0
+    ) -> Sequence[float]:
         """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1.
 
         Raises:
@@ -222,8 +257,12 @@ class EnginePool(TokenEngine):
         async with self._router.turn(None) as turn:
             return await self._called(turn, lambda replica: replica.score(ids, start, temperature))
 
-    async def _called(self, turn: Turn, call: Callable[[TokenEngine], Awaitable[Out]]) -> Out:
-        """The answer of the replica of *turn*, or of another one if that fails or is lost."""
+    async def _called(
+        self, turn: PendingTurn, call: Callable[[TokenEngine], Awaitable[Out]]
+    ) -> Out:
+        """Return the answer of the replica of *turn*, or of another one if that fails or is
+        lost.
+        """
         this: Any = asyncio.current_task()
         while True:
             turn.call = asyncio.ensure_future(call(self._replicas[turn.replica]))
@@ -234,13 +273,16 @@ class EnginePool(TokenEngine):
             except asyncio.CancelledError:
                 if this.cancelling() or not self._router.is_lost(turn.replica):
                     raise
-                await self._router.retry(turn, InfrastructureError("the replica did not take new weights"))
+                await self._router.retry(
+                    turn, InfrastructureError("the replica did not take new weights")
+                )
             else:
                 self._router.succeeded(turn)
                 return answer
 
     async def update(self, weights: Weights) -> int:
-        """Load *weights* into all replicas; returns when each has them, is lost, or is one of the late ones.
+        """Load *weights* into all replicas; returns when each has them, is lost, or is one of the
+        late ones.
 
         Raises:
             RunError: no replica took them, or one has other weights than it was sent.
@@ -273,12 +315,16 @@ class EnginePool(TokenEngine):
         if fatal := [error for error in errors if not _unreachable(error)]:
             raise fatal[0]
         if len(errors) == len(outcomes):
-            raise RunError(f"no replica took weights of version {weights.version}: {errors[0]}") from errors[0]
+            raise RunError(
+                f"no replica took weights of version {weights.version}: {errors[0]}"
+            ) from errors[0]
         return self.version
 
-    async def _update(self, at: int, weights: Weights, outcomes: dict[int, Exception | None]) -> None:
+    async def _update(
+        self, at: int, weights: Weights, outcomes: dict[int, Exception | None]
+    ) -> None:
         replica, error = self._replicas[at], None
-        replica.in_flight_updates, replica.recompute_kv = self.in_flight_updates, self.recompute_kv
+        replica.follow(in_flight_updates=self.in_flight_updates, recompute_kv=self.recompute_kv)
         if not self.in_flight_updates:
             await self._router.until(lambda: self._router.is_empty(at))
         try:
@@ -291,7 +337,8 @@ class EnginePool(TokenEngine):
         self._router.open(at)
 
     async def sleep(self, level: int | None = None) -> None:
-        """Free the memory of all replicas, as `quintain_vllm.VLLMEngine.sleep`; the next call wakes the one it needs.
+        """Free the memory of all replicas, as `quintain_vllm.VLLMEngine.sleep`; the next call wakes
+        the one it needs.
 
         Raises:
             UsageError: the engine cannot sleep.
@@ -304,19 +351,30 @@ class EnginePool(TokenEngine):
 
 def _kind(name: str) -> Any:
     kind: Any = current().load("engine", name)
-    if not (isinstance(kind, type) and issubclass(kind, TokenEngine)) or issubclass(kind, EnginePool):
-        raise UsageError(f"pool: the engine {name!r} is no engine of tokens; use embedded, vllm-server or another one")
+    if not (isinstance(kind, type) and issubclass(kind, TokenEngine)) or issubclass(
+        kind, EnginePool
+    ):
+        raise UsageError(
+            f"pool: the engine {name!r} is no engine of tokens; use embedded, vllm-server or "
+            f"another one"
+        )
     return kind
 
 
 def _unreachable(error: BaseException) -> bool:
-    """Whether a replica cannot be reached; other errors of an update are faults that the run must not ignore."""
-    return isinstance(error, InfrastructureError) or isinstance(error.__cause__, InfrastructureError)
+    """Return whether a replica cannot be reached; other errors of an update are faults that the run
+    must not ignore.
+    """
+    return isinstance(error, InfrastructureError) or isinstance(
+        error.__cause__, InfrastructureError
+    )
 
 
 def _joined(tokenizer: Any, reply: Sampled | None, part: Sampled, stops: Sequence[str]) -> Sampled:
     if reply is None:
         return part
     part = cut_where_stopped(tokenizer, reply, part, stops)
-    columns = {name: getattr(reply, name) + getattr(part, name) for name in ("ids", "logps", "versions")}
+    columns = {
+        name: getattr(reply, name) + getattr(part, name) for name in ("ids", "logps", "versions")
+    }
     return replace(part, **columns)

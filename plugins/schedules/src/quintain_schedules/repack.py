@@ -1,4 +1,6 @@
-"""Repacking: the unfinished sequences of nearly idle replicas move to others (Laminar, 2510.12633, section 5)."""
+"""Repacking: the unfinished sequences of nearly idle replicas move to others (Laminar, 2510.12633,
+section 5).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ from collections.abc import Sequence
 
 
 def repack(loads: Sequence[int], slots: int) -> list[tuple[int, int, int]]:
-    """Moves that leave as many replicas as possible without a sequence, which can then take new weights and work.
+    """Moves that leave as many replicas as possible without a sequence, which can then take new
+    weights and work.
 
-    Replicas are emptied whole, the least loaded first, into the fullest that have room; a replica that cannot be
-    emptied keeps what it has.
+    Replicas are emptied whole, the least loaded first, into the fullest that have room; a replica
+    that cannot be emptied keeps what it has.
 
     Args:
         loads: running sequences of each replica, 0 to *slots*.

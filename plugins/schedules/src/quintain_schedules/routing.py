@@ -18,7 +18,7 @@ NOWHERE = -1
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class PendingTurn:
     """A turn that is being sampled.
 
     Attributes:
@@ -37,11 +37,13 @@ class Turn:
 
 
 class Router:
-    """Places turns on replicas: on the one that has the keys and values of their prefix, else on the least loaded.
+    """Places turns on replicas: on the one that has the keys and values of their prefix, else on
+    the least loaded.
 
-    During an update, a replica is *closed* until it has the weights; one that the update leaves behind is *late*. From
-    an update that failed until one that it takes, it is *lost*. Closed and lost replicas get no new turns, and late and
-    failed ones only those that no other replica can sample; scores are not of late ones.
+    During an update, a replica is *closed* until it has the weights; one that the update leaves
+    behind is *late*. From an update that failed until one that it takes, it is *lost*. Closed and
+    lost replicas get no new turns, and late and failed ones only those that no other replica can
+    sample; scores are not of late ones.
 
     Args:
         count: of replicas.
@@ -57,7 +59,7 @@ class Router:
     def __init__(self, count: int, slots: int, version: int, *, moves: bool) -> None:
         self.slots, self.version, self.loads, self._moves = slots, version, [0] * count, moves
         self._versions = [version] * count
-        self._turns: dict[Turn, None] = {}
+        self._turns: dict[PendingTurn, None] = {}
         self._closed: set[int] = set()
         self._late: set[int] = set()
         self._lost: dict[int, str] = {}
@@ -66,13 +68,13 @@ class Router:
         self._waiting: list[asyncio.Future[None]] = []
 
     @asynccontextmanager
-    async def turn(self, key: Hashable) -> AsyncIterator[Turn]:
+    async def turn(self, key: Hashable) -> AsyncIterator[PendingTurn]:
         """A turn that is on a replica inside the block.
 
         Raises:
             InfrastructureError: all replicas are lost.
         """
-        turn = Turn(key)
+        turn = PendingTurn(key)
         self._turns[turn] = None
         try:
             await self._place(turn)
@@ -82,49 +84,58 @@ class Router:
             del self._turns[turn]
             self._repack()
 
-    async def retry(self, turn: Turn, error: InfrastructureError) -> None:
+    async def retry(self, turn: PendingTurn, error: InfrastructureError) -> None:
         """Put *turn*, which its replica has failed with *error*, on another one.
 
         Raises:
             InfrastructureError: *error*, if all others have failed it, too, or are lost.
         """
         if turn.replica not in self._failed:
-            _log.warning("replica %d failed; its turns are sampled on others: %s", turn.replica, error)
+            _log.warning(
+                "replica %d failed; its turns are sampled on others: %s", turn.replica, error
+            )
         self._failed.add(turn.replica)
         turn.failed.add(turn.replica)
         self._assign(turn, NOWHERE)
         await self._place(turn, error)
 
-    def succeeded(self, turn: Turn) -> None:
+    def succeeded(self, turn: PendingTurn) -> None:
         """The replica of *turn* has sampled a segment; the next one is sampled on the target."""
         self._failed.discard(turn.replica)
         turn.failed.clear()
         self._assign(turn, turn.target)
 
-    async def _place(self, turn: Turn, error: InfrastructureError | None = None) -> None:
+    async def _place(self, turn: PendingTurn, error: InfrastructureError | None = None) -> None:
         def left() -> set[int]:
             old = self._late if turn.key is None else set[int]()
             return set(range(len(self.loads))) - turn.failed - self._lost.keys() - old
 
         await self.until(lambda: not left() or bool(left() - self._closed))
         if not left():
-            reasons = "; ".join(f"replica {i}: {reason}" for i, reason in sorted(self._lost.items()))
-            raise error or InfrastructureError(f"no replica of the pool has the present weights: {reasons}")
+            reasons = "; ".join(
+                f"replica {i}: {reason}" for i, reason in sorted(self._lost.items())
+            )
+            raise error or InfrastructureError(
+                f"no replica of the pool has the present weights: {reasons}"
+            )
         ready = left() - self._closed
         best = min(ready, key=lambda i: (i in self._failed, i in self._late, self.loads[i], i))
         home = self._homes.get(turn.key, best)
-        if home in ready - self._failed - self._late and not self.loads[home] >= self.slots > self.loads[best]:
+        if (
+            home in ready - self._failed - self._late
+            and not self.loads[home] >= self.slots > self.loads[best]
+        ):
             best = home
         if turn.key is not None:
             self._homes[turn.key] = best
         self._assign(turn, best)
 
-    def _assign(self, turn: Turn, replica: int) -> None:
+    def _assign(self, turn: PendingTurn, replica: int) -> None:
         self._retarget(turn, replica)
         turn.replica = replica
         self._notify()
 
-    def _retarget(self, turn: Turn, replica: int) -> None:
+    def _retarget(self, turn: PendingTurn, replica: int) -> None:
         for at, change in ((turn.target, -1), (replica, 1)):
             if at != NOWHERE:
                 self.loads[at] += change
@@ -165,7 +176,9 @@ class Router:
 
     def lose(self, replica: int, error: Exception) -> None:
         """*replica* has missed an update; its turns are sampled on others."""
-        _log.warning("replica %d did not take new weights, and is left out until it does: %s", replica, error)
+        _log.warning(
+            "replica %d did not take new weights, and is left out until it does: %s", replica, error
+        )
         self._lost[replica] = str(error)
         for turn in self._turns:
             if turn.replica == replica and turn.call is not None:
@@ -179,11 +192,12 @@ class Router:
         self._homes.clear()
 
     def is_empty(self, replica: int) -> bool:
-        """Whether no turn is on *replica* or on its way to it."""
+        """Return whether no turn is on *replica* or on its way to it."""
         return not any(replica in (turn.replica, turn.target) for turn in self._turns)
 
     def _repack(self) -> None:
-        """Send the turns of nearly idle closed replicas to others with the same weights, from their next segment on.
+        """Send the turns of nearly idle closed replicas to others with the same weights, from their
+        next segment on.
 
         While one of these has more turns than slots, there is no tail, and nothing moves.
         """
@@ -191,6 +205,8 @@ class Router:
         for version in {self._versions[at] for at in closed}:
             same = [at for at in closed if self._versions[at] == version]
             loads = [self.loads[at] for at in same]
-            for source, target, count in repack(loads, self.slots) if max(loads) <= self.slots else ():
+            for source, target, count in (
+                repack(loads, self.slots) if max(loads) <= self.slots else ()
+            ):
                 for turn in [turn for turn in self._turns if turn.target == same[source]][:count]:
                     self._retarget(turn, same[target])

@@ -1,8 +1,10 @@
-"""The demonstrations of an environment: those that it writes down, and episodes that its control `demonstrator` plays.
+"""The demonstrations of an environment: those that it writes down, and episodes that its control
+`demonstrator` plays.
 
-A reply to a prompt is written down by `Environment.demonstrations`. A conversation of several turns, with tools or with
-several players, is played instead: the control `demonstrator`, a method ``(task, messages) -> str | Reply``, takes the
-policy's turns in `Environment.rollout`, so that each of its replies has exactly the context that the policy will have.
+A reply to a prompt is written down by `Environment.demonstrations`. A conversation of several
+turns, with tools or with several players, is played instead: the control `demonstrator`, a method
+``(task, messages) -> str | Reply``, takes the policy's turns in `Environment.rollout`, so that each
+of its replies has exactly the context that the policy will have.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any
 from quintain import Engine, Environment, Message, Reply, Rollout, Sampling, Task, ToolSpec, reward
 from quintain.errors import EnvironmentFault, UsageError
 from quintain.evaluation import evaluate
-from quintain.training import messages_of, yielded
+from quintain.interfaces import yielded
+from quintain.types import messages_of
 
 from .example import Example
 from .supervised import join_thought
@@ -29,14 +32,18 @@ EPISODES = 64
 
 
 def plays(environment: Environment[Any, Any]) -> bool:
-    """Whether the demonstrations of *environment* are episodes of its `demonstrator`."""
+    """Return whether the demonstrations of *environment* are episodes of its `demonstrator`."""
     return DEMONSTRATOR in environment.controls()
 
 
 async def demonstrations_of(
-    environment: Environment[Any, Any], split: str = "train", *, services: Mapping[str, Any] | None = None
+    environment: Environment[Any, Any],
+    split: str = "train",
+    *,
+    services: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Example]:
-    """Yield the demonstrations that *environment* writes down, then what its `demonstrator` says, per task and player.
+    """Yield the demonstrations that *environment* writes down, then what its `demonstrator` says,
+    per task and player.
 
     Args:
         services: by slot, started; for episodes that need some.
@@ -58,7 +65,8 @@ async def demonstrations_of(
 def written_demonstrations(
     environment: Environment[Any, Any], split: str = "train"
 ) -> Iterator[tuple[tuple[Message, ...], str]]:
-    """Yield prompt and reply of each of `Environment.demonstrations`, the system message among those of the prompt.
+    """Yield prompt and reply of each of `Environment.demonstrations`, the system message among
+    those of the prompt.
 
     Raises:
         EnvironmentFault: the environment's own code failed.
@@ -80,10 +88,12 @@ def _unscored(rollout: Rollout[Task, Any]) -> float:
 async def _played(
     environment: Environment[Any, Any], tasks: Sequence[Task], services: Mapping[str, Any]
 ) -> list[Example]:
-    """The conversations of one episode per task, those of a task's players one after the other."""
+    """Return the conversations of one episode per task, those of a task's players one after the
+    other.
+    """
     engine = DemonstratorEngine(environment)
     evaluation = await evaluate(
-        environment.overridden(reward=_unscored, shaping=_unscored),
+        environment.overridden(reward=_unscored, shaping=_unscored, yardstick=_unscored),
         engine,
         tasks=tasks,
         sampling=Sampling(temperature=0.0),
@@ -94,7 +104,12 @@ async def _played(
     for reason, count in evaluation.reasons.items():
         name = type(environment).__name__
         raise UsageError(f"{count} of {len(tasks)} demonstrations of {name} failed: {reason}")
-    return [example for task in tasks for record in engine.records[task.id].values() for example in record.examples()]
+    return [
+        example
+        for task in tasks
+        for record in engine.records[task.id].values()
+        for example in record.examples()
+    ]
 
 
 @dataclass
@@ -117,12 +132,15 @@ class PlayerRecord:
         self.replies.append(len(self.messages))
         text = join_thought(reply.reasoning, reply.text) if reply.reasoning else reply.text
         self.messages.append(Message("assistant", text, calls=reply.calls))
-        self.tools = tuple(tools) or self.tools  # a turn without tools keeps those that the conversation has shown
+        # a turn without tools keeps those that the conversation has shown
+        self.tools = tuple(tools) or self.tools
 
     def examples(self) -> Iterator[Example]:
-        """The conversation as an example; none where the player said nothing."""
+        """Yield the conversation as an example; none where the player said nothing."""
         if self.replies:
-            yield Example(messages=tuple(self.messages), replies=tuple(self.replies), tools=self.tools)
+            yield Example(
+                messages=tuple(self.messages), replies=tuple(self.replies), tools=self.tools
+            )
 
 
 class DemonstratorEngine(Engine):
@@ -139,10 +157,12 @@ class DemonstratorEngine(Engine):
         self._environment = environment
 
     def for_task(self, task: Task) -> Engine:
-        """The engine of one episode."""
+        """Return the engine of one episode."""
         return _Episode(self._environment, task, self.records)
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
         raise UsageError(f"{self.name} answers single tasks: bind it with for_task(task)")
 
 
@@ -152,7 +172,10 @@ class _Episode(Engine):
     name = DemonstratorEngine.name
 
     def __init__(
-        self, environment: Environment[Any, Any], task: Task, records: dict[str, dict[str, PlayerRecord]]
+        self,
+        environment: Environment[Any, Any],
+        task: Task,
+        records: dict[str, dict[str, PlayerRecord]],
     ) -> None:
         self._environment, self._task = environment, task
         self._players = records[task.id] = {}
@@ -161,7 +184,9 @@ class _Episode(Engine):
         self._players[name] = PlayerRecord()
         return _Player(self._environment, self._task, self._players[name])
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
         raise UsageError(f"{self.name} answers single players: bind it with for_player(name)")
 
 
@@ -170,15 +195,21 @@ class _Player(Engine):
 
     name = DemonstratorEngine.name
 
-    def __init__(self, environment: Environment[Any, Any], task: Task, record: PlayerRecord) -> None:
+    def __init__(
+        self, environment: Environment[Any, Any], task: Task, record: PlayerRecord
+    ) -> None:
         self._environment, self._task, self._record = environment, task, record
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
         answer = getattr(self._environment, DEMONSTRATOR)(self._task, messages)
         if inspect.isawaitable(answer):
             answer = await answer
         reply = Reply(text=answer) if isinstance(answer, str) else answer
         if not isinstance(reply, Reply):
-            raise EnvironmentFault(f"the control {DEMONSTRATOR!r} gave {answer!r}; expected text or a Reply")
+            raise EnvironmentFault(
+                f"the control {DEMONSTRATOR!r} gave {answer!r}; expected text or a Reply"
+            )
         self._record.add(messages, tools, reply)
         return reply

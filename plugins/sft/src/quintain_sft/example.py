@@ -13,7 +13,9 @@ from .supervised import split_thought
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A token sequence in a tenth of the memory of a `TrainingSequence`: ids, and 1 for each that trains."""
+    """A token sequence in a tenth of the memory of a `TrainingSequence`: ids, and 1 for each that
+    trains.
+    """
 
     ids: array[int]
     mask: bytes
@@ -23,10 +25,12 @@ class Tokens:
         return cls(array("i", row.ids), bytes(row.mask))
 
     def sequence(self) -> TrainingSequence:
-        """The same for `Learner.supervised_step`, without log-probs and weight versions."""
+        """Return the same for `Learner.supervised_step`, without log-probs and weight versions."""
         n = len(self.ids)
         mask = tuple(map(bool, self.mask))
-        return TrainingSequence(ids=tuple(self.ids), mask=mask, logps=(0.0,) * n, versions=(-1,) * n)
+        return TrainingSequence(
+            ids=tuple(self.ids), mask=mask, logps=(0.0,) * n, versions=(-1,) * n
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +40,10 @@ class Example:
     Attributes:
         messages: in order; those that train hold the raw text, thoughts and tool calls included.
         replies: positions of the messages that train.
-        tools: those that were offered; messages that train may then have calls, which the chat template writes.
-        calls: whether unknown tools were called; such an example trains only with the tokens that were sampled.
+        tools: those that were offered; messages that train may then have calls, which the chat
+            template writes.
+        calls: whether unknown tools were called; such an example trains only with the tokens that
+            were sampled.
         exact: the tokens as they were sampled, where they were recorded.
         tokenizer: the tokenizer of *exact*.
     """

@@ -1,7 +1,9 @@
-"""What supervised training imitates: demonstrations of an environment, rollouts of a run, conversations in a file.
+"""What supervised training imitates: demonstrations of an environment, rollouts of a run,
+conversations in a file.
 
-Each becomes `Example`s, and these rows of tokens. Where a rollout was sampled with the tokenizer of the model that is
-trained, its own token ids train; else its text is rendered and encoded again, turn by turn.
+Each becomes `Example`s, and these rows of tokens. Where a rollout was sampled with the tokenizer of
+the model that is trained, its own token ids train; else its text is rendered and encoded again,
+turn by turn.
 """
 
 from __future__ import annotations
@@ -19,17 +21,10 @@ from typing import Any
 from quintain import Message, Rollout
 from quintain.errors import UnknownNameError, UsageError
 from quintain.models import ChatTokenizer
-from quintain.training import (
-    BY_OPTION,
-    Choice,
-    EnvironmentTable,
-    RunFolder,
-    find_run,
-    opened_environments,
-    reaches,
-    resolve_environment_table,
-    steps_in,
-)
+from quintain.recipe import EnvironmentTable, opened_environments, resolve_environment_table
+from quintain.services import BY_OPTION, Choice
+from quintain.store import RunFolder, find_run, steps_in
+from quintain.types import reaches
 
 from .demonstrations import demonstrations_of
 from .example import Example, Tokens
@@ -38,7 +33,9 @@ from .supervised import encode_conversation, end_of_turn, join_thought, split_th
 FILES = (".jsonl", ".parquet")
 ROLES = ("system", "user", "assistant")
 THINK, NO_THINK = " /think", " /no_think"
-"""What ends a question that is to be answered with or without thought (Qwen3, 2505.09388, section 4.3)."""
+"""What ends a question that is to be answered with or without thought (Qwen3, 2505.09388, section
+4.3).
+"""
 NO_THOUGHT = "<think>\n\n</think>\n\n"
 
 _HASH = re.compile(r"-[0-9a-f]{12}\Z")
@@ -64,7 +61,8 @@ class ExampleSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which examples to take: the first *count*, of rollouts those with an outcome of at least *min_reward*.
+    """Which examples to take: the first *count*, of rollouts those with an outcome of at least
+    *min_reward*.
 
     Attributes:
         truncated: take rollouts that a limit cut off in mid-answer, too.
@@ -75,7 +73,7 @@ class Selection:
     count: int = 10_000
 
     def reason_to_skip(self, rollout: Rollout[Any, Any]) -> str:
-        """Why *rollout* is left out; empty where it is not."""
+        """Return why *rollout* is left out; empty where it is not."""
         own = [turn for turn in rollout.turns if not turn.player]
         if not rollout.valid or not own:
             return "failed"
@@ -91,7 +89,7 @@ def source_of(
     folder: str = "runs",
     services: Mapping[str, Choice] | None = None,
 ) -> ExampleSource:
-    """What ``table.use`` names: a file (``.jsonl``, ``.parquet``), a run, or an environment.
+    """Return what ``table.use`` names: a file (``.jsonl``, ``.parquet``), a run, or an environment.
 
     Args:
         table: its ``args`` are the fields of an environment.
@@ -119,7 +117,7 @@ def reasons(left_out: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {why}" for why, count in left_out.items()) or "there is nothing"
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def _run(name: str, folder: str) -> Path | None:
@@ -131,7 +129,9 @@ def _run(name: str, folder: str) -> Path | None:
         return None
 
 
-def _of_environment(table: EnvironmentTable, count: int, folder: str, services: Mapping[str, Choice]) -> ExampleSource:
+def _of_environment(
+    table: EnvironmentTable, count: int, folder: str, services: Mapping[str, Choice]
+) -> ExampleSource:
     try:
         class_name, examples = asyncio.run(_demonstrated(table, count, services))
     except UnknownNameError as e:
@@ -140,12 +140,17 @@ def _of_environment(table: EnvironmentTable, count: int, folder: str, services: 
     if not examples:
         raise UsageError(
             f"{class_name} has no demonstrations to imitate: define demonstrations(self, split) or "
-            "a control `demonstrator`, or name a run or a file of rollouts (quintain eval ... --out FILE.parquet)"
+            "a control `demonstrator`, or name a run or a file of rollouts (quintain eval ... "
+            "--out FILE.parquet)"
         )
-    return ExampleSource(kind="demonstrations", name=table.use, examples=tuple(examples), environment=table.use)
+    return ExampleSource(
+        kind="demonstrations", name=table.use, examples=tuple(examples), environment=table.use
+    )
 
 
-async def _demonstrated(table: EnvironmentTable, count: int, chosen: Mapping[str, Choice]) -> tuple[str, list[Example]]:
+async def _demonstrated(
+    table: EnvironmentTable, count: int, chosen: Mapping[str, Choice]
+) -> tuple[str, list[Example]]:
     """Return the class name of the environment and its first *count* demonstrations."""
     spec = resolve_environment_table(table)
     examples: list[Example] = []
@@ -161,7 +166,9 @@ def _of_run(path: Path, selection: Selection) -> ExampleSource:
     run = RunFolder(path, lock=False)
     steps = [step for step, _ in reversed(steps_in(run.rollouts))]
     if not steps:
-        raise UsageError(f"run {run.name!r} has no rollouts: they are kept where its recipe says [rollouts] keep")
+        raise UsageError(
+            f"run {run.name!r} has no rollouts: they are kept where its recipe says [rollouts] keep"
+        )
     records = (json.loads(row["rollout"]) for step in steps for row in run.read_rollouts(step))
     return _of_rollouts(run.name, records, selection)
 
@@ -177,11 +184,14 @@ def _of_file(path: Path, selection: Selection) -> ExampleSource:
         raise UsageError(f"{path} is empty")
     if "messages" in first[1] and "task" not in first[1]:
         numbered = [first, *islice(lines, selection.count - 1)]
-        examples = tuple(_conversation(record, f"{path}, line {number}") for number, record in numbered)
+        examples = tuple(
+            _conversation(record, f"{path}, line {number}") for number, record in numbered
+        )
         return ExampleSource(kind="messages", name=str(path), examples=examples)
     if "task" not in first[1]:
         raise UsageError(
-            f'{path}, line {first[0]}: expected {{"messages": [{{"role": "user", "content": ...}}, ...]}}, or a '
+            f'{path}, line {first[0]}: expected {{"messages": [{{"role": "user", "content": ...}}, '
+            f"...]}}, or a "
             "rollout as `quintain eval --out` writes it"
         )
     records = (record for part in ([first], lines) for _, record in part)
@@ -198,7 +208,8 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
             yield from (json.loads(row["rollout"]) for row in batch.to_pylist())
     except (pyarrow.ArrowException, KeyError, ValueError) as e:
         raise UsageError(
-            f"{path} holds no rollouts as `quintain train` and `quintain eval --out` write them: {e}"
+            f"{path} holds no rollouts as `quintain train` and `quintain eval --out` write them: "
+            f"{e}"
         ) from e
 
 
@@ -212,7 +223,9 @@ def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             except ValueError as e:
                 raise UsageError(f"{path}, line {number}: not JSON: {e}") from e
             if not isinstance(record, dict):
-                raise UsageError(f"{path}, line {number}: expected an object, got {type(record).__name__}")
+                raise UsageError(
+                    f"{path}, line {number}: expected an object, got {type(record).__name__}"
+                )
             yield number, record
 
 
@@ -220,13 +233,20 @@ def _conversation(record: Mapping[str, Any], where: str) -> Example:
     """Read a conversation in the format of chat servers; every message of the assistant trains."""
     rows = record.get("messages")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UsageError(f'{where}: "messages" is to be a list of objects with "role" and "content"')
+        raise UsageError(
+            f'{where}: "messages" is to be a list of objects with "role" and "content"'
+        )
     messages = []
     for row in rows:
         role, content = row.get("role"), row.get("content")
         if role not in ROLES or row.get("tool_calls"):
-            raise UsageError(f"{where}: a message of role {role!r}; expected {', '.join(ROLES)}, without tool calls")
-        if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
+            raise UsageError(
+                f"{where}: a message of role {role!r}; expected {', '.join(ROLES)}, without tool "
+                f"calls"
+            )
+        if isinstance(content, list) and all(
+            isinstance(p, dict) and p.get("type") == "text" for p in content
+        ):
             content = "".join(str(part.get("text", "")) for part in content)
         if not isinstance(content, str):
             raise UsageError(f'{where}: "content" of the {role} is {content!r}; expected text')
@@ -238,7 +258,9 @@ def _conversation(record: Mapping[str, Any], where: str) -> Example:
     return Example(messages=tuple(messages), replies=replies)
 
 
-def _of_rollouts(name: str, records: Iterable[Mapping[str, Any]], selection: Selection) -> ExampleSource:
+def _of_rollouts(
+    name: str, records: Iterable[Mapping[str, Any]], selection: Selection
+) -> ExampleSource:
     examples: list[Example] = []
     left_out: Counter[str] = Counter()
     environment = ""
@@ -252,7 +274,11 @@ def _of_rollouts(name: str, records: Iterable[Mapping[str, Any]], selection: Sel
         if len(examples) == selection.count:
             break
     return ExampleSource(
-        kind="rollouts", name=name, examples=tuple(examples), environment=environment, left_out=dict(left_out)
+        kind="rollouts",
+        name=name,
+        examples=tuple(examples),
+        environment=environment,
+        left_out=dict(left_out),
     )
 
 
@@ -262,11 +288,13 @@ def _rollout(record: Mapping[str, Any], name: str) -> Rollout[Any, Any]:
     try:
         return Rollout.from_json(record)
     except ValidationError as e:
-        raise UsageError(f"{name} holds something that is no rollout: {e.errors()[0]['msg']}") from e
+        raise UsageError(
+            f"{name} holds something that is no rollout: {e.errors()[0]['msg']}"
+        ) from e
 
 
 def example_of(rollout: Rollout[Any, Any]) -> Example:
-    """The turns of the policy's own player in *rollout* as an example."""
+    """Return the turns of the policy's own player in *rollout* as an example."""
     turns = [turn for turn in rollout.turns if not turn.player]
     messages = list(rollout.messages)
     replies: list[int] = []
@@ -274,7 +302,11 @@ def example_of(rollout: Rollout[Any, Any]) -> Example:
     for at in reversed(range(len(messages))):
         turn = turns[len(turns) - 1 - len(replies)] if len(replies) < len(turns) else None
         old = messages[at]
-        if turn and old.role == "assistant" and (old.content, old.reasoning) == (turn.reply, turn.reasoning):
+        if (
+            turn
+            and old.role == "assistant"
+            and (old.content, old.reasoning) == (turn.reply, turn.reasoning)
+        ):
             messages[at] = Message("assistant", turn.text)
             replies.append(at)
     transcript = rollout.transcripts.get("")
@@ -287,20 +319,23 @@ def example_of(rollout: Rollout[Any, Any]) -> Example:
     )
 
 
-# ---- thinking --------------------------------------------------------------------------------------------------------
+# ---- thinking ------------------------------------------------------------------------------------
 
 
 def mixed(example: Example, think: bool) -> Example:
-    """The example as one to think about or not: the question says which, the answers keep their thought or have an
-    empty one (Qwen3, 2505.09388, section 4.3).
+    """Return the example as one to think about or not: the question says which, the answers keep
+    their thought or have an empty one (Qwen3, 2505.09388, section 4.3).
 
-    The flag ends the last question before the first answer that trains, and holds for all answers after it. (Qwen3 also
-    leaves the flag off some that think, and lets some long conversations switch.)
+    The flag ends the last question before the first answer that trains, and holds for all answers
+    after it. (Qwen3 also leaves the flag off some that think, and lets some long conversations
+    switch.)
     """
     if example.calls or not example.replies:  # these are taken only as they were sampled
         return replace(example, exact=(), tokenizer="")
     messages = list(example.messages)
-    asked = next((at for at in reversed(range(example.replies[0])) if messages[at].role == "user"), None)
+    asked = next(
+        (at for at in reversed(range(example.replies[0])) if messages[at].role == "user"), None
+    )
     if asked is not None:
         old = messages[asked]
         messages[asked] = replace(old, content=old.content + (THINK if think else NO_THINK))
@@ -311,28 +346,41 @@ def mixed(example: Example, think: bool) -> Example:
     return replace(example, messages=tuple(messages), exact=(), tokenizer="")
 
 
-# ---- tokens ----------------------------------------------------------------------------------------------------------
+# ---- tokens --------------------------------------------------------------------------------------
 
 
 def rows_of(example: Example, tokenizer: ChatTokenizer, end: int) -> list[Tokens]:
-    """The tokens of an example: as they were sampled, or encoded again, each answer with the token *end*.
+    """Return the tokens of an example: as they were sampled, or encoded again, each answer with the
+    token *end*.
 
     More than one row where the template rewrites history (drops earlier thoughts, say).
     """
     if example.exact and same_tokens(example.tokenizer, tokenizer.name):
         return list(example.exact)
-    return list(map(Tokens.of, encode_conversation(example.messages, example.replies, tokenizer, end, example.tools)))
+    return list(
+        map(
+            Tokens.of,
+            encode_conversation(example.messages, example.replies, tokenizer, end, example.tools),
+        )
+    )
 
 
 def same_tokens(one: str, other: str) -> bool:
-    """Whether two tokenizers write the same ids: their names end in a hash of vocabulary and template."""
+    """Return whether two tokenizers write the same ids: their names end in a hash of vocabulary and
+    template.
+    """
     return one == other or (bool(_HASH.search(one)) and one[-12:] == other[-12:])
 
 
 def examined(
-    examples: Iterable[Example], tokenizer: ChatTokenizer, context: int, left_out: Counter[str], *, dedupe: bool = False
+    examples: Iterable[Example],
+    tokenizer: ChatTokenizer,
+    context: int,
+    left_out: Counter[str],
+    *,
+    dedupe: bool = False,
 ) -> Iterator[Tokens]:
-    """The rows of all examples that fit; *left_out* counts why others do not.
+    """Yield the rows of all examples that fit; *left_out* counts why others do not.
 
     Args:
         context: longest row.

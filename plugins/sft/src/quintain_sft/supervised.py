@@ -1,7 +1,9 @@
-"""Supervised training: cross-entropy over the reply tokens of examples, one optimizer step per batch.
+"""Supervised training: cross-entropy over the reply tokens of examples, one optimizer step per
+batch.
 
-Examples are conversations in which some assistant messages are to be imitated; `quintain_sft.demonstrations` has those
-of an environment. `encode_conversation` turns one into token sequences, `supervised_updates` trains on batches of them.
+Examples are conversations in which some assistant messages are to be imitated;
+`quintain_sft.demonstrations` has those of an environment. `encode_conversation` turns one into
+token sequences, `supervised_updates` trains on batches of them.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from dataclasses import dataclass
 from quintain import Message, Sampled, ToolSpec
 from quintain.errors import UsageError
 from quintain.learning import Learner, TrainingSequence
-from quintain.models import ChatTokenizer
-from quintain.training import Conversation, parse
+from quintain.models import ChatTokenizer, parse
+from quintain.rollouts import Conversation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +41,8 @@ def supervised_updates(
 ) -> Iterator[SupervisedUpdate]:
     """Take one optimizer step per batch and yield its metrics.
 
-    The body of the caller's loop runs between two updates: there it evaluates, saves or leaves the loop. No update is
-    under way then.
+    The body of the caller's loop runs between two updates: there it evaluates, saves or leaves the
+    loop. No update is under way then.
 
     Args:
         lr: the learning rate of an update by its index, from 0; the learner's warm-up scales it.
@@ -68,9 +70,11 @@ def encode_conversation(
     end: int,
     tools: Sequence[ToolSpec] = (),
 ) -> list[TrainingSequence]:
-    """Encode each reply in the context in which the policy would sample it; replies and the token *end* train.
+    """Encode each reply in the context in which the policy would sample it; replies and the token
+    *end* train.
 
-    Where the chat template rewrites history (drops earlier thoughts, say), the conversation takes several sequences.
+    Where the chat template rewrites history (drops earlier thoughts, say), the conversation takes
+    several sequences.
 
     Args:
         replies: positions of the assistant messages that train.
@@ -91,13 +95,16 @@ def encode_conversation(
         ids = (*tokenizer.encode(text), end)
         conversation.prompt()
         conversation.add_sampled(
-            Sampled(ids=ids, logps=(0.0,) * len(ids), versions=(-1,) * len(ids), finish="stop", stop=end)
+            Sampled(
+                ids=ids, logps=(0.0,) * len(ids), versions=(-1,) * len(ids), finish="stop", stop=end
+            )
         )
     return list(conversation.transcript("", 1.0).sequences())
 
 
 def written(message: Message, tokenizer: ChatTokenizer, tools: Sequence[ToolSpec], end: int) -> str:
-    """The text of an assistant's *message* with its tool calls, as the chat template writes them.
+    """Return the text of an assistant's *message* with its tool calls, as the chat template writes
+    them.
 
     Raises:
         UsageError: the template leaves the calls out, or writes them before the reply begins.
@@ -109,20 +116,24 @@ def written(message: Message, tokenizer: ChatTokenizer, tools: Sequence[ToolSpec
     missing = [call.name for call in message.calls if call.name not in text]
     if not after.startswith(before) or not ended or missing:
         raise UsageError(
-            f"the chat template of {tokenizer.name} does not write tool calls behind its prompt, so a demonstration "
-            f"that calls {message.calls[0].name!r} cannot train this model"
+            f"the chat template of {tokenizer.name} does not write tool calls behind its prompt, "
+            f"so a demonstration that calls {message.calls[0].name!r} cannot train this model"
         )
     return text
 
 
 def end_of_turn(tokenizer: ChatTokenizer) -> int:
-    """Return the token that the chat template puts after an answer; where it has none, the end of the text.
+    """Return the token that the chat template puts after an answer; where it has none, the end of
+    the text.
 
     Raises:
         UsageError: the tokenizer has no token that ends anything.
     """
     if not tokenizer.stop_ids:
-        raise UsageError(f"the tokenizer {tokenizer.name} has no token that ends a text; set its eos_token and save it")
+        raise UsageError(
+            f"the tokenizer {tokenizer.name} has no token that ends a text; set its eos_token and "
+            f"save it"
+        )
     rendered = tokenizer.render([Message("user", "?"), Message("assistant", "x")], prompt=False)
     for stop in tokenizer.stop_ids:
         if f"x{tokenizer.decode([stop])}" in rendered:
@@ -131,7 +142,9 @@ def end_of_turn(tokenizer: ChatTokenizer) -> int:
 
 
 def split_thought(text: str) -> tuple[str, str]:
-    """Split a reply into its thought, without the tags and empty where there is none, and the rest."""
+    """Split a reply into its thought, without the tags and empty where there is none, and the
+    rest.
+    """
     parsed = parse(text)
     return parsed.reasoning, parsed.reply
 

@@ -1,7 +1,7 @@
 """Supervised fine-tuning: a warm start for reinforcement learning, or the distillation of rollouts.
 
-The loss is that of the algorithm ``sft``: -log theta, averaged over the tokens of an update's examples. Examples come
-from `quintain_sft.sources`.
+The loss is that of the algorithm ``sft``: -log theta, averaged over the tokens of an update's
+examples. Examples come from `quintain_sft.sources`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from typing import Any
 from quintain.errors import StorageError, UsageError
 from quintain.learning import Learner, TrainingSequence
 from quintain.models import LoadedModel
-from quintain.training import derived_seed, free_name, save_model
+from quintain.store import free_name, save_model
+from quintain.types import derived_seed
 
-from .sources import Example, ExampleSource, Tokens, examined, mixed, reasons
+from .example import Example, Tokens
+from .sources import ExampleSource, examined, mixed, reasons
 from .supervised import SupervisedUpdate, supervised_updates
 
 WARMUP = 0.03
@@ -86,15 +88,16 @@ def tune(
 ) -> tuple[Learner, SFTReport]:
     """Train *model* in place on the examples of *source*; return the learner and the report.
 
-    The learning rate rises over 3 % of the updates and falls linearly to 0 at the end. The order of examples depends
-    on *seed* alone.
+    The learning rate rises over 3 % of the updates and falls linearly to 0 at the end. The order of
+    examples depends on *seed* alone.
 
     Args:
         epochs: passes over the examples.
         lr: the highest learning rate of AdamW.
         batch: token sequences per update.
-        think: share of examples whose question ends in ``/think`` and which keep their thought, where they have one;
-            the others get ``/no_think`` and an empty thought. ``None`` leaves all as they are.
+        think: share of examples whose question ends in ``/think`` and which keep their thought,
+            where they have one; the others get ``/no_think`` and an empty thought. ``None`` leaves
+            all as they are.
         dedupe: train on the first of equal sequences only.
         options: further arguments of `Learner`.
         progress: called after each update.
@@ -105,18 +108,27 @@ def tune(
         RunError: a gradient is not finite.
     """
     if epochs < 1 or batch < 1 or not lr > 0:
-        raise UsageError(f"sft: epochs {epochs}, batch {batch}, lr {lr}; expected at least 1, at least 1, above 0")
+        raise UsageError(
+            f"sft: epochs {epochs}, batch {batch}, lr {lr}; expected at least 1, at least 1, above "
+            f"0"
+        )
     began = time.monotonic()
     examples, thinking = with_thoughts(source, think, seed)
     left_out = Counter(source.left_out)
     rows = list(examined(examples, model.tokenizer, model.context, left_out, dedupe=dedupe))
     if not rows:
-        raise UsageError(f"nothing in {source.name!r} is fit to train {model.path!r}: {reasons(left_out)}")
+        raise UsageError(
+            f"nothing in {source.name!r} is fit to train {model.path!r}: {reasons(left_out)}"
+        )
     per_epoch = -(-len(rows) // batch)
     planned = epochs * per_epoch
-    learner = Learner(model.module, lr=lr, **{"warmup_steps": round(WARMUP * planned), **(options or {})})
+    learner = Learner(
+        model.module, lr=lr, **{"warmup_steps": round(WARMUP * planned), **(options or {})}
+    )
     updates = supervised_updates(
-        learner, _batches(rows, epochs=epochs, batch=batch, seed=seed), lr=lambda index: lr * (1 - index / planned)
+        learner,
+        _batches(rows, epochs=epochs, batch=batch, seed=seed),
+        lr=lambda index: lr * (1 - index / planned),
     )
     done, tokens, loss_sums = 0, [0] * epochs, [0.0] * epochs
     while not stop() and (update := next(updates, None)) is not None:
@@ -136,7 +148,9 @@ def tune(
         epochs=epochs,
         updates=done,
         tokens=sum(tokens),
-        losses=tuple(total / count for total, count in zip(loss_sums, tokens, strict=True) if count),
+        losses=tuple(
+            total / count for total, count in zip(loss_sums, tokens, strict=True) if count
+        ),
         finished=done == planned,
         seed=seed,
         lr=lr,
@@ -145,7 +159,9 @@ def tune(
     )
 
 
-def _batches(rows: Sequence[Tokens], *, epochs: int, batch: int, seed: int) -> Iterator[list[TrainingSequence]]:
+def _batches(
+    rows: Sequence[Tokens], *, epochs: int, batch: int, seed: int
+) -> Iterator[list[TrainingSequence]]:
     """Yield all rows once per epoch, in an order that depends on *seed* and the epoch alone."""
     for epoch in range(epochs):
         order = list(range(len(rows)))
@@ -154,8 +170,11 @@ def _batches(rows: Sequence[Tokens], *, epochs: int, batch: int, seed: int) -> I
             yield [rows[i].sequence() for i in order[start : start + batch]]
 
 
-def with_thoughts(source: ExampleSource, share: float | None, seed: int) -> tuple[list[Example], int | None]:
-    """Draw which examples keep their thought, each with probability *share*; return the examples and the number.
+def with_thoughts(
+    source: ExampleSource, share: float | None, seed: int
+) -> tuple[list[Example], int | None]:
+    """Draw which examples keep their thought, each with probability *share*; return the examples
+    and the number.
 
     Raises:
         UsageError: *share* is above 0 and no example has a thought, or it is not between 0 and 1.
@@ -166,8 +185,9 @@ def with_thoughts(source: ExampleSource, share: float | None, seed: int) -> tupl
         raise UsageError(f"think is {share}; expected a share from 0 to 1")
     if share and not any(example.thinks for example in source.examples):
         raise UsageError(
-            f"--think {share:g} keeps thoughts, but no example of {source.name!r} has one (<think>...</think> before "
-            "the answer); use --think 0 for answers with an empty thought, or leave it out"
+            f"--think {share:g} keeps thoughts, but no example of {source.name!r} has one "
+            "(<think>...</think> before the answer); use --think 0 for answers with an empty "
+            "thought, or leave it out"
         )
     chosen = [
         example.thinks and Random(derived_seed(seed, "think", at)).random() < share
@@ -180,8 +200,8 @@ def save(folder: Path, learner: Learner, model: LoadedModel, report: SFTReport) 
     """Write a model *folder* in Hugging Face format; its ``quintain.json`` holds *report*.
 
     Returns:
-        *folder*, or a new folder beside it where another process has filled it meanwhile: ``name-2`` for ``name-1``,
-        ``name-1`` for ``name``.
+        *folder*, or a new folder beside it where another process has filled it meanwhile:
+        ``name-2`` for ``name-1``, ``name-1`` for ``name``.
 
     Raises:
         StorageError: it cannot be written.
@@ -198,12 +218,16 @@ def save(folder: Path, learner: Learner, model: LoadedModel, report: SFTReport) 
 
 
 def filled(path: Path) -> bool:
-    """Whether *path* is a file or a folder that is not empty, which a model must not replace."""
+    """Return whether *path* is a file or a folder that is not empty, which a model must not
+    replace.
+    """
     return path.is_file() or (path.is_dir() and any(path.iterdir()))
 
 
 def new_folder(parent: Path, stem: str) -> Path:
-    """Make the first free folder of ``stem-1``, ``stem-2``, ... in *parent*, also where others do so at the moment."""
+    """Make the first free folder of ``stem-1``, ``stem-2``, ... in *parent*, also where others do
+    so at the moment.
+    """
     while True:
         path = parent / free_name(parent, stem)
         try:

@@ -1,4 +1,6 @@
-"""Shaping rewards: form, length, text and likelihood of what the policy said, to add to the outcome reward."""
+"""Shaping rewards: form, length, text and likelihood of what the policy said, to add to the outcome
+reward.
+"""
 
 from __future__ import annotations
 

@@ -12,14 +12,17 @@ _TEMPLATE = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 def keeps_template(text: str) -> bool:
-    """Whether *text* is ``<think>...</think> <answer>...</answer>``: each tag once, in order, only white space around.
+    """Return whether *text* is ``<think>...</think> <answer>...</answer>``: each tag once, in
+    order, only white space around.
 
     The template of R1-Zero (DeepSeek-AI 2025, arXiv:2501.12948, table 1).
     """
     tags = list(_TAG.finditer(text))
     if tuple(t.group() for t in tags) != _TEMPLATE:
         return False
-    outside = text[: tags[0].start()] + text[tags[1].end() : tags[2].start()] + text[tags[3].end() :]
+    outside = (
+        text[: tags[0].start()] + text[tags[1].end() : tags[2].start()] + text[tags[3].end() :]
+    )
     return not outside.strip()
 
 
@@ -32,12 +35,14 @@ def format_tags(rollout: Rollout[Any, Any]) -> Score:
     text = next((t.text for t in reversed(rollout.turns) if not t.player), "")
     good = keeps_template(text)
     return Score(
-        value=float(good), reason="" if good else "expected <think>...</think> <answer>...</answer> and nothing else"
+        value=float(good),
+        reason="" if good else "expected <think>...</think> <answer>...</answer> and nothing else",
     )
 
 
 _BOX = "\\boxed{"
-_BLANK = re.compile(r"[{}\s~$]|\\(?:[,;:! ]|q?quad(?![A-Za-z])|(?:text|mathrm)(?=\{))")  # what a box shows nothing of
+# what a box shows nothing of
+_BLANK = re.compile(r"[{}\s~$]|\\(?:[,;:! ]|q?quad(?![A-Za-z])|(?:text|mathrm)(?=\{))")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text, not a delimiter
 
 
@@ -45,8 +50,9 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text, not a d
 def boxed(rollout: Rollout[Any, Any]) -> Score:
     r"""1 where the last reply has exactly one ``\boxed{}``, closed and not empty, else 0.
 
-    Bounds: 0 and 1. More than one box scores 0, because a verifier may accept any of them. Boxes in the reasoning do
-    not count. Source: the answer format of MATH (Hendrycks et al. 2021, arXiv:2103.03874).
+    Bounds: 0 and 1. More than one box scores 0, because a verifier may accept any of them. Boxes in
+    the reasoning do not count. Source: the answer format of MATH (Hendrycks et al. 2021,
+    arXiv:2103.03874).
     """
     boxes = rollout.reply.count(_BOX)
     if boxes != 1:

@@ -1,4 +1,5 @@
-"""Rewards on the length of an episode, counted in the tokens that the policy sampled (`Rollout.tokens`).
+"""Rewards on the length of an episode, counted in the tokens that the policy sampled
+(`Rollout.tokens`).
 
 A control or a stored text has no token counts, hence the length 0.
 """
@@ -27,7 +28,8 @@ def length_l1(
     alpha: PositiveFloat = 0.0003,
     delta: float = 0.5,
 ) -> float:
-    """L1's reward for a length that the prompt asks for (Aggarwal and Welleck 2025, arXiv:2503.04697, section 3).
+    """L1's reward for a length that the prompt asks for (Aggarwal and Welleck 2025,
+    arXiv:2503.04697, section 3).
 
     With the length n and the target T, in tokens::
 
@@ -35,8 +37,8 @@ def length_l1(
         maximum:  clip(alpha * (T - n) + delta, 0, 1)     equation 2, to multiply by the outcome; from 0 to 1
 
     Args:
-        target: number of tokens, or the name of the task's field that holds it. The prompt has to state it; the paper
-            draws it from 100 to 4,000 for each prompt.
+        target: number of tokens, or the name of the task's field that holds it. The prompt has to
+            state it; the paper draws it from 100 to 4,000 for each prompt.
         form: ``exact`` punishes shorter and longer answers, ``maximum`` longer ones only.
         alpha: reward per token.
         delta: the factor of a right answer of exactly the target length, form ``maximum``.
@@ -53,16 +55,20 @@ def length_l1(
 
 
 def target_of(task: Task, target: float | str) -> float:
-    """The target length of *task*: *target* itself, or the field of that name.
+    """Return the target length of *task*: *target* itself, or the field of that name.
 
     Raises:
         RewardFault: it is not a number above 0.
     """
     value = getattr(task, target, None) if isinstance(target, str) else target
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    number = (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    )
     if not number:
         where = (
-            f"task {task.id} has {value!r} in its field {target!r}" if isinstance(target, str) else f"it is {value!r}"
+            f"task {task.id} has {value!r} in its field {target!r}"
+            if isinstance(target, str)
+            else f"it is {value!r}"
         )
         raise RewardFault(f"length_l1, target: {where}; expected a number of tokens above 0")
     return float(value)  # type: ignore[arg-type]  # checked above
@@ -70,17 +76,19 @@ def target_of(task: Task, target: float | str) -> float:
 
 @group_reward(range=(-0.5, 0.5))
 def length_kimi(group: Sequence[Rollout[Any, Any]], *, answers: Answers = "right") -> list[float]:
-    """Kimi k1.5's length reward (arXiv:2501.12599, section 2.3.3), relative to the other answers of the group.
+    """Kimi k1.5's length reward (arXiv:2501.12599, section 2.3.3), relative to the other answers of
+    the group.
 
-    With lambda = 0.5 - (n - shortest) / (longest - shortest), n being the length in tokens, it is lambda for right
-    answers and min(0, lambda) for wrong ones; 0 where all lengths are equal. Bounds: -0.5 and 0.5.
+    With lambda = 0.5 - (n - shortest) / (longest - shortest), n being the length in tokens, it is
+    lambda for right answers and min(0, lambda) for wrong ones; 0 where all lengths are equal.
+    Bounds: -0.5 and 0.5.
 
     A reward does not see the outcome, so one expression gives each kind of answer its form::
 
         length_kimi.gate(math_equal) + length_kimi(answers="wrong").gate(1 - math_equal)
 
-    The algorithm ``kimi`` of quintain-algorithms has the same formula in its advantage (`length_reward`) and starts it
-    after 50 batches; with that algorithm leave this reward out.
+    The algorithm ``kimi`` of quintain-algorithms has the same formula in its advantage
+    (`length_reward`) and starts it after 50 batches; with that algorithm leave this reward out.
 
     Args:
         answers: the kind of answers whose form it is.
@@ -89,7 +97,9 @@ def length_kimi(group: Sequence[Rollout[Any, Any]], *, answers: Answers = "right
         RewardFault: *answers* is unknown.
     """
     if answers not in get_args(Answers):
-        raise RewardFault(f"length_kimi: answers is {answers!r}; expected one of {get_args(Answers)}")
+        raise RewardFault(
+            f"length_kimi: answers is {answers!r}; expected one of {get_args(Answers)}"
+        )
     lengths = [rollout.tokens for rollout in group]
     shortest, longest = min(lengths, default=0), max(lengths, default=0)
     if shortest == longest:
@@ -100,7 +110,12 @@ def length_kimi(group: Sequence[Rollout[Any, Any]], *, answers: Answers = "right
 
 @reward
 def length_cosine(
-    rollout: Rollout[Any, Any], *, limit: PositiveInt, start: float = 1.0, end: float = 0.0, over: float = -1.0
+    rollout: Rollout[Any, Any],
+    *,
+    limit: PositiveInt,
+    start: float = 1.0,
+    end: float = 0.0,
+    over: float = -1.0,
 ) -> float:
     """The cosine length reward (Yeo et al. 2025, arXiv:2502.03373, section 4.2 and appendix C.1).
 
@@ -109,8 +124,9 @@ def length_cosine(
         end + (start - end) / 2 * (1 + cos(pi * n / limit))     for n < limit
         over                                                     for n >= limit
 
-    Bounds: the lowest and the highest of *start*, *end* and *over*. The paper lets right answers go from 2 to 1, wrong
-    ones from -10 to 0, and gives -10 at the limit. With an outcome of 1 and 0 that is::
+    Bounds: the lowest and the highest of *start*, *end* and *over*. The paper lets right answers go
+    from 2 to 1, wrong ones from -10 to 0, and gives -10 at the limit. With an outcome of 1 and 0
+    that is::
 
         length_cosine(limit=4096, start=1, end=0, over=-11).gate(math_equal)
         + length_cosine(limit=4096, start=-10, end=0, over=-10).gate(1 - math_equal)
@@ -141,9 +157,9 @@ def soft_overlong(rollout: Rollout[Any, Any], *, limit: PositiveInt, buffer: Pos
         (limit - buffer - n) / buffer     in between
         -1                                for n > limit
 
-    Bounds: -1 and 0; verl's reward manager has no lower bound. The paper has ``limit=20480``, ``buffer=4096``. An
-    algorithm's setting ``overlong`` is the same punishment for the longest turn of an episode, over a share of
-    ``sampling.max_tokens``, and `dapo` has it; use one of the two.
+    Bounds: -1 and 0; verl's reward manager has no lower bound. The paper has ``limit=20480``,
+    ``buffer=4096``. An algorithm's setting ``overlong`` is the same punishment for the longest turn
+    of an episode, over a share of ``sampling.max_tokens``, and `dapo` has it; use one of the two.
 
     Args:
         limit: length from which on the punishment is -1.
@@ -153,5 +169,7 @@ def soft_overlong(rollout: Rollout[Any, Any], *, limit: PositiveInt, buffer: Pos
         RewardFault: *buffer* is not between 1 and *limit*.
     """
     if not 0 < buffer <= limit:
-        raise RewardFault(f"soft_overlong: buffer is {buffer!r}; expected 1 to limit ({limit!r}) tokens")
+        raise RewardFault(
+            f"soft_overlong: buffer is {buffer!r}; expected 1 to limit ({limit!r}) tokens"
+        )
     return min(0.0, max(-1.0, (limit - buffer - rollout.tokens) / buffer))

@@ -15,7 +15,9 @@ from quintain import Rollout, Score, reward
 from quintain.errors import RewardFault
 
 Part = Literal["reasoning", "reply", "all"]
-"""What of a turn is read: the reasoning, the reply without reasoning and tool calls, or the text as sampled."""
+"""What of a turn is read: the reasoning, the reply without reasoning and tool calls, or the text as
+sampled.
+"""
 
 
 def texts(rollout: Rollout[Any, Any], part: Part) -> list[str]:
@@ -27,23 +29,28 @@ def texts(rollout: Rollout[Any, Any], part: Part) -> list[str]:
     if part not in get_args(Part):
         raise RewardFault(f"part is {part!r}; expected one of {get_args(Part)}")
     own = [turn for turn in rollout.turns if not turn.player]
-    return [{"reasoning": turn.reasoning, "reply": turn.reply, "all": turn.text}[part] for turn in own]
+    return [
+        {"reasoning": turn.reasoning, "reply": turn.reply, "all": turn.text}[part] for turn in own
+    ]
 
 
 _WORD_LIKE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+")
-"""A run without white space; each Chinese character and each kana alone, as these texts have no spaces."""
+"""A run without white space; each Chinese character and each kana alone, as these texts have no
+spaces.
+"""
 
 
 @reward(range=(-1, 0))
 def repetition(rollout: Rollout[Any, Any], *, ngram: PositiveInt = 3, part: Part = "all") -> float:
-    """The share of word n-grams that repeat an earlier one of the same turn, negated (Yeo et al. 2025,
-    arXiv:2502.03373, appendix C.2)::
+    """The share of word n-grams that repeat an earlier one of the same turn, negated (Yeo et al.
+    2025, arXiv:2502.03373, appendix C.2)::
 
         distinct / all - 1     over the n-grams of every turn; 0 without any
 
-    Bounds: -1 (never reached) and 0. Words are split at white space, in lower case; a Chinese character or a kana is a
-    word. This is the form for a whole answer, as in the authors' code and in open-r1, whose n is 3. The paper also
-    punishes each repeated token, with n = 40; a shaping reward has no values for single tokens.
+    Bounds: -1 (never reached) and 0. Words are split at white space, in lower case; a Chinese
+    character or a kana is a word. This is the form for a whole answer, as in the authors' code and
+    in open-r1, whose n is 3. The paper also punishes each repeated token, with n = 40; a shaping
+    reward has no values for single tokens.
 
     Args:
         ngram: words of an n-gram. Common phrases repeat where it is small.
@@ -62,7 +69,18 @@ def repetition(rollout: Rollout[Any, Any], *, ngram: PositiveInt = 3, part: Part
     return distinct / total - 1 if total else 0.0
 
 
-Script = Literal["latin", "han", "japanese", "korean", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "thai"]
+Script = Literal[
+    "latin",
+    "han",
+    "japanese",
+    "korean",
+    "cyrillic",
+    "greek",
+    "arabic",
+    "hebrew",
+    "devanagari",
+    "thai",
+]
 """A writing system; ``japanese`` is Chinese characters with kana, as ISO 15924's Jpan."""
 
 _OF_CHARACTER = {
@@ -86,15 +104,18 @@ _LATEX_COMMAND = re.compile(r"\\[A-Za-z]+")
 
 
 @reward(range=(0, 1))
-def language_consistency(rollout: Rollout[Any, Any], *, script: Script, part: Part = "reasoning") -> Score:
+def language_consistency(
+    rollout: Rollout[Any, Any], *, script: Script, part: Part = "reasoning"
+) -> Score:
     """The share of words in the target language (DeepSeek-R1, arXiv:2501.12948, section 2.3.2)::
 
         words in the target script / words
 
-    Bounds: 0 and 1; 0 without words, so that no reasoning is no way out. The paper does not say how it finds a word's
-    language. Here it is the script, which separates English from Chinese, R1's case, but not English from French. A
-    word is a run of letters of one script; a Chinese character, a kana or a Thai letter is a word. Numbers, symbols,
-    LaTeX commands and single Latin or Greek letters (variables) are no words; code is Latin.
+    Bounds: 0 and 1; 0 without words, so that no reasoning is no way out. The paper does not say how
+    it finds a word's language. Here it is the script, which separates English from Chinese, R1's
+    case, but not English from French. A word is a run of letters of one script; a Chinese
+    character, a kana or a Thai letter is a word. Numbers, symbols, LaTeX commands and single Latin
+    or Greek letters (variables) are no words; code is Latin.
 
     Args:
         script: of the target language.
@@ -104,7 +125,9 @@ def language_consistency(rollout: Rollout[Any, Any], *, script: Script, part: Pa
         RewardFault: *script* is unknown.
     """
     if script not in get_args(Script):
-        raise RewardFault(f"language_consistency: script is {script!r}; expected one of {get_args(Script)}")
+        raise RewardFault(
+            f"language_consistency: script is {script!r}; expected one of {get_args(Script)}"
+        )
     accepted = {"han", "kana"} if script == "japanese" else {script}
     found = [found for text in texts(rollout, part) for found in scripts(text)]
     if not found:
@@ -113,7 +136,9 @@ def language_consistency(rollout: Rollout[Any, Any], *, script: Script, part: Pa
 
 
 def scripts(text: str) -> Iterator[str]:
-    """The script of each word of *text*; empty for letters of a script that has no name here."""
+    """Yield the script of each word of *text*; empty for letters of a script that has no name
+    here.
+    """
     letters = map(_script, unicodedata.normalize("NFKC", _LATEX_COMMAND.sub(" ", text)))
     for script, run in groupby(letter for letter in letters if letter != _PART_OF_A_WORD):
         length = sum(1 for _ in run)
@@ -150,25 +175,30 @@ def keyword(
 
         min(1, different keywords that appear / needed)
 
-    Bounds: 0 and 1. A keyword counts once, so repeating it gains nothing; a negative weight forbids the keywords.
-    Source: `reasoning_steps_reward` of open-r1, min(1, count / 3), which counts every occurrence.
+    Bounds: 0 and 1. A keyword counts once, so repeating it gains nothing; a negative weight forbids
+    the keywords. Source: `reasoning_steps_reward` of open-r1, min(1, count / 3), which counts every
+    occurrence.
 
     Args:
         words: the keywords or phrases.
         needed: different keywords for the value 1; by default all.
         part: what is read: ``reasoning``, ``reply``, or ``all`` that was sampled.
-        whole_words: a keyword inside a longer word does not count. Turn it off for text without spaces.
+        whole_words: a keyword inside a longer word does not count. Turn it off for text without
+            spaces.
         match_case: upper and lower case differ.
 
     Raises:
-        RewardFault: *words* is empty, repeats a keyword or has an empty one, or has fewer than *needed*.
+        RewardFault: *words* is empty, repeats a keyword or has an empty one, or has fewer than
+            *needed*.
     """
     wanted = {word if match_case else word.lower() for word in words}
     enough = len(wanted) if needed is None else needed
     if not wanted or "" in wanted or len(wanted) < len(words):
         raise RewardFault(f"keyword: words are {words!r}; expected different, non-empty texts")
     if not 1 <= enough <= len(wanted):
-        raise RewardFault(f"keyword: needed is {needed!r}; expected 1 to {len(wanted)}, the number of words")
+        raise RewardFault(
+            f"keyword: needed is {needed!r}; expected 1 to {len(wanted)}, the number of words"
+        )
     text = "\n".join(texts(rollout, part))
     text = text if match_case else text.lower()
     edges = (r"(?<!\w)", r"(?!\w)") if whole_words else ("", "")

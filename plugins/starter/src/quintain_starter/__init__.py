@@ -1,5 +1,18 @@
 """The default model: small, Qwen3-shaped and trained here, so that a first run downloads nothing.
 
-`source` is the model source `default` with its cache, `warm_start` the supervised training on demonstrations,
-`architecture` the network and the tokenizer before any training.
+`source` is the model source `default` with its cache, `warm_start` the supervised training on
+demonstrations, `architecture` the network and the tokenizer before any training.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["general_starter"]
+
+
+def general_starter() -> Path:
+    """Return the folder of the general starter, which comes with the package: warm starts begin
+    from it.
+    """
+    return Path(__file__).parent / "general_model"

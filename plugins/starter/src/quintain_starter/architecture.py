@@ -5,7 +5,7 @@ Both are built from this file alone, so nothing is downloaded and every machine 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,9 @@ CONTEXT = 4096
 END_OF_TURN, END_OF_TEXT, PAD = "<|im_end|>", "<|endoftext|>", "<|pad|>"
 SPECIAL = ("<|im_start|>", END_OF_TURN, END_OF_TEXT, PAD)
 TAGS = tuple(
-    tag for name in ("think", "answer", "tools", "tool_call", "tool_response") for tag in (f"<{name}>", f"</{name}>")
+    tag
+    for name in ("think", "answer", "tools", "tool_call", "tool_response")
+    for tag in (f"<{name}>", f"</{name}>")
 )
 """Plain text, but one token each."""
 
@@ -30,7 +32,20 @@ expression brackets call function name value list word words letter text questio
 """.split()
 """Read as one token each after a blank; chosen for prompts of tasks, not for any one of them."""
 
-STARTS = ("user", "assistant", "system", "End", "Make", "The", "Work", "So", "Let", "####", "```", "    ")
+STARTS = (
+    "user",
+    "assistant",
+    "system",
+    "End",
+    "Make",
+    "The",
+    "Work",
+    "So",
+    "Let",
+    "####",
+    "```",
+    "    ",
+)
 """Read as one token each where no blank comes before."""
 
 TOOLS = """\
@@ -98,15 +113,27 @@ Turns are rendered as they were sampled, so that a conversation never rewrites i
 """
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer: all bytes, digits one by one, some words whole."""
+def build_tokenizer(words: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer: all bytes, digits one by one, some words whole.
+
+    Args:
+        words: to read as one token each, blank before them included, where they stand alone; every other text is read
+            byte by byte. By default `WORDS` and `STARTS`, which are also read as parts of longer words.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary, merges = _byte_pairs()
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    vocabulary, merges = _byte_pairs(words is None)
+    for word in words or ():
+        vocabulary.setdefault(word.replace(" ", "\u0120"), len(vocabulary))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=words is not None)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex("[0-9]"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Split(Regex("[0-9]"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
@@ -121,15 +148,16 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _byte_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges: bytes first, then every word, built letter by letter from its start."""
+def _byte_pairs(parts: bool) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary and merges: bytes first, then with *parts* every word, built letter by letter from its start."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     alphabet = sorted(ByteLevel.alphabet())
     vocabulary = {letter: i for i, letter in enumerate(alphabet)}
     merges: list[tuple[str, str]] = []
-    for word in (*STARTS, *(f" {w}" for w in WORDS)):
-        for left, right in _merges(word.replace(" ", "\u0120")):  # how byte-level BPE writes a blank
+    for word in (*STARTS, *(f" {w}" for w in WORDS)) if parts else ():
+        # how byte-level BPE writes a blank
+        for left, right in _merges(word.replace(" ", "\u0120")):
             if left + right not in vocabulary:
                 vocabulary[left + right] = len(vocabulary)
                 merges.append((left, right))
@@ -137,7 +165,7 @@ def _byte_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
 
 
 def _merges(word: str) -> Iterator[tuple[str, str]]:
-    """The merges that make *word*: letter by letter, or by doubling where it is one letter repeated."""
+    """Yield the merges that make *word*: letter by letter, or by doubling where it is one letter repeated."""
     size = 1
     while size < len(word):
         step = size if len(set(word)) == 1 else 1
@@ -157,7 +185,7 @@ def build_model(
     intermediate: int = 512,
     initializer_range: float = 0.02,
 ) -> Qwen3ForCausalLM:
-    """A Qwen3-shaped model with random weights that depend on *seed* and the sizes alone.
+    """Return a Qwen3-shaped model with random weights that depend on *seed* and the sizes alone.
 
     Args:
         vocabulary: ids, rounded up to a multiple of 64; by default those of `build_tokenizer`.

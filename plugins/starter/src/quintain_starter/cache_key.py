@@ -1,8 +1,10 @@
-"""The cache key of a default model: a hash of all that the warm start sees of the environments and their rewards.
+"""The cache key of a default model: a hash of all that the warm start sees of the environments and
+their rewards.
 
-Fields, tasks and demonstrations (the first 8,192; where episodes are played for them, their tasks) enter by value. Code
-enters by the content of its source files: all those of a package, or a single file and those that it imports from its
-own folder. The code of Quintain itself is left out; `quintain_starter.source.FORMAT` stands for it.
+Fields, tasks and demonstrations (the first 8,192; where episodes are played for them, their tasks)
+enter by value. Code enters by the content of its source files: all those of a package, or a single
+file and those that it imports from its own folder. The code of Quintain itself is left out;
+`quintain_starter.source.FORMAT` stands for it.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from typing import Any
 
 from quintain import Environment
 from quintain.evaluation import tasks_of
-from quintain.training import yielded
-from quintain_sft.demonstrations import plays, written_demonstrations
+from quintain.interfaces import yielded
+from quintain_sft import plays, written_demonstrations
 
 MOST_EXAMPLES = 8192
-"""Demonstrations that enter by value; making more of them takes seconds where they are generated."""
+"""Demonstrations that enter by value; making more of them takes seconds where they are
+generated.
+"""
 
 _NOT_HASHED = {"quintain", *sys.stdlib_module_names}
 
@@ -38,7 +42,8 @@ def cache_key(
     code: bool = True,
     **depends_on: Any,
 ) -> str:
-    """Return 16 hexadecimal digits for everything that a model trained on *environments* depends on.
+    """Return 16 hexadecimal digits for everything that a model trained on *environments* depends
+    on.
 
     Args:
         services: the service chosen for each slot, with its arguments.
@@ -52,15 +57,21 @@ def cache_key(
     settings = {"services": services, **depends_on}
     for environment in environments:
         own = {f.name: getattr(environment, f.name) for f in fields(environment)}  # type: ignore[arg-type]
-        also = {name: getattr(environment, name) for name in ("reward", "limits", "system", "early")}
+        also = {
+            name: getattr(environment, name) for name in ("reward", "limits", "system", "early")
+        }
         settings[f"environment {len(settings)}"] = _plain([type(environment), own, also], defining)
         defining |= dict.fromkeys(type(environment).__mro__)
     digest.update(json.dumps(_plain(settings, defining), sort_keys=True).encode())
     for environment in environments:
-        for demonstration in islice(written_demonstrations(environment), min(examples, MOST_EXAMPLES)):
+        for demonstration in islice(
+            written_demonstrations(environment), min(examples, MOST_EXAMPLES)
+        ):
             digest.update(f"{demonstration!r}\n".encode(errors="replace"))  # messages and text
         if plays(environment):  # an episode is a function of its task and of code that enters below
-            for task in islice(yielded(environment, "tasks", "train"), min(examples, MOST_EXAMPLES)):
+            for task in islice(
+                yielded(environment, "tasks", "train"), min(examples, MOST_EXAMPLES)
+            ):
                 digest.update(json.dumps(_plain(task, defining)).encode())
         for task in tasks_of(environment, "dev", tasks):
             digest.update(json.dumps(_plain(task, defining)).encode())
@@ -70,7 +81,9 @@ def cache_key(
 
 
 def _plain(value: Any, defining: dict[Any, None]) -> Any:
-    """*value* as JSON that is the same in every process; classes and functions in it are added to *defining*."""
+    """*value* as JSON that is the same in every process; classes and functions in it are added to
+    *defining*.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):
@@ -85,13 +98,24 @@ def _plain(value: Any, defining: dict[Any, None]) -> Any:
     defining[kind] = None
     name = f"{kind.__module__}.{kind.__qualname__}"
     if is_dataclass(value) and not isinstance(value, type):
-        return [name, {f.name: _plain(getattr(value, f.name, None), defining) for f in fields(value)}]
+        return [
+            name,
+            {
+                f.name: _plain(getattr(value, f.name, None), defining)
+                for f in fields(value)
+                if f.compare
+            },
+        ]
     dump = getattr(value, "model_dump", None)  # of pydantic
-    return [name, _plain(dump(), defining)] if callable(dump) and not isinstance(value, type) else name
+    return (
+        [name, _plain(dump(), defining)] if callable(dump) and not isinstance(value, type) else name
+    )
 
 
 def _code_of(defining: Iterable[Any]) -> Iterator[str]:
-    """A line for each source file that defines one of *defining*; for what has no file, the code itself."""
+    """Yield a line for each source file that defines one of *defining*; for what has no file, the
+    code itself.
+    """
     seen: set[str] = set()
     left = [(o.__module__, o) for o in defining]
     while left:
@@ -110,7 +134,9 @@ def _code_of(defining: Iterable[Any]) -> Iterator[str]:
         seen.add(key)
         if root:
             for folder in map(Path, root):
-                yield from (_line(f"{top}/{p.relative_to(folder)}", p) for p in folder.rglob("*.py"))
+                yield from (
+                    _line(f"{top}/{p.relative_to(folder)}", p) for p in folder.rglob("*.py")
+                )
         else:
             yield _line(file.name, file)
             left += [(n, None) for n in _imported(module) if _beside(n, file)]
@@ -123,7 +149,10 @@ def _line(name: str, file: Path) -> str:
 def _imported(module: ModuleType | None) -> set[str]:
     """Names of the modules that the names of *module* come from."""
     values = vars(module).values() if module else ()
-    return {v.__name__ if isinstance(v, ModuleType) else str(getattr(v, "__module__", "")) for v in values}
+    return {
+        v.__name__ if isinstance(v, ModuleType) else str(getattr(v, "__module__", ""))
+        for v in values
+    }
 
 
 def _beside(name: str, file: Path) -> bool:
@@ -132,9 +161,11 @@ def _beside(name: str, file: Path) -> bool:
 
 
 def _compiled(thing: Any) -> str:
-    """The bytecode of a function, or of the functions of a class."""
+    """Return the bytecode of a function, or of the functions of a class."""
     members = vars(thing).values() if inspect.isclass(thing) else [thing]
-    functions = [f for m in members if isinstance(f := inspect.unwrap(m) if callable(m) else m, FunctionType)]
+    functions = [
+        f for m in members if isinstance(f := inspect.unwrap(m) if callable(m) else m, FunctionType)
+    ]
     return hashlib.sha256("".join(_bytecode(f.__code__) for f in functions).encode()).hexdigest()
 
 

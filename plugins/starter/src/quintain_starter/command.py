@@ -12,13 +12,34 @@ from quintain.cli import Count, sigterm_as_ctrl_c
 
 @click.command()
 @click.argument("environment")
-@click.option("--seed", type=Count(0), default=0, show_default=True, help="Seed of weights and order of examples.")
-@click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of the environment (repeatable).")
 @click.option(
-    "--start-arg", "start_args", multiple=True, metavar="KEY=VALUE", help="Setting of the warm start (repeatable)."
+    "--seed",
+    type=Count(0),
+    default=0,
+    show_default=True,
+    help="Seed of weights and order of examples.",
 )
 @click.option(
-    "--fresh", "--again", "again", is_flag=True, help="Train also if the model is there already; cache the new one."
+    "--arg",
+    "-a",
+    "args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Field of the environment (repeatable).",
+)
+@click.option(
+    "--start-arg",
+    "start_args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Setting of the warm start (repeatable).",
+)
+@click.option(
+    "--fresh",
+    "--again",
+    "again",
+    is_flag=True,
+    help="Train also if the model is there already; cache the new one.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
@@ -31,22 +52,32 @@ def start(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Train the small default model on the demonstrations of ENVIRONMENT to a target accuracy, and cache it.
+    """Train the small default model on the demonstrations of ENVIRONMENT to a target accuracy, and
+    cache it.
 
-    `quintain train` does this automatically; running it first makes training start immediately. The model is cached for
-    this environment with its arguments and code, the seed and the settings of the warm start (by default those of the
-    quickstart); `train` uses it if all of them are the same. `quintain info default` lists the settings.
-    Interrupted training begins again.
+    `quintain train` does this automatically; running it first makes training start immediately. The
+    model is cached for this environment with its arguments and code and the settings of the warm
+    start (by default those of the quickstart); `train` uses it if all of them are the same.
+    `quintain info default` lists the settings. Interrupted training begins again.
     """
-    from quintain.training import ModelRequest, Recipe, bundled, for_terminal, model_source, program
+    from quintain.console import for_terminal, program
+    from quintain.recipe import ModelRequest, Recipe, bundled, model_source
 
     from .source import DefaultModel
 
-    chosen = [f"environments.0.args.{pair}" for pair in args] + [f"model.start.args.{pair}" for pair in start_args]
+    start_args = (*([f"seed={seed}"] if seed else []), *start_args)
+    chosen = [f"environments.0.args.{pair}" for pair in args] + [
+        f"model.start.args.{pair}" for pair in start_args
+    ]
     own = Recipe.parse(bundled("quickstart")).environments[0]  # with its arguments
-    other = [] if environment in (own.use, own.label) else [f"environments=[{{use={json.dumps(environment)}}}]"]
-    sets = [*other, f"run.seed={seed}", *chosen]
-    recipe = Recipe.parse(bundled("quickstart"), sets, source="quickstart.toml")  # what `quintain train` begins with
+    other = (
+        []
+        if environment in (own.use, own.label)
+        else [f"environments=[{{use={json.dumps(environment)}}}]"]
+    )
+    sets = [*other, *chosen]
+    # what `quintain train` begins with
+    recipe = Recipe.parse(bundled("quickstart"), sets, source="quickstart.toml")
     source = model_source(recipe)
     assert isinstance(source, DefaultModel), source
     with for_terminal(quiet=quiet or as_json) as screen, sigterm_as_ctrl_c():
@@ -57,6 +88,5 @@ def start(
         return
     click.echo(f"{folder}: {report['parameters']:,} parameters")
     click.echo(f"{report['accuracy']:.1%} right on dev after {report['steps']} updates")
-    words = ["train", "--env", environment, *(["--seed", str(seed)] if seed else [])]
-    words += [word for pair in chosen for word in ("--set", pair)]
+    words = ["train", "--env", environment, *(word for pair in chosen for word in ("--set", pair))]
     click.echo(f"next: {program()} {shlex.join(words)}, or: {program()} chat {folder}")

@@ -1,4 +1,5 @@
-"""The model source `default`: a warm start per environment, seed and settings, whose result is cached.
+"""The model source `default`: a warm start per environment, seed and settings, whose result is
+cached.
 
 ::
 
@@ -10,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import os
 import re
@@ -17,37 +19,35 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from quintain.console import Screen, clock
 from quintain.errors import StorageError, UsageError
-from quintain.models import HFTokenizer, LoadedModel, as_device, fuse_storage
-from quintain.training import (
-    ModelRequest,
-    ModelSource,
-    Screen,
-    clock,
-    lock_owner,
-    opened_environments,
-    run_stoppable,
-    save_model,
-    storing,
-    take_lock,
-)
+from quintain.models import HFTokenizer, LoadedModel, as_device, fuse_storage, load_model
+from quintain.process import run_stoppable
+from quintain.recipe import ModelRequest, ModelSource, opened_environments
+from quintain.store import lock_owner, save_model, storing, take_lock
 
+from . import general_starter
 from .architecture import CONTEXT, build_model, build_tokenizer
 from .cache_key import cache_key
-from .warm_start import HALVINGS, WINDOW, AnyEnvironment, Check, WarmStart, warm_start
+from .warm_start import HALVINGS, WINDOW, AnyEnvironment, WarmStart, WarmStartCheck, warm_start
 
 FORMAT = 3
 """Counts up when a model that older code trained must not be taken from the cache."""
 
 SHIPPED = Path(__file__).parent / "models"
-"""Models that come with the package, named like those of the cache but by data and settings alone: what
-``OMP_NUM_THREADS=1 quintain start arithmetic --fresh`` writes, to the bit on the processor in its `quintain.json`."""
+"""Models that come with the package, named like those of the cache but by data and settings alone:
+what ``OMP_NUM_THREADS=1 quintain start arithmetic --fresh`` writes, to the bit on the processor in
+its `quintain.json`.
+"""
+
+GENERAL = general_starter()
+"""What ``python -m quintain_starter.general`` trained."""
 
 PAUSE = 30.0
 """Seconds without a line after which an update is reported."""
@@ -58,43 +58,57 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class DefaultModel(WarmStart, ModelSource):
-    """A small Qwen3-shaped model, trained on the demonstrations of the run's environments until it solves some tasks.
+    """A small Qwen3-shaped model, trained on the demonstrations of the run's environments until it
+    solves some tasks.
 
-    Its settings stand under ``[model.start.args]`` of a recipe.
+    Training begins from the general starter that comes with the package, unless a model for just
+    these environments comes with it, too. Settings stand under ``[model.start.args]`` of a recipe.
 
     Attributes:
         target: least and greatest greedy accuracy on ``dev`` to stop at.
         check_every: updates between two checks.
-        settle: consecutive checks that must find accuracy in *target*; the learning rate decays over their later half.
+        settle: consecutive checks that must find accuracy in *target*; the learning rate decays
+            over their later half. From the general starter one is enough.
         max_steps: updates at most.
         lr: learning rate of AdamW, constant after *warmup_steps* until accuracy is in *target*.
         warmup_steps: updates over which the learning rate rises.
         batch: examples per update.
         tasks: of ``dev`` for each environment, at most.
-        model: sizes of the network: hidden, layers, heads, kv_heads, head_dim, intermediate; and initializer_range.
+        model: sizes of the network: hidden, layers, heads, kv_heads, head_dim, intermediate; and
+            initializer_range. A network with sizes of its own begins from random weights.
+        general: whether to begin from the general starter; otherwise from random weights.
+        seed: of random weights and of the order of examples. It does not follow the seed of a run.
     """
+
+    general: bool = True
+    seed: int = 0
 
     def load(self, request: ModelRequest) -> LoadedModel:
         return request.load_model(self.train_once(request))
 
     def load_base(self, request: ModelRequest) -> LoadedModel:
-        """The model before the warm start.
+        """Return the model before the warm start.
 
         Raises:
             UsageError: adapters are asked for.
         """
         if request.lora:
-            raise UsageError("the default model is untrained: adapters alone cannot teach it; leave model.lora out")
+            raise UsageError(
+                "the default model is untrained: adapters alone cannot teach it; leave model.lora "
+                "out"
+            )
         return untrained(request.seed, device=request.device, **(self.model or {}))
 
     def train_once(self, request: ModelRequest, *, again: bool = False) -> Path:
-        """Return the folder of the trained model: from the cache or the package (unless *again*), or trained now.
+        """Return the folder of the trained model: from the cache or the package (unless *again*),
+        or trained now.
 
-        A process that is stopped or killed meanwhile leaves nothing behind; the next one begins again. One that finds
-        another at work waits for it.
+        A process that is stopped or killed meanwhile leaves nothing behind; the next one begins
+        again. One that finds another at work waits for it.
 
         Raises:
-            UsageError: an environment has no demonstrations, or none that fits the context.
+            UsageError: an environment has no demonstrations and the general starter solves no task
+                of it, or no demonstration fits the context.
             StorageError: the cache cannot be written.
         """
         return run_stoppable(self._train_once(request, again))
@@ -102,17 +116,22 @@ class DefaultModel(WarmStart, ModelSource):
     async def _train_once(self, request: ModelRequest, again: bool) -> Path:
         async with opened_environments(request.specs, request.services) as (environments, services):
             name = request.specs[0].name
-            plain_name = re.sub(r"[^\w.-]", "-", re.split(r"[/:]", name)[-1])  # the last word of module:Class
-            folder = cache_folder() / "models" / f"{plain_name[:50]}-{self._hash(environments, request)}"
-            if not again and not _is_complete(folder):
-                shipped = SHIPPED / f"{plain_name}-{self._hash(environments, request, code=False)}"
-                if _is_complete(shipped):
-                    request.screen.note(f"the default model for {name} comes with quintain-starter")
-                    return shipped
+            # the last word of module:Class
+            plain_name = re.sub(r"[^\w.-]", "-", re.split(r"[/:]", name)[-1])
+            shipped = SHIPPED / f"{plain_name}-{self._hash(environments, request, code=False)}"
+            general = self.general and self.model is None and not _is_complete(shipped)
+            hashed = self._hash(environments, request, general=general)
+            folder = cache_folder() / "models" / f"{plain_name[:50]}-{hashed}"
+            if not again and not _is_complete(folder) and _is_complete(shipped):
+                request.screen.note(f"the default model for {name} comes with quintain-starter")
+                return shipped
             if again or not _is_complete(folder):
                 async with _locked(folder, request.screen):
-                    if again or not _is_complete(folder):  # now, too: another process may have trained it meanwhile
-                        await self._train(folder, name, environments, services, request)
+                    # now, too: another process may have trained it meanwhile
+                    if again or not _is_complete(folder):
+                        await self._train(
+                            folder, name, environments, services, request, general=general
+                        )
                         return folder
             request.screen.note(f"the default model for {name} is in the cache: {folder}")
         return folder
@@ -124,57 +143,121 @@ class DefaultModel(WarmStart, ModelSource):
         environments: Sequence[AnyEnvironment],
         services: Mapping[str, Any],
         request: ModelRequest,
+        *,
+        general: bool,
     ) -> None:
         screen = request.screen
+        settings = replace(self, settle=1) if general else self
         screen.phase(f"warm start of the default model for {name}")
         screen.note(
-            f"training the default model on demonstrations until it gets {_percent(self.target)} of dev right"
-            + (f" in {self.settle} checks in a row" if self.settle > 1 else "")
-            + f"; 0 % for the first hundred updates or so is normal; at most {self.max_steps} updates"
+            f"Step 1 of 2: teach the form of an answer by demonstrations (stops at "
+            f"{_percent(self.target)} right on dev"
+            + (f" in {settings.settle} checks in a row" if settings.settle > 1 else "")
+            + f", or after {self.max_steps} updates). Step 2: reinforcement learning."
+        )
+        screen.note(
+            "it begins from the general starter: no update where that is good enough, else minutes "
+            "(see update 3)"
+            if general
+            else (
+                "it begins from random weights: 5 to 25 minutes; 0 % for the first hundred updates "
+                "or so is normal"
+            )
         )
 
         began = spoken = time.monotonic()
         checks = 0
 
-        def progress(check: Check) -> None:
-            nonlocal checks, spoken
-            checks, spoken = checks + 1, time.monotonic()
-            most = math.ceil(self.max_steps / self.check_every) - checks
+        def progress(check: WarmStartCheck) -> None:
+            nonlocal began, checks, spoken
+            spoken, line = time.monotonic(), self._line(check, settings.settle)
             screen.advance()
-            screen.note(f"{self._line(check)}  at most {clock((spoken - began) / checks * most)} left")
+            if check.steps == 0:  # before the first update
+                began = spoken
+                screen.note(line)
+                return
+            checks += 1
+            most = math.ceil(self.max_steps / self.check_every) - checks
+            screen.note(f"{line}  at most {clock((spoken - began) / checks * most)} left")
 
         def updated(steps: int) -> None:
             nonlocal spoken
+            if steps == 3 and not checks:  # the first is slow
+                pace = (time.monotonic() - began) / steps
+                screen.note(
+                    f"warm start: {pace:.1f} s an update: at most {clock(pace * self.max_steps)}"
+                )
             if (now := time.monotonic()) - spoken > PAUSE:
                 spoken = now
                 screen.note(f"warm start: {steps} updates after {clock(now - began)}")
 
-        model = untrained(request.seed, **(self.model or {}))
+        model = (
+            load_model(GENERAL, device="cpu")
+            if general
+            else untrained(self.seed, **(self.model or {}))
+        )
         learner, report = await warm_start(
-            model, environments, self, seed=request.seed, services=services, progress=progress, updated=updated
+            model,
+            environments,
+            settings,
+            seed=self.seed,
+            services=services,
+            trained=general,
+            progress=progress,
+            updated=updated,
         )
         with _caching(), storing(folder):
             shutil.rmtree(folder, ignore_errors=True)  # the one that is replaced, or a damaged one
             place = {"torch": torch.__version__, "threads": torch.get_num_threads()}
             place["processor"] = torch.backends.cpu.get_cpu_capability()
-            save_model(folder, learner, model.tokenizer, {"warm_start": asdict(report), "trained_on": place})
-        if not report.reached:
+            save_model(
+                folder,
+                learner,
+                model.tokenizer,
+                {"warm_start": asdict(report), "trained_on": place},
+            )
+        if not report.demonstrations:
+            screen.note(
+                "an environment has no demonstrations: reinforcement learning begins with the "
+                f"general starter as it is, {report.accuracy:.1%} right on dev"
+            )
+        elif not report.reached:
             screen.warn(
-                f"the warm start ended at {report.accuracy:.1%} on dev after {report.steps} updates, outside its target"
+                f"the warm start ended at {report.accuracy:.1%} on dev after {report.steps} "
+                f"updates, outside its target"
             )
 
-    def _line(self, check: Check) -> str:
+    def _line(self, check: WarmStartCheck, settle: int) -> str:
         about = "about " if check.rough else ""
-        line = f"warm start: {check.steps} updates  loss {check.loss:.3f}  dev {about}{check.accuracy:.1%}"
+        loss = "" if check.loss is None else f"  loss {check.loss:.3f}"
+        line = f"warm start: {check.steps} updates{loss}  dev {about}{check.accuracy:.1%}"
+        if check.accuracy > self.target[1] and check.steps == 0:
+            return f"{line}  above the target: stays as it is"
         if check.accuracy > self.target[1]:
             if check.halvings > HALVINGS:
                 return f"{line}  above the target again: ends with the model of the previous check"
-            return f"{line}  above the target: restores the previous check and halves the learning rate"
-        return f"{line}  in the target {check.inside}/{self.settle}" if check.inside else line
+            return (
+                f"{line}  above the target: restores the previous check and halves the learning "
+                f"rate"
+            )
+        return f"{line}  in the target {check.inside}/{settle}" if check.inside else line
 
-    def _hash(self, environments: Sequence[AnyEnvironment], request: ModelRequest, *, code: bool = True) -> str:
-        """A hash of all that the trained model depends on; without *code*, of its data and settings alone."""
-        updates = self.max_steps + (HALVINGS + 1) * self.check_every  # those taken back consume examples, too
+    def _hash(
+        self,
+        environments: Sequence[AnyEnvironment],
+        request: ModelRequest,
+        *,
+        code: bool = True,
+        general: bool = False,
+    ) -> str:
+        """Return a hash of all that the trained model depends on; without *code*, of its data and
+        settings alone.
+
+        Args:
+            general: whether training begins from the general starter.
+        """
+        # those taken back consume examples, too
+        updates = self.max_steps + (HALVINGS + 1) * self.check_every
         slots = {slot for spec in request.specs for slot in spec.slots}
         return cache_key(
             environments,
@@ -183,24 +266,48 @@ class DefaultModel(WarmStart, ModelSource):
             tasks=self.tasks,
             code=code,
             format=FORMAT,
-            seed=request.seed,
-            settings=asdict(self),
-            tokenizer=HFTokenizer(build_tokenizer()).name,
+            seed=self.seed,
+            settings={
+                key: value for key, value in asdict(self).items() if key not in ("general", "seed")
+            },
+            **(
+                {"general": _content(GENERAL)}
+                if general
+                else {"tokenizer": HFTokenizer(build_tokenizer()).name}
+            ),
         )
 
 
 def untrained(seed: int, *, device: str = "cpu", **sizes: Any) -> LoadedModel:
-    """The default model before the warm start; *sizes* as for `quintain_starter.architecture.build_model`."""
+    """Return the default model before the warm start; *sizes* as for
+    `quintain_starter.architecture.build_model`.
+    """
     module: Any = build_model(seed, **sizes)
     tokenizer = HFTokenizer(build_tokenizer(), stop_ids=tuple(module.config.eos_token_id))
     module.to(as_device(device))
-    return LoadedModel(module=module, tokenizer=tokenizer, path="default", context=CONTEXT, fused=fuse_storage(module))
+    return LoadedModel(
+        module=module,
+        tokenizer=tokenizer,
+        path="default",
+        context=CONTEXT,
+        fused=fuse_storage(module),
+    )
 
 
 def cache_folder() -> Path:
     """Where default models are cached: ``$QUINTAIN_CACHE``, else ``~/.cache/quintain``."""
     chosen = os.environ.get("QUINTAIN_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "quintain"
+
+
+def _content(folder: Path) -> str:
+    """Return a hash of weights and tokenizer."""
+    files = (
+        folder / "model.safetensors",
+        folder / "tokenizer.json",
+        folder / "chat_template.jinja",
+    )
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _is_complete(folder: Path) -> bool:
@@ -224,7 +331,9 @@ async def _locked(folder: Path, screen: Screen) -> AsyncIterator[None]:
         if lock is not None:
             break
         if not announced:
-            screen.note(f"{lock_owner(path) or 'another process'} trains this model; waiting for it")
+            screen.note(
+                f"{lock_owner(path) or 'another process'} trains this model; waiting for it"
+            )
             announced = True
         await asyncio.sleep(POLL_SECONDS)
     with lock:
@@ -233,10 +342,14 @@ async def _locked(folder: Path, screen: Screen) -> AsyncIterator[None]:
 
 
 def _drop_leftovers(folder: Path) -> None:
-    """Delete what processes that were killed left half written beside *folder*, whose lock is held."""
+    """Delete what processes that were killed left half written beside *folder*, whose lock is
+    held.
+    """
     for left in folder.parent.glob(".*.tmp-*"):
         model = left.name[1:].partition(".tmp-")[0]
-        lock = None if model == folder.name else take_lock(cache_folder() / "locks" / f"{model}.lock")
+        lock = (
+            None if model == folder.name else take_lock(cache_folder() / "locks" / f"{model}.lock")
+        )
         if lock is not None or model == folder.name:  # no other process is writing it
             shutil.rmtree(left, ignore_errors=True)
         if lock is not None:

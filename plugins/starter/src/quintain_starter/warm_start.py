@@ -1,16 +1,19 @@
-"""The warm start: a small model trains on an environment's demonstrations until it reaches a target accuracy.
+"""The warm start: a small model trains on an environment's demonstrations until it reaches a target
+accuracy.
 
-Without it a small model never sees a reward. It stops at a low accuracy on purpose: reinforcement learning does the
-rest.
+Without it a small model never sees a reward. It stops at a low accuracy on purpose: reinforcement
+learning does the rest.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -19,21 +22,29 @@ from quintain.errors import UsageError
 from quintain.evaluation import evaluate, tasks_of
 from quintain.learning import Learner, TrainingSequence
 from quintain.models import ChatTokenizer, LoadedModel
-from quintain.training import embedded_engine
-from quintain_sft.demonstrations import demonstrations_of
-from quintain_sft.example import Example
-from quintain_sft.supervised import encode_conversation, end_of_turn, supervised_updates
+from quintain.run import embedded_engine
+from quintain_sft import (
+    Example,
+    demonstrations_of,
+    encode_conversation,
+    end_of_turn,
+    supervised_updates,
+)
 
 from .architecture import CONTEXT
 
 FIRST_LOOK = 40
-"""Tasks of a check that are tried first; where next to none of them is right, the others are left out."""
+"""Tasks of a check that are tried first; where next to none of them is right, the others are left
+out.
+"""
 
 HALVINGS = 5
 """How often the learning rate is halved because accuracy jumped over the target."""
 
 DECAY = 0.9
-"""Share of the learning rate that is taken off, bit by bit, over the later half of the checks inside the target."""
+"""Share of the learning rate that is taken off, bit by bit, over the later half of the checks
+inside the target.
+"""
 
 TOO_LONG = 100
 """Demonstrations in a row that are longer than the context before training gives up."""
@@ -42,10 +53,20 @@ WINDOW = 256
 """Examples that are shuffled together."""
 
 MOST_KEPT = 4096
-"""Demonstrations of a finite split that are kept; if there are more, they are generated each time."""
+"""Demonstrations of a finite split that are kept; if there are more, they are generated each
+time.
+"""
 
 SLOTS = 256
+
+REPLY_TOKENS = 48
+"""Longest reply to expect where no demonstration shows one."""
+
 AnyEnvironment = Environment[Any, Any]
+
+
+class NoDemonstrationsError(UsageError):
+    """An environment has none to train on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,18 +84,24 @@ class WarmStart:
     model: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.target[0] < self.target[1] <= 1 or min(self.check_every, self.settle, self.batch) < 1:
+        if (
+            not 0 <= self.target[0] < self.target[1] <= 1
+            or min(self.check_every, self.settle, self.batch) < 1
+        ):
             raise UsageError(
-                f"warm start: target {self.target}, check_every {self.check_every}, settle {self.settle}, "
-                f"batch {self.batch}; expected 0 <= low < high <= 1, the others at least 1"
+                f"warm start: target {self.target}, check_every {self.check_every}, settle "
+                f"{self.settle}, batch {self.batch}; expected 0 <= low < high <= 1, the others at "
+                "least 1"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
-    """Greedy *accuracy* on ``dev`` after *steps* updates, and the mean training *loss* (nats per token) before it.
+class WarmStartCheck:
+    """Greedy *accuracy* on ``dev`` after *steps* updates.
 
     Attributes:
+        loss: mean over the updates before the check, in nats per token; none before the first
+            update.
         lr: learning rate of the updates before the check.
         rough: whether accuracy comes from `FIRST_LOOK` alone.
         inside: consecutive checks that found accuracy in the target, this one included.
@@ -83,7 +110,7 @@ class Check:
 
     steps: int
     accuracy: float
-    loss: float
+    loss: float | None
     lr: float
     rough: bool
     inside: int
@@ -99,6 +126,8 @@ class WarmStartReport:
         accuracy: greedy, on ``dev``.
         steps: updates that the weights went through; *examples* those of these updates.
         tokens: that trained, those of updates that were taken back included.
+        demonstrations: false where an environment has none, so that a trained model stayed as it
+            was.
     """
 
     reached: bool
@@ -108,7 +137,8 @@ class WarmStartReport:
     tokens: int
     seconds: float
     parameters: int
-    checks: tuple[Check, ...]
+    checks: tuple[WarmStartCheck, ...]
+    demonstrations: bool = True
 
 
 async def warm_start(
@@ -118,55 +148,104 @@ async def warm_start(
     *,
     seed: int,
     services: Mapping[str, Any],
-    progress: Callable[[Check], None] = lambda check: None,
+    trained: bool = False,
+    progress: Callable[[WarmStartCheck], None] = lambda check: None,
     updated: Callable[[int], None] = lambda steps: None,
 ) -> tuple[Learner, WarmStartReport]:
-    """Train *model* in place until accuracy has settled in the target; return the learner and the report.
+    """Train *model* in place until accuracy has settled in the target; return the learner and the
+    report.
 
-    Where a check finds accuracy above the target, the weights go back to those of the check before it and training
-    continues at half the learning rate, with new examples.
+    Where a check finds accuracy above the target, the weights go back to those of the check before
+    it and training continues at half the learning rate, with new examples.
 
     Args:
         environments: their demonstrations take turns, and their accuracies are averaged.
         seed: of the order of examples.
         services: by slot, started; for environments and rewards that need some.
+        trained: whether the model has learned something before: then it is checked before the first
+            update, and stays as it is if it reaches the target or is above it, or if an environment
+            has no demonstrations and some task is solved.
         progress: called after each check.
         updated: called after each update, with the number of updates so far.
 
     Raises:
-        UsageError: an environment has no demonstrations, or none that fits the context.
+        NoDemonstrationsError: an environment has none, and the model has learned nothing before or
+            solves no task.
+        UsageError: no demonstration of an environment fits the context.
         NoTasksError: an environment has no tasks in ``dev``.
     """
     began = time.monotonic()
     engine = embedded_engine(model, slots=SLOTS)
-    learner = Learner(model.module, lr=settings.lr, warmup_steps=settings.warmup_steps, betas=(0.9, 0.98))
+    learner = Learner(
+        model.module, lr=settings.lr, warmup_steps=settings.warmup_steps, betas=(0.9, 0.98)
+    )
     low, high = settings.target
     examples = _shuffled(examples_of(environments, model.tokenizer, services), Random(seed))
     steps = tokens = inside = halvings = 0
     accuracy, lr, longest = 0.0, settings.lr, 1
-    checks: list[Check] = []
+    checks: list[WarmStartCheck] = []
+    missing: NoDemonstrationsError | None = None
     async with engine:
         tasks = [tasks_of(environment, "dev", settings.tasks) for environment in environments]
         accepted = copy.deepcopy(learner.state_dict())
-        while steps < settings.max_steps and inside < settings.settle and halvings <= HALVINGS:
-            # Over the later half of the checks inside the target the rate decays, so that accuracy stays there.
+        if trained:
+            try:
+                shown = [await anext(examples) for _ in range(settings.batch)]
+                longest, least = max(sum(sequence.mask) for sequence in shown), low / 2
+            except NoDemonstrationsError as error:
+                missing, longest, least = error, REPLY_TOKENS, 0.0
+            accuracy, rough = await _accuracy(
+                engine, environments, tasks, _greedy(longest), services, least=least
+            )
+            if missing and not accuracy:
+                count = sum(map(len, tasks))
+                raise NoDemonstrationsError(
+                    f"{missing} (the general starter solves 0 of {count} dev tasks)"
+                ) from missing
+            inside = settings.settle if accuracy >= low else 0
+            checks.append(
+                WarmStartCheck(
+                    steps=0,
+                    accuracy=accuracy,
+                    loss=None,
+                    lr=0.0,
+                    rough=rough,
+                    inside=inside,
+                    halvings=0,
+                )
+            )
+            progress(checks[-1])
+        while (
+            not missing
+            and steps < settings.max_steps
+            and inside < settings.settle
+            and halvings <= HALVINGS
+        ):
+            # Over the later half of the checks inside the target the rate decays, so that accuracy
+            # stays there.
             rate = lr * (1 - DECAY * max(0.0, 2 * inside / settings.settle - 1))
-            batches = [[await anext(examples) for _ in range(settings.batch)] for _ in range(settings.check_every)]
+            batches = [
+                [await anext(examples) for _ in range(settings.batch)]
+                for _ in range(settings.check_every)
+            ]
             updates = []
-            for update in supervised_updates(learner, batches, lr=lambda _, rate=rate: rate):
+            for update in supervised_updates(learner, batches, lr=partial(_constant, rate)):
                 updates.append(update)
                 updated(steps + len(updates))
+                await asyncio.sleep(0)  # where a signal ends it
             tokens += sum(update.tokens for update in updates)
             longest = max(longest, *(sum(sequence.mask) for batch in batches for sequence in batch))
             await engine.update(learner.weights())
-            greedy = Sampling(temperature=0.0, max_tokens=longest + longest // 4 + 4)
-            measured, rough = await _accuracy(engine, environments, tasks, greedy, services, least=low / 2)
+            greedy = _greedy(longest)
+            measured, rough = await _accuracy(
+                engine, environments, tasks, greedy, services, least=low / 2
+            )
             above = measured > high
             if above:
                 halvings += 1
             else:
                 inside = inside + 1 if measured >= low else 0
-            check = Check(
+            check = WarmStartCheck(
                 steps=steps + settings.check_every,
                 accuracy=measured,
                 loss=math.fsum(update.loss for update in updates) / len(updates),
@@ -178,7 +257,8 @@ async def warm_start(
             checks.append(check)
             progress(check)
             if above:
-                # Adam's moments go back with the weights; the examples do not, or the same jump would come again.
+                # Adam's moments go back with the weights; the examples do not, or the same jump
+                # would come again.
                 learner.load_state_dict(copy.deepcopy(accepted))
                 lr /= 2
             else:
@@ -193,7 +273,18 @@ async def warm_start(
         seconds=time.monotonic() - began,
         parameters=model.parameters,
         checks=tuple(checks),
+        demonstrations=missing is None,
     )
+
+
+def _constant(rate: float, update: int) -> float:
+    """Return *rate* as the learning rate of each update."""
+    return rate
+
+
+def _greedy(longest: int) -> Sampling:
+    """Without randomness, with some room beyond the *longest* reply that was shown."""
+    return Sampling(temperature=0.0, max_tokens=longest + longest // 4 + 4)
 
 
 async def _accuracy(
@@ -205,7 +296,9 @@ async def _accuracy(
     *,
     least: float,
 ) -> tuple[float, bool]:
-    """Return the mean accuracy over environments, and whether it is that of `FIRST_LOOK`, since it is below *least*."""
+    """Return the mean accuracy over environments, and whether it is that of `FIRST_LOOK`, since it
+    is below *least*.
+    """
 
     async def share(environment: AnyEnvironment, some: Sequence[Task]) -> float:
         evaluation = await evaluate(
@@ -232,33 +325,44 @@ async def _accuracy(
 
 
 async def examples_of(
-    environments: Sequence[AnyEnvironment], tokenizer: ChatTokenizer, services: Mapping[str, Any] | None = None
+    environments: Sequence[AnyEnvironment],
+    tokenizer: ChatTokenizer,
+    services: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[TrainingSequence]:
-    """Yield the demonstrations of ``train`` as token sequences, over and over; environments take turns.
+    """Yield the demonstrations of ``train`` as token sequences, over and over; environments take
+    turns.
 
     A demonstration that the chat template cuts into several sequences counts once for each.
 
     Raises:
-        UsageError: an environment has no demonstrations, or none that fits the context.
+        NoDemonstrationsError: an environment has none.
+        UsageError: no demonstration of an environment fits the context.
     """
     sources = [_repeated(environment, services or {}) for environment in environments]
     end, too_long = end_of_turn(tokenizer), 0
     while True:
         for source, environment in zip(sources, environments, strict=True):
             shown = await anext(source)
-            sequences = encode_conversation(shown.messages, shown.replies, tokenizer, end, shown.tools)
-            too_long = too_long + 1 if any(len(sequence.ids) > CONTEXT for sequence in sequences) else 0
+            sequences = encode_conversation(
+                shown.messages, shown.replies, tokenizer, end, shown.tools
+            )
+            too_long = (
+                too_long + 1 if any(len(sequence.ids) > CONTEXT for sequence in sequences) else 0
+            )
             if too_long > TOO_LONG:
                 raise UsageError(
-                    f"{type(environment).__name__}: {TOO_LONG} demonstrations in a row are longer than the {CONTEXT} "
-                    "tokens of the default model; shorten them, or train a pretrained model with --model"
+                    f"{type(environment).__name__}: {TOO_LONG} demonstrations in a row are longer "
+                    f"than the {CONTEXT} tokens of the default model; shorten them, or train a "
+                    "pretrained model with --model"
                 )
             if not too_long:
                 for sequence in sequences:
                     yield sequence
 
 
-async def _repeated(environment: AnyEnvironment, services: Mapping[str, Any]) -> AsyncIterator[Example]:
+async def _repeated(
+    environment: AnyEnvironment, services: Mapping[str, Any]
+) -> AsyncIterator[Example]:
     while True:
         kept: list[Example] = []
         count = 0
@@ -268,9 +372,10 @@ async def _repeated(environment: AnyEnvironment, services: Mapping[str, Any]) ->
                 kept.append(example)
             yield example
         if not count:
-            raise UsageError(
-                f"{type(environment).__name__} has no demonstrations to train the default model on: define "
-                "demonstrations(self, split) or a control `demonstrator`, or start from a pretrained model with --model"
+            raise NoDemonstrationsError(
+                f"{type(environment).__name__} has no demonstrations to train the default model "
+                "on: define demonstrations(self, split) or a control `demonstrator`, or start "
+                "from a pretrained model with --model"
             )
         while count == len(kept):  # playing them again would give the same
             for example in kept:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from .adapter import TokenizerFormat, Treatment
-from .detection import Auto, detect, formats, tool_format
 from .harmony import Harmony
 from .json_formats import DeepSeek, Hermes, LlamaJSON, Mistral
 from .pythonic import Pythonic
-from .tool_format import ToolFormat
+from .tool_format import Auto, ToolFormat, detect, formats, tool_format
+from .values import fault_of, mismatch
 from .xml_formats import GLM, Qwen3Coder, Tags
 
 __all__ = [
@@ -25,6 +25,8 @@ __all__ = [
     "ToolFormat",
     "Treatment",
     "detect",
+    "fault_of",
     "formats",
+    "mismatch",
     "tool_format",
 ]

@@ -1,4 +1,6 @@
-"""A format together with a tokenizer: what its chat template does with calls, and messages prepared for it."""
+"""A format together with a tokenizer: what its chat template does with calls, and messages prepared
+for it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import Any, Literal, cast
 from quintain import Message, ToolCall, ToolSpec, Turn
 from quintain.models import HFTokenizer
 
-from .tool_format import ToolFormat, to_json
+from .text_format import TextFormat, to_json
 
 PROBE = ToolSpec(
     name="probe_tool",
@@ -21,9 +23,12 @@ PROBE = ToolSpec(
     parameters={"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
 )
 CALLS = tuple(
-    ToolCall(name=PROBE.name, arguments={"word": word}, id=f"call0000{i}") for i, word in enumerate(("three", "seven"))
+    ToolCall(name=PROBE.name, arguments={"word": word}, id=f"call0000{i}")
+    for i, word in enumerate(("three", "seven"))
 )
-RESULTS = tuple(Message("tool", f"RESULT-{i + 1}", call_id=c.id, name=c.name) for i, c in enumerate(CALLS))
+RESULTS = tuple(
+    Message("tool", f"RESULT-{i + 1}", call_id=c.id, name=c.name) for i, c in enumerate(CALLS)
+)
 QUESTION, SYSTEM, BROKEN = Message("user", "QUESTION-1"), "SYSTEM-PROBE", "BROKEN-CALL"
 LATER = (Message("assistant", "REPLY-1"), Message("user", "QUESTION-2"))
 THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
@@ -41,8 +46,8 @@ class Treatment:
 
     Attributes:
         lists_tools: it writes the tools that are offered.
-        sampled: a sampled turn is given to it as the ``text`` that the policy wrote, or as ``data``: reply, thought and
-            calls.
+        sampled: a sampled turn is given to it as the ``text`` that the policy wrote, or as
+            ``data``: reply, thought and calls.
         given: the same for calls of a message that the policy did not sample.
         results: the role of the messages with results of tools.
         arguments: those of a call that is data are an ``object`` or its JSON as ``text``.
@@ -66,28 +71,32 @@ class Treatment:
 class TokenizerFormat:
     """Reads the calls of a tokenizer's model, and prepares messages for its chat template.
 
-    Recorded tokens are never touched: prepared messages are only rendered, and where the rendering differs from what
-    was sampled, the token bridge branches.
+    Recorded tokens are never touched: prepared messages are only rendered, and where the rendering
+    differs from what was sampled, the token bridge branches.
     """
 
-    def __init__(self, form: ToolFormat, tokenizer: HFTokenizer, *, native: bool) -> None:
+    def __init__(self, form: TextFormat, tokenizer: HFTokenizer, *, native: bool) -> None:
         """*native*: the chat template writes calls in the format *form*, too."""
         self.form, self.native, self._tokenizer = form, native, tokenizer
 
     def parse(self, text: str, *, tools: Sequence[ToolSpec] = (), **about: Any) -> Turn:
-        """`ToolFormat.parse`."""
+        """`TextFormat.parse`."""
         return self.form.parse(text, tools=tools, **about)
 
     def messages(
         self, given: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> tuple[Sequence[Message], Sequence[ToolSpec]]:
-        """What the chat template gets. Contents of users and tools are marked as text already (`LITERAL`).
+        """Return what the chat template gets. Contents of users and tools are marked as text
+        already (`LITERAL`).
 
-        Where the template does not list the tools in this format, the system message describes them.
+        Where the template does not list the tools in this format, the system message describes
+        them.
         """
         treatment, prepared, i = self.treatment, list[Message](), 0
         described = bool(tools) and not treatment.lists_tools
-        plain = treatment.sampled == "text" and treatment.results == "tool" and not treatment.alternates
+        plain = (
+            treatment.sampled == "text" and treatment.results == "tool" and not treatment.alternates
+        )
         if plain and not described and not any(m.calls for m in given):
             return given, tools
         while i < len(given):
@@ -95,7 +104,9 @@ class TokenizerFormat:
             while end < len(given) and given[end].role == "tool":
                 end += 1
             if message.role == "assistant":
-                prepared.extend(self._exchange(message, given[i + 1 : end], tools, open_end=end == len(given)))
+                prepared.extend(
+                    self._exchange(message, given[i + 1 : end], tools, open_end=end == len(given))
+                )
             elif message.role == "tool":
                 prepared.extend(self._results(given[i:end], asked=treatment.sampled == "text"))
             else:
@@ -107,15 +118,22 @@ class TokenizerFormat:
         return _merged(prepared) if treatment.alternates else prepared, () if described else tools
 
     def _exchange(
-        self, message: Message, results: Sequence[Message], tools: Sequence[ToolSpec], *, open_end: bool
+        self,
+        message: Message,
+        results: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        *,
+        open_end: bool,
     ) -> Iterator[Message]:
-        """A turn of the assistant and the results of its calls."""
+        """Yield a turn of the assistant and the results of its calls."""
         treatment = self.treatment
         if treatment.sampled == "data" and not message.calls:
             message = self._as_data(message, tools, answered=bool(results) or open_end)
         elif message.calls and treatment.given == "text":
             literal = self._tokenizer.literal
-            calls = tuple(replace(call, arguments=literal(dict(call.arguments))) for call in message.calls)
+            calls = tuple(
+                replace(call, arguments=literal(dict(call.arguments))) for call in message.calls
+            )
             text = "\n".join(filter(None, [message.content, self.form.render_calls(calls, tools)]))
             message = replace(message, content=text, calls=())
         calls = tuple(self._call(call) for call in message.calls)
@@ -132,20 +150,26 @@ class TokenizerFormat:
         yield from rows[len(calls) :]
 
     def _as_data(self, message: Message, tools: Sequence[ToolSpec], *, answered: bool) -> Message:
-        """A sampled turn as reply, thought and calls; calls that nothing answers stay text, for roles to alternate."""
+        """Return a sampled turn as reply, thought and calls; calls that nothing answers stay text,
+        for roles to alternate.
+        """
         turn, sources = self.form.read(message.content, tools=tools)
         literal = self._tokenizer.literal
         content = literal(message.content)
-        if (turn.calls and not answered) or (content == message.content and turn.reply == content.strip()):
+        if (turn.calls and not answered) or (
+            content == message.content and turn.reply == content.strip()
+        ):
             return replace(message, content=content)
         calls = [
             replace(c, arguments=self._fault(source)) if c.error else c
             for c, source in zip(turn.calls, sources, strict=True)
         ]
-        return Message("assistant", literal(turn.reply), reasoning=literal(turn.reasoning), calls=tuple(calls))
+        return Message(
+            "assistant", literal(turn.reply), reasoning=literal(turn.reasoning), calls=tuple(calls)
+        )
 
     def _fault(self, source: str) -> Any:
-        """The arguments of a call that cannot be read, whose text is *source*."""
+        """Return the arguments of a call that cannot be read, whose text is *source*."""
         return source if self.treatment.faults else {"text": source}
 
     def _call(self, call: ToolCall) -> ToolCall:
@@ -161,12 +185,23 @@ class TokenizerFormat:
             call = ToolCall(name=m.name or UNREADABLE, id=_id(m.call_id))
             as_user = self.treatment.results == "user" or not asked
             content = self.form.render_result(call, m.content) if marked or as_user else m.content
-            yield replace(m, role="user" if as_user else "tool", content=content, call_id=call.id, name=call.name)
+            yield replace(
+                m,
+                role="user" if as_user else "tool",
+                content=content,
+                call_id=call.id,
+                name=call.name,
+            )
 
     def _describe(self, prepared: list[Message], tools: Sequence[ToolSpec]) -> None:
-        """Write *tools* into the system message, or before the first message of the user where there may be none."""
+        """Write *tools* into the system message, or before the first message of the user where
+        there may be none.
+        """
         literal = self._tokenizer.literal
-        safe = [replace(t, description=literal(t.description), parameters=literal(dict(t.parameters))) for t in tools]
+        safe = [
+            replace(t, description=literal(t.description), parameters=literal(dict(t.parameters)))
+            for t in tools
+        ]
         about = self.form.describe(safe)
         role: Literal["system", "user"] = "system" if self.treatment.system else "user"
         at = next((i for i, m in enumerate(prepared) if m.role == role), -1)
@@ -177,15 +212,74 @@ class TokenizerFormat:
         else:
             prepared[at] = replace(prepared[at], content=f"{about}\n\n{prepared[at].content}")
 
+    def continuation(
+        self, messages: Sequence[Message], turn: int, tools: Sequence[ToolSpec], last: int
+    ) -> str | None:
+        """Return what the chat template writes after ``messages[turn]``: later messages and the
+        next generation prompt.
+
+        A turn that ends with a mark stands in the place of the sampled one; it has calls of the
+        same tools where the template gets calls as data and results follow. What the template
+        writes behind the mark, it writes behind every turn. *last*, the last sampled token, stands
+        for the token that ends a turn in the template.
+        """
+        later = messages[turn + 1 :]
+        mark = (
+            "END"
+            + hashlib.sha256(
+                repr([m.content for m in messages]).encode("utf-8", "surrogatepass")
+            ).hexdigest()
+        )
+        marked, calls = Message("assistant", mark), tuple[ToolCall, ...]()
+        if self.treatment.sampled == "data" and later and later[0].role == "tool":
+            calls = self.form.read(messages[turn].content, tools=tools)[0].calls
+            if len(calls) > 1 and not self.treatment.parallel:
+                return None  # each call stands before its own result
+            marked_calls = tuple(replace(c, arguments={"mark": mark}, error="") for c in calls)
+            marked = Message("assistant", "", calls=marked_calls) if calls else marked
+        given = [*messages[:turn], marked]
+        closed = self._tokenizer.render(given, tools, prompt=False).rpartition(mark)
+        opened = self._tokenizer.render([*given, *later], tools).rpartition(mark)
+        return self._behind(closed[2], opened[2], last) if closed[1] and opened[1] else None
+
+    def _behind(self, closed: str, opened: str, last: int) -> str:
+        """*opened*, the text behind a turn that others follow, without the end of the turn, which
+        *last* may be.
+
+        Args:
+            closed: the text behind the same turn where nothing follows.
+        """
+        tokenizer = self._tokenizer
+        stops, ends = tokenizer.stop_ids, 0
+        ids, spans = tokenizer.encode_with_offsets(opened)
+        closing = tokenizer.encode(closed)
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(ids, closing, strict=False)) if a != b),
+            min(len(ids), len(closing)),
+        )
+        ends = next((i + 1 for i, token in enumerate(ids[:shared]) if token in stops), 0)
+        if not ends and closing[shared : shared + 1] and closing[shared] in stops:
+            # the last turn of a conversation ends with another token than an earlier one
+            ends = shared + 1
+        if ends:
+            start = ends if last in stops else ends - 1
+        else:  # the next message begins with the token that ends the turn
+            start = shared + (ids[shared : shared + 1] == [last])
+        return opened[spans[start][0] :] if start < len(ids) else ""
+
     @cached_property
     def treatment(self) -> Treatment:
         """What the chat template does, found once."""
-        return _probed(self._tokenizer, self.form, native=self.native) if self._tokenizer.has_template else Treatment()
+        return (
+            _probed(self._tokenizer, self.form, native=self.native)
+            if self._tokenizer.has_template
+            else Treatment()
+        )
 
 
-def _probed(tokenizer: HFTokenizer, form: ToolFormat, *, native: bool) -> Treatment:
+def _probed(tokenizer: HFTokenizer, form: TextFormat, *, native: bool) -> Treatment:
     def shows(messages: Sequence[Message], *texts: str, never: str = "") -> bool:
-        """Whether the template writes *texts*, in this order."""
+        """Return whether the template writes *texts*, in this order."""
         try:
             rendered = tokenizer.apply_template(messages, [PROBE] if native else ())
         except Exception:  # noqa: BLE001 - a template raises its own refusals and any error of Python's
@@ -204,20 +298,30 @@ def _probed(tokenizer: HFTokenizer, form: ToolFormat, *, native: bool) -> Treatm
     called = form.render_calls(CALLS[:1], [PROBE])
     text = Message("assistant", called)
     (call,), (result,) = CALLS[:1], RESULTS[:1]
-    forms: dict[Literal["object", "text"], Any] = {"object": call.arguments, "text": to_json(dict(call.arguments))}
+    forms: dict[Literal["object", "text"], Any] = {
+        "object": call.arguments,
+        "text": to_json(dict(call.arguments)),
+    }
     arguments = next(
         (  # an object that is written as Python writes it was meant to be text
             name
             for name, value in forms.items()
             if native
-            and shows(data([replace(call, arguments=value)], [result]), "three", result.content, never="'three'")
+            and shows(
+                data([replace(call, arguments=value)], [result]),
+                "three",
+                result.content,
+                never="'three'",
+            )
         ),
         None,
     )
     as_text = shows([QUESTION, text, result, *LATER], called, result.content)
     form_of_arguments = arguments or "object"
     pair = (
-        [replace(c, arguments=cast(Any, to_json(dict(c.arguments)))) for c in CALLS] if arguments == "text" else CALLS
+        [replace(c, arguments=cast(Any, to_json(dict(c.arguments)))) for c in CALLS]
+        if arguments == "text"
+        else CALLS
     )
     return Treatment(
         lists_tools=native and shows([QUESTION], PROBE.name),
@@ -226,7 +330,9 @@ def _probed(tokenizer: HFTokenizer, form: ToolFormat, *, native: bool) -> Treatm
         results="tool" if as_text or arguments else "user",
         arguments=form_of_arguments,
         faults=shows(
-            data([replace(call, arguments=cast(Mapping[str, Any], BROKEN))], [result]), BROKEN, result.content
+            data([replace(call, arguments=cast(Mapping[str, Any], BROKEN))], [result]),
+            BROKEN,
+            result.content,
         ),
         parallel=shows(data(pair, RESULTS), "three", "seven", *(r.content for r in RESULTS)),
         system=shows([Message("system", SYSTEM), QUESTION], SYSTEM),
@@ -235,7 +341,9 @@ def _probed(tokenizer: HFTokenizer, form: ToolFormat, *, native: bool) -> Treatm
 
 
 def opens_thought(tokenizer: HFTokenizer) -> bool:
-    """Whether the generation prompt of the chat template opens a thought, which the policy then only closes."""
+    """Return whether the generation prompt of the chat template opens a thought, which the policy
+    then only closes.
+    """
     prompt = tokenizer.apply_template([QUESTION])
     _, _, after = prompt.rpartition(QUESTION.content)
     return any(after.rfind(opening) > after.rfind(closing) for opening, closing in THOUGHTS)
@@ -243,7 +351,11 @@ def opens_thought(tokenizer: HFTokenizer) -> bool:
 
 def _id(text: str) -> str:
     """*text*, or nine letters and digits that stand for it."""
-    return text if ID.fullmatch(text) else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+    return (
+        text
+        if ID.fullmatch(text)
+        else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+    )
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:

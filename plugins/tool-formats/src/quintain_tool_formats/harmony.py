@@ -10,15 +10,18 @@ from typing import Any
 
 from quintain import ToolCall, ToolSpec
 
-from .tool_format import Found, ToolFormat, to_json
+from .text_format import Found, to_json
+from .tool_format import ToolFormat
 from .values import read_json, types_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Harmony(ToolFormat):
-    """Messages with a header: thoughts in ``analysis``, calls to functions in ``commentary``, the reply in ``final``.
+    """Messages with a header: thoughts in ``analysis``, calls to functions in ``commentary``, the
+    reply in ``final``.
 
-    A sampled text begins after ``<|start|>assistant``. The token that ends its last message may be absent.
+    A sampled text begins after ``<|start|>assistant``. The token that ends its last message may be
+    absent.
     """
 
     MARKS = (("<|channel|>", "<|start|>"),)
@@ -27,13 +30,22 @@ class Harmony(ToolFormat):
     MESSAGE = re.compile(r"<\|message\|>|<\|(?:end|call|return)\|>")
     TO = re.compile(r"\bto=([^\s<]{1,128})")
     CHANNEL = re.compile(r"<\|channel\|>\s*(\w{1,32})")
-    KINDS = {"string": "string", "number": "number", "integer": "number", "boolean": "boolean", "null": "null"}
+    KINDS = {
+        "string": "string",
+        "number": "number",
+        "integer": "number",
+        "boolean": "boolean",
+        "null": "null",
+    }
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
         if not tools:
             return ""
         types = "\n\n".join(self._type(t) for t in tools)
-        return f"# Tools\n\n## functions\n\nnamespace functions {{\n\n{types}\n\n}} // namespace functions"
+        return (
+            f"# Tools\n\n## functions\n\nnamespace functions {{\n\n{types}\n\n}} // namespace "
+            f"functions"
+        )
 
     def _type(self, tool: ToolSpec) -> str:
         about = "".join(f"// {line}\n" for line in tool.description.splitlines())
@@ -56,14 +68,22 @@ class Harmony(ToolFormat):
         allowed = types_of(schema, root)
         if allowed == {"array"} and isinstance(schema, Mapping):
             return f"{self._kind(schema.get('items') or {}, root)}[]"
-        return " | ".join(dict.fromkeys(self.KINDS.get(kind, "any") for kind in sorted(allowed))) or "any"
+        return (
+            " | ".join(dict.fromkeys(self.KINDS.get(kind, "any") for kind in sorted(allowed)))
+            or "any"
+        )
 
     def render_result(self, call: ToolCall, result: str) -> str:
-        return f"<|start|>functions.{call.name} to=assistant<|channel|>commentary<|message|>{result}<|end|>"
+        return (
+            f"<|start|>functions.{call.name} "
+            f"to=assistant<|channel|>commentary<|message|>{result}<|end|>"
+        )
 
     def _write(self, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str:
         head = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
-        return "<|start|>assistant".join(head.format(c.name, to_json(dict(c.arguments))) for c in calls)
+        return "<|start|>assistant".join(
+            head.format(c.name, to_json(dict(c.arguments))) for c in calls
+        )
 
     def _thought(self, text: str) -> tuple[str, str]:
         return "", text

@@ -9,13 +9,15 @@ from typing import Literal
 
 from quintain import ToolCall, ToolSpec
 
-from .tool_format import CALL_LIMIT, Found, ToolFormat, end_of_body, listed, named_call, to_json
+from .text_format import CALL_LIMIT, Found, end_of_body, listed, named_call, to_json
+from .tool_format import ToolFormat
 from .values import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hermes(ToolFormat):
-    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, of Hermes, Qwen2.5, Qwen3 and SmolLM3.
+    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, of Hermes, Qwen2.5, Qwen3 and
+    SmolLM3.
 
     The closing tag may be absent, because a stop string cuts it off.
     """
@@ -27,8 +29,10 @@ class Hermes(ToolFormat):
         if not tools:
             return ""
         return (
-            f"# Tools\n\nYou may call these functions:\n<tools>\n{listed(tools)}\n</tools>\n\nTo call one, write\n"
-            '<tool_call>\n{"name": <name of the function>, "arguments": <object of arguments>}\n</tool_call>'
+            f"# Tools\n\nYou may call these functions:\n<tools>\n{listed(tools)}\n</tools>\n\nTo "
+            f"call one, write\n"
+            '<tool_call>\n{"name": <name of the function>, "arguments": <object of '
+            "arguments>}\n</tool_call>"
         )
 
     def _write(self, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str:
@@ -57,9 +61,11 @@ class Hermes(ToolFormat):
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaJSON(ToolFormat):
-    """A reply that is ``{"name": ..., "parameters": {...}}``, of Llama 3.1; several are separated by ``;``.
+    """A reply that is ``{"name": ..., "parameters": {...}}``, of Llama 3.1; several are separated
+    by ``;``.
 
-    A reply that begins otherwise, or with an object that names no tool, is text. ``<|python_tag|>`` may come first.
+    A reply that begins otherwise, or with an object that names no tool, is text. ``<|python_tag|>``
+    may come first.
     """
 
     MARKS = (("<|python_tag|>",), ("ipython", '"parameters"'), ("ipython", "parameters"))
@@ -70,8 +76,10 @@ class LlamaJSON(ToolFormat):
         if not tools:
             return ""
         return (
-            f"You may call these functions:\n\n{listed(tools)}\n\nTo call one, answer with nothing but\n"
-            '{"name": name of the function, "parameters": object of arguments}\nand separate several by ";".'
+            f"You may call these functions:\n\n{listed(tools)}\n\nTo call one, answer with nothing "
+            f"but\n"
+            '{"name": name of the function, "parameters": object of arguments}\nand separate '
+            'several by ";".'
         )
 
     def render_result(self, call: ToolCall, result: str) -> str:
@@ -106,7 +114,8 @@ class LlamaJSON(ToolFormat):
 
 @dataclass(frozen=True, kw_only=True)
 class Mistral(ToolFormat):
-    """``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, or ``[TOOL_CALLS]name[ARGS]{...}`` of newer models.
+    """``[TOOL_CALLS][{"name": ..., "arguments": {...}}]``, or ``[TOOL_CALLS]name[ARGS]{...}`` of
+    newer models.
 
     Attributes:
         layout: what `render_calls` writes; both are read.
@@ -120,7 +129,11 @@ class Mistral(ToolFormat):
     NAME = re.compile(r"\s*([\w.:/-]{1,256})\s*(?:\[CALL_ID\]([\w-]{1,64}))?\s*\[ARGS\]")
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
-        return f"[AVAILABLE_TOOLS]{to_json([t.to_json() for t in tools])}[/AVAILABLE_TOOLS]" if tools else ""
+        return (
+            f"[AVAILABLE_TOOLS]{to_json([t.to_json() for t in tools])}[/AVAILABLE_TOOLS]"
+            if tools
+            else ""
+        )
 
     def render_result(self, call: ToolCall, result: str) -> str:
         return f"[TOOL_RESULTS]{to_json({'content': result, 'call_id': call.id})}[/TOOL_RESULTS]"
@@ -130,7 +143,10 @@ class Mistral(ToolFormat):
             return "".join(f"{self.TOKEN}{c.name}[ARGS]{to_json(dict(c.arguments))}" for c in calls)
         ids = [{"id": c.id} if c.id else {} for c in calls]
         return self.TOKEN + to_json(
-            [{"name": c.name, "arguments": dict(c.arguments), **id_} for c, id_ in zip(calls, ids, strict=True)]
+            [
+                {"name": c.name, "arguments": dict(c.arguments), **id_}
+                for c, id_ in zip(calls, ids, strict=True)
+            ]
         )
 
     def _scan(self, text: str, found: Found) -> None:
@@ -156,13 +172,14 @@ class Mistral(ToolFormat):
 
 
 def _token(words: str) -> str:
-    """A special token of DeepSeek, in its own characters for bar and blank."""
+    """Return a special token of DeepSeek, in its own characters for bar and blank."""
     return f"<\uff5c{words.replace(' ', chr(0x2581))}\uff5c>"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSeek(ToolFormat):
-    """Calls between tokens: ``function``, a separator, the name and fenced JSON (V3, R1), or name and JSON (V3.1).
+    """Calls between tokens: ``function``, a separator, the name and fenced JSON (V3, R1), or name
+    and JSON (V3.1).
 
     Attributes:
         layout: what `render_calls` writes; both are read.
@@ -182,18 +199,29 @@ class DeepSeek(ToolFormat):
         if not tools:
             return ""
         form = f"{self.CALLS}{self._one('NAME', '{arguments}')}{self.CALLS_END}"
-        return f"## Tools\n\nYou may call these functions:\n\n{listed(tools)}\n\nTo call one, write\n{form}"
+        return (
+            f"## Tools\n\nYou may call these functions:\n\n{listed(tools)}\n\nTo call one, "
+            f"write\n{form}"
+        )
 
     def render_result(self, call: ToolCall, result: str) -> str:
         return f"{self.OUTPUT}{result}{self.OUTPUT_END}"
 
     def _one(self, name: str, body: str) -> str:
-        inside = f"function{self.SEP}{name}\n```json\n{body}\n```" if self.layout == "v3" else f"{name}{self.SEP}{body}"
+        inside = (
+            f"function{self.SEP}{name}\n```json\n{body}\n```"
+            if self.layout == "v3"
+            else f"{name}{self.SEP}{body}"
+        )
         return f"{self.CALL}{inside}{self.CALL_END}"
 
     def _write(self, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str:
         joint = "\n" if self.layout == "v3" else ""
-        return self.CALLS + joint.join(self._one(c.name, to_json(dict(c.arguments))) for c in calls) + self.CALLS_END
+        return (
+            self.CALLS
+            + joint.join(self._one(c.name, to_json(dict(c.arguments))) for c in calls)
+            + self.CALLS_END
+        )
 
     def _scan(self, text: str, found: Found) -> None:
         at = 0
@@ -205,7 +233,10 @@ class DeepSeek(ToolFormat):
             head = self.V3.match(text, at) or self.V31.match(text, at)
             if head is None:
                 at = end_of_body(self.EDGE, text, at, self.CALL_END)
-                found.fault("expected the name of a function after the token that begins a call", (start, at))
+                found.fault(
+                    "expected the name of a function after the token that begins a call",
+                    (start, at),
+                )
                 continue
             try:
                 data, end = read_json(text, head.end())

@@ -11,7 +11,8 @@ from typing import Any
 
 from quintain import ToolCall, ToolSpec
 
-from .tool_format import Found, ToolFormat, listed, to_json
+from .text_format import Found, listed, to_json
+from .tool_format import ToolFormat
 from .values import MAX_DEPTH, whole_json
 
 STRING = (
@@ -27,7 +28,9 @@ PIECE = re.compile(
     r"|(?P<other>[\"'(=#\\;@<>])",
     re.DOTALL,
 )
-"""What differs from JSON, and brackets. Numbers, blanks, colons and commas are the same in both languages."""
+"""What differs from JSON, and brackets. Numbers, blanks, colons and commas are the same in both
+languages.
+"""
 
 STRINGS = re.compile(STRING, re.DOTALL)
 AS_JSON = re.compile(
@@ -41,13 +44,18 @@ CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 @dataclass(frozen=True, kw_only=True)
 class Pythonic(ToolFormat):
-    """A reply that is ``[name(key=value, ...), ...]`` with literals as values; anything else is text.
+    """A reply that is ``[name(key=value, ...), ...]`` with literals as values; anything else is
+    text.
 
-    Nothing is evaluated: the calls are rewritten as JSON, and `ast.literal_eval` reads the strings that have escapes.
-    The whole list is one fault if any part of it cannot be read.
+    Nothing is evaluated: the calls are rewritten as JSON, and `ast.literal_eval` reads the strings
+    that have escapes. The whole list is one fault if any part of it cannot be read.
     """
 
-    MARKS = (("func_name1(params_name1=",), ("<|python_start|>", "func_name"), ("<|python_start|>",))
+    MARKS = (
+        ("func_name1(params_name1=",),
+        ("<|python_start|>", "func_name"),
+        ("<|python_start|>",),
+    )
     START, END = "<|python_start|>", "<|python_end|>"
     LOOKS = re.compile(r"\s*\[\s*[^\W\d][\w.]*\s*\(")
 
@@ -55,7 +63,8 @@ class Pythonic(ToolFormat):
         if not tools:
             return ""
         return (
-            f"You may call these functions:\n\n{listed(tools)}\n\nTo call some, answer with nothing but a list of "
+            f"You may call these functions:\n\n{listed(tools)}\n\nTo call some, answer with "
+            f"nothing but a list of "
             'calls with literal arguments:\n[name1(key1=1, key2="text"), name2(key=None)]'
         )
 
@@ -63,7 +72,9 @@ class Pythonic(ToolFormat):
         return result
 
     def _write(self, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str:
-        texts = [f"{c.name}({', '.join(f'{k}={v!r}' for k, v in c.arguments.items())})" for c in calls]
+        texts = [
+            f"{c.name}({', '.join(f'{k}={v!r}' for k, v in c.arguments.items())})" for c in calls
+        ]
         return f"[{', '.join(texts)}]"
 
     def _scan(self, text: str, found: Found) -> None:
@@ -82,7 +93,7 @@ class Pythonic(ToolFormat):
 
 
 def _read(text: str) -> list[dict[str, Any]]:
-    """The calls of a list.
+    """Return the calls of a list.
 
     Raises:
         ValueError: it is no list of calls with literal arguments by name.
@@ -99,13 +110,17 @@ class _Translation:
 
     def __init__(self, text: str) -> None:
         self.calls, self._depth, self._inside = 0, 0, False
-        self._escaped = self._literals([s for s in STRINGS.findall(text) if "\\" in s and not AS_JSON.fullmatch(s)])
+        self._escaped = self._literals(
+            [s for s in STRINGS.findall(text) if "\\" in s and not AS_JSON.fullmatch(s)]
+        )
         self._source = text
         self.text = PIECE.sub(self._piece, text)
 
     @staticmethod
     def _literals(strings: Sequence[str]) -> Iterator[str]:
-        """The values of *strings*, all read at once, since each call of `literal_eval` costs some microseconds."""
+        """Yield the values of *strings*, all read at once, since each call of `literal_eval` costs
+        some microseconds.
+        """
         if not strings:
             return iter(())
         try:
@@ -139,11 +154,17 @@ class _Translation:
             return ""
         if kind == "name" and piece in CONSTANTS:
             return CONSTANTS[piece]
-        raise ValueError(f"arguments must be literals given by name: {piece[:40]!r} at character {match.start()}")
+        raise ValueError(
+            f"arguments must be literals given by name: {piece[:40]!r} at character {match.start()}"
+        )
 
     def _string(self, match: re.Match[str]) -> str:
         piece = match[0]
-        if self._inside and self._depth == 1 and self._source[match.end() : match.end() + 9].lstrip()[:1] == ":":
+        if (
+            self._inside
+            and self._depth == 1
+            and self._source[match.end() : match.end() + 9].lstrip()[:1] == ":"
+        ):
             raise ValueError("arguments must be given by name: key=value")
         if AS_JSON.fullmatch(piece):
             return f'"{piece[1:-1]}"'

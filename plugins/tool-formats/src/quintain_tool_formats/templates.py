@@ -9,22 +9,23 @@ from typing import Literal
 from quintain import Message, Sampled, ToolSpec
 from quintain.errors import UsageError
 from quintain.models import HFTokenizer
-from quintain.training import Conversation
+from quintain.rollouts import Conversation
 
 from .adapter import CALLS, PROBE, SYSTEM, opens_thought
-from .detection import formats, template_text
+from .tool_format import formats, template_text
 
 DATES = ("strftime_now", "date_string")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class TemplateCase:
     """What happened to one conversation.
 
     Attributes:
-        name: ``dialogue``, ``thought`` (the assistant thinks before each reply), ``tool_block`` (a dialogue with tools
-            that are not called) or ``tools`` (a call and its result).
-        outcome: the template ``appends`` to what is recorded, ``rewrites`` it, or ``refuses`` the messages.
+        name: ``dialogue``, ``thought`` (the assistant thinks before each reply), ``tool_block`` (a
+            dialogue with tools that are not called) or ``tools`` (a call and its result).
+        outcome: the template ``appends`` to what is recorded, ``rewrites`` it, or ``refuses`` the
+            messages.
         messages: indices of the messages in which a rewrite begins.
         detail: of a refusal, the template's words.
     """
@@ -39,8 +40,8 @@ class Case:
 class TemplateReport:
     """What `examine_template` found.
 
-    ``calls`` and ``results`` are `Treatment.sampled` and `Treatment.results`; ``system`` says where the text of a
-    system message goes.
+    ``calls`` and ``results`` are `Treatment.sampled` and `Treatment.results`; ``system`` says where
+    the text of a system message goes.
     """
 
     tokenizer: str
@@ -53,7 +54,7 @@ class TemplateReport:
     system: Literal["own", "merged", "dropped", "refused"]
     opens_thought: bool
     date_line: bool
-    cases: tuple[Case, ...]
+    cases: tuple[TemplateCase, ...]
 
     @property
     def append_only(self) -> bool:
@@ -62,7 +63,9 @@ class TemplateReport:
 
 
 def examine_template(tokenizer: HFTokenizer) -> TemplateReport:
-    """Hold short conversations with the token bridge and look what the template makes of them; samples no model."""
+    """Hold short conversations with the token bridge and look what the template makes of them;
+    samples no model.
+    """
     template, form = tokenizer.hf.chat_template, tokenizer.tool_format
     name = next(name for name, kind in formats().items() if isinstance(form.form, kind))
     opens = opens_thought(tokenizer)
@@ -73,7 +76,11 @@ def examine_template(tokenizer: HFTokenizer) -> TemplateReport:
     question = [Message("user", f"QUESTION-{i}") for i in (1, 2, 3)]
     cases = (
         _case("dialogue", tokenizer, [question[0], "REPLY-1", question[1], "REPLY-2", question[2]]),
-        _case("thought", tokenizer, [question[0], f"{thought}REPLY-1", question[1], f"{thought}REPLY-2", question[2]]),
+        _case(
+            "thought",
+            tokenizer,
+            [question[0], f"{thought}REPLY-1", question[1], f"{thought}REPLY-2", question[2]],
+        ),
         _case("tool_block", tokenizer, [question[0], "REPLY-1", question[1]], [PROBE]),
         _case("tools", tokenizer, [question[0], called, result, "REPLY-1", question[1]], [PROBE]),
     )
@@ -105,7 +112,12 @@ def _system(tokenizer: HFTokenizer) -> Literal["own", "merged", "dropped", "refu
     return "own" if between.strip() else "merged"
 
 
-def _case(name: str, tokenizer: HFTokenizer, turns: Sequence[Message | str], tools: Sequence[ToolSpec] = ()) -> Case:
+def _case(
+    name: str,
+    tokenizer: HFTokenizer,
+    turns: Sequence[Message | str],
+    tools: Sequence[ToolSpec] = (),
+) -> TemplateCase:
     """Hold a conversation; text stands for a turn that the policy sampled."""
     conversation = Conversation(tokenizer, tools)
     messages: list[Message] = []
@@ -129,13 +141,17 @@ def _case(name: str, tokenizer: HFTokenizer, turns: Sequence[Message | str], too
                 messages.append(Message("assistant", turn))
                 held = [*ids, *said]
     except UsageError as e:
-        return Case(name=name, outcome="refuses", detail=str(e))
-    return Case(name=name, outcome="rewrites" if begins else "appends", messages=tuple(begins))
+        return TemplateCase(name=name, outcome="refuses", detail=str(e))
+    return TemplateCase(
+        name=name, outcome="rewrites" if begins else "appends", messages=tuple(begins)
+    )
 
 
 def _end_of_turn(tokenizer: HFTokenizer) -> list[int]:
-    """The id that the template writes after a reply, if it is a stop."""
-    text = tokenizer.apply_template([Message("user", "QUESTION-1"), Message("assistant", "REPLY-1")], prompt=False)
+    """Return the id that the template writes after a reply, if it is a stop."""
+    text = tokenizer.apply_template(
+        [Message("user", "QUESTION-1"), Message("assistant", "REPLY-1")], prompt=False
+    )
     written = [i for i in tokenizer.stop_ids if f"REPLY-1{tokenizer.decode([i])}" in text]
     return written[:1] or list(tokenizer.stop_ids[-1:])
 
@@ -143,13 +159,24 @@ def _end_of_turn(tokenizer: HFTokenizer) -> list[int]:
 def _sampled(ids: Sequence[int], stop: Sequence[int]) -> Sampled:
     zeros = (0,) * len(ids)
     return Sampled(
-        ids=tuple(ids), logps=(0.0,) * len(ids), versions=zeros, finish="stop", stop=stop[0] if stop else None
+        ids=tuple(ids),
+        logps=(0.0,) * len(ids),
+        versions=zeros,
+        finish="stop",
+        stop=stop[0] if stop else None,
     )
 
 
-def _message_at(tokenizer: HFTokenizer, old: Sequence[int], new: Sequence[int], messages: Sequence[Message]) -> int:
-    """The index of the message in which *new* leaves *old*: the first whose text both do not share."""
-    shared = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+def _message_at(
+    tokenizer: HFTokenizer, old: Sequence[int], new: Sequence[int], messages: Sequence[Message]
+) -> int:
+    """Return the index of the message in which *new* leaves *old*: the first whose text both do not
+    share.
+    """
+    shared = next(
+        (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b),
+        min(len(old), len(new)),
+    )
     before, at = tokenizer.decode(new[:shared]), 0
     for i, message in enumerate(messages):
         text = message.content.rpartition("</think>")[2].strip()

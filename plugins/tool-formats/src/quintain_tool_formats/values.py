@@ -33,10 +33,11 @@ DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_
 
 
 def read_json(text: str, at: int = 0) -> tuple[Any, int]:
-    """The JSON value of *text* from *at*, leading blanks skipped, and the index after it.
+    """Return the JSON value of *text* from *at*, leading blanks skipped, and the index after it.
 
     Raises:
-        ValueError: no JSON, a repeated key, NaN, or nesting that is too deep; the message is a reason for the model.
+        ValueError: no JSON, a repeated key, NaN, or nesting that is too deep; the message is a
+            reason for the model.
     """
     while at < len(text) and text[at] in " \t\r\n":
         at += 1
@@ -66,10 +67,10 @@ def quoted(text: str) -> str:
 
 
 def fault_of(arguments: Any, spec: ToolSpec | None) -> str:
-    """Why *arguments* cannot be given to the tool; empty if they can.
+    """Return why *arguments* cannot be given to the tool; empty if they can.
 
-    They have to be a mapping of plain values: finite numbers, encodable text, at most `MAX_DEPTH` levels. With a *spec*
-    they have to fit its schema, too.
+    They have to be a mapping of plain values: finite numbers, encodable text, at most `MAX_DEPTH`
+    levels. With a *spec* they have to fit its schema, too.
     """
     if not isinstance(arguments, dict):
         return f"arguments must be an object, got {_kind(arguments)}"
@@ -111,13 +112,22 @@ def _encodable(text: str) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """The name of JSON schema for the type of *value*."""
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array"}
+    """Return the name of JSON schema for the type of *value*."""
+    names = {
+        bool: "boolean",
+        int: "integer",
+        float: "number",
+        str: "string",
+        dict: "object",
+        list: "array",
+    }
     return names.get(type(value), "null" if value is None else type(value).__name__)
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """*schema* with a reference into *root* followed; a schema that cannot be followed allows everything."""
+    """*schema* with a reference into *root* followed; a schema that cannot be followed allows
+    everything.
+    """
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break
@@ -129,7 +139,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> set[str]:
-    """The names of the types that *schema* allows; empty means all."""
+    """Return the names of the types that *schema* allows; empty means all."""
     schema = resolved(schema, root)
     options = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
     if options:
@@ -137,14 +147,22 @@ def types_of(schema: Any, root: Mapping[str, Any]) -> set[str]:
         return set().union(*sets) if all(sets) else set()
     if "type" in schema:
         return {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
-    return {_kind(value) for value in [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]}
+    return {
+        _kind(value)
+        for value in [
+            *(schema.get("enum") or ()),
+            *([schema["const"]] if "const" in schema else ()),
+        ]
+    }
 
 
 def mismatch(value: Any, schema: Any, root: Mapping[str, Any], place: str = "") -> str:
-    """The first place where *value* does not fit the types of *schema*, as a reason; empty if it fits.
+    """Return the first place where *value* does not fit the types of *schema*, as a reason; empty
+    if it fits.
 
     Checked are ``type``, ``enum``, ``const``, ``anyOf``, ``oneOf``, ``properties``, ``required``,
-    ``additionalProperties``, ``items`` and references; bounds and patterns are the tool's own matter.
+    ``additionalProperties``, ``items`` and references; bounds and patterns are the tool's own
+    matter.
     """
     schema = resolved(schema, root)
     where = f"argument {place}: " if place else ""
@@ -152,7 +170,11 @@ def mismatch(value: Any, schema: Any, root: Mapping[str, Any], place: str = "") 
     if options:
         faults = [mismatch(value, option, root, place) for option in options]
         if all(faults):
-            return faults[0] if len(faults) == 1 else f"{where}{_expected(types_of(schema, root), value)}"
+            return (
+                faults[0]
+                if len(faults) == 1
+                else f"{where}{_expected(types_of(schema, root), value)}"
+            )
     kind, allowed = _kind(value), types_of(schema, root)
     fits = kind in allowed or (kind == "integer" and "number" in allowed)
     fits = fits or ("integer" in allowed and kind == "number" and float(value).is_integer())
@@ -174,7 +196,9 @@ def _expected(allowed: set[str], value: Any) -> str:
     return f"expected {' or '.join(sorted(allowed))}, got {_kind(value)}"
 
 
-def _members(value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], place: str) -> str:
+def _members(
+    value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], place: str
+) -> str:
     properties, extra = schema.get("properties") or {}, schema.get("additionalProperties", True)
     inside = f" in {place}" if place else ""
     for name in schema.get("required") or ():
@@ -184,16 +208,18 @@ def _members(value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[
         if name not in properties and extra is False:
             return f"unknown argument {quoted(name)}{inside}"
         part = properties.get(name, extra if isinstance(extra, Mapping) else {})
-        if fault := mismatch(item, part, root, f"{place}.{name[:SHOWN]}" if place else name[:SHOWN]):
+        if fault := mismatch(
+            item, part, root, f"{place}.{name[:SHOWN]}" if place else name[:SHOWN]
+        ):
             return fault
     return ""
 
 
 def from_text(text: str, name: str, spec: ToolSpec | None) -> Any:
-    """The value of the argument *name* that a format without types gives as *text*.
+    """Return the value of the argument *name* that a format without types gives as *text*.
 
-    A parameter that may be text gets the text, unless ``null`` is allowed and meant; any other is read as JSON, with
-    Python's spelling of constants, which several chat templates write.
+    A parameter that may be text gets the text, unless ``null`` is allowed and meant; any other is
+    read as JSON, with Python's spelling of constants, which several chat templates write.
 
     Raises:
         ValueError: the text is no value of the types that the schema allows.
@@ -211,7 +237,9 @@ def from_text(text: str, name: str, spec: ToolSpec | None) -> Any:
         value = constants[word] if word in constants else whole_json(text)
     except ValueError as e:
         expected = " or ".join(sorted(allowed))
-        raise ValueError(f"argument {name}: expected {expected}, got {quoted(text)} ({e})") from None
+        raise ValueError(
+            f"argument {name}: expected {expected}, got {quoted(text)} ({e})"
+        ) from None
     return value
 
 

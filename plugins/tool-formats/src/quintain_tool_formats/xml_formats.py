@@ -1,4 +1,6 @@
-"""Formats whose arguments are text between tags, converted by the schema: Qwen3-Coder, GLM, plain tags."""
+"""Formats whose arguments are text between tags, converted by the schema: Qwen3-Coder, GLM, plain
+tags.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Any
 
 from quintain import ToolCall, ToolSpec
 
-from .tool_format import Found, ToolFormat, end_of_body, listed
+from .text_format import Found, end_of_body, listed
+from .tool_format import ToolFormat
 from .values import as_text, from_text, quoted, whole_json
 
 
@@ -19,10 +22,11 @@ class _Unreadable(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Coder(ToolFormat):
-    """``<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>``, of Qwen3-Coder.
+    """``<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>``, of
+    Qwen3-Coder.
 
-    A value loses one line break at each end. It ends at the first closing tag, so that no text with that tag can be an
-    argument.
+    A value loses one line break at each end. It ends at the first closing tag, so that no text with
+    that tag can be an argument.
     """
 
     MARKS = (("<function=", "<parameter="),)
@@ -34,7 +38,8 @@ class Qwen3Coder(ToolFormat):
         if not tools:
             return ""
         return (
-            f"# Tools\n\nYou may call these functions:\n<tools>\n{listed(tools)}\n</tools>\n\nTo call one, write\n"
+            f"# Tools\n\nYou may call these functions:\n<tools>\n{listed(tools)}\n</tools>\n\nTo "
+            f"call one, write\n"
             "<tool_call>\n<function=NAME>\n<parameter=KEY>\nvalue\n</parameter>\n</function>\n</tool_call>"
         )
 
@@ -42,7 +47,9 @@ class Qwen3Coder(ToolFormat):
         return "\n".join(self._one(c) for c in calls)
 
     def _one(self, call: ToolCall) -> str:
-        arguments = [f"<parameter={k}>\n{as_text(v)}\n</parameter>\n" for k, v in call.arguments.items()]
+        arguments = [
+            f"<parameter={k}>\n{as_text(v)}\n</parameter>\n" for k, v in call.arguments.items()
+        ]
         return f"<tool_call>\n<function={call.name}>\n{''.join(arguments)}</function>\n</tool_call>"
 
     def _scan(self, text: str, found: Found) -> None:
@@ -77,7 +84,9 @@ class Qwen3Coder(ToolFormat):
             return end
         closing = self.EDGE.search(text, at)
         end = (
-            closing.end() if closing and closing[0] == "</tool_call>" and not text[at : closing.start()].strip() else at
+            closing.end()
+            if closing and closing[0] == "</tool_call>" and not text[at : closing.start()].strip()
+            else at
         )
         found.call(name, arguments, (start, end))
         return end
@@ -92,7 +101,9 @@ class Qwen3Coder(ToolFormat):
             _add(arguments, parameter[1], value, spec)
             at = _skip(text, end + len("</parameter>"))
         if not text.startswith("</function>", at):
-            raise _Unreadable(f"expected <parameter=KEY> or </function>, got {quoted(text[at : at + 40])}")
+            raise _Unreadable(
+                f"expected <parameter=KEY> or </function>, got {quoted(text[at : at + 40])}"
+            )
         return arguments, at + len("</function>")
 
 
@@ -106,7 +117,7 @@ def _add(arguments: dict[str, Any], key: str, text: str, spec: ToolSpec | None) 
 
 
 def _skip(text: str, at: int) -> int:
-    """The index of the first character from *at* that is no blank."""
+    """Return the index of the first character from *at* that is no blank."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
@@ -125,14 +136,18 @@ class GLM(ToolFormat):
         if not tools:
             return ""
         return (
-            f"# Tools\n\nYou may call these functions:\n<tools>\n{listed(tools)}\n</tools>\n\nTo call one, write\n"
+            f"# Tools\n\nYou may call these functions:\n<tools>\n{listed(tools)}\n</tools>\n\nTo "
+            f"call one, write\n"
             "<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>value</arg_value>\n</tool_call>"
         )
 
     def _write(self, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str:
         texts = []
         for c in calls:
-            pairs = [f"<arg_key>{k}</arg_key>\n<arg_value>{as_text(v)}</arg_value>\n" for k, v in c.arguments.items()]
+            pairs = [
+                f"<arg_key>{k}</arg_key>\n<arg_value>{as_text(v)}</arg_value>\n"
+                for k, v in c.arguments.items()
+            ]
             texts.append(f"<tool_call>{c.name}\n{''.join(pairs)}</tool_call>")
         return "\n".join(texts)
 
@@ -146,14 +161,18 @@ class GLM(ToolFormat):
             try:
                 if head is None:
                     raise _Unreadable("expected the name of a tool after <tool_call>")
-                arguments, at = self._arguments(text, head.end(), found.specs.get(head[1]), cut=found.cut)
+                arguments, at = self._arguments(
+                    text, head.end(), found.specs.get(head[1]), cut=found.cut
+                )
             except _Unreadable as e:
                 at = end_of_body(self.EDGE, text, at, "</tool_call>")
                 found.fault(str(e), (start, at), head[1] if head else "")
             else:
                 found.call(head[1], arguments, (start, at))
 
-    def _arguments(self, text: str, at: int, spec: ToolSpec | None, *, cut: bool) -> tuple[dict[str, Any], int]:
+    def _arguments(
+        self, text: str, at: int, spec: ToolSpec | None, *, cut: bool
+    ) -> tuple[dict[str, Any], int]:
         arguments: dict[str, Any] = {}
         while (key := self.KEY.match(text, at)) is not None:
             end = text.find("</arg_value>", key.end())
@@ -164,17 +183,20 @@ class GLM(ToolFormat):
         if text.startswith("</tool_call>", at):
             return arguments, at + len("</tool_call>")
         if at < len(text) or cut:
-            raise _Unreadable(f"expected <arg_key> or </tool_call>, got {quoted(text[at : at + 40])}")
+            raise _Unreadable(
+                f"expected <arg_key> or </tool_call>, got {quoted(text[at : at + 40])}"
+            )
         return arguments, at
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tags(ToolFormat):
-    """One tag per tool, ``<search>...</search>``, for base models without a template of their own (Search-R1).
+    """One tag per tool, ``<search>...</search>``, for base models without a template of their own
+    (Search-R1).
 
-    The text between the tags is the value of the tool's only parameter, or of its only required one; a tool with
-    several takes a JSON object. A call without its closing tag at the end of a turn counts, because a stop string cuts
-    it off, unless the turn ended by its length.
+    The text between the tags is the value of the tool's only parameter, or of its only required
+    one; a tool with several takes a JSON object. A call without its closing tag at the end of a
+    turn counts, because a stop string cuts it off, unless the turn ended by its length.
 
     Attributes:
         result: the tag around a result.
@@ -223,7 +245,13 @@ class Tags(ToolFormat):
                 continue
             key = _only(spec)
             try:
-                arguments = {key: from_text(body, key, spec)} if key else whole_json(body) if body.strip() else {}
+                arguments = (
+                    {key: from_text(body, key, spec)}
+                    if key
+                    else whole_json(body)
+                    if body.strip()
+                    else {}
+                )
             except ValueError as e:
                 found.fault(str(e), span, edge[1])
             else:
@@ -231,7 +259,7 @@ class Tags(ToolFormat):
 
 
 def _only(spec: ToolSpec) -> str:
-    """The one parameter that text between tags can stand for; empty if there is none."""
+    """Return the one parameter that text between tags can stand for; empty if there is none."""
     properties: Mapping[str, Any] = spec.parameters.get("properties") or {}
     for names in (list(properties), list(spec.parameters.get("required") or ())):
         if len(names) == 1:

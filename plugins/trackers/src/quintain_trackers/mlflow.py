@@ -22,7 +22,8 @@ class MLflow(Tracker):
 
     Attributes:
         experiment: name of the experiment; it is created if missing.
-        tracking_uri: of a server or database; empty: `MLFLOW_TRACKING_URI`, else ``mlflow.db`` beside the run folder.
+        tracking_uri: of a server or database; empty: `MLFLOW_TRACKING_URI`, else ``mlflow.db``
+            beside the run folder.
     """
 
     label: ClassVar[str] = "mlflow"
@@ -33,16 +34,23 @@ class MLflow(Tracker):
 
     def start(self, run: TrackedRun) -> None:
         # Without these, MLflow reports its use, and a call to a dead server takes minutes.
-        defaults = {"DISABLE_TELEMETRY": "true", "HTTP_REQUEST_MAX_RETRIES": "2", "HTTP_REQUEST_TIMEOUT": "10"}
+        defaults = {
+            "DISABLE_TELEMETRY": "true",
+            "HTTP_REQUEST_MAX_RETRIES": "2",
+            "HTTP_REQUEST_TIMEOUT": "10",
+        }
         for name, value in defaults.items():
             os.environ.setdefault(f"MLFLOW_{name}", value)
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it reports each new table of a database
+        # it reports each new table of a database
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
         beside = f"sqlite:///{run.folder.parent / 'mlflow.db'}"
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or beside
         self._client = client = imported("mlflow.tracking", "mlflow").MlflowClient(uri)
         found = client.get_experiment_by_name(self.experiment)
         artifacts = f"file://{run.folder.parent / 'mlartifacts'}" if uri == beside else None
-        experiment = found.experiment_id if found else client.create_experiment(self.experiment, artifacts)
+        experiment = (
+            found.experiment_id if found else client.create_experiment(self.experiment, artifacts)
+        )
 
         def create() -> str:
             created: str = client.create_run(experiment, run_name=run.name).info.run_id
@@ -55,7 +63,10 @@ class MLflow(Tracker):
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         metric, now = imported("mlflow.entities", "mlflow").Metric, int(time.time() * 1000)
-        rows = [metric(re.sub(r"[^\w\-. :/]", "_", name), value, now, step) for name, value in metrics.items()]
+        rows = [
+            metric(re.sub(r"[^\w\-. :/]", "_", name), value, now, step)
+            for name, value in metrics.items()
+        ]
         self._client.log_batch(self._run, metrics=rows)
 
     def finish(self, status: str) -> None:

@@ -26,7 +26,9 @@ class TensorBoard(Tracker):
         imported("tensorboard", "tensorboard")
         writer = imported("torch.utils.tensorboard", "tensorboard").SummaryWriter
         # On a resume, TensorBoard discards the points after the last complete step.
-        self._writer = writer(str(run.folder / self.folder), purge_step=run.step + 1 if run.step else None)
+        self._writer = writer(
+            str(run.folder / self.folder), purge_step=run.step + 1 if run.step else None
+        )
         self._writer.add_text("recipe", f"```\n{json.dumps(run.recipe, indent=2)}\n```", run.step)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from quintain.errors import UsageError
-from quintain.training import write_atomically
+from quintain.store import write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,9 @@ class TrackedRun:
     recipe: Mapping[str, Any]
 
     def tracker_id(self, tracker: str, make: Callable[[], str]) -> str:
-        """The id of the run in *tracker*: *make* is called once, and a resumed run gets the same id."""
+        """Return the id of the run in *tracker*: *make* is called once, and a resumed run gets the
+        same id.
+        """
         file = self.folder / "trackers" / tracker
         if not file.is_file():
             write_atomically(file, make().encode())
@@ -45,9 +47,10 @@ class TrackedRun:
 class Tracker(ABC):
     """A tracker; the fields of a subclass are its settings, ``args`` of its table in the recipe.
 
-    An instance with default settings is the entry point of the group ``quintain.plugins``. When a run starts that names
-    the tracker in ``[[trackers]]``, a second instance with the settings of the recipe is made. If a method raises, the
-    run prints one warning, and that instance is not called again.
+    An instance with default settings is the entry point of the group ``quintain.plugins``. When a
+    run starts that names the tracker in ``[[trackers]]``, a second instance with the settings of
+    the recipe is made. If a method raises, the run prints one warning, and that instance is not
+    called again.
     """
 
     label: ClassVar[str]
@@ -70,7 +73,9 @@ class Tracker(ABC):
         self._active = None
         for table in event.recipe.get("trackers") or ():
             if table["use"].rpartition("/")[2] == self.label:
-                run = TrackedRun(name=event.run, folder=Path(event.folder), step=event.step, recipe=event.recipe)
+                run = TrackedRun(
+                    name=event.run, folder=Path(event.folder), step=event.step, recipe=event.recipe
+                )
                 self._active = type(self)(**table.get("args", {}))
                 self._call(partial(_start, run))
 
@@ -78,7 +83,7 @@ class Tracker(ABC):
         self._call(lambda tracker: tracker.log(dict(numbers(event.metrics)), event.step))
 
     def quintain_on_evaluation_end(self, event: Any) -> None:
-        prefix = f"evaluation/{event.environment}/{event.split}"
+        prefix = f"evaluation/{event.environment}/{event.split}{'/other_decoding' * event.other_decoding}"
         values = {f"{prefix}/{name}": value for name, value in numbers(event.metrics)}
         self._call(lambda tracker: tracker.log(values, event.step))
 
@@ -89,7 +94,8 @@ class Tracker(ABC):
     def _call(self, action: Callable[[Tracker], None]) -> None:
         tracker, self._active = self._active, None  # stays none if the action raises
         if tracker is not None:
-            with redirect_stdout(sys.stderr):  # standard output is for the summary, with --json an object
+            # standard output is for the summary, with --json an object
+            with redirect_stdout(sys.stderr):
                 action(tracker)
             self._active = tracker
 
@@ -99,24 +105,33 @@ def _start(run: TrackedRun, tracker: Tracker) -> None:
 
 
 def numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The finite numbers of *metrics*; the first dot of a name becomes a slash, by which dashboards group."""
+    """Yield the finite numbers of *metrics*; the first dot of a name becomes a slash, by which
+    dashboards group.
+    """
     for name, value in metrics.items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "step" and math.isfinite(value):
+        if (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and name != "step"
+            and math.isfinite(value)
+        ):
             yield name.replace(".", "/", 1), float(value)
 
 
 def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested tables and lists, by dotted name."""
+    """Yield the values of nested tables and lists, by dotted name."""
     for name, value in table.items():
         items = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
         if isinstance(items, Mapping):
-            yield from flattened({str(key): item for key, item in items.items()}, f"{prefix}{name}.")
+            yield from flattened(
+                {str(key): item for key, item in items.items()}, f"{prefix}{name}."
+            )
         else:
             yield f"{prefix}{name}", value
 
 
 def imported(package: str, extra: str) -> Any:
-    """The module *package*.
+    """Return the module *package*.
 
     Raises:
         UsageError: it is not installed; the message names the *extra* that brings it.

@@ -27,7 +27,8 @@ class Trackio(Tracker):
     def start(self, run: TrackedRun) -> None:
         self._run = imported("trackio", "trackio").init(
             project=self.project,
-            name=run.tracker_id("trackio", lambda: f"{run.name}-{uuid.uuid4().hex[:6]}"),  # trackio joins equal names
+            # trackio joins equal names
+            name=run.tracker_id("trackio", lambda: f"{run.name}-{uuid.uuid4().hex[:6]}"),
             space_id=self.space or None,
             config=dict(run.recipe),
             resume="allow",
@@ -40,7 +41,8 @@ class Trackio(Tracker):
         self._run.log(dict(metrics), step=step)
 
     def finish(self, status: str) -> None:
-        imported("trackio", "trackio").finish()  # the run's own method leaves work for the end of the process
+        # the run's own method leaves work for the end of the process
+        imported("trackio", "trackio").finish()
 
 
 tracker = Trackio()

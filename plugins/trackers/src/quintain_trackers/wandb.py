@@ -1,4 +1,6 @@
-"""Weights & Biases. Without credentials (`wandb login`) the run is logged offline; `wandb sync` uploads it later."""
+"""Weights & Biases. Without credentials (`wandb login`) the run is logged offline; `wandb sync`
+uploads it later.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ class WeightsAndBiases(Tracker):
 
     Attributes:
         project, entity, group, tags: as in `wandb.init`.
-        mode: ``online``, ``offline`` or ``disabled``; empty: `WANDB_MODE`, else online if there are credentials.
+        mode: ``online``, ``offline`` or ``disabled``; empty: `WANDB_MODE`, else online if there are
+            credentials.
     """
 
     label: ClassVar[str] = "wandb"
@@ -30,7 +33,11 @@ class WeightsAndBiases(Tracker):
 
     def start(self, run: TrackedRun) -> None:
         wandb = imported("wandb", "wandb")
-        mode = self.mode or os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
+        mode = (
+            self.mode
+            or os.environ.get("WANDB_MODE")
+            or ("online" if wandb.login(prompt=False) else "offline")
+        )
         self._run = wandb.init(
             project=self.project,
             entity=self.entity or None,
@@ -39,7 +46,8 @@ class WeightsAndBiases(Tracker):
             name=run.name,
             config=dict(run.recipe),
             id=run.tracker_id("wandb", lambda: uuid.uuid4().hex[:8]),
-            resume="allow" if mode == "online" else None,  # parts of an offline run are joined when they are uploaded
+            # parts of an offline run are joined when they are uploaded
+            resume="allow" if mode == "online" else None,
             dir=str(run.folder),
             mode=mode,
             settings=wandb.Settings(silent=True),

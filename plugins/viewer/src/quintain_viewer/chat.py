@@ -1,4 +1,6 @@
-"""`quintain chat`: talk to a trained model, in the form of its environment's prompts, or let it play held-out tasks."""
+"""`quintain chat`: talk to a trained model, in the form of its environment's prompts, or let it
+play held-out tasks.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from typing import Any
 import click
 
 from quintain import Environment, Message, Sampling, TokenEngine
-from quintain.cli import Count, current
+from quintain.cli import Count
 from quintain.errors import QuintainError, UsageError
+from quintain.registry import current
 
 from .chat_template import PLAIN, template_of, with_template
 from .prompt_form import PromptForm
@@ -26,18 +29,42 @@ HELP = """\
 /raw        send texts as they are, in one conversation; again to switch back
 /new        start a new conversation
 /help       show this list
-An empty line, Ctrl-D or Ctrl-C ends the chat."""
+/quit       end the chat, as do /exit, an empty line, Ctrl-D and Ctrl-C"""
+QUIT = ("/quit", "/exit")
 
 
 @click.command()
 @click.argument("run", metavar="RUN")
-@click.option("--temperature", "-t", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--max-tokens", type=Count(1), default=512, show_default=True, help="New tokens per answer.")
-@click.option("--system", metavar="TEXT", help="System message (default: that of the run's environment).")
-@click.option("--template", metavar="TEXT|FILE", help="Chat template (Jinja), for a model that has none.")
-@click.option("--once", metavar="TEXT", help="Send TEXT (or a command such as /task), print the answer and exit.")
-@click.option("--raw", is_flag=True, help="Send texts as they are, without the form of the environment's prompts.")
-@click.option("--folder", default="runs", show_default=True, help="Parent folder of the run folders.")
+@click.option(
+    "--temperature",
+    "-t",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="0 is greedy.",
+)
+@click.option(
+    "--max-tokens", type=Count(1), default=512, show_default=True, help="New tokens per answer."
+)
+@click.option(
+    "--system", metavar="TEXT", help="System message (default: that of the run's environment)."
+)
+@click.option(
+    "--template", metavar="TEXT|FILE", help="Chat template (Jinja), for a model that has none."
+)
+@click.option(
+    "--once",
+    metavar="TEXT",
+    help="Send TEXT (or a command such as /task), print the answer and exit.",
+)
+@click.option(
+    "--raw",
+    is_flag=True,
+    help="Send texts as they are, without the form of the environment's prompts.",
+)
+@click.option(
+    "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
+)
 def chat(
     run: str,
     temperature: float,
@@ -50,12 +77,13 @@ def chat(
 ) -> None:
     """Talk to the model of RUN (a run, a folder with a model, or a Hugging Face id).
 
-    If all prompts of the run's environment begin or end with the same text, what you type gets it; if it has one turn,
-    each text is a conversation of its own, as in training. With --raw texts stay as they are, in one conversation.
-    /task plays a held-out task and shows its score, /help lists the commands.
+    If all prompts of the run's environment begin or end with the same text, what you type gets it;
+    if it has one turn, each text is a conversation of its own, as in training. With --raw texts
+    stay as they are, in one conversation. /task plays a held-out task and shows its score, /help
+    lists the commands.
 
-    A base model has no chat template: what you type is then a paragraph that begins with "User:", and the reply ends
-    where the next one would begin. --template sets another form.
+    A base model has no chat template: what you type is then a paragraph that begins with "User:",
+    and the reply ends where the next one would begin. --template sets another form.
 
     \b
     quintain chat arithmetic-1 --once "What is 58 plus 67?"
@@ -63,7 +91,7 @@ def chat(
     """
     from rich.console import Console
 
-    from quintain.training import model_named
+    from quintain.store import model_named
 
     path, own_system = model_named(run, folder)
     played = _played(run, folder)
@@ -73,8 +101,12 @@ def chat(
     if text is not None:
         engine.tokenizer = with_template(engine.tokenizer, text)
     elif not engine.tokenizer.has_template:
-        click.echo(f"{run} has no chat template: texts are sent as {PLAIN!r}; --template sets another form", err=True)
-    chat = Chat(
+        click.echo(
+            f"{run} has no chat template: texts are sent as {PLAIN!r}; --template sets another "
+            f"form",
+            err=True,
+        )
+    chat = ChatConsole(
         engine=engine,
         sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
         system=own_system if system is None else system,
@@ -84,13 +116,14 @@ def chat(
     )
     with asyncio.Runner() as runner:  # Ctrl-C cancels the answer, and ends the command
         if once is not None:
-            chat.take(runner, once)
+            if once.strip() not in QUIT:
+                chat.take(runner, once)
             return
         click.echo(f"{chat.welcome()}\n{HELP}", err=True)
         while True:
             click.echo("> ", nl=False, err=True)
             line = sys.stdin.readline()
-            if not line.strip():
+            if not line.strip() or line.strip() in QUIT:
                 return
             try:
                 chat.take(runner, line.strip())
@@ -106,7 +139,9 @@ class Played:
     spec: Any
 
     def form(self) -> PromptForm:
-        """The form of its prompts; empty if they are conversations, or if it needs services."""
+        """Return the form of its prompts; empty if they are conversations, or if it needs
+        services.
+        """
         if self.spec.slots:
             return PromptForm()
         tasks = islice(self.spec.make({}).tasks(self.recipe.evaluation.test.split), EXAMPLES)
@@ -115,28 +150,45 @@ class Played:
         return PromptForm.of(texts) if len(texts) == len(prompts) else PromptForm()
 
     async def play(self, engine: TokenEngine, number: int, temperature: float) -> Any:
-        """The scored rollout of held-out task *number*, counted from 1.
+        """Return the scored rollout of held-out task *number*, counted from 1.
 
         Raises:
             UsageError: there is no such task, or a service of the environment is missing.
         """
         from quintain.evaluation import evaluate
-        from quintain.training import opened_environments
+        from quintain.recipe import opened_environments
 
         test = self.recipe.evaluation.test
-        sampling = self.recipe.evaluation.to_sampling(self.recipe.sampling).replace(temperature=temperature)
-        async with opened_environments([self.spec], dict(self.recipe.services)) as ((environment,), services):
+        sampling = self.recipe.evaluation.to_sampling(self.recipe.sampling).replace(
+            temperature=temperature
+        )
+        async with opened_environments([self.spec], dict(self.recipe.services)) as (
+            (environment,),
+            services,
+        ):
             tasks = list(islice(environment.tasks(test.split), number))
             if len(tasks) < number:
-                raise UsageError(f"the {test.split} split has {len(tasks)} tasks; choose one of 1 to {len(tasks)}")
-            about: dict[str, Any] = {"split": test.split, "services": services, "name": self.spec.name}
-            result = await evaluate(environment, engine, tasks=[tasks[-1]], sampling=sampling, **about)
+                raise UsageError(
+                    f"the {test.split} split has {len(tasks)} tasks; choose one of 1 to "
+                    f"{len(tasks)}"
+                )
+            about: dict[str, Any] = {
+                "split": test.split,
+                "services": services,
+                "name": self.spec.name,
+            }
+            result = await evaluate(
+                environment, engine, tasks=[tasks[-1]], sampling=sampling, **about
+            )
         return result.rollouts[0]
 
 
 def _played(run: str, folder: str) -> Played | None:
-    """The first environment of a run's recipe; ``None`` for a model folder, or if its plugin is not installed."""
-    from quintain.training import Recipe, RunFolder, find_run, resolve_environment_table
+    """Return the first environment of a run's recipe; ``None`` for a model folder, or if its plugin
+    is not installed.
+    """
+    from quintain.recipe import Recipe, resolve_environment_table
+    from quintain.store import RunFolder, find_run
 
     try:
         recipe = Recipe.parse(RunFolder(find_run(run, folder), lock=False).recipe())
@@ -146,7 +198,7 @@ def _played(run: str, folder: str) -> Played | None:
 
 
 @dataclass
-class Chat:
+class ChatConsole:
     """One conversation and its commands."""
 
     engine: TokenEngine
@@ -162,18 +214,29 @@ class Chat:
         self.start()
 
     def welcome(self) -> str:
-        """How texts are sent."""
-        form = "as it is" if self.raw or self.form == PromptForm() else f"as {self.form.fill('YOUR TEXT')!r}"
-        return f"Your text is sent {form}, {'each in a new' if self.single else 'in one'} conversation."
+        """Return how texts are sent."""
+        form = (
+            "as it is"
+            if self.raw or self.form == PromptForm()
+            else f"as {self.form.fill('YOUR TEXT')!r}"
+        )
+        return (
+            f"Your text is sent {form}, {'each in a new' if self.single else 'in one'} "
+            f"conversation."
+        )
 
     @property
     def single(self) -> bool:
         """Whether each text is a conversation of its own, as in an environment of one turn."""
-        return not self.raw and self.played is not None and self.played.spec.component.rollout is Environment.rollout
+        return (
+            not self.raw
+            and self.played is not None
+            and self.played.spec.component.rollout is Environment.rollout
+        )
 
     def start(self) -> None:
         """Start a new conversation."""
-        from quintain.training import Conversation
+        from quintain.rollouts import Conversation
 
         self.conversation = Conversation(self.engine.tokenizer)
         if self.system:
@@ -196,7 +259,9 @@ class Chat:
         elif word == "/task":
             runner.run(self.task(rest.strip()))
         elif line.startswith("/") and word.isascii() and word[1:].isalpha():
-            raise UsageError(f"unknown command {word!r}; /help lists the commands (also after /raw)")
+            raise UsageError(
+                f"unknown command {word!r}; /help lists the commands (also after /raw)"
+            )
         else:
             if self.single:
                 self.start()
@@ -204,20 +269,25 @@ class Chat:
 
     async def answer(self, text: str) -> None:
         """Sample the answer to *text* and print it as it comes."""
-        from quintain.training import stops
+        from quintain.rollouts import stops
 
         self.conversation.add(Message("user", text))
         prompt = self.conversation.prompt()
-        sampled = await stream(self.engine, prompt, stops(self.engine.tokenizer, self.sampling), _printer())
+        sampled = await stream(
+            self.engine, prompt, stops(self.engine.tokenizer, self.sampling), _printer()
+        )
         self.conversation.add_sampled(sampled)
         click.echo()
 
     async def task(self, number: str) -> None:
         """Play a task and print its conversation and score."""
-        from quintain.training import printable
+        from quintain.console import printable
 
         if self.played is None:
-            raise UsageError("there is no environment to take a task from: chat with a run, whose recipe names one")
+            raise UsageError(
+                "there is no environment to take a task from: chat with a run, whose recipe names "
+                "one"
+            )
         if number and not (number.isdecimal() and 0 < int(number[:9]) < 10**8):
             raise UsageError(f"/task {number}: expected the number of a task, such as /task 3")
         self.tasks = int(number[:9]) if number else self.tasks + 1
@@ -227,9 +297,14 @@ class Chat:
             text = "\n".join([message.content, *calls]).strip()
             click.echo(printable(f"{message.role}: {text}"))
         score = rollout.outcome
-        lines = [f"task {self.tasks}: {'failed' if score is None else 'right' if score.total >= 1 else 'wrong'}"]
+        lines = [
+            f"task {self.tasks}: "
+            f"{'failed' if score is None else 'right' if score.total >= 1 else 'wrong'}"
+        ]
         if score is not None:
-            lines.append(f"reward {score.total:.4g}" + (f" ({score.reason})" if score.reason else ""))
+            lines.append(
+                f"reward {score.total:.4g}" + (f" ({score.reason})" if score.reason else "")
+            )
         if rollout.task.answer is not None:
             lines.append(f"expected {str(rollout.task.answer)[:200]}")
         if rollout.termination.kind != "finished":
@@ -239,7 +314,7 @@ class Chat:
 
 def _printer() -> Callable[[str], None]:
     """Prints pieces of an answer without the space before it."""
-    from quintain.training import printable
+    from quintain.console import printable
 
     begun = False
 

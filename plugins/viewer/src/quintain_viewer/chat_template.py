@@ -17,7 +17,7 @@ _MARK = "\x02reply\x03"
 
 
 def template_of(value: str) -> str:
-    """The template in the file *value*, or *value* itself.
+    """Return the template in the file *value*, or *value* itself.
 
     Raises:
         UsageError: it is neither a file nor a template, or has a mistake; with its line.
@@ -28,7 +28,9 @@ def template_of(value: str) -> str:
         text = Path(value).read_text(encoding="utf-8") if "{" not in value else value
     except (OSError, ValueError) as e:
         reason = e.strerror if isinstance(e, OSError) else e
-        raise UsageError(f"--template {value}: no template in Jinja, and no file of one ({reason})") from e
+        raise UsageError(
+            f"--template {value}: no template in Jinja, and no file of one ({reason})"
+        ) from e
     try:
         Environment().parse(text)
     except TemplateSyntaxError as e:
@@ -39,8 +41,8 @@ def template_of(value: str) -> str:
 def with_template(tokenizer: HFTokenizer, text: str) -> HFTokenizer:
     """*tokenizer* with the chat template *text*.
 
-    A reply ends at the special token that the template puts after one; if there is none, at the text between a reply
-    and the next question.
+    A reply ends at the special token that the template puts after one; if there is none, at the
+    text between a reply and the next question.
 
     Raises:
         UsageError: the template cannot be rendered.
@@ -48,7 +50,9 @@ def with_template(tokenizer: HFTokenizer, text: str) -> HFTokenizer:
     tokenizer.hf.chat_template = text
     try:
         changed = type(tokenizer)(tokenizer.hf, stop_ids=tokenizer.stop_ids)
-        shown = changed.apply_template([Message("user", "?"), Message("assistant", _MARK), Message("user", _MARK)])
+        shown = changed.apply_template(
+            [Message("user", "?"), Message("assistant", _MARK), Message("user", _MARK)]
+        )
     except UsageError as e:
         raise UsageError(f"--template: {e}") from e
     parts = shown.split(_MARK)

@@ -11,9 +11,9 @@ import click
 
 from quintain.cli import Count
 from quintain.errors import UsageError
-from quintain.training import write_atomically
+from quintain.store import write_atomically
 
-from .stored import Decoder, Filter, Store
+from .stored import Filter, StoredRollouts, TokenText
 
 SHOWN = 5
 """Rollouts in the terminal by default."""
@@ -23,12 +23,14 @@ WRITTEN = 1_000
 Chosen = list[tuple[int, Path, list[int]]]
 
 
-class Range(click.ParamType):
+class Range(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4
     """``A..B``, ``A..`` or ``..B``."""
 
     name = "range"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, float]:
         low, dots, high = value.partition("..")
         try:
             bounds = (float(low or -math.inf), float(high or math.inf) if dots else float(low))
@@ -39,17 +41,40 @@ class Range(click.ParamType):
 
 @click.command()
 @click.argument("run", metavar="RUN")
-@click.option("--step", "-s", "steps", type=Count(1), multiple=True, help="Only this step (repeatable).")
+@click.option(
+    "--step", "-s", "steps", type=Count(1), multiple=True, help="Only this step (repeatable)."
+)
 @click.option("--right", is_flag=True, help="Rollouts that solved their task.")
 @click.option("--wrong", is_flag=True, help="Rollouts that did not.")
 @click.option("--failed", is_flag=True, help="Rollouts excluded because of an error.")
 @click.option("--environment", "-e", default="", help="Only this environment of the recipe.")
-@click.option("--reward", type=Range(), metavar="A..B", help="Total reward in this range (0.5.. is 0.5 and more).")
-@click.option("--contains", default="", metavar="TEXT", help="TEXT in the prompt or the conversation, in any case.")
-@click.option("--limit", "-n", type=Count(1), help=f"At most N rollouts (default: {SHOWN}; with --html {WRITTEN:,}).")
+@click.option(
+    "--reward",
+    type=Range(),
+    metavar="A..B",
+    help="Total reward in this range (0.5.. is 0.5 and more).",
+)
+@click.option(
+    "--contains",
+    default="",
+    metavar="TEXT",
+    help="TEXT in the prompt or the conversation, in any case.",
+)
+@click.option(
+    "--limit",
+    "-n",
+    type=Count(1),
+    help=f"At most N rollouts (default: {SHOWN}; with --html {WRITTEN:,}).",
+)
 @click.option("--tokens", is_flag=True, help="Show each token with log-prob, source and advantage.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write one self-contained page to FILE.")
-@click.option("--folder", default="runs", show_default=True, help="Parent folder of the run folders.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write one self-contained page to FILE.",
+)
+@click.option(
+    "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per rollout and line.")
 def rollouts(
     run: str,
@@ -66,10 +91,11 @@ def rollouts(
     folder: str,
     as_json: bool,
 ) -> None:
-    """Show the training rollouts of RUN: prompt, turns, tools, reward parts, advantage and how each ended.
+    """Show the training rollouts of RUN: prompt, turns, tools, reward parts, advantage and how each
+    ended.
 
-    RUN is a run, its folder, or a Parquet file of `quintain eval --out`. The newest step comes first. Filters are
-    combined; of --right, --wrong and --failed, each that is given is shown.
+    RUN is a run, its folder, or a Parquet file of `quintain eval --out`. The newest step comes
+    first. Filters are combined; of --right, --wrong and --failed, each that is given is shown.
 
     \b
     quintain rollouts arithmetic-1 --wrong -n 3
@@ -78,13 +104,19 @@ def rollouts(
     """
     if html is not None and as_json:
         raise click.UsageError("--html writes a page and --json prints objects; leave one out")
-    store = Store(run, folder)
-    results = frozenset(n for n, chosen in (("right", right), ("wrong", wrong), ("failed", failed)) if chosen)
+    store = StoredRollouts(run, folder)
+    results = frozenset(
+        n for n, chosen in (("right", right), ("wrong", wrong), ("failed", failed)) if chosen
+    )
     known = frozenset(steps) if steps else None
     if known and (unknown := known - {step for step, _ in store.files}):
         first, last = store.files[0][0], store.files[-1][0]
-        raise UsageError(f"no rollouts of step {min(unknown)} in {run!r}; it has steps {first} to {last}")
-    wanted = Filter(steps=known, results=results, environment=environment, reward=reward, contains=contains)
+        raise UsageError(
+            f"no rollouts of step {min(unknown)} in {run!r}; it has steps {first} to {last}"
+        )
+    wanted = Filter(
+        steps=known, results=results, environment=environment, reward=reward, contains=contains
+    )
     found: Chosen = list(store.matching(wanted))[::-1]
     total = sum(len(numbers) for *_, numbers in found)
     if not total:
@@ -93,7 +125,8 @@ def rollouts(
         return
     if html is not None:
         chosen = spread(found, limit or WRITTEN)
-        _write_page(html, store, chosen, total=total, every_token=tokens)
+        why = whole_steps(chosen, found, limit or WRITTEN)
+        _write_page(html, store, chosen, total=total, every_token=tokens, why=why)
     elif as_json:
         chosen = newest(found, limit or total)
         _print_json(store, chosen, tokens=tokens)
@@ -101,33 +134,56 @@ def rollouts(
         from .terminal import show
 
         chosen = newest(found, limit or SHOWN)
-        rows = (view for _, path, numbers in chosen for view in store.rows(path, numbers, tokens=tokens))
-        show(list(rows), Decoder(store.path))
+        decode = TokenText(store.path)
+        rows = (
+            view
+            for _, path, numbers in chosen
+            for view in store.rows(path, numbers, decode, tokens=tokens)
+        )
+        show(list(rows), decode)
     if (shown := sum(len(numbers) for *_, numbers in chosen)) < total:
-        which = f"from {len(chosen):,} of {len(found):,} steps" if html else "the newest"
-        click.echo(f"{shown:,} of {total:,} rollouts, {which}; -n {total} shows all; --help lists filters", err=True)
+        which = whole_steps(chosen, found, limit or WRITTEN) if html else "the newest"
+        click.echo(
+            f"{shown:,} of {total:,} rollouts, {which}; -n {total} shows all; --help lists filters",
+            err=True,
+        )
 
 
-def _write_page(html: Path, store: Store, chosen: Chosen, *, total: int, every_token: bool) -> None:
+def whole_steps(chosen: Chosen, found: Chosen, limit: int) -> str:
+    """Return why a page has the rollouts of *chosen* only."""
+    return f"whole steps ({len(chosen):,} of {len(found):,}), because a page has at most {limit:,}"
+
+
+def _write_page(
+    html: Path, store: StoredRollouts, chosen: Chosen, *, total: int, every_token: bool, why: str
+) -> None:
     from .page import page
 
-    views = [view for _, path, numbers in reversed(chosen) for view in store.rows(path, numbers)]
-    text = page(store.name, views, Decoder(store.path), total=total, every_token=every_token).encode()
+    decode = TokenText(store.path)
+    views = [
+        view for _, path, numbers in reversed(chosen) for view in store.rows(path, numbers, decode)
+    ]
+    text = page(store.name, views, decode, total=total, every_token=every_token, why=why).encode()
     write_atomically(html, text)
-    click.echo(f"wrote {html} ({len(text) / 1e6:.1f} MB, {len(views):,} rollouts); open it in a browser")
+    click.echo(
+        f"wrote {html} ({len(text) / 1e6:.1f} MB, {len(views):,} rollouts); open it in a browser"
+    )
 
 
-def _print_json(store: Store, chosen: Chosen, *, tokens: bool) -> None:
-    decode, names = Decoder(store.path), ("id", "source", "logp", "version", "advantage")
+def _print_json(store: StoredRollouts, chosen: Chosen, *, tokens: bool) -> None:
+    decode, names = TokenText(store.path), ("id", "source", "logp", "version", "advantage")
     for _, path, numbers in chosen:
-        for view in store.rows(path, numbers, tokens=tokens):
-            if view["tokens"] is not None:
-                view["tokens"] = [dict(zip(names, t, strict=True), text=decode(t[0])) for t in view["tokens"]]
+        for view in store.rows(path, numbers, decode, tokens=tokens):
+            for part in (view, *view["conversations"]):
+                if part["tokens"] is not None:
+                    part["tokens"] = [
+                        dict(zip(names, t, strict=True), text=decode(t[0])) for t in part["tokens"]
+                    ]
             click.echo(json.dumps(view))
 
 
 def newest(found: Chosen, limit: int) -> Chosen:
-    """The first *limit* rollouts of *found*, in the order of their files."""
+    """Return the first *limit* rollouts of *found*, in the order of their files."""
     chosen: Chosen = []
     for step, path, numbers in found:
         if limit <= 0:
@@ -138,7 +194,8 @@ def newest(found: Chosen, limit: int) -> Chosen:
 
 
 def spread(found: Chosen, limit: int) -> Chosen:
-    """Whole steps of *found*, the first, the last and others evenly between, with at most *limit* rollouts.
+    """Whole steps of *found*, the first, the last and others evenly between, with at most *limit*
+    rollouts.
 
     If not even one step fits, its first *limit* rollouts.
     """

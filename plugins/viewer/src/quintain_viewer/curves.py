@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quintain.console import alert_intervals
 from quintain.errors import UsageError
-from quintain.training import RunFolder, alert_intervals, write_atomically
+from quintain.store import RunFolder, write_atomically
+from quintain.types import decoding
 
 from .figure import BLUE, GREEN, GREY, LINES, ORANGE, RED, add_legend, render_png, shade_between
 
@@ -18,27 +20,48 @@ _PANEL_OF = {"held_out_falls": 0, "all_solved": 0, "truncated": 2, "entropy_coll
 
 
 def quintain_on_run_end(event: Any) -> None:
-    """Draw the curves of a run that has finished; one that was interrupted or failed has none yet."""
+    """Draw the curves of a run that has finished; one that was interrupted or failed has none
+    yet.
+    """
     if event.status == "finished":
         draw(RunFolder(event.folder, lock=False))
 
 
 def draw(folder: RunFolder) -> Path:
-    """Draw the curves of a run into its folder and return the path of the picture. Raises as `picture`."""
+    """Draw the curves of a run into its folder and return the path of the picture. Raises as
+    `picture`.
+    """
     path = folder.path / "curves.png"
-    split = tomllib.loads(folder.recipe()).get("evaluation", {}).get("split", "dev")
-    write_atomically(path, picture(folder.metrics(), title=folder.name, split=split))
+    recipe = tomllib.loads(folder.recipe())
+    split = recipe.get("evaluation", {}).get("split", "dev")
+    temperature = recipe.get("sampling", {}).get("temperature")
+    held_out = (folder.summary() or {}).get("held_out", {})
+    text = picture(
+        folder.metrics(), title=folder.name, split=split, temperature=temperature, held_out=held_out
+    )
+    write_atomically(path, text)
     return path
 
 
-def picture(metrics: Records, *, title: str = "", split: str = "dev") -> bytes:
-    """Draw reward, held-out accuracy with its 95 % interval, lengths and entropy over the steps, as a PNG.
+def picture(
+    metrics: Records,
+    *,
+    title: str = "",
+    split: str = "dev",
+    temperature: float | None = None,
+    held_out: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Draw reward, held-out accuracy with its 95 % interval, lengths and entropy over the steps, as
+    a PNG.
 
     The steps on which an alert was on are shaded in the panel that it concerns.
 
     Args:
         metrics: records of ``metrics.jsonl``.
         split: the split of the evaluations during the run.
+        temperature: of the training samples.
+        held_out: that of the summary, for the accuracy of the other way of decoding before and
+            after.
 
     Raises:
         UsageError: there is no record.
@@ -48,7 +71,9 @@ def picture(metrics: Records, *, title: str = "", split: str = "dev") -> bytes:
 
     def paint(figure: Any) -> None:
         panels = figure.subplots(2, 2, sharex=True)
-        _accuracy(panels.flat[0], metrics, split)
+        _accuracy(panels.flat[0], metrics, split, temperature)
+        _other_decoding(panels.flat[0], metrics, held_out or {})
+        add_legend(panels.flat[0], "lower right")  # too long to stand above the panel
         for panel, paint_panel in zip(panels.flat[1:], (_reward, _lengths, _entropy), strict=True):
             paint_panel(panel, metrics)
         for panel in panels.flat:
@@ -63,22 +88,60 @@ def picture(metrics: Records, *, title: str = "", split: str = "dev") -> bytes:
     return render_png(paint, size=(9.6, 5.4))
 
 
-def _accuracy(panel: Any, metrics: Records, split: str) -> None:
+def _accuracy(panel: Any, metrics: Records, split: str, temperature: float | None) -> None:
     panel.set_title("accuracy")
     panel.set_ylim(-0.03, 1.03)
     panel.yaxis.set_major_formatter("{x:.0%}")
-    _line(panel, metrics, "success", GREY, "samples of training", alpha=0.8, width=1.2, style=LINES[1])
+    of = "" if temperature is None else f" (T {temperature:g})"
+    _line(
+        panel,
+        metrics,
+        "success",
+        GREY,
+        f"samples of training{of}",
+        alpha=0.8,
+        width=1.2,
+        style=LINES[1],
+    )
     measured = [m for m in metrics if m.get("held_out.accuracy") is not None]
     steps = [m["step"] for m in measured]
-    low, high = ([m.get(f"held_out.{k}") for m in measured] for k in ("low", "high"))
+    low: list[Any] = [m.get("held_out.low") for m in measured]
+    high: list[Any] = [m.get("held_out.high") for m in measured]
     if measured and None not in low and None not in high:
         shade_between(panel, steps, low, high)
     if measured:
         values = [m["held_out.accuracy"] for m in measured]
-        panel.plot(steps, values, "o-", color=BLUE, ms=4, lw=2, label=f"{split}, 95 % interval")
+        how = measured[-1].get("held_out.temperature")
+        label = (
+            f"{split}, 95 % interval" if how is None else f"{split}, {decoding(how)}, 95 % interval"
+        )
+        panel.plot(steps, values, "o-", color=BLUE, ms=4, lw=2, label=label)
         beside = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
         panel.annotate(f"{values[-1]:.1%}", (steps[-1], values[-1]), (7, 0), **beside)
-    add_legend(panel, "above")
+    _line(
+        panel,
+        measured,
+        "held_out.yardstick",
+        RED,
+        f"{split}, yardstick (not trained on)",
+        style=LINES[2],
+    )
+
+
+def _other_decoding(panel: Any, metrics: Records, held_out: Mapping[str, Any]) -> None:
+    """Mark the accuracies before and after in the way of decoding that the curve does not have."""
+    steps = (metrics[0]["step"], metrics[-1]["step"])
+    ends = [held_out.get(when, {}) for when in ("before", "after")]
+    points = [
+        (s, m["other_decoding"]["accuracy"])
+        for s, m in zip(steps, ends, strict=True)
+        if m.get("other_decoding")
+    ]
+    if points and None not in dict(points).values():
+        label = (
+            f"{ends[-1].get('split', '')}, {decoding(ends[-1]['other_decoding']['temperature'])}"
+        )
+        panel.plot(*zip(*points, strict=True), "s", color=ORANGE, ms=5, mfc="none", label=label)
 
 
 def _reward(panel: Any, metrics: Records) -> None:

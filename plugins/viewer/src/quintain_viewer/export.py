@@ -1,4 +1,6 @@
-"""`quintain export`: a model folder for `transformers` and other programs, with a model card, from a run or a model."""
+"""`quintain export`: a model folder for `transformers` and other programs, with a model card, from
+a run or a model.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +14,48 @@ from typing import Any
 import click
 
 from quintain.errors import InfrastructureError, StorageError, UsageError
-from quintain.training import model_named, storing
+from quintain.store import model_named, storing
 
 from .model_card import Origin, card
 
 TEMPLATE = "quintain_template"
 """Key of ``tokenizer_config.json`` with the arguments of the chat template in training."""
-DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "bf16": "bfloat16", "fp16": "float16"}
+HISTORY = "quintain_history"
+"""Key of the same file with `model.history`."""
+DTYPES = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+}
 """Names of precisions, as in a recipe, to PyTorch's."""
 
 
 @click.command()
 @click.argument("run", metavar="RUN")
 @click.argument("out", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--dtype", type=click.Choice([*DTYPES]), help="Precision of the weights.  [default: as they are]")
-@click.option("--merge", metavar="ADAPTERS", help="Merge a folder of LoRA adapters (peft) into the weights.")
-@click.option("--push", metavar="OWNER/NAME", help="Upload the folder to this repository of the Hugging Face hub.")
-@click.option("--public", is_flag=True, help="With --push: a new repository is public; by default it is private.")
-@click.option("--folder", default="runs", show_default=True, help="Parent folder of the run folders.")
+@click.option(
+    "--dtype",
+    type=click.Choice([*DTYPES]),
+    help="Precision of the weights.  [default: as they are]",
+)
+@click.option(
+    "--merge", metavar="ADAPTERS", help="Merge a folder of LoRA adapters (peft) into the weights."
+)
+@click.option(
+    "--push",
+    metavar="OWNER/NAME",
+    help="Upload the folder to this repository of the Hugging Face hub.",
+)
+@click.option(
+    "--public",
+    is_flag=True,
+    help="With --push: a new repository is public; by default it is private.",
+)
+@click.option(
+    "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export(
     run: str,
@@ -43,9 +69,10 @@ def export(
 ) -> None:
     """Write the model of RUN to DIR, for transformers, vLLM and other programs.
 
-    RUN is a run (its best checkpoint), a checkpoint, a folder with a model, or a Hugging Face id. DIR has weights,
-    tokenizer, chat template and a model card (README.md) with the recipe, the accuracy before and after, and versions.
-    Arguments of the chat template in training become its defaults.
+    RUN is a run (its best checkpoint), a checkpoint, a folder with a model, or a Hugging Face id.
+    DIR has weights, tokenizer, chat template and a model card (README.md) with the recipe, the
+    accuracy before and after, and versions. Arguments of the chat template in training become its
+    defaults.
 
     \b
     quintain export arithmetic-1 exported --dtype bfloat16
@@ -60,15 +87,22 @@ def export(
     if merge is not None:
         check_adapters(merge)
     path, system = model_named(run, folder)
-    if (Path(path) / "adapter_config.json").is_file() and not (Path(path) / "config.json").is_file():
-        raise UsageError(f"{path} has LoRA adapters alone: quintain export BASE_MODEL {out} --merge {path}")
-    about = write(path, out, dtype=DTYPES[dtype] if dtype else None, merge=merge, origin=Origin.of(path, system))
+    about = write(
+        path,
+        out,
+        dtype=DTYPES[dtype] if dtype else None,
+        merge=merge,
+        origin=Origin.of(path, system),
+    )
     if push is not None:
         about["url"] = upload(out, push, private=not public)
     if as_json:
         click.echo(json.dumps(about))
         return
-    size = f"{about['parameters'] / 1e6:,.1f}M parameters, {about['dtype']}, {about['bytes'] / 1e6:,.0f} MB"
+    size = (
+        f"{about['parameters'] / 1e6:,.1f}M parameters, {about['dtype']}, "
+        f"{about['bytes'] / 1e6:,.0f} MB"
+    )
     click.echo(f"wrote {out}: {size}; README.md is its model card")
     if push is not None:
         click.echo(f"uploaded to {about['url']}")
@@ -98,7 +132,10 @@ def check_repository(name: str) -> None:
     except HFValidationError as e:
         raise UsageError(f"--push {name}: {e}") from e
     if "/" not in name:
-        raise UsageError(f"--push {name}: expected OWNER/NAME, with a user or an organisation of the hub as owner")
+        raise UsageError(
+            f"--push {name}: expected OWNER/NAME, with a user or an organisation of the hub as "
+            f"owner"
+        )
 
 
 def check_adapters(name: str) -> None:
@@ -110,12 +147,17 @@ def check_adapters(name: str) -> None:
     from importlib.util import find_spec
 
     if not (Path(name) / "adapter_config.json").is_file():
-        raise UsageError(f"--merge {name}: there is no {Path(name) / 'adapter_config.json'}; name a folder of peft")
+        raise UsageError(
+            f"--merge {name}: there is no {Path(name) / 'adapter_config.json'}; name a folder of "
+            f"peft"
+        )
     if find_spec("peft") is None:
         raise UsageError("--merge needs peft: pip install 'quintain[lora]'")
 
 
-def write(path: str, out: Path, *, dtype: str | None, merge: str | None, origin: Origin) -> dict[str, Any]:
+def write(
+    path: str, out: Path, *, dtype: str | None, merge: str | None, origin: Origin
+) -> dict[str, Any]:
     """Write the model *path* to *out*, all or nothing; what was written, as plain data.
 
     Raises:
@@ -124,12 +166,12 @@ def write(path: str, out: Path, *, dtype: str | None, merge: str | None, origin:
     """
     import torch
 
-    from quintain.models import load_model
+    from quintain.models import load_model, merge_adapters
 
     model = load_model(path, dtype="float32" if merge else dtype or "auto", device="cpu")
     module: Any = model.module
     if merge is not None:
-        module = merged(module, merge).to(getattr(torch, dtype or "float32"))
+        module = merge_adapters(module, merge).to(getattr(torch, dtype or "float32"))
     parameters = list(module.parameters())
     needed = sum(p.numel() * p.element_size() for p in parameters)
     about = {
@@ -145,13 +187,23 @@ def write(path: str, out: Path, *, dtype: str | None, merge: str | None, origin:
         tokenizer.chat_template = with_defaults(tokenizer.chat_template, arguments)
     if (generation := getattr(module, "generation_config", None)) is not None:
         generation.eos_token_id = list(model.tokenizer.stop_ids) or None
-        generation.stop_strings = list(model.tokenizer.stops) or None  # those of the form without a template
-    text = card(out.absolute().name, about, origin, template=model.tokenizer.has_template, arguments=arguments)
+        # those of the form without a template
+        generation.stop_strings = list(model.tokenizer.stops) or None
+    text = card(
+        out.absolute().name,
+        about,
+        origin,
+        template=model.tokenizer.has_template,
+        arguments=arguments,
+        history=tokenizer.init_kwargs.get(HISTORY, ""),
+    )
     beside = out.with_name(f".{out.absolute().name}.tmp-{os.getpid()}")
     with storing(out, needed):
         out.parent.mkdir(parents=True, exist_ok=True)
         if (free := shutil.disk_usage(out.parent).free) < needed:
-            raise StorageError(f"no room to write {out}: it takes {needed:,} bytes, {free:,} are free")
+            raise StorageError(
+                f"no room to write {out}: it takes {needed:,} bytes, {free:,} are free"
+            )
         try:
             save(module, tokenizer, beside)
             (beside / "README.md").write_text(text, encoding="utf-8")
@@ -159,21 +211,6 @@ def write(path: str, out: Path, *, dtype: str | None, merge: str | None, origin:
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     return about
-
-
-def merged(module: Any, adapters: str) -> Any:
-    """*module* with the peft folder *adapters* merged into its weights.
-
-    Raises:
-        UsageError: they belong to another model.
-    """
-    from peft import PeftModel
-
-    try:
-        return PeftModel.from_pretrained(module, adapters).merge_and_unload(safe_merge=True)
-    except (ValueError, RuntimeError, OSError, KeyError) as e:
-        reason = str(e).strip().partition("\n")[0]
-        raise UsageError(f"--merge {adapters}: the adapters do not fit the model ({reason})") from e
 
 
 def save(module: Any, tokenizer: Any, folder: Path) -> None:
@@ -193,7 +230,7 @@ def save(module: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
-    """A chat template in which *arguments* are set unless the caller sets them."""
+    """Return a chat template in which *arguments* are set unless the caller sets them."""
     lines = (
         f"{{%- if {name} is not defined %}}{{%- set {name} = {literal(value)} %}}{{%- endif %}}"
         for name, value in arguments.items()
@@ -202,19 +239,23 @@ def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
 
 
 def literal(value: Any) -> str:
-    """A plain value in the notation of Jinja."""
+    """Return a plain value in the notation of Jinja."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+        )
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(literal, value))}]"
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def upload(folder: Path, name: str, *, private: bool) -> str:
-    """Upload *folder* to the hub's repository *name*, which is made if it does not exist; its address.
+    """Upload *folder* to the hub's repository *name*, which is made if it does not exist; its
+    address.
 
     Raises:
-        InfrastructureError: the hub cannot be reached or refuses; the message has the command for later.
+        InfrastructureError: the hub cannot be reached or refuses; the message has the command for
+            later.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError
@@ -225,12 +266,19 @@ def upload(folder: Path, name: str, *, private: bool) -> str:
     if reason := unreachable():
         raise InfrastructureError(f"cannot push to {name}: {reason}. {later}")
     if get_token() is None:
-        raise InfrastructureError(f"cannot push to {name}: nobody is logged in; run `hf auth login`. {later}")
+        raise InfrastructureError(
+            f"cannot push to {name}: nobody is logged in; run `hf auth login`. {later}"
+        )
     api = HfApi()
-    errors: Any = (OSError, *HfHubHTTPError.__bases__)  # the HTTP library depends on the version of huggingface_hub
+    # the HTTP library depends on the version of huggingface_hub
+    errors: Any = (OSError, *HfHubHTTPError.__bases__)
     try:
         address = str(api.create_repo(name, private=private, exist_ok=True))
-        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Model exported by Quintain")
+        api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message="Model exported by Quintain"
+        )
     except errors as e:
-        raise InfrastructureError(f"cannot push to {name}: {str(e).strip().splitlines()[0]}. {later}") from e
+        raise InfrastructureError(
+            f"cannot push to {name}: {str(e).strip().splitlines()[0]}. {later}"
+        ) from e
     return address

@@ -1,4 +1,6 @@
-"""The model card of an exported model: what it is, how well it does, how to prompt it, the recipe and the versions."""
+"""The model card of an exported model: what it is, how well it does, how to prompt it, the recipe
+and the versions.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from quintain.errors import QuintainError
-from quintain.training import Recipe, RunFolder, is_model_source
+from quintain.recipe import Recipe, is_model_source
+from quintain.store import RunFolder
+from quintain.types import decoding
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 LIBRARIES = ("python", "torch", "transformers", "quintain")
@@ -51,7 +55,7 @@ class Origin:
 
     @classmethod
     def of(cls, path: str, system: str = "") -> Origin:
-        """The origin of the model at *path*: a run, if it is in a checkpoint of one.
+        """Return the origin of the model at *path*: a run, if it is in a checkpoint of one.
 
         Raises:
             QuintainError: a file of the run is damaged.
@@ -77,14 +81,23 @@ class Origin:
         )
 
 
-def card(name: str, about: Mapping[str, Any], origin: Origin, *, template: bool, arguments: Mapping[str, Any]) -> str:
-    """The text of ``README.md``.
+def card(
+    name: str,
+    about: Mapping[str, Any],
+    origin: Origin,
+    *,
+    template: bool,
+    arguments: Mapping[str, Any],
+    history: str,
+) -> str:
+    """Return the text of ``README.md``.
 
     Args:
         name: of the exported folder.
         about: what was written: dtype, parameters, adapters.
         template: whether the model has a chat template.
         arguments: defaults that the export gave it.
+        history: `model.history`, as saved with the model; empty if it was never set.
     """
     tags = ["quintain"]
     if origin.recipe is not None:
@@ -97,7 +110,7 @@ def card(name: str, about: Mapping[str, Any], origin: Origin, *, template: bool,
         "\n".join(["---", *head, "---"]),
         f"# {name}\n\n{summary_of(about, origin)}",
         *results(origin),
-        usage(name, origin, template, arguments),
+        usage(name, origin, template, arguments, history),
         *recipe_of(origin),
         *versions(origin),
     ]
@@ -105,7 +118,7 @@ def card(name: str, about: Mapping[str, Any], origin: Origin, *, template: bool,
 
 
 def source_of(origin: Origin) -> bool:
-    """Whether the run began with a model that a plugin makes, such as the default model."""
+    """Return whether the run began with a model that a plugin makes, such as the default model."""
     try:
         return is_model_source(origin.base)
     except QuintainError:
@@ -113,43 +126,67 @@ def source_of(origin: Origin) -> bool:
 
 
 def summary_of(about: Mapping[str, Any], origin: Origin) -> str:
-    """What the model is, in two sentences."""
+    """Return what the model is, in two sentences."""
     base = "Quintain's default model" if source_of(origin) else f"`{origin.base}`"
     size = f"{about['parameters']:,} parameters in {about['dtype']}."
     adapters = f", with the adapters `{about['adapters']}`" if about["adapters"] else ""
     if origin.recipe is None:
         return f"{base}{adapters}. {size}"
     environments = ", ".join(f"`{table.label}`" for table in origin.recipe.environments)
-    text = f"{base}, trained by reinforcement learning with `{origin.recipe.algorithm.label}` on {environments}"
-    return f"{text}: the checkpoint after step {origin.step} of the run `{origin.recipe.run.name}`{adapters}. {size}"
+    text = (
+        f"{base}, trained by reinforcement learning with `{origin.recipe.algorithm.label}` on "
+        f"{environments}"
+    )
+    return (
+        f"{text}: the checkpoint after step {origin.step} of the run "
+        f"`{origin.recipe.run.name}`{adapters}. {size}"
+    )
 
 
 def results(origin: Origin) -> Iterator[str]:
-    """The table of held-out accuracies, and nothing for a model of no run."""
+    """Yield the table of held-out accuracies, and nothing for a model of no run."""
     if origin.recipe is None:
         return
     evaluation = origin.recipe.evaluation
     held_out = origin.summary.get("held_out", {})
+    before, after = held_out.get("before", {}), held_out.get("after", {})
     rows = [
-        (f"{evaluation.test.split}, before training", held_out.get("before", {})),
+        *(
+            (f"{evaluation.test.split}, before training", values)
+            for values in (before, before.get("other_decoding", {}))
+        ),
         (f"{evaluation.split}, this checkpoint", flat(origin.records, origin.step)),
-        (f"{evaluation.test.split}, after step {origin.summary.get('steps')}", held_out.get("after", {})),
+        *(
+            (f"{evaluation.test.split}, after step {origin.summary.get('steps')}", values)
+            for values in (after, after.get("other_decoding", {}))
+        ),
     ]
     if not held_out:  # the run is not finished
-        rows = [(f"{evaluation.split}, before training", flat(origin.records, 0)), rows[1]]
-    lines = [f"| {label} | {estimate(values)} |" for label, values in rows if values.get("accuracy") is not None]
+        rows = [(f"{evaluation.split}, before training", flat(origin.records, 0)), rows[2]]
+    lines = [
+        f"| {label} | {decoding(values['temperature']) if 'temperature' in values else ''} | "
+        f"{estimate(values)} |"
+        for label, values in rows
+        if values.get("accuracy") is not None
+    ]
     if lines:
-        yield "\n".join(["## Results", "", "| held-out tasks | right |", "|---|---|", *lines])
+        yield "\n".join(
+            ["## Results", "", "| held-out tasks | decoding | right |", "|---|---|---|", *lines]
+        )
 
 
 def flat(records: tuple[Mapping[str, Any], ...], step: int) -> dict[str, Any]:
-    """The metrics ``held_out.*`` of *step*, without that prefix."""
-    record = next((r for r in reversed(records) if r.get("step") == step), {})
-    return {key.removeprefix("held_out."): value for key, value in record.items() if key.startswith("held_out.")}
+    """Return the metrics ``held_out.*`` of *step*, without that prefix."""
+    record: Mapping[str, Any] = next((r for r in reversed(records) if r.get("step") == step), {})
+    return {
+        key.removeprefix("held_out."): value
+        for key, value in record.items()
+        if key.startswith("held_out.")
+    }
 
 
 def estimate(values: Mapping[str, Any]) -> str:
-    """An accuracy with its interval and number of tasks."""
+    """Return an accuracy with its interval and number of tasks."""
     text = f"{values['accuracy']:.1%}"
     if values.get("low") is None or values.get("high") is None:
         return text
@@ -157,8 +194,10 @@ def estimate(values: Mapping[str, Any]) -> str:
     return f"{text} (95 % interval {values['low']:.1%} to {values['high']:.1%}{tasks})"
 
 
-def usage(name: str, origin: Origin, template: bool, arguments: Mapping[str, Any]) -> str:
-    """How to load and prompt the model."""
+def usage(
+    name: str, origin: Origin, template: bool, arguments: Mapping[str, Any], history: str
+) -> str:
+    """Return how to load and prompt the model."""
     messages: list[dict[str, str]] = [{"role": "user", "content": "..."}]
     if origin.system:
         messages.insert(0, {"role": "system", "content": origin.system})
@@ -176,10 +215,14 @@ def usage(name: str, origin: Origin, template: bool, arguments: Mapping[str, Any
             ")",
         ]
     else:
-        code += ['inputs = tokenizer("User: ...\\n\\nAssistant:", add_special_tokens=False, return_tensors="pt")']
+        code += [
+            'inputs = tokenizer("User: ...\\n\\nAssistant:", add_special_tokens=False, '
+            'return_tensors="pt")'
+        ]
     code += [
         "output = model.generate(**inputs, max_new_tokens=256, tokenizer=tokenizer)",
-        'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
+        'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], '
+        "skip_special_tokens=True))",
     ]
     lines = ["## Use", "", "```python", *code, "```"]
     if not template:
@@ -187,21 +230,38 @@ def usage(name: str, origin: Origin, template: bool, arguments: Mapping[str, Any
     if arguments:
         defaults = ", ".join(f"`{key}={json.dumps(value)}`" for key, value in arguments.items())
         lines += ["", f"As in training, the chat template has the defaults {defaults}."]
+    if history == "append":
+        lines += [
+            "",
+            'Training had `model.history = "append"`: each further message was added to the text '
+            "before it. Other "
+            "programs render the whole conversation by the chat template, so its earlier turns may "
+            "look different.",
+        ]
     return "\n".join(lines)
 
 
 def recipe_of(origin: Origin) -> Iterator[str]:
-    """The recipe, whole."""
+    """Yield the recipe, whole."""
     if origin.text:
-        yield f"## Recipe\n\n`quintain train recipe.toml` with this file:\n\n```toml\n{origin.text.strip()}\n```"
+        yield (
+            "## Recipe\n\n`quintain train recipe.toml` with this file:\n\n```toml\n"
+            f"{origin.text.strip()}\n```"
+        )
 
 
 def versions(origin: Origin) -> Iterator[str]:
     """Versions, device and commit of the last process of the run."""
     if found := origin.process.get("versions"):
-        plugins = ", ".join(f"{name} {version}" for name, version in found.items() if name not in LIBRARIES)
+        plugins = ", ".join(
+            f"{name} {version}" for name, version in found.items() if name not in LIBRARIES
+        )
         rows = [(name, found[name]) for name in LIBRARIES if name in found]
-        rows += [(key, str(origin.process[key])) for key in ("device", "commit", "time") if origin.process.get(key)]
+        rows += [
+            (key, str(origin.process[key]))
+            for key in ("device", "commit", "time")
+            if origin.process.get(key)
+        ]
         lines = [f"| {name} | {value} |" for name, value in [*rows, ("plugins", plugins)]]
         yield "\n".join(["## Versions", "", "| | |", "|---|---|", *lines])
 

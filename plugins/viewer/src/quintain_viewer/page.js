@@ -22,9 +22,9 @@ const groups = [];
   const index = new Map();
   for (const rollout of data.rollouts) {
     const key = JSON.stringify([rollout.step, rollout.environment, rollout.group]);
-    if (!index.has(key)) { index.set(key, groups.length); groups.push({at: groups.length, samples: [], first: rollout}); }
+    if (!index.has(key)) { index.set(key, groups.length); groups.push({key, at: groups.length, samples: [], first: rollout}); }
     groups[index.get(key)].samples.push(rollout);
-    rollout.text = [rollout.prompt, ...rollout.messages.map(m => [m.content, m.reasoning, JSON.stringify(m.calls || "")].join("\n"))]
+    rollout.text = [rollout.prompt, ...[rollout, ...rollout.conversations].flatMap(c => c.messages).map(m => [m.content, m.reasoning, JSON.stringify(m.calls || "")].join("\n"))]
       .join("\n").toLowerCase();
   }
 }
@@ -66,7 +66,7 @@ function refresh() {
   const count = visible.reduce((sum, g) => sum + g.samples.filter(matches).length, 0);
   by("count").textContent = `${count.toLocaleString("en")} rollouts in ${visible.length.toLocaleString("en")} groups`;
   shown = MORE;
-  if (!visible.includes(chosen)) { chosen = visible[0] || null; sample = null; }
+  if (!visible.includes(chosen)) { chosen = visible.find(g => g.key === JSON.stringify(data.open)) || visible[0] || null; sample = null; }
   list();
   detail();
 }
@@ -146,8 +146,17 @@ function detail() {
 
 const text = value => typeof value === "string" ? value : JSON.stringify(value);
 
+// The policy's own conversation, then those of the other players: seats of a game, sub-agents.
 function conversation(rollout) {
-  return make("div", {}, rollout.messages.map(m => [
+  return make("div", {}, messages(rollout), rollout.conversations.map(other => [heading(other), messages(other)]));
+}
+
+function heading(other) {
+  return make("h3", {}, `player ${other.player}`, other.score === null ? "" : `, score ${number(other.score)}`);
+}
+
+function messages(part) {
+  return make("div", {}, part.messages.map(m => [
     m.reasoning ? make("div", {class: "message reasoning"}, make("b", {}, "reasoning"), ...highlighted(m.reasoning)) : null,
     m.content || !(m.calls || []).length
       ? make("div", {class: "message " + m.role}, make("b", {}, m.role + (m.name ? " " + m.name : "")), ...highlighted(m.content || "(empty)")) : null,
@@ -161,6 +170,7 @@ function scores(rollout) {
     make("tr", {}, make("th", {}, name), make("td", {class: isNumber ? "number" : ""}, isNumber ? number(value) : text(value)));
   return make("div", {class: "wide"}, make("table", {},
     row("reward", rollout.reward, true), row("outcome", rollout.outcome, true), row("shaping", rollout.shaping, true),
+    row("yardstick", rollout.yardstick, true),
     row("advantage", rollout.advantage, true),
     Object.entries(rollout.parts).map(([name, value]) => row(`part ${name}`, value, true)),
     Object.entries(rollout.metrics).map(([name, value]) => row(`metric ${name}`, value, true)),
@@ -171,6 +181,10 @@ function scores(rollout) {
 
 const CLASSES = {prompt: "prompt-token"};
 function tokens(rollout) {
+  return make("div", {}, tokensOf(rollout), rollout.conversations.map(other => [heading(other), tokensOf(other)]));
+}
+
+function tokensOf(rollout) {
   if (!rollout.tokens) return make("p", {class: "empty"}, "The page has no tokens of this rollout: write it with --tokens, or with fewer rollouts.");
   if (!rollout.tokens.length) return make("p", {class: "empty"}, "The engine of this rollout returned no tokens.");
   const legend = make("p", {class: "legend"}, "Point at a token for its numbers. Grey tokens were not sampled.");
@@ -200,7 +214,7 @@ function tokens(rollout) {
 }
 
 by("title").append(data.name, make("small", {}, data.rollouts.length < data.total
-  ? `${data.rollouts.length.toLocaleString("en")} of ${data.total.toLocaleString("en")} rollouts` : `${data.total.toLocaleString("en")} rollouts`));
+  ? `${data.rollouts.length.toLocaleString("en")} of ${data.total.toLocaleString("en")} rollouts, ${data.why}` : `${data.total.toLocaleString("en")} rollouts`));
 for (const [id, every, values] of [
   ["step", "every step", [...new Set(data.rollouts.map(r => r.step))].sort((a, b) => a - b)],
   ["environment", "every environment", [...new Set(data.rollouts.map(r => r.environment))].sort()],
@@ -222,3 +236,4 @@ document.addEventListener("keydown", event => {
   if (next) open(next);
 });
 refresh();
+document.querySelector(".group.chosen")?.scrollIntoView({block: "center"});

@@ -1,4 +1,6 @@
-"""Rollouts as one HTML file: data, style and script inside, opened offline, no text of a model executed."""
+"""Rollouts as one HTML file: data, style and script inside, opened offline, no text of a model
+executed.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +18,52 @@ MOST_TOKENS = 400_000
 """Tokens in the page unless all are asked for: about 10 MB."""
 
 
-def page(name: str, views: Sequence[Row], decode: Callable[[int], str], *, total: int, every_token: bool) -> str:
-    """The page of *views*, rollouts of the run *name*.
+def page(
+    name: str,
+    views: Sequence[Row],
+    decode: Callable[[int], str],
+    *,
+    total: int,
+    every_token: bool,
+    why: str = "",
+) -> str:
+    """Return the page of *views*, rollouts of the run *name*.
 
-    Texts are data in a JSON block, in which ``<`` is escaped, and the script shows them as text nodes. The content
-    security policy allows the script by its digest, and nothing else: no other script, no request.
+    Texts are data in a JSON block, in which ``<`` is escaped, and the script shows them as text
+    nodes. The content security policy allows the script by its digest, and nothing else: no other
+    script, no request.
 
     Args:
         total: number of rollouts that match, of which *views* are some.
         every_token: keep the token view of all rollouts, above `MOST_TOKENS` too.
+        why: why these, if they are not all.
     """
-    left, views = MOST_TOKENS, [dict(view) for view in views]
+    left = MOST_TOKENS
+    views = [
+        view | {"conversations": [dict(other) for other in view["conversations"]]} for view in views
+    ]
     used: set[int] = set()
     for view in views:
-        rows = view["tokens"] or []
-        left -= len(rows)
-        view["tokens"] = [_packed(row) for row in rows] if every_token or left >= 0 else None
-        used.update(row[0] for row in rows if view["tokens"] is not None)
+        for part in (view, *view["conversations"]):
+            rows = part["tokens"] or []
+            left -= len(rows)
+            part["tokens"] = [_packed(row) for row in rows] if every_token or left >= 0 else None
+            used.update(row[0] for row in rows if part["tokens"] is not None)
     data = {
         "name": name,
         "total": total,
+        "why": why,
+        "open": instructive(views),
         "sources": SOURCES,
         "texts": {str(token): decode(token) for token in sorted(used)},
         "rollouts": views,
     }
     style, script = _part("page.css"), _part("page.js")
     parts = {
-        "CSP": f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:",
+        "CSP": (
+            f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+            f"img-src data:"
+        ),
         "TITLE": html.escape(name),
         "STYLE": style,
         "DATA": json_in_html(data),
@@ -50,7 +71,28 @@ def page(name: str, views: Sequence[Row], decode: Callable[[int], str], *, total
     }
     text = _part("page.html")
     head, *rest = text.split("{{")
-    return head + "".join(parts[key] + after for key, _, after in (part.partition("}}") for part in rest))
+    return head + "".join(
+        parts[key] + after for key, _, after in (part.partition("}}") for part in rest)
+    )
+
+
+def instructive(views: Sequence[Row]) -> list[Any] | None:
+    """Step, environment and group of the newest group that teaches: some right, some wrong, with an
+    advantage.
+
+    ``None`` if there is none: the page then opens on the first group.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for view in views:
+        groups.setdefault((view["step"], view["environment"], view["group"]), []).append(view)
+    mixed = [
+        key
+        for key, members in groups.items()
+        if {"right", "wrong"} <= {m["result"] for m in members}
+        and any(m["advantage"] for m in members)
+    ]
+    newest = max((step for step, *_ in mixed), default=None)
+    return next((list(key) for key in mixed if key[0] == newest), None)
 
 
 def json_in_html(data: Any) -> str:
@@ -60,11 +102,17 @@ def json_in_html(data: Any) -> str:
 
 
 def _packed(row: tuple[Any, ...]) -> list[Any]:
-    """A token without trailing empty values, its numbers rounded to what the page shows."""
+    """Return a token without trailing empty values, its numbers rounded to what the page shows."""
     token, source, logp, version, advantage = row
     if logp is None:
         return [token, source]
-    return [token, source, round(logp, 4), version, None if advantage is None else round(advantage, 4)]
+    return [
+        token,
+        source,
+        round(logp, 4),
+        version,
+        None if advantage is None else round(advantage, 4),
+    ]
 
 
 def _part(name: str) -> str:
@@ -72,5 +120,5 @@ def _part(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """The source expression of an inline block in a content security policy."""
+    """Return the source expression of an inline block in a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

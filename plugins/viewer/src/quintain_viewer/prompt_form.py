@@ -19,7 +19,9 @@ class PromptForm:
 
     @classmethod
     def of(cls, prompts: Iterable[str]) -> PromptForm:
-        """The common beginning and end of *prompts*, without letters and digits that they share by chance."""
+        """Return the common beginning and end of *prompts*, without letters and digits that they
+        share by chance.
+        """
         texts = sorted(set(prompts))
         if len(texts) < 2:
             return cls()
@@ -30,7 +32,9 @@ class PromptForm:
             before = before[:-1]
         while after and after[0].isalnum():
             after = after[1:]
-        return cls(before if len(before) >= SHORTEST else "", after if len(after) >= SHORTEST else "")
+        return cls(
+            before if len(before) >= SHORTEST else "", after if len(after) >= SHORTEST else ""
+        )
 
     def fill(self, text: str) -> str:
         """*text* as a prompt of this form; what it has of the form already is not repeated.
@@ -51,5 +55,7 @@ class PromptForm:
 
 
 def _common(a: str, b: str) -> str:
-    """The longest beginning of both."""
-    return "".join(x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    """Return the longest beginning of both."""
+    return "".join(
+        x for x, _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+    )

@@ -6,12 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from quintain import Termination
 from quintain.errors import RunError, UsageError
-from quintain.training import RunFolder, find_run, reaches, steps_in
+from quintain.store import RunFolder, find_run, steps_in
+from quintain.types import reaches
 
 Row = dict[str, Any]
 LIGHT = ("step", "environment", "group", "sample", "outcome", "shaping", "termination")
@@ -38,18 +40,22 @@ class Filter:
     contains: str = ""
 
     def light(self, row: Mapping[str, Any]) -> bool:
-        """Whether the columns `LIGHT` of *row* match."""
+        """Return whether the columns `LIGHT` of *row* match."""
         total = (row["outcome"] or 0.0) + (row["shaping"] or 0.0)
         return (
             (not self.results or result_of(row) in self.results)
             and self.environment in ("", row["environment"])
-            and (self.reward is None or (row["outcome"] is not None and self.reward[0] <= total <= self.reward[1]))
+            and (
+                self.reward is None
+                or (row["outcome"] is not None and self.reward[0] <= total <= self.reward[1])
+            )
         )
 
     def text(self, messages: str, task: str) -> bool:
-        """Whether *messages* and *task*, columns of JSON text, have the text."""
+        """Return whether *messages* and *task*, columns of JSON text, have the text."""
         return not self.contains or any(
-            self.contains.casefold() in text.casefold() for text in _texts([json.loads(messages), json.loads(task)])
+            self.contains.casefold() in text.casefold()
+            for text in _texts([json.loads(messages), json.loads(task)])
         )
 
 
@@ -62,13 +68,15 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def result_of(row: Mapping[str, Any]) -> str:
-    """``right``, ``wrong``, or ``failed`` for a rollout that failed for reasons other than the policy."""
+    """``right``, ``wrong``, or ``failed`` for a rollout that failed for reasons other than the
+    policy.
+    """
     if Termination(row["termination"]).ours:
         return "failed"
     return "right" if row["outcome"] is not None and reaches(row["outcome"]) else "wrong"
 
 
-class Store:
+class StoredRollouts:
     """The rollout files of a run, or one file that ``quintain eval --out`` wrote.
 
     Args:
@@ -92,10 +100,14 @@ class Store:
         run = RunFolder(self.path, lock=False)
         self.name, self.files = run.name, steps_in(run.rollouts)
         if not self.files:
-            raise RunError(f"run {run.name!r} has no rollouts yet; see [rollouts] keep in its recipe")
+            raise RunError(
+                f"run {run.name!r} has no rollouts yet; see [rollouts] keep in its recipe"
+            )
 
     def matching(self, wanted: Filter) -> Iterator[tuple[int, Path, list[int]]]:
-        """The step, file and numbers of the matching rows of each file that has some; first one row of each group."""
+        """Yield the step, file and numbers of the matching rows of each file that has some; first
+        one row of each group.
+        """
         for step, path in self.files:
             if wanted.steps is not None and step not in wanted.steps:
                 continue
@@ -104,7 +116,9 @@ class Store:
             if wanted.contains and numbers:
                 texts = _read(path, ("messages", "task"), numbers)
                 numbers = [
-                    i for i, row in zip(numbers, texts, strict=True) if wanted.text(row["messages"], row["task"])
+                    i
+                    for i, row in zip(numbers, texts, strict=True)
+                    if wanted.text(row["messages"], row["task"])
                 ]
             if numbers:
                 seen: Counter[tuple[str, int]] = Counter()
@@ -115,12 +129,16 @@ class Store:
                     seen[group] += 1
                 yield step, path, sorted(numbers, key=ranks.__getitem__)
 
-    def rows(self, path: Path, numbers: Sequence[int], *, tokens: bool = True) -> list[Row]:
-        """The rollouts with *numbers* in the file *path*, as `view_of` gives them."""
-        return [view_of(row, tokens=tokens) for row in _read(path, None, numbers)]
+    def rows(
+        self, path: Path, numbers: Sequence[int], decode: TokenText, *, tokens: bool = True
+    ) -> list[Row]:
+        """Return the rollouts with *numbers* in the file *path*, as `view_of` gives them."""
+        return [view_of(row, decode, tokens=tokens) for row in _read(path, None, numbers)]
 
 
-def _read(path: Path, columns: Sequence[str] | None, numbers: Sequence[int] | None = None) -> list[Row]:
+def _read(
+    path: Path, columns: Sequence[str] | None, numbers: Sequence[int] | None = None
+) -> list[Row]:
     import pyarrow
     import pyarrow.parquet
 
@@ -130,17 +148,25 @@ def _read(path: Path, columns: Sequence[str] | None, numbers: Sequence[int] | No
     except (OSError, pyarrow.ArrowException) as e:
         raise RunError(f"{path} cannot be read: {e}; remove the file to see the others") from e
     if columns and (missing := set(columns) - set(table.column_names)):
-        raise UsageError(f"{path} has no column {min(missing)!r}; expected a file of rollouts that Quintain wrote")
+        raise UsageError(
+            f"{path} has no column {min(missing)!r}; expected a file of rollouts that Quintain "
+            f"wrote"
+        )
     return rows
 
 
-def view_of(row: Row, *, tokens: bool = True) -> Row:
-    """What viewers show of a stored rollout, as JSON."""
+def view_of(row: Row, decode: TokenText, *, tokens: bool = True) -> Row:
+    """Return what viewers show of a stored rollout, as JSON; ``conversations`` are those of players
+    beside its own.
+    """
     record = json.loads(row["rollout"])
     outcome, shaping = (record.get(slot) or {} for slot in ("outcome", "shaping"))
     total = None if row["outcome"] is None else row["outcome"] + (row["shaping"] or 0.0)
     return {
-        **{k: row[k] for k in ("step", "environment", "group", "sample", "seed", "task_id", "level")},
+        **{
+            k: row[k]
+            for k in ("step", "environment", "group", "sample", "seed", "task_id", "level")
+        },
         "result": result_of(row),
         "prompt": prompt_of(record["task"]),
         "answer": record["task"].get("answer"),
@@ -149,6 +175,7 @@ def view_of(row: Row, *, tokens: bool = True) -> Row:
         "reward": total,
         "outcome": row["outcome"],
         "shaping": row["shaping"],
+        "yardstick": row.get("yardstick"),
         "parts": {**json.loads(row["outcome_parts"]), **json.loads(row["shaping_parts"])},
         "why": "; ".join(text for text in (outcome.get("reason"), shaping.get("reason")) if text),
         "advantage": row.get("advantage"),
@@ -159,39 +186,89 @@ def view_of(row: Row, *, tokens: bool = True) -> Row:
         "seconds": row["seconds"],
         "sampled": row["tokens"],
         "tokens": token_rows(record, row.get("advantages")) if tokens else None,
+        "conversations": [
+            conversation_of(record, player, decode, tokens=tokens)
+            for player in {
+                **record["transcripts"],
+                **dict.fromkeys(t.get("player", "") for t in record["turns"]),
+            }
+            if player
+        ],
+    }
+
+
+def conversation_of(
+    record: Mapping[str, Any], player: str, decode: TokenText, *, tokens: bool
+) -> Row:
+    """Return what another *player* of a stored rollout read and said: a seat of a game, or a
+    conversation of an agent.
+
+    Only its tokens are stored, so its messages are their text: ``context`` for what it read,
+    ``assistant`` for what the policy sampled. A player without tokens, such as one of another
+    engine, has the texts of its turns.
+    """
+    rows = token_rows(record, None, player)
+    messages = [
+        {
+            "role": "assistant" if sampled else "context",
+            "content": decode.text([row[0] for row in part]),
+        }
+        for sampled, part in groupby(rows, key=lambda row: row[1] == POLICY)
+    ]
+    if not rows:
+        turns = [turn for turn in record["turns"] if turn.get("player") == player]
+        messages = [{"role": "assistant", "content": turn["text"]} for turn in turns]
+    score = ((record.get("outcome") or {}).get("players") or {}).get(player)
+    return {
+        "player": player,
+        "score": score,
+        "messages": messages,
+        "tokens": rows if tokens else None,
     }
 
 
 def prompt_of(task: Mapping[str, Any]) -> str:
-    """The prompt of a stored task; of a conversation the last message."""
+    """Return the prompt of a stored task; of a conversation the last message."""
     prompt = task.get("prompt", "")
-    return prompt if isinstance(prompt, str) else str(prompt[-1].get("content", "")) if prompt else ""
+    return (
+        prompt if isinstance(prompt, str) else str(prompt[-1].get("content", "")) if prompt else ""
+    )
 
 
-def token_rows(record: Mapping[str, Any], advantages: Sequence[float] | None) -> list[tuple[Any, ...]]:
-    """The tokens of the last branch of the policy's own player: id, source, log-prob, weight version, advantage.
+def token_rows(
+    record: Mapping[str, Any], advantages: Sequence[float] | None, player: str = ""
+) -> list[tuple[Any, ...]]:
+    """Return the tokens of the last branch of *player*: id, source, log-prob, weight version,
+    advantage.
 
     Log-prob, version and advantage are ``None`` where the token was not sampled.
 
     Args:
         record: a rollout as `Rollout.to_json` gives it.
         advantages: of each sampled token, branch by branch.
+        player: by default the policy's own.
     """
     rest = iter(advantages or ())
     paths: list[list[tuple[Any, ...]]] = []
-    for branch in record["transcripts"].get("", {}).get("branches", ()):
+    for branch in record["transcripts"].get(player, {}).get("branches", ()):
         own = [
-            (token, source, logp, version, next(rest, None)) if source == POLICY else (token, source, None, None, None)
+            (token, source, logp, version, next(rest, None))
+            if source == POLICY
+            else (token, source, None, None, None)
             for token, source, logp, version in zip(
                 branch["ids"], branch["sources"], branch["logps"], branch["versions"], strict=True
             )
         ]
-        paths.append((paths[branch["parent"]][: branch["fork"]] if branch["parent"] >= 0 else []) + own)
+        paths.append(
+            (paths[branch["parent"]][: branch["fork"]] if branch["parent"] >= 0 else []) + own
+        )
     return paths[-1] if paths else []
 
 
-class Decoder:
-    """The text of single tokens, by the tokenizer of the last checkpoint; ids in brackets if there is none."""
+class TokenText:
+    """The text of single tokens, by the tokenizer of the last checkpoint; ids in brackets if there
+    is none.
+    """
 
     def __init__(self, run: Path | None) -> None:
         self._tokenizer: Any = None
@@ -204,8 +281,18 @@ class Decoder:
                 self._tokenizer = Tokenizer.from_file(str(file))
                 return
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of *tokens*, without the special ones of a chat template."""
+        if self._tokenizer is None:
+            return "".join(map(self, tokens))
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+
     def __call__(self, token: int) -> str:
         if token not in self._texts:
-            text = self._tokenizer.decode([token], skip_special_tokens=False) if self._tokenizer else ""
+            text = (
+                self._tokenizer.decode([token], skip_special_tokens=False)
+                if self._tokenizer
+                else ""
+            )
             self._texts[token] = text or f"[{token}]"
         return self._texts[token]

@@ -7,16 +7,20 @@ from typing import Any
 
 from quintain import Sampled, Sampling, TokenEngine
 from quintain.errors import LimitReached
-from quintain.training import derived_seed
+from quintain.types import derived_seed
 
 PIECE = 8
 """Tokens sampled between two prints; each piece costs a prefill of the text so far."""
 
 
-async def stream(engine: TokenEngine, ids: Sequence[int], sampling: Sampling, show: Callable[[str], None]) -> Sampled:
-    """Sample a turn after *ids* and pass its text to *show* piece by piece, without the stop token or string.
+async def stream(
+    engine: TokenEngine, ids: Sequence[int], sampling: Sampling, show: Callable[[str], None]
+) -> Sampled:
+    """Sample a turn after *ids* and pass its text to *show* piece by piece, without the stop token
+    or string.
 
-    Greedy decoding gives the same tokens as one call; with a temperature, each piece has a seed of its own.
+    Greedy decoding gives the same tokens as one call; with a temperature, each piece has a seed of
+    its own.
 
     Raises:
         LimitReached: *ids* leave no room in the context.
@@ -27,7 +31,9 @@ async def stream(engine: TokenEngine, ids: Sequence[int], sampling: Sampling, sh
         count = PIECE if most is None else min(PIECE, most - len(taken.ids))
         seed = None if sampling.seed is None else derived_seed(sampling.seed, len(taken.ids))
         try:
-            piece = await engine.sample([*ids, *taken.ids], sampling.replace(max_tokens=count, seed=seed))
+            piece = await engine.sample(
+                [*ids, *taken.ids], sampling.replace(max_tokens=count, seed=seed)
+            )
         except LimitReached:
             if not taken.ids:
                 raise
@@ -37,8 +43,13 @@ async def stream(engine: TokenEngine, ids: Sequence[int], sampling: Sampling, sh
         if isinstance(taken.stop, str):
             text = text[: text.rfind(taken.stop)]
         held = 0
-        if taken.finish == "length":  # the rest may be the beginning of a stop string, or half a character
-            held = max(map(len, sampling.stop), default=1) - 1 + (len(text) - len(text.rstrip("\ufffd")))
+        # the rest may be the beginning of a stop string, or half a character
+        if taken.finish == "length":
+            held = (
+                max(map(len, sampling.stop), default=1)
+                - 1
+                + (len(text) - len(text.rstrip("\ufffd")))
+            )
         end = max(shown, len(text) - held)
         show(text[shown:end])
         shown = end

@@ -12,37 +12,55 @@ from rich.rule import Rule
 from rich.style import Style
 from rich.text import Text
 
-from quintain.training import printable
+from quintain.console import printable
 
 from .stored import SOURCES, Row
 
-MARKS = {"right": ("right", "bold green"), "wrong": ("wrong", "bold red"), "failed": ("failed", "bold magenta")}
+MARKS = {
+    "right": ("right", "bold green"),
+    "wrong": ("wrong", "bold red"),
+    "failed": ("failed", "bold magenta"),
+}
 TOOL = "dark_orange3"
 ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": TOOL}
 LIKELY, UNLIKELY = (0, 90, 160), (190, 80, 0)
 
 
-def show(views: Sequence[Row], decode: Callable[[int], str], console: Console | None = None) -> None:
+def show(
+    views: Sequence[Row], decode: Callable[[int], str], console: Console | None = None
+) -> None:
     """Print *views*, each with its tokens if it has them."""
     console = console or Console(highlight=False)
     if not console.is_terminal and not console.width:
         console.width = 100
     for view in views:
         _header(console, view)
-        if view["tokens"] is None:
-            for message in view["messages"]:
-                _message(console, message)
-        else:
-            _tokens(console, view["tokens"], decode)
+        _conversation(console, view, decode)
+        for other in view["conversations"]:
+            score = "" if other["score"] is None else f", score {other['score']:.4g}"
+            console.print(Text(printable(f"player {other['player']}{score}"), style="bold"))
+            _conversation(console, other, decode)
         _scores(console, view)
     console.print()
+
+
+def _conversation(console: Console, part: Row, decode: Callable[[int], str]) -> None:
+    """The messages of a player, or its tokens."""
+    if part["tokens"] is None:
+        for message in part["messages"]:
+            _message(console, message)
+    else:
+        _tokens(console, part["tokens"], decode)
 
 
 def _header(console: Console, view: Row) -> None:
     mark, style = MARKS[view["result"]]
     title = Text.assemble(
         (mark, style),
-        printable(f"  step {view['step']}  {view['environment']}  group {view['group']}  sample {view['sample']}"),
+        printable(
+            f"  step {view['step']}  {view['environment']}  group {view['group']}  sample "
+            f"{view['sample']}"
+        ),
     )
     console.print()
     console.print(Rule(title, align="left", style="dim", characters="-"))
@@ -68,31 +86,58 @@ def _block(console: Console, label: str, text: str, style: str) -> None:
     lines = Text(printable(text.rstrip("\n"))).wrap(console, width, tab_size=4) or [Text()]
     for i, line in enumerate(lines):
         line.rstrip()
-        console.print(Text.assemble((f"{label if i == 0 else '':>9}", style), "  ", line), soft_wrap=True)
+        console.print(
+            Text.assemble((f"{label if i == 0 else '':>9}", style), "  ", line), soft_wrap=True
+        )
 
 
 def _scores(console: Console, view: Row) -> None:
     values = [("reward", view["reward"])]
     if view["shaping"] is not None:
         values += [("outcome", view["outcome"]), ("shaping", view["shaping"])]
+    if view["yardstick"] is not None:
+        values += [("yardstick", view["yardstick"])]
     values += [("advantage", view["advantage"])]
-    text = "  ".join(f"{name} {'none' if value is None else f'{value:.4g}'}" for name, value in values)
+    text = "  ".join(
+        f"{name} {'none' if value is None else f'{value:.4g}'}" for name, value in values
+    )
     _block(console, "score", text, "bold")
-    if parts := {k: v for k, v in view["parts"].items() if len(view["parts"]) > 1 or v != view["reward"]}:
-        _block(console, "parts", "  ".join(f"{name} {value:.4g}" for name, value in parts.items()), "bold")
+    if parts := {
+        k: v for k, v in view["parts"].items() if len(view["parts"]) > 1 or v != view["reward"]
+    }:
+        _block(
+            console,
+            "parts",
+            "  ".join(f"{name} {value:.4g}" for name, value in parts.items()),
+            "bold",
+        )
     if view["why"]:
         _block(console, "why", view["why"], "bold")
     if view["answer"] is not None:
         _block(console, "expected", str(view["answer"])[:400], "bold")
     end = view["termination"] + (f": {view['reason']}" if view["reason"] else "")
     tries = f", attempt {view['attempts']}" if view["attempts"] > 1 else ""
-    _block(console, "ended", f"{end}{tries}; {view['sampled']:,} tokens, {view['seconds']:.2f} s", "bold")
+    _block(
+        console,
+        "ended",
+        f"{end}{tries}; {view['sampled']:,} tokens, {view['seconds']:.2f} s",
+        "bold",
+    )
     if view["metrics"]:
-        _block(console, "metrics", "  ".join(f"{k} {v:.4g}" for k, v in view["metrics"].items()), "bold")
+        _block(
+            console,
+            "metrics",
+            "  ".join(f"{k} {v:.4g}" for k, v in view["metrics"].items()),
+            "bold",
+        )
 
 
-def _tokens(console: Console, tokens: Sequence[tuple[Any, ...]], decode: Callable[[int], str]) -> None:
-    """The text of all tokens, policy tokens on a colour by probability; then a table of the policy's."""
+def _tokens(
+    console: Console, tokens: Sequence[tuple[Any, ...]], decode: Callable[[int], str]
+) -> None:
+    """The text of all tokens, policy tokens on a colour by probability; then a table of the
+    policy's.
+    """
     text = Text()
     for token, source, logp, _, _ in tokens:
         piece = printable(decode(token))
@@ -102,8 +147,15 @@ def _tokens(console: Console, tokens: Sequence[tuple[Any, ...]], decode: Callabl
     legend = Text("probability of sampled tokens: ")
     for p in (1.0, 0.5, 0.1, 0.01):
         legend.append(f" {p:g} ", Style(bgcolor=_colour(math.log(p)), color="#ffffff"))
-    console.print(legend.append("  dim: prompt and template", Style(dim=True)).append("  orange: tools", TOOL))
-    console.print(Text(f"{'token':<22}{'source':<10}{'log-prob':>9}{'p':>8}{'advantage':>11}{'version':>9}", "bold"))
+    console.print(
+        legend.append("  dim: prompt and template", Style(dim=True)).append("  orange: tools", TOOL)
+    )
+    console.print(
+        Text(
+            f"{'token':<22}{'source':<10}{'log-prob':>9}{'p':>8}{'advantage':>11}{'version':>9}",
+            "bold",
+        )
+    )
     for token, source, logp, version, advantage in tokens:
         shown = printable(repr(decode(token)))[:20]
         name = SOURCES[source]

@@ -1,4 +1,6 @@
-"""vLLM as an engine: sampled tokens with log-probs and weight versions, and weight updates that a canary checks."""
+"""vLLM as an engine: sampled tokens with log-probs and weight versions, and weight updates that a
+canary checks.
+"""
 
 from .errors import CanaryError, SleepUnsupportedError, WeightSyncError
 from .local import VLLMEngine

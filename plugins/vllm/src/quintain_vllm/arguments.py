@@ -17,14 +17,17 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 VERSIONS = ((0, 32), (0, 34))
 """Of vLLM: from the first up to, not including, the second."""
 ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # by default it pins this process, learner included, to some cores
+    # by default it pins this process, learner included, to some cores
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
 
 
 def check_installed() -> None:
-    """Raise a `UsageError` unless a supported vLLM is installed, under either of its distributions' names."""
+    """Raise a `UsageError` unless a supported vLLM is installed, under either of its distributions'
+    names.
+    """
     try:
         import vllm
     except ImportError as e:
@@ -42,9 +45,16 @@ def check_installed() -> None:
 
 
 def engine_args(
-    settings: Settings, *, folder: str, config: Any, module: Any, dtype: str, context: int, backend: str
+    settings: Settings,
+    *,
+    folder: str,
+    config: Any,
+    module: Any,
+    dtype: str,
+    context: int,
+    backend: str,
 ) -> dict[str, Any]:
-    """The fields of ``vllm.EngineArgs`` that both modes set.
+    """Return the fields of ``vllm.EngineArgs`` that both modes set.
 
     Args:
         folder: of config, tokenizer and, without a *module* or with its adapters, weights.
@@ -69,7 +79,11 @@ def engine_args(
     }
     if settings.adapters:
         rank = max(adapter.r for adapter in module.peft_config.values())
-        args |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": next((r for r in RANKS if r >= rank), rank)}
+        args |= {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": next((r for r in RANKS if r >= rank), rank),
+        }
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -77,7 +91,8 @@ def engine_args(
             "enforce_eager": True,
             "block_size": 2 * BLOCK,
             "kv_cache_memory_bytes": cache_bytes(config, dtype, settings.slots, context),
-            # of a prompt in chunks, vLLM sets the seeded generator back, which generators of a CPU refuse
+            # of a prompt in chunks, vLLM sets the seeded generator back, which generators of a CPU
+            # refuse
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(context, settings.slots, 8192),
         }
@@ -85,8 +100,8 @@ def engine_args(
 
 
 def cache_bytes(config: Any, dtype: str, slots: int, context: int) -> int:
-    """Memory for the keys and values of *slots* sequences, at most `CACHE_BYTES`: on a CPU vLLM would take a share of
-    all memory.
+    """Memory for the keys and values of *slots* sequences, at most `CACHE_BYTES`: on a CPU vLLM
+    would take a share of all memory.
     """
     text = config.get_text_config()
     heads = text.num_attention_heads

@@ -1,4 +1,6 @@
-"""What the engine in this process and the one behind a server share: model folder, scoring, weight updates, canary."""
+"""What the engine in this process and the one behind a server share: model folder, scoring, weight
+updates, canary.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +16,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from quintain import InfrastructureError, LimitReached, Sampled, Sampling, TokenEngine, Weights
+from quintain import InfrastructureError, Sampled, Sampling, TokenEngine, Weights
 from quintain.errors import UsageError
 from quintain.learning import ModuleWeights
-from quintain.models import HFTokenizer
+from quintain.models import HFTokenizer, check_whole
 
 from .arguments import engine_args
-from .canary import HALF_TOLERANCE, TOLERANCE, Reference, base_of, canary_ids, first_difference, forward_log_probs
+from .canary import (
+    HALF_TOLERANCE,
+    TOLERANCE,
+    Reference,
+    base_of,
+    canary_ids,
+    first_difference,
+    forward_log_probs,
+    unties_embeddings,
+)
 from .canary import layer_outputs as learner_outputs
 from .errors import CanaryError, SleepUnsupportedError, WeightSyncError
 from .requests import room_for, sampled, sampling_fields
 from .settings import Settings
 from .sleep import LearnerHook, forget_cached_memory, state_of
-from .transports import Transport
+from .transports import Device, Transport
 
 _log = logging.getLogger(__name__)
 _NO_LIMIT = 10**7
+RELEASE_SECONDS = 10.0
+"""For the attempt to resume an engine whose update failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class VLLMOutput:
     """What vLLM answered to one request.
 
     Attributes:
-        spans: version, first token and end of each run of new tokens that were sampled under one version.
-        prompt_logps: of the prompt's tokens from the second on; empty where they were not asked for.
+        spans: version, first token and end of each run of new tokens that were sampled under one
+            version.
+        prompt_logps: of the prompt's tokens from the second on; empty where they were not asked
+            for.
         asked: log-prob, at the first new token, of the token id that ``logprob_token_ids`` named.
         cached: tokens of the prompt whose keys and values were computed before.
     """
@@ -89,15 +104,25 @@ class SyncedEngine(TokenEngine):
         """
         supported, context, dtype = _context_of(config), settings.context, settings.dtype or "auto"
         if context is not None and not 2 <= context <= supported:
-            raise UsageError(f"context is {context}; this model takes 2 to {supported}, or none for {supported}")
+            raise UsageError(
+                f"context is {context}; this model takes 2 to {supported}, or none for {supported}"
+            )
         if settings.adapters and not hasattr(module, "peft_config"):
-            raise UsageError("adapters is true, but the model has none: set [model.lora] in the recipe")
+            raise UsageError(
+                "adapters is true, but the model has none: set [model.lora] in the recipe"
+            )
         if module is not None and dtype == "auto":
             dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
-        self.tokenizer, self.context = tokenizer, context or supported
+        self.tokenizer: HFTokenizer = tokenizer
+        self.context = context or supported
         self.settings, self.module, self.dtype = settings, module, dtype
-        self._folder, self._config, self._vocabulary = folder, config, config.get_text_config().vocab_size
+        self._folder = folder
+        self._config = config
+        self._vocabulary = config.get_text_config().vocab_size
         self._transport, self._transport_open = transport, False
+        transport.dtype = self.dtype
+        if module is not None and isinstance(transport, Device):
+            transport.device = next(module.parameters()).device
         self._reference = Reference(module, folder)
         self.version, self.stalls = 0, 0
         self.differences: list[float] = []
@@ -124,12 +149,14 @@ class SyncedEngine(TokenEngine):
     async def _stop(self) -> None: ...
 
     @abstractmethod
-    async def _generate(self, ids: Sequence[int], fields: Mapping[str, Any]) -> Answer:
+    async def _generate(self, ids: Sequence[int], fields: Mapping[str, Any]) -> VLLMOutput:
         """Run one request; a cancelled await aborts it."""
 
     @abstractmethod
     async def _pause(self) -> None:
-        """Freeze running requests. With `recompute_kv` their keys and values are dropped, and computed again after."""
+        """Freeze running requests. With `recompute_kv` their keys and values are dropped, and
+        computed again after.
+        """
 
     @abstractmethod
     async def _resume(self) -> None: ...
@@ -151,7 +178,9 @@ class SyncedEngine(TokenEngine):
         self._new_locks()  # of this event loop
         if self.module is not None and not self._folder:
             self._temporary = Path(tempfile.mkdtemp(prefix="quintain-vllm-"))
-            _write_shape(self.module, self.tokenizer, self._temporary, weights=self.settings.adapters)
+            _write_shape(
+                self.module, self.tokenizer, self._temporary, weights=self.settings.adapters
+            )
             self._folder = str(self._temporary)
         try:
             await self._start()
@@ -181,7 +210,9 @@ class SyncedEngine(TokenEngine):
             LimitReached: *ids* leave no room in the context.
             InfrastructureError: vLLM failed, or gave NaN.
         """
-        stop_ids = [i for i in (*self.tokenizer.stop_ids, *sampling.stop_ids) if i < self._vocabulary]
+        stop_ids = [
+            i for i in (*self.tokenizer.stop_ids, *sampling.stop_ids) if i < self._vocabulary
+        ]
         fields = sampling_fields(sampling, stop_ids=stop_ids, room=room_for(ids, self.context))
         async with self._turn():
             answer = await self._generate(ids, fields)
@@ -210,27 +241,30 @@ class SyncedEngine(TokenEngine):
     async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> list[float]:
         """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1.
 
-        vLLM gives log-probs of a prompt at temperature 1. At another temperature each token is a request of its own,
-        which shares the keys and values of its prefix.
+        vLLM gives log-probs of a prompt at temperature 1. At another temperature each token is a
+        request of its own, which shares the keys and values of its prefix.
 
         Raises:
             ValueError: *start* is out of range.
             LimitReached: *ids* are longer than the context.
         """
-        if not 1 <= start <= len(ids):
-            raise ValueError(f"start is {start}; expected 1 to {len(ids)}")
-        if len(ids) > self.context:
-            raise LimitReached("context", f"{len(ids)} tokens to score; the context is {self.context}")
+        self.check_score(ids, start)
         if start == len(ids):
             return []
         await self._awake()
         temperature = temperature or 1.0
         if temperature != 1 and start < len(ids) - 1:
             ends = range(start, len(ids))
-            return list(await asyncio.gather(*(self._next_logp(ids[:end], ids[end], temperature) for end in ends)))
+            return list(
+                await asyncio.gather(
+                    *(self._next_logp(ids[:end], ids[end], temperature) for end in ends)
+                )
+            )
         if start == len(ids) - 1:
             return [await self._next_logp(ids[:-1], ids[-1], temperature)]
-        answer = await self._generate(ids[:-1], {**_ONE, "prompt_logprobs": 0, "logprob_token_ids": [ids[-1]]})
+        answer = await self._generate(
+            ids[:-1], {**_ONE, "prompt_logprobs": 0, "logprob_token_ids": [ids[-1]]}
+        )
         if answer.asked is None or len(answer.prompt_logps) != len(ids) - 2:
             raise InfrastructureError(f"{self.name} gave no log-probs of the prompt")
         return [*answer.prompt_logps[start - 1 :], answer.asked]
@@ -245,12 +279,13 @@ class SyncedEngine(TokenEngine):
     # -- weights
 
     async def update(self, weights: Weights) -> int:
-        """Load *weights*: pause, transfer, reset the prefix cache, resume, and compare with the learner.
+        """Load *weights*: pause, transfer, reset the prefix cache, resume, and compare with the
+        learner.
 
-        Unfinished turns continue under the new weights, and each token carries the version that sampled it; without
-        `in_flight_updates` they end first, and none begins meanwhile. With `recompute_kv`, vLLM computes the keys and
-        values of unfinished sequences again; else they continue over those of the old weights, and log-probs are of
-        neither version.
+        Unfinished turns continue under the new weights, and each token carries the version that
+        sampled it; without `in_flight_updates` they end first, and none begins meanwhile. With
+        `recompute_kv`, vLLM computes the keys and values of unfinished sequences again; else they
+        continue over those of the old weights, and log-probs are of neither version.
 
         Raises:
             WeightSyncError: the transfer failed, and left the engine without usable weights.
@@ -283,33 +318,55 @@ class SyncedEngine(TokenEngine):
             await self._send(weights)
             await self._reset_prefix_cache()
         except (UsageError, WeightSyncError):
+            await self._release()
             raise
         except Exception as error:
+            await self._release()
             raise WeightSyncError(
-                f"{self.name} did not take weights of version {weights.version}: {type(error).__name__}: {error}"
+                f"{self.name} did not take weights of version {weights.version}, and has neither "
+                f"these nor those before: {type(error).__name__}: {error}"
             ) from error
         self.version, self._published = weights.version, (weights, state_of(weights))
         if wakes:
             await self._wake_up("kv_cache")
         await self._resume()
 
+    async def _release(self) -> None:
+        """Let other clients of a server continue after an update that failed; else their requests
+        stay paused.
+        """
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._resume()
+        except Exception as error:  # noqa: BLE001 -- the failure of the update is the one to show
+            _log.warning(
+                "%s is still paused: %s: %s; start it again", self.name, type(error).__name__, error
+            )
+
     async def _send(self, weights: Weights) -> None:
         if not self.settings.adapters:
             await self._transport.transfer(self._control(), weights.tensors(), weights.version)
             return
-        module = getattr(weights, "module", None)
+        module: Any = getattr(weights, "module", None)
         if not hasattr(module, "peft_config"):
-            raise UsageError("adapters is true, but merged weights were published, as a staleness does; leave it out")
+            raise UsageError(
+                "adapters is true, but merged weights were published, as a staleness does; leave "
+                "it out"
+            )
         before = self._adapter
         # under a new name: vLLM may keep what it computed with adapters of the same path
-        self._adapter = Path(tempfile.mkdtemp(prefix="quintain-adapter-", dir=self._transport.folder))
+        self._adapter = Path(
+            tempfile.mkdtemp(prefix="quintain-adapter-", dir=self._transport.folder)
+        )
         module.save_pretrained(self._adapter)
         await self._load_adapter(self._adapter, weights.version)
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)
 
     def _engine_args(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of ``vllm.EngineArgs``: what both modes set, *more*, and the user's options."""
+        """Return the fields of ``vllm.EngineArgs``: what both modes set, *more*, and the user's
+        options.
+        """
         args = engine_args(
             self.settings,
             folder=self._folder,
@@ -323,26 +380,44 @@ class SyncedEngine(TokenEngine):
 
     @abstractmethod
     def _control(self) -> Any:
-        """The engine as a `transports.Control`."""
+        """Return the engine as a `transports.Control`."""
 
     async def _check(self, weights: Weights) -> None:
-        """Score the canary, and the token after it, which is sampled over cached keys and values."""
+        """Score the canary, and the token after it, which is sampled over cached keys and values.
+
+        Where input embeddings have weights of their own, a second sequence draws other tokens for
+        each version.
+        """
         ids = canary_ids(self._vocabulary, self.context)
         module = self._reference.module(weights)
         expected = forward_log_probs(module, ids)
         difference = 0.0
         for temperature in (1.0, 0.5):  # vLLM may be set to report log-probs before the temperature
-            following = await self._generate(ids, {**_ONE, "temperature": temperature, "logprobs": 0})
+            following = await self._generate(
+                ids, {**_ONE, "temperature": temperature, "logprobs": 0}
+            )
             own = (expected[-1] / temperature).log_softmax(-1)[following.ids[0]]
             difference = max(difference, abs(following.logps[0] - float(own)))
-        logps = await self.score(ids, 1)
-        pairs = zip(logps, expected[range(len(ids) - 1), list(ids[1:])].tolist(), strict=True)
-        difference = max(difference, *(abs(a - b) for a, b in pairs))
-        self.differences.append(difference)
+        difference = max(difference, await self._difference(expected, ids))
         tolerance = self.settings.canary_tolerance or TOLERANCE.get(self.dtype, HALF_TOLERANCE)
+        if difference <= tolerance and unties_embeddings(module):
+            ids = canary_ids(self._vocabulary, self.context, weights.version)
+            difference = max(
+                difference, await self._difference(forward_log_probs(module, ids), ids)
+            )
+        self.differences.append(difference)
         if not difference <= tolerance:
             layer = await self._differing_layer(module, ids)
             raise CanaryError(difference, tolerance, weights.version, layer)
+
+    async def _difference(self, expected: Any, ids: Sequence[int]) -> float:
+        """Largest difference between the engine's scores of *ids* and those in *expected*, in
+        nats.
+        """
+        logps = await self.score(ids, 1)
+        pairs = zip(logps, expected[range(len(ids) - 1), list(ids[1:])].tolist(), strict=True)
+        largest: float = max(abs(a - b) for a, b in pairs)
+        return largest
 
     async def _differing_layer(self, module: Any, ids: Sequence[int]) -> str:
         from safetensors.torch import load_file
@@ -354,21 +429,26 @@ class SyncedEngine(TokenEngine):
             classes = await self._rpc("quintain_traced", str(path))
             engine = load_file(path)
         except Exception as error:  # noqa: BLE001 -- the canary's error is the one to show
-            _log.warning("the layers of the engine could not be traced: %s: %s", type(error).__name__, error)
+            _log.warning(
+                "the layers of the engine could not be traced: %s: %s", type(error).__name__, error
+            )
             return ""
         finally:
             path.unlink(missing_ok=True)
         in_order = {name: engine[name] for name in classes}
-        return first_difference(learner_outputs(module, ids), in_order, classes, TOLERANCE.get(self.dtype, 0.05))
+        return first_difference(
+            learner_outputs(module, ids), in_order, classes, TOLERANCE.get(self.dtype, 0.05)
+        )
 
     # -- sleep
 
     async def sleep(self, level: int | None = None) -> None:
-        """Free the engine's memory on the GPU for the learner: 1 moves the weights to the host, 2 drops them.
+        """Free the engine's memory on the GPU for the learner: 1 moves the weights to the host, 2
+        drops them.
 
-        The next call wakes it; after level 2 with the last published weights, which are transferred again. With
-        ``sleep_mode`` and a synchronous schedule, an engine of a learner sleeps by itself when the learner begins to
-        compute.
+        The next call wakes it; after level 2 with the last published weights, which are transferred
+        again. With ``sleep_mode`` and a synchronous schedule, an engine of a learner sleeps by
+        itself when the learner begins to compute.
 
         Raises:
             SleepUnsupportedError: there is nothing to free on this platform.
@@ -379,7 +459,8 @@ class SyncedEngine(TokenEngine):
             raise UsageError(f"sleep level is {level}; expected 1 or 2, with adapters 1")
         if not self._can_sleep():
             raise SleepUnsupportedError(
-                f"{self.name} cannot sleep here: vLLM frees memory of GPUs only, and only with sleep_mode = true"
+                f"{self.name} cannot sleep here: vLLM frees memory of GPUs only, and only with "
+                f"sleep_mode = true"
             )
         async with self._syncing:
             if not self._asleep:
@@ -387,8 +468,15 @@ class SyncedEngine(TokenEngine):
                 await asyncio.to_thread(self._fall_asleep, level)
 
     def _rest(self) -> None:
-        """Sleep, if nothing is being sampled: the learner, in whose thread this is called, needs the memory."""
-        if not self._asleep and not self._turns and not self._syncing.locked() and self._can_sleep():
+        """Sleep, if nothing is being sampled: the learner, in whose thread this is called, needs
+        the memory.
+        """
+        if (
+            not self._asleep
+            and not self._turns
+            and not self._syncing.locked()
+            and self._can_sleep()
+        ):
             self._asleep = self.settings.sleep_level
             self._fall_asleep(self._asleep)
 
@@ -407,12 +495,14 @@ class SyncedEngine(TokenEngine):
         if not self._asleep:
             return
         if self._published is None:
-            raise WeightSyncError(f"{self.name} dropped its weights in its sleep, and was given none: call update()")
+            raise WeightSyncError(
+                f"{self.name} dropped its weights in its sleep, and was given none: call update()"
+            )
         weights, state = self._published
         if state_of(weights) != state:
             raise WeightSyncError(
-                f"{self.name} dropped weights of version {weights.version} in its sleep, and the learner's are newer: "
-                "call update(), or set engine.args.sleep_level to 1"
+                f"{self.name} dropped weights of version {weights.version} in its sleep, and the "
+                "learner's are newer: call update(), or set engine.args.sleep_level to 1"
             )
         await self._transfer(weights)
 
@@ -421,7 +511,9 @@ class SyncedEngine(TokenEngine):
 
     @abstractmethod
     def _fall_asleep(self, level: int) -> None:
-        """Pause and free the memory; returns when it is free. May be called in the thread of the event loop."""
+        """Pause and free the memory; returns when it is free. May be called in the thread of the
+        event loop.
+        """
 
     @abstractmethod
     async def _wake_up(self, part: str = "") -> None:
@@ -441,13 +533,23 @@ def _context_of(config: Any) -> int:
 
 
 def _write_shape(module: Any, tokenizer: HFTokenizer, folder: Path, *, weights: bool) -> None:
-    """Config and tokenizer of *module* in the form of a checkpoint; with *weights*, those under its adapters."""
+    """Config and tokenizer of *module* in the form of a checkpoint; with *weights*, those under its
+    adapters.
+    """
     base = base_of(module)
     if weights:
         from safetensors.torch import save_file
 
-        own = {n.replace(".base_layer", ""): p.detach() for n, p in base.named_parameters() if ".lora_" not in n}
-        save_file({n: p.to("cpu").contiguous() for n, p in own.items()}, folder / "model.safetensors", {"format": "pt"})
+        own = {
+            n.replace(".base_layer", ""): p.detach()
+            for n, p in base.named_parameters()
+            if ".lora_" not in n
+        }
+        save_file(
+            {n: p.to("cpu").contiguous() for n, p in own.items()},
+            folder / "model.safetensors",
+            {"format": "pt"},
+        )
     config = copy.deepcopy(base.config)
     config.architectures = [type(base).__name__]  # absent from a model that was built from a config
     config.save_pretrained(folder)
@@ -463,7 +565,10 @@ def checkpoint(model: str) -> tuple[Any, HFTokenizer]:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     if not model:
-        raise UsageError("engine vllm needs a model: engine.args.model, a folder or a Hugging Face id")
+        raise UsageError(
+            "engine vllm needs a model: engine.args.model, a folder or a Hugging Face id"
+        )
+    check_whole(model)
     try:
         config = AutoConfig.from_pretrained(model)
         tokenizer = AutoTokenizer.from_pretrained(model)
@@ -473,4 +578,6 @@ def checkpoint(model: str) -> tuple[Any, HFTokenizer]:
         stops = GenerationConfig.from_pretrained(model).eos_token_id
     except OSError:
         stops = None
-    return config, HFTokenizer(tokenizer, stop_ids=[stops] if isinstance(stops, int) else stops or ())
+    return config, HFTokenizer(
+        tokenizer, stop_ids=[stops] if isinstance(stops, int) else stops or ()
+    )

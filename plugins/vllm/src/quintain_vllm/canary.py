@@ -1,4 +1,6 @@
-"""The check after every weight update: engine and learner score one fixed sequence, and must agree."""
+"""The check after every weight update: engine and learner score one fixed sequence, and must
+agree.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,17 @@ from torch import Tensor, nn
 TOKENS = 48
 TOLERANCE = {"float32": 1e-3, "float64": 1e-3}
 HALF_TOLERANCE = 0.25
-"""Largest difference of one log-prob in nats. Measured on random models: 1e-6 in float32, 0.006 in bfloat16; a layer
-that kept its old weights gives 0.3 and more after an update that changes anything."""
+"""Largest difference of one log-prob in nats. Measured on random models: 1e-6 in float32, 0.006 in
+bfloat16; a layer that kept its old weights gives 0.3 and more after an update that changes
+anything.
+"""
 
 
-def canary_ids(vocabulary: int, context: int) -> tuple[int, ...]:
-    """The fixed sequence for a model: random tokens, the same in every process."""
-    rng = Random("quintain canary")
+def canary_ids(vocabulary: int, context: int, version: int | None = None) -> tuple[int, ...]:
+    """Return the fixed sequence for a model: random tokens, the same in every process; with a
+    *version*, one of its own.
+    """
+    rng = Random("quintain canary" if version is None else f"quintain canary of version {version}")
     return tuple(rng.randrange(vocabulary) for _ in range(min(TOKENS, context - 1)))
 
 
@@ -35,7 +41,9 @@ class Reference:
         self._copy: Any = None
 
     def module(self, weights: Any) -> Any:
-        """A module with *weights*: the learner's live one, or a copy of its shape that is loaded with them."""
+        """Return a module with *weights*: the learner's live one, or a copy of its shape that is
+        loaded with them.
+        """
         if isinstance(module := getattr(weights, "module", None), nn.Module):
             return module
         if self._copy is None:
@@ -57,20 +65,32 @@ class Reference:
 
 
 def base_of(module: Any) -> Any:
-    """The transformers module of *module*, which peft may wrap."""
+    """Return the transformers module of *module*, which peft may wrap."""
     return module.get_base_model() if hasattr(module, "get_base_model") else module
+
+
+def unties_embeddings(module: Any) -> bool:
+    """Return whether the output layer has weights of its own, so that log-probs tell of the input
+    embeddings of the tokens of a sequence alone.
+    """
+    head = module.get_output_embeddings()
+    return head is not None and head.weight is not module.get_input_embeddings().weight
 
 
 @torch.no_grad()
 def forward_log_probs(module: Any, ids: Sequence[int]) -> Tensor:
-    """Log-probs of every token after each prefix of *ids* by a plain forward, [token, vocabulary]."""
+    """Log-probs of every token after each prefix of *ids* by a plain forward, [token,
+    vocabulary].
+    """
     device = next(module.parameters()).device
     logits: Tensor = module(input_ids=torch.tensor([list(ids)], device=device)).logits[0]
     return logits.float().log_softmax(-1).cpu()
 
 
 def layer_outputs(module: Any, ids: Sequence[int]) -> dict[str, Tensor]:
-    """The first output of every layer that a plain forward of *ids* calls, [token, ...], in the order of their ends."""
+    """Return the first output of every layer that a plain forward of *ids* calls, [token, ...], in
+    the order of their ends.
+    """
     outputs: dict[str, Tensor] = {}
 
     def recorder(name: str) -> Any:
@@ -82,7 +102,9 @@ def layer_outputs(module: Any, ids: Sequence[int]) -> dict[str, Tensor]:
         return record
 
     base = base_of(module)
-    hooks = [layer.register_forward_hook(recorder(name)) for name, layer in base.named_modules() if name]
+    hooks = [
+        layer.register_forward_hook(recorder(name)) for name, layer in base.named_modules() if name
+    ]
     try:
         forward_log_probs(module, ids)
     finally:
@@ -95,12 +117,15 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 
 
 def first_difference(
-    learner: Mapping[str, Tensor], engine: Mapping[str, Tensor], classes: Mapping[str, str], tolerance: float
+    learner: Mapping[str, Tensor],
+    engine: Mapping[str, Tensor],
+    classes: Mapping[str, str],
+    tolerance: float,
 ) -> str:
     """Name and class of the first layer of the engine whose output differs from the learner's.
 
-    Layers are compared in the order in which their computation ends, so that the innermost comes first. If all agree,
-    the output layer is left: vLLM computes it without calling it.
+    Layers are compared in the order in which their computation ends, so that the innermost comes
+    first. If all agree, the output layer is left: vLLM computes it without calling it.
 
     Args:
         tolerance: relative to the largest number of the learner's output.

@@ -19,11 +19,14 @@ class CanaryError(WeightSyncError):
     """
 
     def __init__(self, difference: float, tolerance: float, version: int, layer: str) -> None:
-        where = f"the first layer that differs is {layer}" if layer else "no layer could be compared"
+        where = (
+            f"the first layer that differs is {layer}" if layer else "no layer could be compared"
+        )
         super().__init__(
-            f"weights of version {version} did not arrive: engine and learner differ by {difference:.3g} nats on the "
-            f"canary (tolerance {tolerance:g}); {where}. If the model is healthy and its precision low, raise "
-            "engine.args.canary_tolerance; otherwise report this: sampled tokens would not be the policy's"
+            f"weights of version {version} did not arrive: engine and learner differ by "
+            f"{difference:.3g} nats on the canary (tolerance {tolerance:g}); {where}. If the model "
+            "is healthy and its precision low, raise engine.args.canary_tolerance; otherwise "
+            "report this: sampled tokens would not be the policy's"
         )
         self.difference, self.tolerance, self.layer = difference, tolerance, layer
 

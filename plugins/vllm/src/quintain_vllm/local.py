@@ -13,10 +13,10 @@ from quintain.errors import UsageError
 from quintain.models import HFTokenizer
 
 from .arguments import ENVIRONMENT, check_installed
-from .base import Answer, SyncedEngine, checkpoint
+from .base import SyncedEngine, VLLMOutput, checkpoint
 from .canary import base_of
 from .errors import WeightSyncError
-from .settings import Settings, takes
+from .settings import LocalSettings, takes
 from .thread import EngineThread
 from .transports import Memory
 
@@ -24,27 +24,31 @@ from .transports import Memory
 class VLLMEngine(SyncedEngine):
     """Samples with vLLM in this process; trainable.
 
-    Log-probs are those of the sampling temperature before any truncation. The same seed on the same logits gives the
-    same tokens; the logits may differ in their last bits with what else is in the batch, so runs do not repeat bit for
-    bit.
+    Log-probs are those of the sampling temperature before any truncation. The same seed on the same
+    logits gives the same tokens; the logits may differ in their last bits with what else is in the
+    batch, so runs do not repeat bit for bit.
     """
 
     name = "vllm"
 
-    @takes(Settings)
+    @takes(LocalSettings)
     def __init__(self, model: str = "", **settings: Any) -> None:
-        """Serve *model*, a folder or a hub name, with `Settings`; it is loaded when the engine is entered.
+        """Serve *model*, a folder or a hub name, with `LocalSettings`; it is loaded when the engine
+        is entered.
 
         Raises:
             UsageError: a setting is out of range, or vLLM is not installed.
         """
         config, tokenizer = checkpoint(model)
-        self._prepare(Settings(**settings), folder=model, tokenizer=tokenizer, config=config)
+        self._prepare(LocalSettings(**settings), folder=model, tokenizer=tokenizer, config=config)
 
     @classmethod
-    @takes(Settings)
-    def sharing(cls, module: Any, tokenizer: HFTokenizer, *, copy: bool = False, **settings: Any) -> VLLMEngine:
-        """An engine for a learner's *module*: vLLM has weights of its own, which `update` replaces by the module's.
+    @takes(LocalSettings)
+    def sharing(
+        cls, module: Any, tokenizer: HFTokenizer, *, copy: bool = False, **settings: Any
+    ) -> VLLMEngine:
+        """An engine for a learner's *module*: vLLM has weights of its own, which `update` replaces
+        by the module's.
 
         Args:
             copy: turns are sampled while the learner updates.
@@ -53,10 +57,25 @@ class VLLMEngine(SyncedEngine):
             UsageError: a setting is out of range, or vLLM is not installed.
         """
         engine, config = cls.__new__(cls), base_of(module).config
-        engine._prepare(Settings(**settings), tokenizer=tokenizer, config=config, module=module, overlaps=copy)
+        engine._prepare(
+            LocalSettings(**settings),
+            tokenizer=tokenizer,
+            config=config,
+            module=module,
+            overlaps=copy,
+        )
         return engine
 
-    def _prepare(self, settings: Settings, **model: Any) -> None:
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any]) -> None:
+        LocalSettings(**settings)
+
+    @classmethod
+    def check_available(cls, args: Mapping[str, Any]) -> None:
+        """See `quintain.Service.check_available`: a supported vLLM is installed."""
+        check_installed()
+
+    def _prepare(self, settings: LocalSettings, **model: Any) -> None:
         check_installed()
         self._configure(settings, Memory(), **model)
         self.path = f"vLLM in this process over {type(self._config).__name__}"
@@ -77,7 +96,9 @@ class VLLMEngine(SyncedEngine):
         except Exception as e:
             if isinstance(e, UsageError):
                 raise
-            raise UsageError(f"vLLM cannot load the model: {type(e).__name__}: {str(e)[:600]}") from e
+            raise UsageError(
+                f"vLLM cannot load the model: {type(e).__name__}: {str(e)[:600]}"
+            ) from e
         await self._do(lambda engine: engine.set_weight_version(str(self.version)))
 
     async def _stop(self) -> None:
@@ -94,7 +115,7 @@ class VLLMEngine(SyncedEngine):
 
         from . import worker
 
-        assert worker.BACKEND == Memory.backend
+        assert Memory.backend == worker.BACKEND
         # one process, one worker
         one = {"distributed_executor_backend": "uni", "disable_log_stats": True}
         try:
@@ -108,7 +129,7 @@ class VLLMEngine(SyncedEngine):
     async def _do(self, function: Any) -> Any:
         return await asyncio.wrap_future(self._engine.call(function))
 
-    async def _generate(self, ids: Sequence[int], fields: Mapping[str, Any]) -> Answer:
+    async def _generate(self, ids: Sequence[int], fields: Mapping[str, Any]) -> VLLMOutput:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -116,7 +137,11 @@ class VLLMEngine(SyncedEngine):
         # The salt keeps the keys and values of each version apart, should some survive the reset.
         prompt = {"prompt_token_ids": list(ids), "cache_salt": f"version {self.version}"}
         thread = self._engine
-        adapter = {"lora_request": self._adapter_request(self._adapter)} if self._adapter is not None else {}
+        adapter = (
+            {"lora_request": self._adapter_request(self._adapter)}
+            if self._adapter is not None
+            else {}
+        )
         request_id, future = thread.submit(prompt, params, **adapter)
         try:
             output = await asyncio.wrap_future(future)
@@ -134,8 +159,11 @@ class VLLMEngine(SyncedEngine):
         await asyncio.wrap_future(self._engine.resume())
 
     async def _reset_prefix_cache(self) -> None:
-        # With running requests on old keys and values, vLLM refuses; the salt keeps others from using those.
-        await self._do(lambda engine: engine.reset_prefix_cache(reset_running_requests=self.recompute_kv))
+        # With running requests on old keys and values, vLLM refuses; the salt keeps others from
+        # using those.
+        await self._do(
+            lambda engine: engine.reset_prefix_cache(reset_running_requests=self.recompute_kv)
+        )
 
     async def _rpc(self, method: str, *args: Any) -> Any:
         return (await self._do(lambda engine: engine.collective_rpc(method, args=args)))[0]
@@ -193,8 +221,8 @@ class VLLMEngine(SyncedEngine):
         await self._do(lambda engine: engine.wake_up(tags))
 
 
-def answer_of(output: Any, fields: Mapping[str, Any]) -> Answer:
-    """The answer in a ``RequestOutput``."""
+def answer_of(output: Any, fields: Mapping[str, Any]) -> VLLMOutput:
+    """Return the answer in a ``RequestOutput``."""
     completion = output.outputs[0]
     ids = tuple(completion.token_ids)
     rows = completion.logprobs or ()
@@ -203,9 +231,11 @@ def answer_of(output: Any, fields: Mapping[str, Any]) -> Answer:
     if output.prompt_logprobs:
         pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
         prompt_logps = tuple(row[token].logprob for token, row in pairs)
-    return Answer(
+    return VLLMOutput(
         ids=ids,
-        logps=tuple(row[token].logprob for token, row in zip(ids, rows, strict=True)) if rows else (),
+        logps=tuple(row[token].logprob for token, row in zip(ids, rows, strict=True))
+        if rows
+        else (),
         spans=tuple((s.version, s.start, s.end) for s in completion.weight_versions or ()),
         finish=completion.finish_reason,
         stop=completion.stop_reason,

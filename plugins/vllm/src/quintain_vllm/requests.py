@@ -15,21 +15,28 @@ LOWEST_TEMPERATURE = 0.01
 
 
 def sampling_fields(sampling: Sampling, *, stop_ids: Sequence[int], room: int) -> dict[str, Any]:
-    """The fields of ``vllm.SamplingParams`` for a turn that *stop_ids* end, with at most *room* new tokens.
+    """Return the fields of ``vllm.SamplingParams`` for a turn that *stop_ids* end, with at most
+    *room* new tokens.
 
-    The engine's ``logprobs_mode`` is ``processed_logprobs``: log-probs after temperature and ``min_p``, as
-    `Sampling.prune` requires.
+    The engine's ``logprobs_mode`` is ``processed_logprobs``: log-probs after temperature and
+    ``min_p``, as `Sampling.prune` requires.
 
     Raises:
         UsageError: vLLM cannot sample in this way.
     """
     if 0 < sampling.temperature < LOWEST_TEMPERATURE:
-        raise UsageError(f"temperature is {sampling.temperature}; vLLM takes 0 or at least {LOWEST_TEMPERATURE}")
+        raise UsageError(
+            f"temperature is {sampling.temperature}; vLLM takes 0 or at least {LOWEST_TEMPERATURE}"
+        )
     if sampling.prune and sampling.truncates:
-        raise UsageError("vLLM cannot prune by the algorithm and truncate at once: leave top_p, top_k and min_p out")
+        raise UsageError(
+            "vLLM cannot prune by the algorithm and truncate at once: leave top_p, top_k and min_p "
+            "out"
+        )
     return {
         "temperature": sampling.temperature,
-        "top_p": sampling.top_p or 1e-9,  # 0 keeps the likeliest token alone; vLLM takes numbers above 0
+        # 0 keeps the likeliest token alone; vLLM takes numbers above 0
+        "top_p": sampling.top_p or 1e-9,
         "top_k": sampling.top_k,
         "min_p": sampling.prune or sampling.min_p,
         "max_tokens": min(sampling.max_tokens or room, room),
@@ -37,7 +44,8 @@ def sampling_fields(sampling: Sampling, *, stop_ids: Sequence[int], room: int) -
         "stop": list(sampling.stop),
         "include_stop_str_in_output": True,
         "stop_token_ids": list(dict.fromkeys(stop_ids)),
-        "ignore_eos": True,  # the tokenizer's stop ids are among those above, and come back as the reason
+        # the tokenizer's stop ids are among those above, and come back as the reason
+        "ignore_eos": True,
         "skip_special_tokens": False,
         "detokenize": bool(sampling.stop),
         "logprobs": 0,
@@ -54,32 +62,43 @@ def room_for(ids: Sequence[int], context: int) -> int:
     if not ids:
         raise ValueError("an empty prompt: there is nothing to continue")
     if len(ids) >= context:
-        raise LimitReached("context", f"a prompt of {len(ids)} tokens; the context is {context}, replies included")
+        raise LimitReached(
+            "context", f"a prompt of {len(ids)} tokens; the context is {context}, replies included"
+        )
     return context - len(ids)
 
 
 def sampled(
-    ids: Iterable[int], logps: Iterable[float], spans: Iterable[tuple[str, int, int]], finish: Any, stop: Any
+    ids: Iterable[int],
+    logps: Iterable[float],
+    spans: Iterable[tuple[str, int, int]],
+    finish: Any,
+    stop: Any,
 ) -> Sampled:
-    """The record of a turn.
+    """Return the record of a turn.
 
     Args:
-        spans: version, first token and end of each run of tokens that were sampled under one version.
+        spans: version, first token and end of each run of tokens that were sampled under one
+            version.
 
     Raises:
         InfrastructureError: the turn was cut off, a log-prob is NaN or a token has no version.
     """
     tokens, values = tuple(ids), tuple(logps)
-    if finish not in ("stop", "length"):  # "abort": by another client; a part of a reply is no reply
+    # "abort": by another client; a part of a reply is no reply
+    if finish not in ("stop", "length"):
         raise InfrastructureError(f"vLLM cut the turn off (finish reason {finish!r})")
     if any(map(math.isnan, values)):
-        raise InfrastructureError("the model gave NaN logits; its weights have diverged or overflow in this dtype")
+        raise InfrastructureError(
+            "the model gave NaN logits; its weights have diverged or overflow in this dtype"
+        )
     versions = [-1] * len(tokens)
     for version, start, end in spans:
         versions[start:end] = [int(version)] * (end - start)
     if len(values) != len(tokens) or -1 in versions or len(versions) != len(tokens):
         raise InfrastructureError(
-            f"vLLM returned {len(tokens)} tokens with {len(values)} log-probs and versions {list(spans)}"
+            f"vLLM returned {len(tokens)} tokens with {len(values)} log-probs and versions "
+            f"{list(spans)}"
         )
     return Sampled(
         ids=tokens,

@@ -1,4 +1,6 @@
-"""``python -m quintain_vllm.serve ARGS``: vLLM's server, which ends when the process that started it does."""
+"""``python -m quintain_vllm.serve ARGS``: vLLM's server, which ends when the process that started
+it does.
+"""
 
 from __future__ import annotations
 

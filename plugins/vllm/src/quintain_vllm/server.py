@@ -20,13 +20,14 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from quintain import InfrastructureError
+from quintain import InfrastructureError, ServerWatch
 from quintain.errors import RunError, UsageError
 from quintain.models import HFTokenizer
 
 from .arguments import ENVIRONMENT, check_installed
-from .base import Answer, SyncedEngine, checkpoint
+from .base import SyncedEngine, VLLMOutput, checkpoint
 from .canary import base_of
+from .handover import shape_of
 from .settings import ServerSettings, takes
 from .transports import transport_named
 
@@ -39,6 +40,10 @@ CLAMPED = -9999.0
 """What the server sends for a log-prob that is not a number."""
 SLEEP_SECONDS = 300.0
 """How long moving the weights to the host may take."""
+HEALTH_SECONDS = 10.0
+"""How long a starting server may take to say whether it is ready."""
+COUNTERS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total")
+"""Lines of ``/metrics`` that change while the server computes."""
 IDLE_SECONDS = 2.0
 """How long a connection without a request is kept; vLLM closes its end after 5 s."""
 
@@ -46,8 +51,8 @@ IDLE_SECONDS = 2.0
 class VLLMServer(SyncedEngine):
     """Samples with a server of vLLM; trainable.
 
-    The server runs in processes of its own: the learner's threads and the sampler's do not wait for each other, and
-    it may have other GPUs, or be another machine.
+    The server runs in processes of its own: the learner's threads and the sampler's do not wait for
+    each other, and it may have other GPUs, or be another machine.
     """
 
     name = "vllm-server"
@@ -55,7 +60,8 @@ class VLLMServer(SyncedEngine):
 
     @takes(ServerSettings)
     def __init__(self, model: str = "", **settings: Any) -> None:
-        """Serve *model*, a folder or a hub name, with `ServerSettings`; a server starts when the engine is entered.
+        """Serve *model*, a folder or a hub name, with `ServerSettings`; a server starts when the
+        engine is entered.
 
         Raises:
             UsageError: a setting is out of range, or vLLM is not installed and there is no URL.
@@ -65,7 +71,9 @@ class VLLMServer(SyncedEngine):
 
     @classmethod
     @takes(ServerSettings)
-    def sharing(cls, module: Any, tokenizer: HFTokenizer, *, copy: bool = False, **settings: Any) -> VLLMServer:
+    def sharing(
+        cls, module: Any, tokenizer: HFTokenizer, *, copy: bool = False, **settings: Any
+    ) -> VLLMServer:
         """An engine for a learner's *module*; `update` sends its weights to the server.
 
         Args:
@@ -75,13 +83,33 @@ class VLLMServer(SyncedEngine):
             UsageError: a setting is out of range, or vLLM is not installed and there is no URL.
         """
         engine, config = cls.__new__(cls), base_of(module).config
-        engine._prepare(ServerSettings(**settings), tokenizer=tokenizer, config=config, module=module, overlaps=copy)
+        engine._prepare(
+            ServerSettings(**settings),
+            tokenizer=tokenizer,
+            config=config,
+            module=module,
+            overlaps=copy,
+        )
         return engine
+
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any]) -> None:
+        ServerSettings(**settings)
+
+    @classmethod
+    def check_available(cls, args: Mapping[str, Any]) -> None:
+        """See `quintain.Service.check_available`: a supported vLLM is installed, unless a server
+        runs elsewhere.
+        """
+        if not args.get("url"):
+            check_installed()
 
     def _prepare(self, settings: ServerSettings, **model: Any) -> None:
         if not settings.url:
             check_installed()
-        transport = transport_named(settings.transport, ("file", "ipc", "nccl"), settings.transport_args)
+        transport = transport_named(
+            settings.transport, ("file", "ipc", "nccl"), settings.transport_args
+        )
         self._configure(settings, transport, **model)
         self._url, self._log, self._count = "", "", 0
         self._headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
@@ -98,24 +126,57 @@ class VLLMServer(SyncedEngine):
         }
         for name, connector in connectors.items():
             timeout = aiohttp.ClientTimeout(total=None)
-            self._sessions[name] = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=self._headers)
+            self._sessions[name] = aiohttp.ClientSession(
+                timeout=timeout, connector=connector, headers=self._headers
+            )
         self._url = self.settings.url.rstrip("/").removesuffix("/v1")
         if not self._url:
             await self._launch()
+        self._watch = ServerWatch(
+            f"the server of vLLM at {self._url}",
+            timeout=self.settings.timeout,
+            setting="engine.args.timeout",
+            sign_of_life=self._progress,
+        )
         deadline = asyncio.get_running_loop().time() + self.settings.start_timeout
         while not await self._healthy():
             if self._process is not None and self._process.returncode is not None:
-                raise UsageError(f"the server of vLLM ended with status {self._process.returncode}: {self._log_tail()}")
+                raise UsageError(
+                    f"the server of vLLM ended with status {self._process.returncode}: "
+                    f"{self._log_tail()}"
+                )
             if asyncio.get_running_loop().time() > deadline:
                 seconds = self.settings.start_timeout
-                raise RunError(f"no server of vLLM answers at {self._url} after {seconds:g} s{self._log_tail()}")
+                raise RunError(
+                    f"no server of vLLM answers at {self._url} after {seconds:g} "
+                    f"s{self._log_tail()}"
+                )
             await asyncio.sleep(0.2)
         if self.settings.url:
-            _check_flags(json.loads(await self._request("GET", "server_info", config_format="json")))
+            _check_flags(
+                json.loads(await self._request("GET", "server_info", config_format="json"))
+            )
+            self._check_shape(await self._rpc("quintain_shape"))
         await self._post("update_weight_version", {"new_version": str(self.version)})
         models = json.loads(await self._request("GET", "v1/models"))["data"]
         self._model = models[0]["id"]
         self.context = min(self.context, models[0].get("max_model_len") or self.context)
+
+    def _check_shape(self, found: Mapping[str, Any]) -> None:
+        """Raise a `UsageError` if the server was started with another model: its workers would fail
+        half-way through the first weight update, and it could serve nobody after.
+        """
+        wrong = [
+            f"{name} {found[name]!r} instead of {value!r}"
+            for name, value in shape_of(self._config).items()
+            if name in found and found[name] != value
+        ]
+        if wrong:
+            raise UsageError(
+                f"the server of vLLM at {self._url} serves another model than the run's: "
+                f"{', '.join(wrong)}; start it with --model FOLDER of the run's model, or give its "
+                "URL in engine.args.url"
+            )
 
     async def _launch(self) -> None:
         with socket.socket() as free:
@@ -139,15 +200,41 @@ class VLLMServer(SyncedEngine):
 
     async def _healthy(self) -> bool:
         try:
-            async with self._sessions["fresh"].get(f"{self._url}/health") as response:
+            timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
+            async with self._sessions["fresh"].get(
+                f"{self._url}/health", timeout=timeout
+            ) as response:
                 return response.status == 200
-        except aiohttp.ClientError:
+        except (aiohttp.ClientError, TimeoutError):
             return False
+
+    async def _progress(self, seconds: float) -> object:
+        """Return how many tokens the server has computed; ``None`` if it does not answer. One that
+        does not count them is taken to make progress as long as it answers.
+        """
+        try:
+            timeout = aiohttp.ClientTimeout(total=seconds)
+            async with self._sessions["fresh"].get(
+                f"{self._url}/metrics", timeout=timeout
+            ) as response:
+                counted = [
+                    line
+                    for line in (await response.text()).splitlines()
+                    if line.startswith(COUNTERS)
+                ]
+        except (aiohttp.ClientError, TimeoutError, KeyError):
+            # KeyError: the engine is being closed
+            return None
+        return tuple(counted) or object()
 
     def _log_tail(self) -> str:
         if not self._log:
             return ""
-        lines = [line for line in Path(self._log).read_text(errors="replace").splitlines() if "rror" in line]
+        lines = [
+            line
+            for line in Path(self._log).read_text(errors="replace").splitlines()
+            if "rror" in line
+        ]
         return "; its log ends with: " + " | ".join(lines[-3:])[-600:]
 
     async def _stop(self) -> None:
@@ -155,7 +242,8 @@ class VLLMServer(SyncedEngine):
             await self._sessions.popitem()[1].close()
         if self._process is not None:
             server, self._process = self._process, None
-            # The server ends its workers when it is asked to; what is left of its session after that is killed.
+            # The server ends its workers when it is asked to; what is left of its session after
+            # that is killed.
             for end in (signal.SIGTERM, signal.SIGKILL):
                 with suppress(ProcessLookupError):
                     os.killpg(server.pid, end)
@@ -164,36 +252,49 @@ class VLLMServer(SyncedEngine):
             os.unlink(self._log)
 
     async def _request(self, method: str, path: str, body: Any = None, **query: Any) -> str:
-        """The text of an answer.
+        """Return the text of an answer.
 
-        A server closes connections that have had no request for some seconds, and may do so while the next one is on
-        its way. Only a request for tokens, a function of its seed, can be sent twice: it takes a connection of the pool
-        and is repeated on a new one. The others take a new one at once.
+        A server closes connections that have had no request for some seconds, and may do so while
+        the next one is on its way. Only a request for tokens, a function of its seed, can be sent
+        twice: it takes a connection of the pool and is repeated on a new one. The others take a new
+        one at once.
         """
         if not self._sessions:
-            raise UsageError("the engine vllm-server is not started: use it inside `async with engine:`")
-        params = {name: str(value).lower() if isinstance(value, bool) else value for name, value in query.items()}
+            raise UsageError(
+                "the engine vllm-server is not started: use it inside `async with engine:`"
+            )
+        params = {
+            name: str(value).lower() if isinstance(value, bool) else value
+            for name, value in query.items()
+        }
         exchange = partial(self._exchange, method, path, body, params)
         try:
             if path != GENERATE:
-                return await exchange("fresh")
-            try:
-                return await exchange("pooled")
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                return await exchange("fresh")
+                async with self._watch.request(path, may_take_longer=False):
+                    return await exchange("fresh")
+            async with self._watch.request("tokens", may_take_longer=True):
+                try:
+                    return await exchange("pooled")
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                    return await exchange("fresh")
         except aiohttp.ClientError as e:
             raise InfrastructureError(
                 f"the server of vLLM at {self._url} does not answer: {e or type(e).__name__}"
             ) from e
 
-    async def _exchange(self, method: str, path: str, body: Any, params: Mapping[str, Any], session: str) -> str:
+    async def _exchange(
+        self, method: str, path: str, body: Any, params: Mapping[str, Any], session: str
+    ) -> str:
         url = f"{self._url}/{path}"
-        async with self._sessions[session].request(method, url, json=body, params=params) as response:
+        async with self._sessions[session].request(
+            method, url, json=body, params=params
+        ) as response:
             text = await response.text()
         if response.status == 404:
             raise UsageError(
-                f"{url} does not exist: start the server as docs/vllm.md shows, with VLLM_SERVER_DEV_MODE=1 and "
-                "--enable-scale-out, for adapters also with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+                f"{url} does not exist: start the server as docs/vllm.md shows, with "
+                "VLLM_SERVER_DEV_MODE=1 and --enable-scale-out, for adapters also with "
+                "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
             )
         if response.status != 200:
             raise InfrastructureError(f"vLLM answered {response.status} to /{path}: {text[:400]}")
@@ -202,27 +303,31 @@ class VLLMServer(SyncedEngine):
     async def _post(self, path: str, body: Any = None, **query: Any) -> str:
         return await self._request("POST", path, body, **query)
 
-    async def _generate(self, ids: Sequence[int], fields: Mapping[str, Any]) -> Answer:
+    async def _generate(self, ids: Sequence[int], fields: Mapping[str, Any]) -> VLLMOutput:
         self._count += 1
         request_id = f"quintain-{os.getpid()}-{secrets.token_hex(4)}-{self._count}"
         params = dict(fields)
         asked = params.get("logprob_token_ids")
         if asked:
-            # the answer lists as many tokens as are asked for, and the sampled one is the first of them
+            # the answer lists as many tokens as are asked for, and the sampled one is the first of
+            # them
             params |= {"logprobs": 2, "logprob_token_ids": [*asked, 1 if asked[0] == 0 else 0]}
         body = {
             "request_id": request_id,
             "model": self._model,
             "token_ids": list(ids),
             "sampling_params": params,
-            # the salt keeps the keys and values of each version apart, should some survive the reset
+            # the salt keeps the keys and values of each version apart, should some survive the
+            # reset
             "cache_salt": f"version {self.version}",
         }
         try:
             answer = json.loads(await self._post(GENERATE, body))
         except asyncio.CancelledError:
             # the closed connection aborts it, too, once the server notices
-            self._later(self._post("abort_requests", {"request_ids": [f"generate-tokens-{request_id}"]}))
+            self._later(
+                self._post("abort_requests", {"request_ids": [f"generate-tokens-{request_id}"]})
+            )
             raise
         try:
             return _answer_of(answer, ids, asked)
@@ -246,7 +351,9 @@ class VLLMServer(SyncedEngine):
         await self._post("reset_prefix_cache", reset_running_requests=self.recompute_kv)
 
     async def _rpc(self, method: str, *args: Any) -> Any:
-        return json.loads(await self._post("collective_rpc", {"method": method, "args": list(args)}))["results"][0]
+        return json.loads(
+            await self._post("collective_rpc", {"method": method, "args": list(args)})
+        )["results"][0]
 
     async def _load_adapter(self, folder: Path, version: int) -> None:
         body = {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True}
@@ -293,45 +400,69 @@ class VLLMServer(SyncedEngine):
     def _fall_asleep(self, level: int) -> None:
         """By a connection of this thread: the event loop may stand still meanwhile."""
         query = urlencode({"level": level, "mode": "keep"})
-        request = urllib.request.Request(f"{self._url}/sleep?{query}", method="POST", headers=self._headers)
+        request = urllib.request.Request(
+            f"{self._url}/sleep?{query}", method="POST", headers=self._headers
+        )
         try:
             with urllib.request.urlopen(request, timeout=SLEEP_SECONDS):
                 pass
         except OSError as e:
-            raise InfrastructureError(f"the server of vLLM at {self._url} does not fall asleep: {e}") from e
+            raise InfrastructureError(
+                f"the server of vLLM at {self._url} does not fall asleep: {e}"
+            ) from e
 
     async def _wake_up(self, part: str = "") -> None:
         await self._post("wake_up", **({"tags": part} if part else {}))
 
 
 def server_command(args: Mapping[str, Any], port: int) -> list[str]:
-    """The command that starts a server with the fields *args* of ``vllm.EngineArgs``."""
-    command = [sys.executable, "-m", "quintain_vllm.serve", "--host", "127.0.0.1", "--port", str(port)]
+    """Return the command that starts a server with the fields *args* of ``vllm.EngineArgs``."""
+    command = [
+        sys.executable,
+        "-m",
+        "quintain_vllm.serve",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     command += ["--served-model-name", MODEL, "--enable-scale-out", "--disable-uvicorn-access-log"]
     for name, value in args.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
             command.append(flag if value else f"--no-{flag[2:]}")
         elif value is not None:
-            command += [flag, json.dumps(value) if isinstance(value, Mapping | list) else str(value)]
+            command += [
+                flag,
+                json.dumps(value) if isinstance(value, Mapping | list) else str(value),
+            ]
     return command
 
 
 def _check_flags(info: Mapping[str, Any]) -> None:
-    """Raise a `UsageError` if a server that was started elsewhere reports other log-probs or versions than those of the
-    tokens.
+    """Raise a `UsageError` if a server that was started elsewhere reports other log-probs or
+    versions than those of the tokens.
     """
     config = info["vllm_config"]
     wrong = []
     if config["model_config"]["logprobs_mode"] != "processed_logprobs":
-        wrong.append("--logprobs-mode processed_logprobs (else log-probs are those before the temperature)")
+        wrong.append(
+            "--logprobs-mode processed_logprobs (else log-probs are those before the temperature)"
+        )
     if config["scheduler_config"]["async_scheduling"]:
-        wrong.append("--no-async-scheduling (else the last tokens before an update have the version after it)")
+        wrong.append(
+            "--no-async-scheduling (else the last tokens before an update have the version after "
+            "it)"
+        )
     if wrong:
-        raise UsageError(f"the server of vLLM runs with other settings; start it with {' and '.join(wrong)}")
+        raise UsageError(
+            f"the server of vLLM runs with other settings; start it with {' and '.join(wrong)}"
+        )
 
 
-def _answer_of(answer: Mapping[str, Any], prompt: Sequence[int], asked: Sequence[int] | None) -> Answer:
+def _answer_of(
+    answer: Mapping[str, Any], prompt: Sequence[int], asked: Sequence[int] | None
+) -> VLLMOutput:
     choice = answer["choices"][0]
     rows = (choice.get("logprobs") or {}).get("content") or []
     logps = tuple(float("nan") if row["logprob"] <= CLAMPED else row["logprob"] for row in rows)
@@ -345,7 +476,7 @@ def _answer_of(answer: Mapping[str, Any], prompt: Sequence[int], asked: Sequence
         both = [first, *first["top_logprobs"]]
         wanted = next(entry["logprob"] for entry in both if entry["token_id"] == asked[0])
     spans = choice.get("weight_versions") or ()
-    return Answer(
+    return VLLMOutput(
         ids=tuple(choice["token_ids"]),
         logps=logps,
         spans=tuple((s["version"], s["start"], s["end"]) for s in spans),
@@ -353,5 +484,6 @@ def _answer_of(answer: Mapping[str, Any], prompt: Sequence[int], asked: Sequence
         stop=choice.get("stop_reason"),
         prompt_logps=prompt_logps,
         asked=wanted,
-        cached=((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        cached=((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens")
+        or 0,
     )

@@ -14,8 +14,14 @@ from quintain.errors import UsageError
 
 SLOTS = 64
 """Sequences decoded at once by default."""
-OWN_OPTIONS = ("async_scheduling", "logprobs_mode", "weight_transfer_config", "worker_extension_cls")
+OWN_OPTIONS = (
+    "async_scheduling",
+    "logprobs_mode",
+    "weight_transfer_config",
+    "worker_extension_cls",
+)
 """Fields of ``vllm.EngineArgs`` on which log-probs, versions and weight updates depend."""
+SEVERAL_WORKERS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -28,14 +34,16 @@ class Settings:
         slots: maximum of sequences decoded at once.
         context: longest sequence, from 2; ``None`` is what the model supports.
         canary: compare engine and learner after every update.
-        canary_tolerance: largest accepted difference of a log-prob in nats; ``None`` is 0.001 in float32 and 0.25 in
-            half precision.
-        adapters: of a module with low-rank adapters, transfer these alone, and let vLLM add them to the frozen weights;
-            otherwise the merged weights are transferred.
-        sleep_mode: free the engine's memory on the GPU while the learner updates; see `SyncedEngine.sleep`.
+        canary_tolerance: largest accepted difference of a log-prob in nats; ``None`` is 0.001 in
+            float32 and 0.25 in half precision.
+        adapters: of a module with low-rank adapters, transfer these alone, and let vLLM add them to
+            the frozen weights; otherwise the merged weights are transferred.
+        sleep_mode: free the engine's memory on the GPU while the learner updates; see
+            `SyncedEngine.sleep`.
         sleep_level: 1 moves the weights to the host meanwhile, 2 drops them.
-        options: further fields of ``vllm.EngineArgs``, such as ``gpu_memory_utilization``, ``quantization``,
-            ``speculative_config``, ``tensor_parallel_size`` or ``enforce_eager``; not those of `OWN_OPTIONS`.
+        options: further fields of ``vllm.EngineArgs``, such as ``gpu_memory_utilization``,
+            ``quantization``, ``speculative_config`` or ``enforce_eager``, behind a server also
+            ``tensor_parallel_size``; not those of `OWN_OPTIONS`.
 
     Raises:
         UsageError: a setting is out of range.
@@ -56,10 +64,33 @@ class Settings:
             raise UsageError(f"slots is {self.slots}; expected at least 1")
         if own := sorted({*OWN_OPTIONS} & {*self.options}):
             raise UsageError(
-                f"options.{own[0]} is set by the engine: log-probs or versions would be wrong; leave it out"
+                f"options.{own[0]} is set by the engine: log-probs or versions would be wrong; "
+                f"leave it out"
             )
         if self.adapters and self.sleep_level == 2:
-            raise UsageError("sleep_level is 2, which drops the frozen weights, and adapters is true: set it to 1")
+            raise UsageError(
+                "sleep_level is 2, which drops the frozen weights, and adapters is true: set it to "
+                "1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings(Settings):
+    """What `VLLMEngine` takes: it has one worker, in this process.
+
+    Raises:
+        UsageError: options ask for several workers, for which vLLM would wait for ever.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in SEVERAL_WORKERS:
+            if (count := self.options.get(name, 1)) != 1:
+                raise UsageError(
+                    f"options.{name} is {count!r}, and the engine vllm has one worker, in this "
+                    f"process: set "
+                    f'engine.use = "vllm-server", which takes options = {{ {name} = {count} }}'
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +98,16 @@ class ServerSettings(Settings):
     """What `VLLMServer` takes besides.
 
     Attributes:
-        url: of a server that runs already, such as ``http://host:8000``; none is started. docs/vllm.md shows how to
-            start one that can be trained with.
-        transport: ``file`` (shared memory, or a folder that both see), ``ipc`` (same GPU) or ``nccl``.
+        url: of a server that runs already, such as ``http://host:8000``; none is started.
+            docs/vllm.md shows how to start one that can be trained with.
+        transport: ``file`` (shared memory, or a folder that both see), ``ipc`` (same GPU) or
+            ``nccl``.
         transport_args: of the transport: ``folder`` of a file, ``address`` and ``port`` of NCCL.
         api_key: sent as a bearer token.
         start_timeout: seconds until the server must answer.
+        timeout: seconds for which a server may stand still: without an answer to a call of a weight
+            update, or without one more token while turns wait. The call then fails, and with it the
+            turn or the update.
     """
 
     url: str = ""
@@ -80,10 +115,18 @@ class ServerSettings(Settings):
     transport_args: Mapping[str, Any] = field(default_factory=dict)
     api_key: str = ""
     start_timeout: float = 600.0
+    timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.timeout > 0:
+            raise UsageError(f"timeout is {self.timeout:g}; expected seconds, more than 0")
 
 
 def takes(settings: type[Settings]) -> Callable[[Function], Function]:
-    """Decorate a constructor: its ``**keywords`` are the fields of *settings*, by which recipes are checked."""
+    """Decorate a constructor: its ``**keywords`` are the fields of *settings*, by which recipes are
+    checked.
+    """
 
     def with_fields(function: Function) -> Function:
         hints = typing.get_type_hints(settings)
@@ -91,7 +134,11 @@ def takes(settings: type[Settings]) -> Callable[[Function], Function]:
             Parameter(f.name, Parameter.KEYWORD_ONLY, default=_default(f), annotation=hints[f.name])
             for f in dataclasses.fields(settings)
         ]
-        own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        own = [
+            p
+            for p in inspect.signature(function).parameters.values()
+            if p.kind is not p.VAR_KEYWORD
+        ]
         function.__signature__ = inspect.Signature([*own, *fields])  # type: ignore[attr-defined]
         return function
 

@@ -1,4 +1,6 @@
-"""When an engine on the learner's GPU sleeps: it frees its memory as soon as the learner computes."""
+"""When an engine on the learner's GPU sleeps: it frees its memory as soon as the learner
+computes.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import Any
 class LearnerHook:
     """Calls *rest* before each forward pass of the learner's *module*.
 
-    The learner computes log-probs by the body of its model and an output layer of its own, so that what every pass
-    calls is the layer of the input embeddings.
+    The learner computes log-probs by the body of its model and an output layer of its own, so that
+    what every pass calls is the layer of the input embeddings.
     """
 
     def __init__(self, module: Any, rest: Callable[[], None]) -> None:
@@ -31,7 +33,9 @@ class LearnerHook:
 
 
 def state_of(weights: Any) -> tuple[int, ...]:
-    """The numbers of changes of the live parameters behind *weights*; empty for copies, which do not change."""
+    """Return the numbers of changes of the live parameters behind *weights*; empty for copies,
+    which do not change.
+    """
     module = getattr(weights, "module", None)
     return tuple(p._version for p in module.parameters()) if module is not None else ()
 

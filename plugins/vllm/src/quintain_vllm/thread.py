@@ -15,8 +15,8 @@ T = TypeVar("T")
 class EngineThread:
     """Steps a ``vllm.v1.engine.llm_engine.LLMEngine`` while it has requests.
 
-    vLLM's engine is not thread-safe and a step takes as long as a forward pass: here neither blocks the event loop,
-    and calls run between two steps.
+    vLLM's engine is not thread-safe and a step takes as long as a forward pass: here neither blocks
+    the event loop, and calls run between two steps.
 
     Args:
         make: returns the engine; called in the thread.
@@ -44,7 +44,9 @@ class EngineThread:
             self._changed.notify()
         return future
 
-    def submit(self, prompt: Mapping[str, Any], params: Any, **more: Any) -> tuple[str, Future[Any]]:
+    def submit(
+        self, prompt: Mapping[str, Any], params: Any, **more: Any
+    ) -> tuple[str, Future[Any]]:
         """Add a request; its id, and its ``RequestOutput`` once it has ended."""
         self._count += 1
         request_id, answer = str(self._count), Future[Any]()
@@ -57,8 +59,11 @@ class EngineThread:
                 self._waiting.pop(request_id)
                 _settle(answer, error=error)
 
-        added = self.call(add)
-        added.add_done_callback(lambda call: call.exception() and _settle(answer, error=call.exception()))
+        def fail(call: Future[Any]) -> None:
+            if call.exception():
+                _settle(answer, error=call.exception())
+
+        self.call(add).add_done_callback(fail)
         return request_id, answer
 
     def abort(self, request_id: str) -> None:
@@ -110,9 +115,15 @@ class EngineThread:
             engine.engine_core.shutdown()
 
     def _do_calls(self, engine: Any) -> bool:
-        """Run waiting calls; wait for one where there is nothing else to do. Whether to continue."""
+        """Run waiting calls; wait for one where there is nothing else to do. Whether to
+        continue.
+        """
         with self._changed:
-            while not self._calls and not self._closing and (self._paused or not engine.has_unfinished_requests()):
+            while (
+                not self._calls
+                and not self._closing
+                and (self._paused or not engine.has_unfinished_requests())
+            ):
                 self._changed.wait()
             calls, self._calls = self._calls, deque()
             closing = self._closing
@@ -134,7 +145,10 @@ class EngineThread:
             engine.abort_request(waiting)
             return
         for output in outputs:
-            if output.finished and (answer := self._waiting.pop(output.request_id, None)) is not None:
+            if (
+                output.finished
+                and (answer := self._waiting.pop(output.request_id, None)) is not None
+            ):
                 _settle(answer, result=output)
 
     def _fail(self, error: Exception) -> None:
@@ -163,7 +177,9 @@ def _settle(future: Future[Any], *, result: Any = None, error: BaseException | N
 
 
 class _global_random_state:
-    """Keeps the process's generators as they are: vLLM seeds them when it loads, and the learner draws from them."""
+    """Keeps the process's generators as they are: vLLM seeds them when it loads, and the learner
+    draws from them.
+    """
 
     def __enter__(self) -> None:
         import numpy

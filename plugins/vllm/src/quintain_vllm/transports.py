@@ -8,7 +8,7 @@ import secrets
 import socket
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -39,17 +39,33 @@ class Transport(ABC):
     Attributes:
         backend: of vLLM's ``weight_transfer_config``.
         folder: that both sides see, for adapters; ``None`` is the one for temporary files.
+        dtype: that the engine computes in; matrices go over the wire in it, half the bytes of
+            float32.
     """
 
     backend: ClassVar[str] = BACKEND
     folder: Path | None = None
+    dtype: str = "auto"
+
+    def wire_type(self, tensor: Any) -> Any:
+        """Return the type that *tensor* is sent in. Vectors stay as they are: vLLM keeps some of
+        them, such as biases of routers, in float32.
+        """
+        import torch
+
+        narrows = (
+            self.dtype in ("bfloat16", "float16") and tensor.ndim > 1 and tensor.is_floating_point()
+        )
+        return getattr(torch, self.dtype) if narrows else tensor.dtype
 
     async def open(self, control: Control) -> None:
         """Agree with vLLM on the way; once, before the first transfer."""
         await control.init_weight_transfer_engine({})
 
     async def transfer(self, control: Control, tensors: Mapping[str, Any], version: int) -> None:
-        """Replace the engine's weights by *tensors*, under the names of a Hugging Face checkpoint."""
+        """Replace the engine's weights by *tensors*, under the names of a Hugging Face
+        checkpoint.
+        """
         await control.start_weight_update()
         await self.send(control, tensors)
         await control.finish_weight_update(version)
@@ -85,18 +101,26 @@ class File(Transport):
 
     def __init__(self, folder: str = "") -> None:
         shared = Path("/dev/shm")
-        self.folder = Path(folder) if folder else shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+        self.folder = (
+            Path(folder)
+            if folder
+            else shared
+            if os.access(shared, os.W_OK)
+            else Path(tempfile.gettempdir())
+        )
 
     async def send(self, control: Control, tensors: Mapping[str, Any]) -> None:
         path = self.folder / f"quintain-weights-{secrets.token_hex(8)}.safetensors"
         try:
-            aliases = await asyncio.to_thread(_save, tensors, path)
+            aliases = await asyncio.to_thread(_save, tensors, path, self.wire_type)
             await control.update_weights({"path": str(path), "aliases": aliases})
         finally:
             path.unlink(missing_ok=True)
 
 
-def _save(tensors: Mapping[str, Any], path: Path) -> dict[str, str]:
+def _save(
+    tensors: Mapping[str, Any], path: Path, wire_type: Callable[[Any], Any]
+) -> dict[str, str]:
     """Write each tensor once; names of tied tensors to the name that is written."""
     from safetensors.torch import save_file
 
@@ -109,24 +133,29 @@ def _save(tensors: Mapping[str, Any], path: Path) -> dict[str, str]:
             aliases[name] = first[key]
         else:
             first[key] = name
-            stored[name] = tensor.detach().to("cpu").contiguous()
+            stored[name] = tensor.detach().to("cpu", wire_type(tensor)).contiguous()
     save_file(stored, path)
     return aliases
 
 
 class _Source:
-    """vLLM's `WeightSource` over the tensors of the transfer under way."""
+    """vLLM's `WeightSource` over the tensors of the transfer under way, each converted when it is
+    its turn.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, wire_type: Callable[[Any], Any]) -> None:
         self.tensors: Mapping[str, Any] = {}
+        self._wire_type = wire_type
 
     def metadata(self) -> list[Any]:
         from vllm.distributed.weight_transfer.base import ParamMeta
 
-        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.tensors.items()]
+        return [
+            ParamMeta(name, self._wire_type(t), tuple(t.shape)) for name, t in self.tensors.items()
+        ]
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return iter(self.tensors.items())
+        return ((name, tensor.to(self._wire_type(tensor))) for name, tensor in self.tensors.items())
 
 
 class _Client:
@@ -153,26 +182,49 @@ class _Client:
 
 
 class Device(Transport):
-    """Between GPUs, by vLLM's own trainer side. The learner's tensors must be on a GPU."""
+    """Between GPUs, by vLLM's own trainer side. The learner's tensors must be on a GPU.
+
+    Attributes:
+        device: the learner's; set by the engine.
+    """
+
+    device: Any = None
 
     async def open(self, control: Control) -> None:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
         self._client = _Client(control, asyncio.get_running_loop())
-        self._source = _Source()
+        self._source = _Source(self.wire_type)
         info = self._init_info(1 + await control.world_size())
         make: Any = WeightTransferTrainerFactory.trainer_init
-        self._engine: Any = await asyncio.to_thread(make, info, client=self._client, source=self._source)
+        self._engine: Any = await self._in_thread(
+            make, info, client=self._client, source=self._source
+        )
+
+    async def _in_thread(self, work: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Run *work* in a thread whose current device is the learner's: that of a new thread is
+        always the first.
+        """
+
+        def run() -> Any:
+            import torch
+
+            with torch.cuda.device(self.device):
+                return work(*args, **named)
+
+        return await asyncio.to_thread(run)
 
     @abstractmethod
     def _init_info(self, world_size: int) -> Any: ...
 
     async def transfer(self, control: Control, tensors: Mapping[str, Any], version: int) -> None:
         if devices := sorted({t.device.type for t in tensors.values()} - {"cuda"}):
-            raise UsageError(f"transport {self.backend!r} carries tensors of a GPU, not of {', '.join(devices)}")
+            raise UsageError(
+                f"transport {self.backend!r} carries tensors of a GPU, not of {', '.join(devices)}"
+            )
         self._client.version, self._source.tensors = version, tensors
         try:
-            await asyncio.to_thread(self._engine.send_weights)
+            await self._in_thread(self._engine.send_weights)
         finally:
             self._source.tensors = {}
 
@@ -215,14 +267,16 @@ class NCCL(Device):
             with socket.socket() as free:
                 free.bind((self._address, 0))
                 port = free.getsockname()[1]
-        return NCCLTrainerInitInfo(rank=0, master_address=self._address, master_port=port, world_size=world_size)
+        return NCCLTrainerInitInfo(
+            rank=0, master_address=self._address, master_port=port, world_size=world_size
+        )
 
 
 TRANSPORTS: dict[str, type[Transport]] = {"memory": Memory, "file": File, "ipc": IPC, "nccl": NCCL}
 
 
 def transport_named(name: str, allowed: tuple[str, ...], args: Mapping[str, Any]) -> Transport:
-    """The transport *name*, configured by *args*.
+    """Return the transport *name*, configured by *args*.
 
     Raises:
         UsageError: the engine has no such transport.

@@ -1,6 +1,7 @@
 """What runs in vLLM's worker: receiving weights, and recording what layers compute.
 
-vLLM imports this module by name (``worker_extension_cls``), which registers the transfer backend ``quintain``.
+vLLM imports this module by name (``worker_extension_cls``), which registers the transfer backend
+``quintain``.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
 
-from .handover import handed
+from .handover import handed, shape_of
 
 BACKEND = "quintain"
 
@@ -82,8 +86,8 @@ class CheckpointTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
 def repack_heads(model: Any) -> None:
     """Pack the weights of output layers again.
 
-    A tied output layer has no weights of its own in the checkpoint, so the reload leaves its packed copy, which vLLM
-    computes with on CPU, at the old values, and says nothing.
+    A tied output layer has no weights of its own in the checkpoint, so the reload leaves its packed
+    copy, which vLLM computes with on CPU, at the old values, and says nothing.
     """
     for layer in model.modules():
         if isinstance(layer, ParallelLMHead):
@@ -96,6 +100,10 @@ class WorkerExtension:
     model_runner: Any
     rank: int
 
+    def quintain_shape(self) -> dict[str, Any]:
+        """Return what the model was loaded as."""
+        return shape_of(self.model_runner.model_config.hf_config)
+
     def quintain_trace(self) -> None:
         """Record from now on the first output of every layer with parameters that is called."""
         self._traced: dict[str, Tensor] = {}
@@ -107,7 +115,11 @@ class WorkerExtension:
 
     def _recorder(self, name: str) -> Any:
         def record(layer: Any, _inputs: Any, output: Any) -> None:
-            if isinstance(output, tuple) and isinstance(output[-1], Tensor) and any(True for _ in layer.children()):
+            if (
+                isinstance(output, tuple)
+                and isinstance(output[-1], Tensor)
+                and any(True for _ in layer.children())
+            ):
                 return  # a whole block: its output is yet to be added to the residual stream
             value = output[0] if isinstance(output, tuple) else output
             if isinstance(value, Tensor) and name not in self._traced:

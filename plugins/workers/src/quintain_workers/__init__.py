@@ -1,4 +1,6 @@
-"""Killable worker processes for Quintain: the service `workers`, for code that may hang or crash."""
+"""Killable worker processes for Quintain: the service `workers`, for code that may hang or
+crash.
+"""
 
 from __future__ import annotations
 

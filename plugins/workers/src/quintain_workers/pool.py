@@ -1,6 +1,7 @@
 """The `workers` service: killable processes for code that may hang or crash (parsers, checkers).
 
-Processes bound hangs and crashes; they are no boundary against hostile code, which belongs in a sandbox.
+Processes bound hangs and crashes; they are no boundary against hostile code, which belongs in a
+sandbox.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from .worker import LENGTH, raised, unpacked
 LARGEST = 1 << 30
 """Longest answer taken, bytes: more is a worker gone wrong."""
 MARK = "QUINTAIN_WORKER"
-"""The variable in the environment of a worker and of all that it starts, by which they are found and killed."""
+"""The variable in the environment of a worker and of all that it starts, by which they are found
+and killed.
+"""
 
 
 class _Line:
@@ -44,28 +47,37 @@ class _Line:
 class WorkerPool(Service):
     """A few fresh interpreters, started when first needed, that run one call each at a time.
 
-    Calls wait in line, first come first served, and the clock of a call starts when a worker takes it up: neither
-    waiting nor importing the function's module counts. Because a worker is a fresh interpreter, nothing is forked from
-    a process that has torch or threads in it. The hash seed is fixed, so that the order of sets is the same in every
-    worker and every run.
+    Calls wait in line, first come first served, and the clock of a call starts when a worker takes
+    it up: neither waiting nor importing the function's module counts. Because a worker is a fresh
+    interpreter, nothing is forked from a process that has torch or threads in it. The hash seed is
+    fixed, so that the order of sets is the same in every worker and every run.
 
-    Outside a run (a test, a notebook) it also works without ``async with``, and across event loops, though not from two
-    at once.
+    Outside a run (a test, a notebook) it also works without ``async with``, and across event loops,
+    though not from two at once.
 
     Attributes:
         size: processes at most.
-        recycle: calls after which a process is replaced, which bounds what a leaking library can hold on to.
+        recycle: calls after which a process is replaced, which bounds what a leaking library can
+            hold on to.
         memory: limit on the address space of each process, MiB; ``None`` is no limit.
         start_seconds: how long a process may take to start, or to import the module of a function.
     """
 
     def __init__(
-        self, *, size: int = 2, recycle: int = 2000, memory: int | None = None, start_seconds: float = 60.0
+        self,
+        *,
+        size: int = 2,
+        recycle: int = 2000,
+        memory: int | None = None,
+        start_seconds: float = 60.0,
     ) -> None:
         for name, value in (("size", size), ("recycle", recycle), ("memory", memory or 1)):
             if value < 1:
                 raise UsageError(f"workers.{name} is {value}; expected at least 1")
-        self.size, self.recycle, self.memory, self.start_seconds = size, recycle, memory, start_seconds
+        self.size = size
+        self.recycle = recycle
+        self.memory = memory
+        self.start_seconds = start_seconds
         self._all: set[_Process] = set()
         self._idle: list[_Process] = []
         self._line = _Line()
@@ -76,7 +88,9 @@ class WorkerPool(Service):
             await self.call("operator:add", 1, 1, timeout=self.start_seconds)
         except (InfrastructureError, TimeoutError, OSError) as e:
             self.close()
-            raise InfrastructureError(f"worker processes of {sys.executable} do not start: {e}") from e
+            raise InfrastructureError(
+                f"worker processes of {sys.executable} do not start: {e}"
+            ) from e
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -87,29 +101,36 @@ class WorkerPool(Service):
         self._idle.clear()
         _kill_all(self._all)
 
-    async def call(self, function: Callable[..., Any] | str, *args: Any, timeout: float = 5.0) -> Any:
-        """Run an importable *function* (or its ``"module:name"``) with picklable arguments in a worker.
+    async def call(
+        self, function: Callable[..., Any] | str, *args: Any, timeout: float = 5.0
+    ) -> Any:
+        """Run an importable *function* (or its ``"module:name"``) with picklable arguments in a
+        worker.
 
-        The result is plain data: numbers, text, lists, tuples, dicts, sets. Nothing else crosses, because reading it
-        would run the function's code in this process.
+        The result is plain data: numbers, text, lists, tuples, dicts, sets. Nothing else crosses,
+        because reading it would run the function's code in this process.
 
         Args:
-            timeout: seconds from when a worker starts on it, on the worker's own clock; as many to send the arguments.
+            timeout: seconds from when a worker starts on it, on the worker's own clock; as many to
+                send the arguments.
 
         Raises:
             TimeoutError: it took longer; the worker was killed.
-            InfrastructureError: the worker died (a crash of the interpreter, ``os._exit``, out of memory).
-            UsageError: the function cannot be found from a fresh interpreter, the arguments cannot be pickled, or
-                calls of another event loop run.
+            InfrastructureError: the worker died (a crash of the interpreter, ``os._exit``, out of
+                memory).
+            UsageError: the function cannot be found from a fresh interpreter, the arguments cannot
+                be pickled, or calls of another event loop run.
             TypeError: the result is not plain data.
-            Exception: what the function itself raised, with its traceback as a note; a `RuntimeError` if this process
-                has not imported its class.
+            Exception: what the function itself raised, with its traceback as a note; a
+                `RuntimeError` if this process has not imported its class.
         """
         target = target_of(function)
         try:
             arguments = pickle.dumps(args)
         except Exception as e:
-            raise UsageError(f"the arguments of {function!r} cannot be sent to a worker: {e}") from e
+            raise UsageError(
+                f"the arguments of {function!r} cannot be sent to a worker: {e}"
+            ) from e
         line = self._line_of(asyncio.get_running_loop())
         await self._turn(line)
         try:
@@ -127,12 +148,16 @@ class WorkerPool(Service):
         return value
 
     async def healthy(
-        self, function: Callable[..., Any] | str = "time:monotonic", *args: Any, timeout: float = 5.0
+        self,
+        function: Callable[..., Any] | str = "time:monotonic",
+        *args: Any,
+        timeout: float = 5.0,
     ) -> bool:
-        """Whether a control call ends: by default a trivial one; give a checker and a case that it must manage.
+        """Return whether a control call ends: by default a trivial one; give a checker and a case
+        that it must manage.
 
-        A call that timed out while this says yes was exhausted by its input, so the time-out is the policy's fault.
-        What else the control raises is raised here.
+        A call that timed out while this says yes was exhausted by its input, so the time-out is the
+        policy's fault. What else the control raises is raised here.
         """
         try:
             await self.call(function, *args, timeout=timeout)
@@ -141,11 +166,14 @@ class WorkerPool(Service):
         return True
 
     def _line_of(self, loop: asyncio.AbstractEventLoop) -> _Line:
-        """The line of *loop*, a new one if the last call came from another loop."""
+        """Return the line of *loop*, a new one if the last call came from another loop."""
         line = self._line
         if line.loop is not loop:
             if line.busy and line.loop is not None and not line.loop.is_closed():
-                raise UsageError("calls of another event loop run in this worker pool; make one pool for each loop")
+                raise UsageError(
+                    "calls of another event loop run in this worker pool; make one pool for each "
+                    "loop"
+                )
             if line.busy:  # the loop was closed under its calls, which may still run
                 self.close()
             line = self._line = _Line(loop)
@@ -202,7 +230,8 @@ def _kill_all(workers: set[_Process]) -> None:
 
 
 def target_of(function: Callable[..., Any] | str) -> str | bytes:
-    """How a fresh interpreter finds *function*: ``"module:name"``, or a pickle (partials, bound methods).
+    """Return how a fresh interpreter finds *function*: ``"module:name"``, or a pickle (partials,
+    bound methods).
 
     Raises:
         UsageError: it cannot be found (a lambda, a nested function, one defined in a script).
@@ -217,16 +246,23 @@ def target_of(function: Callable[..., Any] | str) -> str | bytes:
     if module == "__main__":
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         if spec is None:
-            raise UsageError(f"{name!r} is defined in a script, where a worker cannot find it; move it into a module")
+            raise UsageError(
+                f"{name!r} is defined in a script, where a worker cannot find it; move it into a "
+                f"module"
+            )
         module = spec.name
     if "<" in name:
-        raise UsageError(f"{name!r} is a lambda or nested function; a worker imports: define it at module level")
+        raise UsageError(
+            f"{name!r} is a lambda or nested function; a worker imports: define it at module level"
+        )
     if name and module and _found(module, name) is function:
         return f"{module}:{name}"
     try:
         return pickle.dumps(function)
     except Exception as e:
-        raise UsageError(f"{function!r} cannot be sent to a worker: {e}; give an importable function") from e
+        raise UsageError(
+            f"{function!r} cannot be sent to a worker: {e}; give an importable function"
+        ) from e
 
 
 def _found(module: str, name: str) -> Any:
@@ -266,22 +302,28 @@ class _Process:
     async def call(
         self, target: str | bytes, arguments: bytes, timeout: float, start_seconds: float
     ) -> tuple[Any, Exception | None]:
-        """The value, or what the function raised."""
+        """Return the value, or what the function raised."""
         if target not in self._loaded:
             try:
                 _, error = await self._ask(("load", target), start_seconds)
             except TimeoutError as e:
-                raise InfrastructureError(f"a worker did not import {target!r} within {start_seconds:g} s") from e
+                raise InfrastructureError(
+                    f"a worker did not import {target!r} within {start_seconds:g} s"
+                ) from e
             if error is not None:
                 what = type(error).__name__
-                raise UsageError(f"{_shown(target)} cannot be loaded in a worker: {what}: {error}") from error
+                raise UsageError(
+                    f"{_shown(target)} cannot be loaded in a worker: {what}: {error}"
+                ) from error
             self._loaded.add(target)
         self.calls += 1
         cpu = timeout * (os.cpu_count() or 1)  # as many threads as there are cores may burn it
         try:
             return await self._ask(("call", target, arguments, cpu), timeout)
         except TimeoutError as e:
-            raise TimeoutError(f"{_shown(target)} took longer than {timeout:g} s in a worker") from e
+            raise TimeoutError(
+                f"{_shown(target)} took longer than {timeout:g} s in a worker"
+            ) from e
 
     async def _ask(self, request: tuple[Any, ...], timeout: float) -> tuple[Any, Exception | None]:
         self._serial += 1
@@ -289,7 +331,9 @@ class _Process:
         payload = pickle.dumps((kind, self._serial, *rest))
         try:
             async with asyncio.timeout(timeout if math.isfinite(timeout) else None):
-                await asyncio.get_running_loop().sock_sendall(self._socket, LENGTH.pack(len(payload)) + payload)
+                await asyncio.get_running_loop().sock_sendall(
+                    self._socket, LENGTH.pack(len(payload)) + payload
+                )
             frame = await self._frame(timeout)
             number, seconds, ok, packed = unpacked(frame)
             value = unpacked(packed)
@@ -305,7 +349,9 @@ class _Process:
         return (value, None) if error is None else (None, error)
 
     async def _frame(self, timeout: float) -> bytes:
-        """The next frame; whatever has arrived counts, however late this process gets to look."""
+        """Return the next frame; whatever has arrived counts, however late this process gets to
+        look.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while True:
@@ -340,7 +386,7 @@ class _Process:
         self._buffer += data
 
     def _death(self, cause: Exception) -> Exception:
-        """What to say of a worker whose connection broke."""
+        """Return what to say of a worker whose connection broke."""
         if not isinstance(cause, (EOFError, OSError)):
             return InfrastructureError(f"a worker answered nonsense: {cause}")
         try:
@@ -354,7 +400,11 @@ class _Process:
 
     def _last_words(self) -> str:
         size = os.fstat(self._errors.fileno()).st_size
-        text = os.pread(self._errors.fileno(), 2000, max(0, size - 2000)).decode("utf-8", "replace").strip("\0 \n")
+        text = (
+            os.pread(self._errors.fileno(), 2000, max(0, size - 2000))
+            .decode("utf-8", "replace")
+            .strip("\0 \n")
+        )
         return f":\n{text}" if text else ""
 
     def kill(self) -> None:
@@ -373,7 +423,9 @@ class _Process:
 
 
 def _marked(mark: bytes) -> Iterator[int]:
-    """The processes with *mark* in their environment: those of a worker, also in sessions of their own."""
+    """Yield the processes with *mark* in their environment: those of a worker, also in sessions of
+    their own.
+    """
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark in (folder / "environ").read_bytes():
@@ -381,10 +433,11 @@ def _marked(mark: bytes) -> Iterator[int]:
 
 
 def _program(channel: int, memory: int | None) -> str:
-    """What the fresh interpreter runs; it finds modules where this one does."""
+    """Return what the fresh interpreter runs; it finds modules where this one does."""
     size = None if memory is None else memory << 20
     return (
-        f"import sys; sys.path[:] = {sys.path!r}; from quintain_workers.worker import serve; serve({channel}, {size})"
+        f"import sys; sys.path[:] = {sys.path!r}; from quintain_workers.worker import serve; "
+        f"serve({channel}, {size})"
     )
 
 
@@ -393,7 +446,9 @@ def _shown(target: str | bytes) -> str:
 
 
 async def _readable(sock: socket.socket, seconds: float) -> bool:
-    """Wait until *sock* can be read; ``False`` after *seconds*. Data that is there always wins over the clock."""
+    """Wait until *sock* can be read; ``False`` after *seconds*. Data that is there always wins over
+    the clock.
+    """
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[bool] = loop.create_future()
 
@@ -412,7 +467,9 @@ async def _readable(sock: socket.socket, seconds: float) -> bool:
 
 
 def _dying(pid: int) -> bool:
-    """Whether the kernel has begun to take the process apart: until its last thread is gone it cannot be waited for."""
+    """Return whether the kernel has begun to take the process apart: until its last thread is gone
+    it cannot be waited for.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,11 +1,13 @@
-"""The inside of a worker process of `quintain_workers.pool`: a loop that reads calls and answers them.
+"""The inside of a worker process of `quintain_workers.pool`: a loop that reads calls and answers
+them.
 
 Kept apart from the pool so that a fresh interpreter imports almost nothing before its first call.
 
-Frames on the socket are a length (8 bytes, big-endian) and a pickle. The parent sends ``("load", n, target)`` and
-``("call", n, target, arguments, cpu_seconds)``; each is answered by ``(n, seconds, ok, payload)``, where the
-payload is a pickle of the value, or of module, name, arguments, text and traceback of the exception. Answers are plain
-data: their pickles name no class but those of `PLAIN`, so that reading one runs no code of the function.
+Frames on the socket are a length (8 bytes, big-endian) and a pickle. The parent sends ``("load", n,
+target)`` and ``("call", n, target, arguments, cpu_seconds)``; each is answered by ``(n, seconds,
+ok, payload)``, where the payload is a pickle of the value, or of module, name, arguments, text and
+traceback of the exception. Answers are plain data: their pickles name no class but those of
+`PLAIN`, so that reading one runs no code of the function.
 """
 
 from __future__ import annotations
@@ -83,13 +85,13 @@ class _Pickler(pickle.Pickler):
         if kind in _PLAIN:
             return NotImplemented
         raise TypeError(
-            f"the function returned a {kind.__module__}.{kind.__qualname__}; a worker returns plain data: "
-            "numbers, text, lists, tuples, dicts, sets"
+            f"the function returned a {kind.__module__}.{kind.__qualname__}; a worker returns "
+            "plain data: numbers, text, lists, tuples, dicts, sets"
         )
 
 
 def plain(value: Any) -> bytes:
-    """A pickle of plain data.
+    """Return a pickle of plain data.
 
     Raises:
         TypeError: *value* is something else.
@@ -108,12 +110,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 def unpacked(data: bytes) -> Any:
-    """The plain data of a pickle; what else it holds is refused before any of its code runs."""
+    """Return the plain data of a pickle; what else it holds is refused before any of its code
+    runs.
+    """
     return _Unpickler(io.BytesIO(data)).load()
 
 
 def resolve(target: str | bytes) -> Callable[..., Any]:
-    """The callable behind ``"module:name"`` or behind a pickle."""
+    """Return the callable behind ``"module:name"`` or behind a pickle."""
     if isinstance(target, bytes):
         function: Callable[..., Any] = pickle.loads(target)
         return function
@@ -127,7 +131,9 @@ def resolve(target: str | bytes) -> Callable[..., Any]:
 
 
 def packed(error: BaseException) -> bytes:
-    """A pickle of module, name, arguments, text and traceback of *error*; without arguments if they are not plain."""
+    """Return a pickle of module, name, arguments, text and traceback of *error*; without arguments
+    if they are not plain.
+    """
     where = "".join(traceback.format_exception(error)).rstrip()[-LONGEST_TEXT:]
     try:
         text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
@@ -141,7 +147,9 @@ def packed(error: BaseException) -> bytes:
 
 
 def raised(packed_error: tuple[str, str, tuple[Any, ...] | None, str, str]) -> Exception:
-    """The exception of `packed`, made without code of its class; a `RuntimeError` if this process has not the class."""
+    """Return the exception of `packed`, made without code of its class; a `RuntimeError` if this
+    process has not the class.
+    """
     module, name, args, text, where = packed_error
     kind: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -156,7 +164,9 @@ def raised(packed_error: tuple[str, str, tuple[Any, ...] | None, str, str]) -> E
 
 
 def _die_with_parent(channel: int) -> None:
-    """Even while a call spins in C code with the interpreter's lock held, where no thread of ours would run."""
+    """Even while a call spins in C code with the interpreter's lock held, where no thread of ours
+    would run.
+    """
     if sys.platform == "linux":
         import ctypes
 
@@ -165,7 +175,9 @@ def _die_with_parent(channel: int) -> None:
     def watch() -> None:
         poll = select.poll()
         poll.register(channel, 0)  # a hang-up is reported unasked
-        while not any(event & (select.POLLHUP | select.POLLNVAL | select.POLLERR) for _, event in poll.poll()):
+        while not any(
+            event & (select.POLLHUP | select.POLLNVAL | select.POLLERR) for _, event in poll.poll()
+        ):
             pass
         os.killpg(0, signal.SIGKILL)
 
@@ -180,7 +192,9 @@ def _protect_channel(channel: int) -> None:
 
 
 def _fresh_errors() -> None:
-    """Keep only what the present call writes to standard error (a file that the parent reads when a worker dies)."""
+    """Keep only what the present call writes to standard error (a file that the parent reads when a
+    worker dies).
+    """
     with contextlib.suppress(OSError):
         if os.fstat(2).st_size:
             os.ftruncate(2, 0)
@@ -191,7 +205,9 @@ def _limit_cpu(seconds: float) -> None:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     soft = int(usage.ru_utime + usage.ru_stime + seconds) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
+    )
 
 
 def _receive(channel: int) -> bytes | None:

@@ -1,7 +1,9 @@
-"""The solution's side: imports what the policy wrote and does what the tests ask for. Nothing here is trusted.
+"""The solution's side: imports what the policy wrote and does what the tests ask for. Nothing here
+is trusted.
 
-The first line of standard input is the job; each further line is a request, answered by one line. What the solution
-prints goes nowhere. Objects that are not plain data stay here, and the tests hold references to them.
+The first line of standard input is the job; each further line is a request, answered by one line.
+What the solution prints goes nowhere. Objects that are not plain data stay here, and the tests hold
+references to them.
 """
 
 from __future__ import annotations
@@ -23,8 +25,13 @@ sys.path.insert(0, HERE)
 from quintain_values import BUILTINS, Codec, NotPlainError, take_streams, write_all  # type: ignore[import-not-found]  # noqa: E402
 
 OPERATIONS = {name: getattr(operator, name) for name in dir(operator) if not name.startswith("_")}
-OPERATIONS |= {f.__name__: f for f in (iter, next, str, repr, hash, format, len, int, float, isinstance, bool)}
-OPERATIONS |= {"enter": lambda x: type(x).__enter__(x), "exit": lambda x: type(x).__exit__(x, None, None, None)}
+OPERATIONS |= {
+    f.__name__: f for f in (iter, next, str, repr, hash, format, len, int, float, isinstance, bool)
+}
+OPERATIONS |= {
+    "enter": lambda x: type(x).__enter__(x),
+    "exit": lambda x: type(x).__exit__(x, None, None, None),
+}
 OPERATIONS |= {"setattr": setattr, "delattr": delattr, "getattr": getattr}
 MUTABLE = (list, dict, set, bytearray)
 
@@ -32,21 +39,23 @@ MUTABLE = (list, dict, set, bytearray)
 class Callback:
     """A function of the tests, which they pass as an argument."""
 
-    def __init__(self, server: Server, number: int) -> None:
+    def __init__(self, server: SolutionServer, number: int) -> None:
         self._server, self._number = server, number
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         return self._server.ask(["callback", self._number, list(args), keywords])
 
 
-class Server:
+class SolutionServer:
     """Answers requests about the solution's modules."""
 
     def __init__(self, source: Any, sink: int, *, in_place: bool) -> None:
         self._source, self._sink, self._in_place = source, sink, in_place
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._codec = Codec(self._refer, {"ref": self._objects.__getitem__, "callback": self._callback})
+        self._codec = Codec(
+            self._refer, {"ref": self._objects.__getitem__, "callback": self._callback}
+        )
 
     def _callback(self, number: int) -> Callback:
         return Callback(self, number)
@@ -66,7 +75,9 @@ class Server:
         return self._numbers[id(value)]
 
     def _lineage(self, value: Any) -> Any:
-        """Of an exception class: its own classes, nearest first, then the built-in one; else nothing."""
+        """Of an exception class: its own classes, nearest first, then the built-in one; else
+        nothing.
+        """
         if not (isinstance(value, type) and issubclass(value, BaseException)):
             return None
         own: list[Any] = []
@@ -117,7 +128,9 @@ class Server:
             self._send(["refuse", number, str(e)])
 
     def _about(self, error: BaseException) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments and attributes of an exception, as far as they are plain; otherwise its text."""
+        """Arguments and attributes of an exception, as far as they are plain; otherwise its
+        text.
+        """
         try:
             about = list(error.args), {k: v for k, v in vars(error).items() if type(k) is str}
             Codec().write(about)
@@ -154,7 +167,7 @@ def main() -> None:
     job = json.loads(source.readline())
     random.seed(0)  # the same solution gets the same score
     sys.argv[:] = ["solution"]
-    Server(source, sink, in_place=job["in_place"]).serve()
+    SolutionServer(source, sink, in_place=job["in_place"]).serve()
     os._exit(0)
 
 

@@ -1,8 +1,10 @@
-"""The tests' side: runs them, with the names of the solution bound to proxies, and counts what passed.
+"""The tests' side: runs them, with the names of the solution bound to proxies, and counts what
+passed.
 
-The first line of standard input is the job. Afterwards each line that is written is a request to the solution (``C``)
-or the verdict (``D``), and each line that is read is a reply (``R``) or the news that the solution has ended (``X``).
-Replies are rebuilt by `Codec`, so that no code of the solution runs here.
+The first line of standard input is the job. Afterwards each line that is written is a request to
+the solution (``C``) or the verdict (``D``), and each line that is read is a reply (``R``) or the
+news that the solution has ended (``X``). Replies are rebuilt by `Codec`, so that no code of the
+solution runs here.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from quintain_values import (  # type: ignore[import-not-found]  # noqa: E402
 )
 
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
-RAISED: dict[str, Any] = {n: v for n, v in BUILTINS.items() if isinstance(v, type) and issubclass(v, Exception)}
+RAISED: dict[str, Any] = {
+    n: v for n, v in BUILTINS.items() if isinstance(v, type) and issubclass(v, Exception)
+}
 RAISED["SystemExit"] = SystemExit
 for _name in ("StopIteration", "StopAsyncIteration"):  # either would end a loop of the tests early
     del RAISED[_name]
@@ -89,7 +93,7 @@ class Link:
         return proxy
 
     def _error(self, lineage: Any) -> type[BaseException]:
-        """The class that stands for an exception class of the solution."""
+        """Return the class that stands for an exception class of the solution."""
         own, name = lineage
         kind: Any = RAISED.get(name, SolutionError)
         for number, own_name in reversed(own):
@@ -99,15 +103,21 @@ class Link:
         return kind  # type: ignore[no-any-return]
 
     def permit(self, operation: str, name: str) -> None:
-        """Count an operation that hands a value of the tests to an object of the solution, or decides by one.
+        """Count an operation that hands a value of the tests to an object of the solution, or
+        decides by one.
 
-        Only as many as the reference needs are allowed, so that no object takes the place of plain data: its methods
-        would see what the tests expect.
+        Only as many as the reference needs are allowed, so that no object takes the place of plain
+        data: its methods would see what the tests expect.
         """
         used = self.used.setdefault(self.test, {})
         used[operation] = used.get(operation, 0) + 1
-        if self._allowed is not None and used[operation] > self._allowed.get(self.test, {}).get(operation, 0):
-            raise self.taint("unsupported", f"{operation!r} of a {name} of the solution, where plain data is expected")
+        if self._allowed is not None and used[operation] > self._allowed.get(self.test, {}).get(
+            operation, 0
+        ):
+            raise self.taint(
+                "unsupported",
+                f"{operation!r} of a {name} of the solution, where plain data is expected",
+            )
 
     def taint(self, outcome: str, reason: str) -> NotPlainError:
         """Fail the current test."""
@@ -126,7 +136,7 @@ class Link:
         write_all(self._sink, data)
 
     def ask(self, kind: str, *rest: Any) -> Any:
-        """What the solution replies: a value, or its exception."""
+        """Return what the solution replies: a value, or its exception."""
         if self.lost:
             raise LostError(self.lost[1])
         self._number += 1
@@ -135,7 +145,9 @@ class Link:
         while True:
             line = self._source.readline().decode("ascii", "replace")
             if not line or line[0] == "X":
-                raise self._lose(*(json.loads(line[1:]) if line else ("crashed", "the solution has ended")))
+                raise self._lose(
+                    *(json.loads(line[1:]) if line else ("crashed", "the solution has ended"))
+                )
             try:
                 reply = self._codec.read(line[1:])
                 if reply[0] != "callback":
@@ -166,7 +178,7 @@ class Link:
             _replace(args[index], new)
 
     def _answer(self, status: str, content: list[Any], kind: str, rest: Any) -> Any:
-        """The value of a reply, or the exception that it stands for."""
+        """Return the value of a reply, or the exception that it stands for."""
         if status == "value":
             value, *changed = content
             if changed and changed[0]:
@@ -181,7 +193,9 @@ class Link:
         lineage, args, attributes = content
         error: Any = SolutionError(*args) if lineage is None else self._error(lineage)(*args)
         if hasattr(type(error), "_q_number"):
-            vars(error).update({k: v for k, v in attributes.items() if type(k) is str and not k.startswith("_")})
+            vars(error).update(
+                {k: v for k, v in attributes.items() if type(k) is str and not k.startswith("_")}
+            )
         return error
 
 
@@ -230,10 +244,16 @@ class Proxy:
         return self._q_link.ask("op", name, self, other)
 
     def __instancecheck__(self, value: Any) -> bool:
-        return isinstance(value, Proxy) and self._q_link.ask("op", "isinstance", value, self) is True
+        return (
+            isinstance(value, Proxy) and self._q_link.ask("op", "isinstance", value, self) is True
+        )
 
     def __repr__(self) -> str:
-        return self._q_link.ask("op", "repr", self) if not self._q_link.lost else f"<{self._q_name} of the solution>"
+        return (
+            self._q_link.ask("op", "repr", self)
+            if not self._q_link.lost
+            else f"<{self._q_name} of the solution>"
+        )
 
 
 def _operation(name: str, *, guarded: bool = True, reflected: bool = False) -> Any:
@@ -241,14 +261,20 @@ def _operation(name: str, *, guarded: bool = True, reflected: bool = False) -> A
         link = object.__getattribute__(self, "_q_link")
         if guarded:
             link.permit(name, self._q_name)
-        return link.ask("op", name, *operands, self) if reflected else link.ask("op", name, self, *operands)
+        return (
+            link.ask("op", name, *operands, self)
+            if reflected
+            else link.ask("op", name, self, *operands)
+        )
 
     return method
 
 
 for _name in "str format len iter next getitem setitem delitem enter".split():
     setattr(Proxy, f"__{_name}__", _operation(_name, guarded=False))
-for _name in "int float index lt le gt ge neg pos invert abs contains bool hash iadd isub imul".split():
+for (
+    _name
+) in "int float index lt le gt ge neg pos invert abs contains bool hash iadd isub imul".split():
     setattr(Proxy, f"__{_name}__", _operation(_name))
 for _name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split():
     _function = {"and": "and_", "or": "or_"}.get(_name, _name)
@@ -298,7 +324,9 @@ def run_tests(link: Link, job: dict[str, Any]) -> list[list[str]]:
     results = []
     for number, test in enumerate(job["tests"], 1):
         code = compile(test, f"<test {number}>", "exec")
-        results.append(_attempt(link, functools.partial(exec, code, space)) if start[0] == "passed" else start)
+        results.append(
+            _attempt(link, functools.partial(exec, code, space)) if start[0] == "passed" else start
+        )
     return results
 
 
@@ -321,7 +349,9 @@ def _attempt(link: Link, function: Any) -> list[str]:
 
 
 class Counter:
-    """A pytest plugin that notes each test's outcome: passed only if set-up, call and tear-down passed."""
+    """A pytest plugin that notes each test's outcome: passed only if set-up, call and tear-down
+    passed.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -333,9 +363,15 @@ class Counter:
         self._link.test = nodeid
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        known = self.outcomes.setdefault(report.nodeid, ["error", "the test did not run to its end"])
+        known = self.outcomes.setdefault(
+            report.nodeid, ["error", "the test did not run to its end"]
+        )
         passed = report.outcome == "passed" and not hasattr(report, "wasxfail")
-        bad = self._link.lost or self._link.fault or (None if passed else ("failed", _last_line(report)))
+        bad = (
+            self._link.lost
+            or self._link.fault
+            or (None if passed else ("failed", _last_line(report)))
+        )
         if bad and report.nodeid not in self._bad:
             self._bad.add(report.nodeid)
             known[:] = bad
@@ -362,8 +398,18 @@ def run_suite(link: Link, job: dict[str, Any]) -> dict[str, list[str]]:
 
     folder = os.path.join(HERE, "suite")
     counter = Counter(link)
-    options = ["-q", "-p", "no:cacheprovider", "--assert=plain", "--tb=line", "--rootdir", folder, "-c", os.devnull]
-    pytest.main([*options, "--import-mode=importlib", folder], plugins=[counter])
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--assert=plain",
+        "--tb=line",
+        "--import-mode=importlib",
+    ]
+    # Without --confcutdir pytest reads the conftest.py of every folder from that of the
+    # configuration file down.
+    options += ["-c", os.devnull, "--rootdir", folder, "--confcutdir", folder]
+    pytest.main([*options, folder], plugins=[counter])
     return counter.outcomes
 
 
@@ -373,7 +419,9 @@ def main() -> None:
     link = Link(source, sink, job)
     verdict: dict[str, Any] = {"nonce": job["nonce"]}
     try:
-        verdict["results"] = run_tests(link, job) if job["kind"] == "function" else run_suite(link, job)
+        verdict["results"] = (
+            run_tests(link, job) if job["kind"] == "function" else run_suite(link, job)
+        )
     except BaseException as e:  # noqa: BLE001 - nobody reads standard error
         verdict["fault"] = f"{type(e).__name__}: {e}"[:500]
     verdict["used"] = link.used

@@ -37,7 +37,9 @@ _SHARED = """
     oct ord pow range repr round set sorted str sum tuple type
 """.split()
 BUILTINS: dict[str, Any] = {name: getattr(builtins, name) for name in _SHARED}
-BUILTINS |= {n: v for n, v in vars(builtins).items() if isinstance(v, type) and issubclass(v, Exception)}
+BUILTINS |= {
+    n: v for n, v in vars(builtins).items() if isinstance(v, type) and issubclass(v, Exception)
+}
 """Types and functions that both sides have, by name."""
 _NAMES = {id(value): name for name, value in BUILTINS.items()}
 
@@ -83,7 +85,7 @@ def _bytes(text: Any) -> bytes:
 
 
 def _numbers(module: str, name: str) -> Callable[[Any], Any]:
-    """A constructor of whole numbers only: dates and fractions are also made of text and of pickled states.
+    """Return a constructor of whole numbers only: dates and fractions are also made of text and of pickled states.
 
     Its module is imported at first use, because every sandbox would pay for it.
     """
@@ -127,7 +129,18 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
 }
 """What makes a value of the content of each tag; any exception refuses it."""
 _BRACKETS = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"')
-_OF_LISTS = {"tuple", "dict", "set", "frozenset", "complex", "range", "counter", "ordered", "deque", "fraction"}
+_OF_LISTS = {
+    "tuple",
+    "dict",
+    "set",
+    "frozenset",
+    "complex",
+    "range",
+    "counter",
+    "ordered",
+    "deque",
+    "fraction",
+}
 _OF_LISTS |= {"date", "time", "datetime", "timedelta"}
 
 
@@ -139,7 +152,11 @@ class Codec:
         more: further tags, as in `BUILDERS`.
     """
 
-    def __init__(self, refer: Callable[[Any], Any] | None = None, more: dict[str, Callable[[Any], Any]] | None = None):
+    def __init__(
+        self,
+        refer: Callable[[Any], Any] | None = None,
+        more: dict[str, Callable[[Any], Any]] | None = None,
+    ):
         self._refer = refer
         self._builders = {**BUILDERS, **(more or {})}
         self._json = json.JSONDecoder(
@@ -158,14 +175,14 @@ class Codec:
         return text
 
     def read(self, text: str) -> Any:
-        """The value of a line that `write` wrote.
+        """Return the value of a line that `write` wrote.
 
         Raises:
             MalformedError: it is no such line.
         """
         if len(text) > SIZE:
             raise MalformedError(f"{len(text)} characters; at most {SIZE} are read")
-        if text.count("[") + text.count("{") > NESTED and _nesting(text) > NESTED:
+        if text.count("[") + text.count("{") > NESTED and _nested_too_deeply(text):
             raise MalformedError("nested too deeply")
         try:
             value, end = self._json.raw_decode(text)
@@ -202,7 +219,9 @@ class Codec:
         if kind is str or kind is bool or value is None:
             return value
         if kind is int:
-            return value if -(1 << PLAIN_BITS) < value < 1 << PLAIN_BITS else {"int": _digits(value)}
+            return (
+                value if -(1 << PLAIN_BITS) < value < 1 << PLAIN_BITS else {"int": _digits(value)}
+            )
         if kind is float:
             return value if math.isfinite(value) else {"float": str(value)}
         if depth <= 0:
@@ -212,13 +231,18 @@ class Codec:
         if kind in _SEQUENCES:
             return {_SEQUENCES[kind]: [self.plain(item, depth - 1) for item in value]}
         if kind in _MAPPINGS:
-            pairs = [[self.plain(k, depth - 1), self.plain(v, depth - 1)] for k, v in dict.items(value)]
+            pairs = [
+                [self.plain(k, depth - 1), self.plain(v, depth - 1)] for k, v in dict.items(value)
+            ]
             return {_MAPPINGS[kind]: pairs}
         if kind in _OTHERS:
             tag, content = _OTHERS[kind](value)
             return {tag: self.plain(content, depth - 1)}
         library = _LIBRARY.get((kind.__module__, kind.__qualname__))
-        if library is not None and getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind:
+        if (
+            library is not None
+            and getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
+        ):
             tag, content = library(value)
             return {tag: self.plain(content, depth - 1)}
         if _NAMES.get(id(value)) is not None:
@@ -228,16 +252,17 @@ class Codec:
         return self._refer(value)
 
 
-def _nesting(text: str) -> int:
-    """Most arrays and objects that are open at one place."""
-    depth = most = 0
+def _nested_too_deeply(text: str) -> bool:
+    """Return whether more than `NESTED` arrays and objects are open at one place."""
+    depth = 0
     for match in _BRACKETS.finditer(text):
         if match[0] in "[{":
             depth += 1
-            most = max(most, depth)
+            if depth > NESTED:
+                return True
         elif match[0] in "]}":
             depth -= 1
-    return most
+    return False
 
 
 def _digits(value: int) -> str:
@@ -253,7 +278,12 @@ def _naive(value: Any, *parts: Any) -> list[Any]:
 
 
 _SEQUENCES: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset"}
-_MAPPINGS: dict[type, str] = {dict: "dict", defaultdict: "dict", OrderedDict: "ordered", Counter: "counter"}
+_MAPPINGS: dict[type, str] = {
+    dict: "dict",
+    defaultdict: "dict",
+    OrderedDict: "ordered",
+    Counter: "counter",
+}
 _OTHERS: dict[type, Callable[[Any], tuple[str, Any]]] = {
     complex: lambda v: ("complex", [v.real, v.imag]),
     bytes: lambda v: ("bytes", v.hex()),

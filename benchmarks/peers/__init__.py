@@ -1,1 +1,0 @@
-"""The other side of each comparison. These modules run under `benchmarks/.peers` and import no Quintain."""

@@ -1,0 +1,88 @@
+"""What ``quintain eval --like RUN`` takes from a run: its own evaluation, as the recipe says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..interfaces.algorithm import Algorithm
+    from ..recipe.tables import ComponentTable, EnvironmentTable, Recipe
+    from ..services.manager import Choice
+    from ..store.run_folder import RunFolder
+    from ..types.sampling import Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """What an evaluation measures, and how.
+
+    Attributes:
+        environment: with its arguments, its rewards and its system message.
+        model: the run, which `quintain eval` takes as a model; empty if there is none.
+        services: the component of each slot.
+        tasks: the first ones of *split*; ``None`` is all.
+        samples: rollouts of each task.
+    """
+
+    environment: EnvironmentTable
+    model: str = ""
+    services: Mapping[str, Choice]
+    split: str
+    tasks: int | None
+    samples: int
+    sampling: Sampling
+    seed: int
+
+    def with_environment(self, **changes: Any) -> EvaluationSettings:
+        """Return the same settings with *changes* to the environment."""
+        return replace(self, environment=self.environment.model_copy(update=changes))
+
+
+def settings_of(folder: RunFolder) -> EvaluationSettings:
+    """Return the settings with which a run evaluates its first environment after its last step.
+
+    Raises:
+        UsageError: the recipe does not fit what is installed.
+    """
+    from ..recipe.plan import EvaluationPlan
+    from ..recipe.resolve import resolve_algorithm
+    from ..recipe.tables import Recipe
+
+    recipe = Recipe.parse(folder.recipe())
+    algorithm = resolve_algorithm(recipe)
+    plan = EvaluationPlan.of(recipe, algorithm)
+    split, tasks = plan.test_split, plan.test_tasks
+    if tasks == 0:
+        split, tasks = plan.split, plan.tasks
+    measured = ((folder.summary() or {}).get("held_out", {}).get("after") or {}).get("tasks")
+    if tasks and measured and measured < tasks and len(plan.environments) == 1:
+        tasks = None  # the whole split has fewer
+    return EvaluationSettings(
+        environment=recipe.environments[0],
+        model=str(folder.shown),
+        services=_services_of(recipe, algorithm, str(folder.shown)),
+        split=split,
+        tasks=tasks,
+        samples=plan.samples,
+        sampling=plan.sampling,
+        seed=recipe.run.seed,
+    )
+
+
+def _services_of(recipe: Recipe, algorithm: Algorithm, run: str) -> dict[str, ComponentTable]:
+    """Return the services that the first environment needs, as they are without a learner."""
+    from ..recipe.resolve import chosen, resolve_environment_table
+    from ..recipe.tables import ComponentTable
+    from ..registry.lookup import current
+    from ..services.manager import find_service
+
+    services = chosen(recipe, algorithm)
+    slots = resolve_environment_table(recipe.environments[0]).slots
+    for slot in slots & services.keys():
+        component = current().resolve(find_service(services[slot].use))
+        if (stand_in := getattr(component, "in_evaluation", None)) is not None:
+            use, args = stand_in(slot, services[slot].args, run)
+            services[slot] = ComponentTable(use=use, args=dict(args))
+    return {slot: services[slot] for slot in sorted(slots & services.keys())}

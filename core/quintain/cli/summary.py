@@ -1,0 +1,179 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..console.metrics import alert_intervals
+from ..console.screen import clock, printable, program
+from ..recipe.resolve import resolve_environment_table
+from ..registry.known import known_plugins
+from ..registry.lookup import current
+from ..store.storage import steps_in
+from ..types.sampling import decoding
+
+if TYPE_CHECKING:
+    from ..store.run_folder import RunFolder
+
+PHASES = {"model": "preparing the model", "record": "writing metrics"}
+
+
+def show(summary: Mapping[str, Any], folder: RunFolder) -> None:
+    """Print accuracy before and after, costs, paths and next commands."""
+    print()
+    for name, text in rows(summary, folder):
+        print(printable(f"{name:<26}{text}"))
+
+
+def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]:
+    """Return the rows of the table."""
+    seconds = dict(summary["seconds"])
+    total = seconds.pop("total")
+    spent = sorted(((k, v) for k, v in seconds.items() if v >= 0.05), key=lambda x: -x[1])
+    spent_on = ", ".join(f"{PHASES.get(k, k)} {v:.1f} s" for k, v in spent)
+    alerted = alerts(folder.metrics()) or missing("alerts", "warns when a run becomes unhealthy")
+    return [
+        *held_out(summary["held_out"]["before"], summary["held_out"]["after"], folder),
+        *yardsticks(summary["held_out"]),
+        (
+            "steps, samples, tokens",
+            f"{summary['steps']:,}, {summary['samples']:,}, {summary['tokens']:,}",
+        ),
+        *([("stopped by", summary["stopped"])] if summary.get("stopped") else []),
+        *(
+            ("" if i else "time", part)
+            for i, part in enumerate(textwrap.wrap(f"{clock(total)} ({spent_on})", 53))
+        ),
+        *(
+            [("failures left out", str(sum(summary["failures"].values())))]
+            if summary["failures"]
+            else []
+        ),
+        *([("alerts", alerted)] if alerted else []),
+        ("run folder", str(folder.shown)),
+        *([("curves", text)] if (text := curves(folder)) else []),
+        ("model", str(model_of(folder))),
+        *(("" if i else "next", text) for i, text in enumerate(next_commands(folder))),
+    ]
+
+
+def next_commands(folder: RunFolder) -> list[str]:
+    """Return what to do after a run: commands that fit a terminal."""
+    if model_of(folder) == "none":
+        return ["nothing was trained: the goal of stop.accuracy was reached at the start"]
+    commands = [["chat", str(folder.shown)], ["eval", "--like", str(folder.shown)]]
+    if steps_in(folder.rollouts):
+        commands.insert(1, ["rollouts", str(folder.shown)])
+    return [f"{program()} {shlex.join(words)}" for words in commands]
+
+
+def held_out(
+    before: Mapping[str, Any], after: Mapping[str, Any], folder: RunFolder
+) -> list[tuple[str, str]]:
+    """Accuracies, or rewards where every outcome is a proxy on a scale of its own: 1 is no success
+    there.
+    """
+    from ..recipe.tables import Recipe
+
+    specs = [
+        resolve_environment_table(table) for table in Recipe.parse(folder.recipe()).environments
+    ]
+    rewards = [spec.reward or spec.component.reward for spec in specs]
+    if (
+        not all(reward.proxy and reward.range is None for reward in rewards)
+        or after.get("reward") is None
+    ):
+        return accuracies(before, after)
+    means = " -> ".join(
+        "not measured" if m.get("reward") is None else f"{m['reward']:.3f}" for m in (before, after)
+    )
+    return [
+        ("held-out reward", f"{means} (a scale of its own, on {tasks_of(after)}; no success rate)")
+    ]
+
+
+def accuracies(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return a heading, and before and after with their intervals for each way of decoding."""
+    if before.get("accuracy") is None and after.get("accuracy") is None:
+        return [("held-out accuracy", "not measured")]
+    heading = [("held-out accuracy", f"before -> after, 95 % intervals, {tasks_of(after)}")]
+    ways = [
+        (before, after),
+        *(
+            [(before.get("other_decoding", {}), after["other_decoding"])]
+            if "other_decoding" in after
+            else []
+        ),
+    ]
+    for first, last in ways:
+        fewer = (
+            "" if last.get("tasks") == after.get("tasks") else f", first {last.get('tasks')} tasks"
+        )
+        name = f"{decoding(last['temperature']) if 'temperature' in last else 'success'}{fewer}"
+        heading.append((f"  {name}", f"{accuracy(first)} -> {accuracy(last)}"))
+    return heading
+
+
+def tasks_of(measured: Mapping[str, Any]) -> str:
+    """Number and split of the tasks of an evaluation."""
+    return " ".join(str(measured[key]) for key in ("tasks", "split") if key in measured) + " tasks"
+
+
+def accuracy(measured: Mapping[str, Any]) -> str:
+    """Return a percentage with its interval."""
+    if measured.get("accuracy") is None:
+        return "not measured"
+    text, low, high = f"{measured['accuracy']:.1%}", measured.get("low"), measured.get("high")
+    return text if low is None or high is None else f"{text} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def yardsticks(held_out: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the score that did not train, before and after; no rows without one."""
+    return [
+        (
+            f"yardstick {when}",
+            f"{measured['yardstick']:.3f} (95 % interval {measured['yardstick.low']:.3f} to "
+            f"{measured['yardstick.high']:.3f}; not trained on)",
+        )
+        for when in ("before", "after")
+        if (measured := held_out[when]).get("yardstick") is not None
+    ]
+
+
+def alerts(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the alerts and their steps; empty if there were none."""
+    intervals: dict[str, list[str]] = {}
+    for name, first, last in alert_intervals(records):
+        still = (
+            " to the end" if last == records[-1]["step"] else f" to {last}" if last > first else ""
+        )
+        intervals.setdefault(name, []).append(f"{first}{still}")
+    return ", ".join(f"{name} (step {' and '.join(when)})" for name, when in intervals.items())
+
+
+def curves(folder: RunFolder) -> str:
+    """Return the path of the learning curves, or the plugin that draws them; empty if the installed
+    plugin drew none.
+    """
+    if (folder.path / "curves.png").is_file():
+        return str(folder.shown / "curves.png")
+    return missing("curves", "draws the learning curves")
+
+
+def missing(hook: str, benefit: str) -> str:
+    """Return the pip line of the plugin with *hook* and what it does; empty if it is installed."""
+    if current().matching(hook, "hooks"):
+        return ""
+    return f"pip install {known_plugins()['hooks', hook]} {benefit}"
+
+
+def model_of(folder: RunFolder) -> Path | str:
+    """Return the model folder of the last checkpoint."""
+    from ..store.checkpoint import latest
+
+    checkpoint = latest(folder)
+    return folder.shown / checkpoint.model.relative_to(folder.path) if checkpoint else "none"

@@ -1,0 +1,360 @@
+"""Progress of a run: a live display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import shutil
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..types.rollout import AnyRollout, reaches
+from ..types.sampling import decoding
+from ..types.task import messages_of
+
+PAUSE = 10.0
+"""Seconds between the lines that report the progress of a phase."""
+SILENCE = 60.0
+"""Seconds without a line after which plain lines say which phase still runs."""
+
+MOST_UPDATES = 20
+"""Lines that `Screen.update` prints at most."""
+
+
+class Screen(AbstractContextManager["Screen"]):
+    """Plain lines, one per event, for logs and pipes; `for_terminal` returns the live screen on a
+    terminal.
+
+    Args:
+        out: stream to write to.
+        quiet: write only warnings.
+        dated: begin each line with the local time.
+    """
+
+    def __init__(
+        self, out: TextIO | None = None, *, quiet: bool = False, dated: bool = False
+    ) -> None:
+        self._out = out or sys.stderr
+        self._quiet, self._dated = quiet, dated
+        self._phase_name, self._phase_began, self._took = "", 0.0, dict[str, float]()
+        self._steps, self._done_before, self._split = 0, 0, "held-out"
+        self._temperature: float | None = None
+        self._best_reward: float | None = None
+        self._bound = "about"
+        self._began = self._printed = time.monotonic()
+        self._lines, self._printing, self._ended = list[str](), threading.Lock(), threading.Event()
+        Screen.phase(self, "")
+
+    def __enter__(self) -> Screen:
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._thread.join(1.0)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(1.0):
+            self.report_silence()
+
+    def report_silence(self) -> None:
+        """Say how long the phase takes by now, if the last line is `SILENCE` seconds old."""
+        if self._phase_name and time.monotonic() - self._printed >= SILENCE:
+            done = f"{self._items_done} of {self._items}, " if self._items else ""
+            self.note(
+                f"{self._phase_name}: {done}{clock(time.monotonic() - self._phase_began)} so far"
+            )
+
+    def note(self, text: str) -> None:
+        """Print one line, unless quiet."""
+        if not self._quiet:
+            self._print(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning, also if quiet."""
+        self._print(f"warning: {text}")
+
+    def start(
+        self,
+        steps: int,
+        done: int = 0,
+        split: str = "held-out",
+        *,
+        temperature: float | None = None,
+        best_reward: float | None = None,
+        may_end_early: bool = False,
+    ) -> None:
+        """Training begins at step *done* of *steps*; held-out accuracy is that of *split*.
+
+        Args:
+            temperature: of the training samples.
+            best_reward: the highest reward of a sample, if it is known.
+            may_end_early: a limit of ``[stop]`` may end the run before *steps*.
+        """
+        self._steps = steps
+        self._done_before = done
+        self._began = time.monotonic()
+        self._split = split
+        self._temperature, self._best_reward = temperature, best_reward
+        self._bound = "at most" if may_end_early else "about"
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Start the phase *name*, with *total* items; report that if its kind is new or took over
+        `PAUSE` seconds.
+        """
+        before, kind = (re.sub(r"\d+", "", text) for text in (self._phase_name, name))
+        self._took[before], self._phase_began = (
+            time.monotonic() - self._phase_began,
+            time.monotonic(),
+        )
+        if name and self._took.get(kind, PAUSE) >= PAUSE:
+            self.note(f"{name} ...")
+        self._phase_name, self._items, self._items_done = name, total, 0
+        self._tenths, self._reported = 0, time.monotonic()
+
+    def advance(self, piece: object = None) -> None:
+        """Count one item of the phase; report at most each tenth of it, and each `PAUSE`
+        seconds.
+        """
+        self._items_done += 1
+        tenths = self._items_done * 10 // self._items if self._items else 0
+        if tenths > self._tenths and time.monotonic() - self._reported >= PAUSE:
+            self._tenths, self._reported = tenths, time.monotonic()
+            self.note(f"{self._phase_name}: {self._items_done} of {self._items}")
+
+    def update(self, number: int, total: int, text: str) -> None:
+        """Count update *number* of *total*, from 1, as one item of the phase; print *text* for
+        `MOST_UPDATES` of them.
+        """
+        self.advance()
+        if number * MOST_UPDATES // total > (number - 1) * MOST_UPDATES // total:
+            self.note(f"update {number}/{total}  {text}")
+
+    def step(self, step: int, metrics: Mapping[str, Any], *, last: bool = False) -> None:
+        """Print the metrics of a step and, unless it is the *last*, the time left.
+
+        After the first one of the process also a forecast, if that is over a minute.
+        """
+        more, first = self._steps - step, step == self._done_before + 1
+        if first and (
+            spent := sum(value for key, value in metrics.items() if key.startswith("seconds."))
+        ):
+            self._began = time.monotonic() - spent  # without the evaluation before
+        left = (time.monotonic() - self._began) / max(step - self._done_before, 1) * more
+        count, time_left = f"step {step}/{self._steps}", f"{self._bound} {rough(left)} left"
+        self._write_step(count, metrics, "" if last else time_left)
+        if first and left > 60 and not last:
+            pace = f"{left / more:.2g} s" if left / more < 60 else f"{left / more / 60:.1f} min"
+            forecast = (
+                f"{self._bound} {rough(left)} for the other {more} steps, without evaluations"
+            )
+            self.note(f"{pace} a step: {forecast}")
+
+    def _write_step(self, count: str, metrics: Mapping[str, Any], time_left: str) -> None:
+        self.note("  ".join(part for part in (count, *self._shown(metrics), time_left) if part))
+
+    def _shown(self, metrics: Mapping[str, Any], width: int = 10**6) -> list[str]:
+        """Return the main metrics, as many as fit *width* characters."""
+        measured = [(key, form) for key, form in SHOWN if metrics.get(key) is not None]
+        texts = {key: form.format(metrics[key], split=self._split) for key, form in measured}
+        if self._temperature is not None and "success" in texts:
+            texts["success"] += f" (T {self._temperature:g})"
+        if self._best_reward is not None and "reward.mean" in texts:
+            texts["reward.mean"] += f" of {self._best_reward:g}"
+        for key in LEFT_OUT:
+            if len("  ".join(texts.values())) > width:
+                texts.pop(key, None)
+        return list(texts.values())
+
+    def evaluation(
+        self, split: str, step: int, metrics: Mapping[str, Any], rollouts: Iterable[AnyRollout]
+    ) -> None:
+        """Print the accuracy of an evaluation, and one right and one wrong answer of its
+        *rollouts*.
+        """
+        if metrics["accuracy"] is not None:
+            tasks = f"{metrics['tasks']:,} tasks"
+            how = decoding(metrics["temperature"])
+            yardstick = f"; yardstick {metrics['yardstick']:.3g}" if "yardstick" in metrics else ""
+            self.note(
+                f"{split}, step {step}: {metrics['accuracy']:.1%} of {tasks} right, "
+                f"{how}{yardstick}"
+            )
+        self.answers(split, step, rollouts)
+
+    def answers(self, split: str, step: int, rollouts: Iterable[AnyRollout]) -> None:
+        """Print one right and one wrong answer of an evaluation; which ones changes with *step*."""
+        valid = [r for r in rollouts if r.valid and r.outcome]
+        for name, success in (("right", True), ("wrong", False)):
+            if matching := [r for r in valid if r.outcome and reaches(r.outcome.total) is success]:
+                self.note(f"{split}, step {step}, {name}:{answer(matching[step % len(matching)])}")
+
+    def alerts(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """Print the messages of the alerts that began (also if quiet) and the names of those that
+        ended.
+        """
+        for name in (n for n in now if n not in before):
+            self._print(f"alert: {now[name]}")
+        for name in (n for n in before if n not in now):
+            self.note(f"alert over: {name}")
+
+    def _print(self, text: str) -> None:
+        self._lines.append(text)
+        self._printed = time.monotonic()
+        # a signal handler's line waits for its turn
+        while self._lines and self._printing.acquire(blocking=False):
+            try:
+                while self._lines:
+                    self._write(self._lines.pop(0))
+            finally:
+                self._printing.release()
+
+    def _write(self, text: str) -> None:
+        print(
+            f"{time.strftime('%F %T ') * self._dated}{printable(text)}", file=self._out, flush=True
+        )
+
+
+class LiveScreen(Screen):
+    """Progress bars of the run and the phase, below the lines of the last steps."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        super().__init__(out)
+        from rich import progress as bars
+        from rich.console import Console
+        from rich.theme import Theme
+
+        # yellow by default
+        self._console = Console(file=self._out, theme=Theme({"progress.elapsed": "none"}))
+        counts = bars.BarColumn(20), bars.MofNCompleteColumn(), bars.TimeElapsedColumn()
+        columns = bars.SpinnerColumn(), bars.TextColumn("{task.description}"), *counts
+        self._progress = bars.Progress(*columns, console=self._console, transient=True)
+        self._training: Any = None
+        self._phase: Any = None
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        self._progress.stop()
+
+    def start(self, steps: int, done: int = 0, split: str = "held-out", **told: Any) -> None:
+        super().start(steps, done, split, **told)
+        self._training = self._progress.add_task("training", total=steps, completed=done)
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        # not before the first phase: bars of a download need a terminal of their own
+        self._progress.start()
+        if self._phase is not None:
+            self._progress.remove_task(self._phase)
+        self._phase = self._progress.add_task(name, total=total)
+
+    def advance(self, piece: object = None) -> None:
+        if self._phase is not None:
+            self._progress.advance(self._phase)
+
+    def step(self, step: int, metrics: Mapping[str, Any], *, last: bool = False) -> None:
+        super().step(step, metrics, last=last)
+        if self._training is not None:
+            self._progress.update(self._training, completed=step)
+
+    def _write_step(self, count: str, metrics: Mapping[str, Any], time_left: str) -> None:
+        """On a terminal the time left stands beside the bar, where it does not scroll away."""
+        self.note("  ".join([count, *self._shown(metrics, self._console.width - len(count) - 2)]))
+        if self._training is not None:
+            self._progress.update(
+                self._training, description=f"training, {time_left}" if time_left else "training"
+            )
+
+    def _write(self, text: str) -> None:
+        self._console.print(printable(text), highlight=False, markup=False)
+
+
+def for_terminal(out: TextIO | None = None, *, quiet: bool = False) -> Screen:
+    """Return the live screen on a terminal, plain lines with the time elsewhere."""
+    out = out or sys.stderr
+    return LiveScreen(out) if out.isatty() and not quiet else Screen(out, quiet=quiet, dated=True)
+
+
+SHOWN = (
+    ("success", "{:.0%} of samples right"),
+    ("reward.mean", "reward {:.2f}"),
+    ("yardstick.mean", "yardstick {:.2f}"),
+    ("held_out.accuracy", "{split} {:.1%}"),
+    ("entropy", "entropy {:.2f}"),
+    ("length.mean", "length {:.0f}"),
+    ("tokens_per_second", "{:,.0f} tokens/s"),
+)
+LEFT_OUT = ("tokens_per_second", "length.mean", "held_out.accuracy", "entropy", "reward.mean")
+"""What a line that is too long drops first: all are in the metrics, and the accuracy has a line of
+its own.
+"""
+
+
+def answer(rollout: AnyRollout) -> str:
+    """Return the last message of the prompt, the last reply and the reason of the score, in lines
+    that fit the terminal.
+    """
+    width = max(20, min(shutil.get_terminal_size().columns, 120) - 2)
+    reason = rollout.outcome.reason if rollout.outcome else ""
+    texts = (
+        messages_of(rollout.task.prompt)[-1].content,
+        f"-> {rollout.reply or '(nothing)'}",
+        rollout.yardstick and f"(yardstick {rollout.yardstick.total:g})",
+        reason and f"({reason})",
+    )
+    lines = [
+        text if len(text) < 400 else f"{text[:200]} ... {text[-200:]}" for text in texts if text
+    ]
+    lines = [
+        textwrap.fill(" / ".join(s.split("\n")), width, subsequent_indent="   ") for s in lines
+    ]
+    return textwrap.indent("\n".join(["", *lines]), "  ")
+
+
+def printable(text: str) -> str:
+    """*text* without control characters, which a terminal would obey; line breaks and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def program() -> str:
+    """Return the shell command for ``quintain``: its name if it is on the path, else a path to the
+    running installation.
+    """
+    if shutil.which("quintain"):
+        return "quintain"
+    python = Path(sys.executable)
+    beside = python.with_name("quintain")
+    words = [beside] if beside.is_file() else [python, "-m", "quintain"]
+    working_folder = Path.cwd()
+    return shlex.join(
+        str(
+            w.relative_to(working_folder)
+            if isinstance(w, Path) and w.is_relative_to(working_folder)
+            else w
+        )
+        for w in words
+    )
+
+
+def rough(seconds: float) -> str:
+    """Return an estimate, rounded up: ``40 s``, ``3 min`` or ``2 h 10 min``."""
+    if seconds < 90:
+        return f"{math.ceil(seconds / 10) * 10} s"
+    if seconds < 7200:
+        return f"{math.ceil(seconds / 60)} min"
+    hours, tens = divmod(math.ceil(seconds / 600), 6)
+    return f"{hours} h" + f" {tens}0 min" * (tens > 0)
+
+
+def clock(seconds: float) -> str:
+    """``1:02:03`` or ``2:03``."""
+    minutes, rest = divmod(int(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

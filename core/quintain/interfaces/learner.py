@@ -1,0 +1,98 @@
+"""The learner: what a run trains the policy with.
+
+`quintain.learning.learner.Learner` implements `PolicyLearner` with torch in one process. Nothing
+here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from ..types.rollout import Group
+from .algorithm import Algorithm
+from .engine import Weights
+
+
+class TrainingBatch(Protocol):
+    """What a run asks of a learner's batch: how many of its tokens train."""
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens that train."""
+
+
+BatchT = TypeVar("BatchT", bound=TrainingBatch)
+PreparedT = TypeVar("PreparedT")
+AdvantagesT = TypeVar("AdvantagesT")
+
+
+class PolicyLearner(Protocol[BatchT, PreparedT, AdvantagesT]):
+    """What a run needs of a learner. A step is `batch`, `prepare`, `compute_advantages`, `step`;
+    then the engine takes the `weights`.
+
+    A run passes the batch, the prepared batch and the advantages on without looking inside: their
+    types are the learner's own.
+
+    A run builds it as ``kind(module, algorithm, **settings)`` with the settings of the recipe's
+    ``[learner]``.
+
+    Attributes:
+        module: what is trained; a checkpoint reads its configuration and its parameters.
+        algorithm: its pieces have their services once `serve` was called.
+        version: of the weights; each `step` publishes one more.
+    """
+
+    module: Any
+    algorithm: Algorithm | None
+    version: int
+
+    def serve(self, services: Mapping[str, Any]) -> None:
+        """Give the algorithm's pieces the services that they need, by slot.
+
+        Raises:
+            BindingError: a slot is empty.
+        """
+
+    def batch(
+        self, groups: Sequence[Group[Any, Any]], *, temperature: float, max_tokens: int | None
+    ) -> BatchT:
+        """Return the samples of *groups*: one per valid rollout and player. Its ``tokens`` counts
+        those that train.
+
+        *temperature* is that of sampling, hence of the policy; *max_tokens* the configured maximum
+        per turn.
+        """
+
+    def prepare(self, batch: BatchT) -> PreparedT:
+        """Compute log-probs under the frozen policies and rewards, for `compute_advantages` and
+        `step`.
+
+        Raises:
+            UsageError: the batch holds no token that trains.
+        """
+
+    async def compute_advantages(self, prepared: PreparedT) -> AdvantagesT:
+        """Return the advantages of a prepared batch, for `step`; awaits a piece that samples or
+        asks a service.
+        """
+
+    def step(self, prepared: PreparedT, *, advantages: AdvantagesT) -> dict[str, float]:
+        """Update the parameters over all epochs and minibatches; the weights have a new version.
+        Return the metrics.
+
+        Raises:
+            RunError: the gradient is not finite.
+        """
+
+    def weights(self) -> Weights:
+        """Return the weights of now, for `TokenEngine.update`."""
+
+    def state_dict(self, *, weights: bool = True) -> dict[str, Any]:
+        """Everything that a bitwise resume needs; without *weights* the module's are left out."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+AnyLearner = PolicyLearner[Any, Any, Any]

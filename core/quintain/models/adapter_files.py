@@ -1,0 +1,115 @@
+"""Folders with the adapters of a run alone, in the format of peft, and the identity of the model
+that they change.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from .hf import BASE_FILE, base_named, is_folder
+from .lora import base_of, named_tensors, without_warnings
+
+
+def adapter_tensors(module: nn.Module) -> Mapping[str, Tensor]:
+    """Return the tensors of the adapters of *module*, under the names of peft's files; they share
+    memory with it.
+    """
+    from peft import get_peft_model_state_dict
+
+    tensors: Mapping[str, Tensor] = get_peft_model_state_dict(module, save_embedding_layers=False)
+    return tensors
+
+
+def digest_of(module: nn.Module) -> str:
+    """Return the SHA-256 of the weights of *module* in float32, without its adapters: names, shapes
+    and values.
+
+    The same model gives the same digest with and without adapters, in each precision that holds its
+    saved values.
+    """
+
+    def digest(item: tuple[str, Tensor]) -> str:
+        name, tensor = item
+        values = tensor.detach().to("cpu", torch.float32).contiguous()
+        content = hashlib.sha256(values.view(-1).view(torch.uint8).numpy().data).hexdigest()
+        return f"{name} {list(values.shape)} {content}\n"
+
+    tensors = [
+        (n.replace(".base_layer", ""), t)
+        for n, t in named_tensors(base_of(module))
+        if ".lora_" not in n
+    ]
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        return hashlib.sha256("".join(sorted(threads.map(digest, tensors))).encode()).hexdigest()
+
+
+def write_adapters(folder: Path, module: Any, base: str, digest: str) -> None:
+    """Write the adapters of *module* to *folder*, with the path or id of the model under them, and
+    its `digest_of`.
+    """
+    from safetensors.torch import save_file
+
+    base = os.path.abspath(os.path.expanduser(base)) if is_folder(base) else base
+    config = copy.copy(module.peft_config["default"])
+    config.base_model_name_or_path, config.inference_mode = base, True
+    if isinstance(config.target_modules, set):
+        config.target_modules = sorted(config.target_modules)
+    config.save_pretrained(folder)
+    tensors = {name: tensor.contiguous() for name, tensor in adapter_tensors(module).items()}
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    (folder / BASE_FILE).write_text(
+        json.dumps({"model": base, "sha256": digest}) + "\n", encoding="utf-8"
+    )
+    if (generation := getattr(base_of(module), "generation_config", None)) is not None:
+        generation.save_pretrained(folder)  # its stop tokens
+
+
+def check_base(module: nn.Module, folder: Path) -> None:
+    """That *module* has the base model of the adapters in *folder*, if that is recorded there.
+
+    Raises:
+        UsageError: it has other weights.
+    """
+    name, expected = base_named(folder)
+    if expected and expected != (found := digest_of(module)):
+        raise UsageError(
+            f"the adapters in {folder} were trained on other weights than {name!r} has now: "
+            f"SHA-256 {expected[:12]} then, {found[:12]} now; put those weights back, or name "
+            f"their folder in {folder / BASE_FILE}"
+        )
+
+
+def merge_adapters(module: Any, folder: str | Path) -> Any:
+    """Add the adapters of *folder*, in the format of peft, to the weights of *module*.
+
+    Raises:
+        UsageError: peft is not installed, or the adapters belong to another model.
+    """
+    try:
+        from peft import PeftModel
+    except ImportError as missing:
+        raise UsageError(
+            f"{folder} has LoRA adapters, which need peft: pip install 'quintain[lora]'"
+        ) from missing
+    try:
+        with without_warnings():
+            adapted = PeftModel.from_pretrained(module, str(folder))
+            if bad := next(
+                (n for n, t in adapter_tensors(adapted).items() if not t.isfinite().all()), None
+            ):
+                raise ValueError(f"{bad} has numbers that are not finite")
+            return adapted.merge_and_unload()
+    except (ValueError, RuntimeError, OSError, KeyError) as e:
+        reason = str(e).strip().partition("\n")[0]
+        raise UsageError(f"{folder}: the adapters do not fit the model ({reason})") from e

@@ -1,0 +1,24 @@
+"""The process around a run: signals, threads, and a watchdog for code that never returns.
+
+The names below are what plugins may import from here; each module is imported when one of its names
+is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import lazy_names
+
+if TYPE_CHECKING:
+    from .interrupts import run_stoppable as run_stoppable
+    from .interrupts import stop_on_signal as stop_on_signal
+    from .watchdog import Watchdog as Watchdog
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".interrupts": "run_stoppable stop_on_signal",
+        ".watchdog": "Watchdog",
+    },
+)

@@ -1,0 +1,42 @@
+"""From a recipe to what it names: tables, checks, resolved components.
+
+The names below are what plugins may import from here; each module is imported when one of its names
+is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import lazy_names
+
+if TYPE_CHECKING:
+    from .check import check_recipe as check_recipe
+    from .load import BUNDLED as BUNDLED
+    from .load import bundled as bundled
+    from .resolve import chosen as chosen
+    from .resolve import is_model_source as is_model_source
+    from .resolve import opened_environments as opened_environments
+    from .resolve import pinned as pinned
+    from .resolve import resolve_algorithm as resolve_algorithm
+    from .resolve import resolve_environment_table as resolve_environment_table
+    from .sources import ModelRequest as ModelRequest
+    from .sources import ModelSource as ModelSource
+    from .sources import model_source as model_source
+    from .tables import EnvironmentTable as EnvironmentTable
+    from .tables import Recipe as Recipe
+    from .tables import override as override
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".check": "check_recipe",
+        ".load": "BUNDLED bundled",
+        ".sources": "ModelRequest ModelSource model_source",
+        ".resolve": (
+            "chosen is_model_source opened_environments pinned resolve_algorithm "
+            "resolve_environment_table"
+        ),
+        ".tables": "EnvironmentTable Recipe override",
+    },
+)

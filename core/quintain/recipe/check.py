@@ -1,0 +1,226 @@
+"""Checks of a recipe before any model is loaded: names, arguments, service slots, group size, what
+components need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import InfrastructureError, NoTasksError, QuintainError, UsageError, nearest
+from ..evaluation.evaluation import first_tasks
+from ..interfaces.algorithm import Algorithm, GroupStats
+from ..interfaces.environment import Environment
+from ..interfaces.service import Service
+from ..models.hf import check_available
+from ..models.load import as_device
+from ..models.sharing import shares_module
+from ..registry.binding import NotStartedError, Unstarted, check_args, signature_of
+from ..registry.lookup import current
+from ..services.manager import find_service, start_order
+from ..store.storage import free_bytes, size_text
+from .memory import check_memory, module_on_paper
+from .plan import EvaluationPlan, RunPlan
+from .resolve import OWN_SLOTS, EnvironmentSpec, is_model_source
+from .tables import EvaluatedTable, Recipe
+
+HIGHEST_LR = 0.01
+"""Ten times the highest learning rate of a recipe here, that of the warm start of a small model."""
+WARNING = "warning: learner.lr = {lr:g} is very high; usual are 1e-6 to 1e-4, as in --lr 1e-5"
+
+
+def check_recipe(recipe: Recipe) -> list[str]:
+    """Check names, arguments, service slots, tasks, what components need, that the model can be
+    had, and the disk.
+
+    Nothing is loaded, and no service is started.
+
+    Returns:
+        Notes: warnings, the services that fill slots without a name, and the room that checkpoints
+            take.
+
+    Raises:
+        UsageError: the recipe does not fit the installed components.
+        NoTasksError: an environment has no tasks in a split of the recipe.
+        PluginError: a component cannot be loaded.
+    """
+    plan = RunPlan.of(recipe)
+    algorithm, engine = plan.algorithm, plan.engine
+    check_group_size(recipe, algorithm)
+    as_device(recipe.model.device)
+    check_args(
+        engine.sharing if shares_module(engine) else engine, recipe.engine.args, who="[engine]"
+    )
+    engine.check_settings(recipe.engine.args)
+    if recipe.model.tool_format != "auto":
+        current().find("tool_format", recipe.model.tool_format)
+    for table in recipe.trackers:
+        hooks = current().load("hooks", table.use)
+        if isinstance(hooks, ModuleType):
+            raise UsageError(
+                f"{table.use!r} observes every run and is no tracker; remove it from [[trackers]]"
+            )
+        check_args(type(hooks), table.args, who=f"tracker {table.use!r}")
+    slots, named = set(plan.slots), plan.services
+    order = start_order(named, slots, dict.fromkeys(OWN_SLOTS))
+    for slot, component, args in order:
+        check_args(component, args, who=f"[services.{slot}]")
+        slots |= {need.slot for need in signature_of(component).needs}
+    for slot in sorted(slots - named.keys() - set(OWN_SLOTS)):
+        if near := nearest(slot, named.keys() - slots):
+            raise UsageError(f"nothing needs [services.{near}]; did you mean [services.{slot}]?")
+    notes = [WARNING.format(lr=recipe.learner.lr)] if recipe.learner.lr > HIGHEST_LR else []
+    notes += [
+        f"service {s!r}: {find_service(s).id} (the recipe names none)"
+        for s, *_ in order
+        if s not in named
+    ]
+    if slot := plan.evaluation.spared:
+        notes.append(
+            f"evaluation.test.other_decoding is off, since calls of the service {slot!r} may cost "
+            "money: set it to true to evaluate greedy and sampled replies"
+        )
+    faults: list[QuintainError] = []
+
+    def ask(check: Callable[[], None]) -> None:
+        """Run *check*, so that all that is missing is told at once."""
+        try:
+            check()
+        except (UsageError, NoTasksError, InfrastructureError) as e:
+            faults.append(e)
+
+    if not is_model_source(recipe.model.name):
+        ask(lambda: check_available(recipe.model.name))
+        if not faults:
+            ask(lambda: notes.extend(check_room(recipe, plan)))
+    configured = [
+        (engine, recipe.engine.args),
+        *((component, args) for _, component, args in order),
+    ]
+    for component, args in configured:
+        if isinstance(component, type) and issubclass(component, Service):
+            ask(partial(component.check_available, args))
+    for spec in plan.environments:
+        check_args(spec.component, spec.args, who=f"environment {spec.name!r}")
+        ask(partial(check_tasks, spec, plan))
+    for spec in plan.evaluation.specs or plan.environments:
+        check_args(spec.component, spec.args, who=f"environment {spec.name!r}")
+        ask(partial(check_evaluation, plan.evaluation, spec))
+    if faults:
+        raise (
+            faults[0]
+            if len(faults) == 1
+            else UsageError("\n".join(dict.fromkeys(map(str, faults))))
+        )
+    return notes
+
+
+def check_room(recipe: Recipe, plan: RunPlan) -> list[str]:
+    """Notes on the disk that checkpoints take and on the memory of the run, by the configuration of
+    the model.
+
+    Raises:
+        UsageError: there is less.
+    """
+    lora = recipe.model.lora.model_dump() if recipe.model.lora else None
+    module = module_on_paper(recipe.model.name, lora)
+    if module is None:
+        return []
+    notes = check_memory(plan, module, as_device(recipe.model.device))
+    weights = 4 * sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return [*notes, check_disk(recipe, weights)]
+
+
+def check_disk(recipe: Recipe, weights: int) -> str:
+    """Return a note on the room that checkpoints of *weights* bytes take, besides that of one that
+    is written.
+
+    Raises:
+        UsageError: there is less.
+    """
+    table, each = recipe.checkpoint, 3 * weights  # and the two moments of AdamW
+    count = min(table.keep + 1, -(-recipe.run.steps // (table.every or recipe.run.steps)))
+    needed, folder = count * each + table.best * weights, Path(recipe.run.folder)
+    note = (
+        f"checkpoints take up to {size_text(needed)}; {size_text(free_bytes(folder))} are free in "
+        f"{folder}"
+    )
+    if needed > free_bytes(folder):
+        raise UsageError(
+            f"{note}: make room, or set run.folder, checkpoint.keep=1 or checkpoint.best=false"
+        )
+    return note
+
+
+def check_group_size(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Refuse a group size that the algorithm never accepts.
+
+    Raises:
+        UsageError: the algorithm rejects a complete group with different rewards.
+    """
+    group_size = recipe.batch.group_size
+    if algorithm.group_filter.needs:  # its services are not started yet
+        return
+    outcomes = tuple(float(i % 2) for i in range(group_size))
+    rejected = str(
+        algorithm.group_filter(GroupStats(outcomes=outcomes, totals=outcomes, requested=group_size))
+    )
+    if rejected:
+        raise UsageError(
+            f"batch.group_size is {group_size}, and algorithm {recipe.algorithm.use!r} accepts no "
+            f"group of that size ({rejected}): use a larger group, or an algorithm without groups "
+            "such as reinforce"
+        )
+
+
+def check_tasks(spec: EnvironmentSpec, plan: RunPlan) -> None:
+    """Look for tasks to train on, which must be the same in each call.
+
+    Raises:
+        NoTasksError: there are none.
+        UsageError: the plan orders tasks by level and the first has none.
+        EnvironmentFault: the code of the environment failed, or its tasks change.
+    """
+    with without_services(spec) as environment:
+        first = first_tasks(environment, "train", spec.name)
+        plan.curriculum.check(first[0], spec.name, plan.algorithm.plan)
+
+
+@contextmanager
+def without_services(spec: EnvironmentSpec) -> Iterator[Environment[Any, Any]]:
+    """Yield the environment without its services; if its tasks ask one of them, the block ends
+    without an error.
+    """
+    try:
+        yield spec.make({slot: Unstarted() for slot in spec.own_slots})
+    except Exception as e:
+        cause: BaseException | None = e
+        while cause is not None and not isinstance(cause, NotStartedError):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+
+
+def check_evaluation(evaluation: EvaluationPlan, spec: EnvironmentSpec) -> None:
+    """Look for tasks in every split that the evaluations use, which must be the same in each call.
+
+    Raises:
+        NoTasksError: a split is empty; the message names the key that disables its evaluation.
+        EnvironmentFault: the code of the environment failed, or its tasks change.
+    """
+    own_split = spec.table.split if isinstance(spec.table, EvaluatedTable) else None
+    for used, split, key in (
+        (evaluation.every, own_split or evaluation.split, "evaluation.every"),
+        (evaluation.test_tasks, evaluation.test_split, "evaluation.test.tasks"),
+    ):
+        if used == 0:
+            continue
+        try:
+            with without_services(spec) as environment:
+                first_tasks(environment, split, spec.name)
+        except NoTasksError as e:
+            raise NoTasksError(f"{e}. To train without: --set {key}=0") from e

@@ -1,0 +1,304 @@
+"""The plan of a run: what a recipe says, resolved once into components and numbers.
+
+A run is built from its plan and never reads the recipe again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..console.metrics import distinct
+from ..console.screen import Screen
+from ..interfaces.algorithm import Algorithm
+from ..interfaces.curriculum import Curriculum
+from ..interfaces.schedule import Schedule
+from ..models.sharing import shares_module
+from ..registry.discovery import short_name
+from ..registry.lookup import current
+from ..types.sampling import Sampling
+from .resolve import (
+    EnvironmentSpec,
+    chosen,
+    costly_service,
+    curriculum_kind,
+    describe_staleness,
+    engine_kind,
+    resolve_algorithm,
+    resolve_environment_table,
+    resolve_schedule,
+)
+from .sources import ModelRequest, ModelSource, model_source
+from .tables import (
+    CheckpointTable,
+    ComponentTable,
+    LearnerTable,
+    ModelTable,
+    Recipe,
+    StopTable,
+)
+
+EXACT, HALF = 0.01, 0.1
+"""Limits of `RunPlan.max_sample_mismatch` in nats, where engine and learner compute in float32, and
+elsewhere. Healthy runs have 1e-6 and 0.005 to 0.02, wide random models to 0.08. docs/health.md has
+a table of what planted errors give.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """An environment of the evaluations.
+
+    Attributes:
+        name: in metrics; no two are equal.
+        weight: its share of the accuracy.
+        split, tasks: its own, which replace those of `EvaluationPlan` while training; ``None``
+            keeps these.
+    """
+
+    name: str
+    weight: float
+    split: str | None
+    tasks: int | Literal["all"] | None
+
+    def count(self, tasks: int | None) -> int | None:
+        """Return how many tasks to evaluate while training, where others take *tasks*."""
+        if self.tasks is None:
+            return tasks
+        return None if self.tasks == "all" else self.tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """How a run measures its policy.
+
+    Attributes:
+        every: steps between evaluations; 0 is never.
+        tasks: ``None`` is the whole split.
+        samples: rollouts of each task.
+        sampling: how replies are decoded.
+        other_sampling: the other way of decoding, for the test split; ``None`` leaves it out.
+        spared: the slot of the service for whose sake it is left out, which nobody decided; else
+            empty.
+        test_tasks: 0 leaves the test split out.
+        environments: in the order of *specs*, or of the training environments.
+        specs: environments of their own; empty if those of training are evaluated.
+    """
+
+    every: int
+    split: str
+    tasks: int | None
+    samples: int
+    sampling: Sampling
+    other_sampling: Sampling | None
+    spared: str
+    test_split: str
+    test_tasks: int | None
+    environments: tuple[HeldOut, ...]
+    specs: tuple[EnvironmentSpec, ...]
+
+    @classmethod
+    def of(cls, recipe: Recipe, algorithm: Algorithm) -> EvaluationPlan:
+        """Resolve the evaluations of *recipe*, which trains with *algorithm*."""
+        table, evaluated = recipe.evaluation, recipe.evaluated
+        sampling = table.to_sampling(recipe.sampling).replace(
+            thinking_budget=algorithm.plan.thinking_budget
+        )
+        other = sampling.replace(temperature=table.other_decoding_temperature(recipe.sampling))
+        wanted, spared = table.test.other_decoding, ""
+        if wanted == "auto" and table.test.tasks != 0:
+            spared = costly_service(recipe, algorithm)
+            wanted = not spared
+        names = distinct(of.name or of.label for of in evaluated)
+        return cls(
+            every=table.every,
+            split=table.split,
+            tasks=table.tasks,
+            samples=table.samples,
+            sampling=sampling,
+            other_sampling=other if wanted else None,
+            spared=spared,
+            test_split=table.test.split,
+            test_tasks=table.test.tasks,
+            environments=tuple(
+                HeldOut(name=name, weight=of.weight, split=of.split, tasks=of.tasks)
+                for name, of in zip(names, evaluated, strict=True)
+            ),
+            specs=tuple(resolve_environment_table(of) for of in table.environments),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a run is built from.
+
+    Attributes:
+        record: the recipe as plain data, for hooks and the provenance of the run.
+        environments: to train on, without their services, with their *labels* and *weights*.
+        names: of the environments in rollouts and metrics; no two are equal.
+        algorithm: its pieces get their services when the run starts.
+        engine, engine_args: the class of the engine and its settings.
+        learner_kind: what makes the learner: ``kind(module, algorithm, **settings)``.
+        written_services: of the recipe itself, for the model source.
+        services: the same with those of the algorithm. *slots* are all that something needs.
+        sampling: of training; a turn has at most *max_tokens* of them.
+        groups, group_size: tasks of a step and rollouts of each task.
+        min_group_size: valid rollouts of a group, in addition to the algorithm's group filter.
+        concurrency: episodes at once; ``None`` is the engine's choice.
+        keep_rollouts: number of steps, or ``"all"`` or ``"none"``.
+        max_sample_mismatch: nats at which the run stops; ``None`` checks nothing.
+        notes: settings without the effect that their names promise.
+    """
+
+    record: Mapping[str, Any]
+    steps: int
+    seed: int
+    model: ModelTable
+    source: ModelSource
+    environments: tuple[EnvironmentSpec, ...]
+    labels: tuple[str, ...]
+    names: tuple[str, ...]
+    weights: tuple[float, ...]
+    algorithm: Algorithm
+    algorithm_label: str
+    curriculum: type[Curriculum]
+    schedule: Schedule
+    engine: Any
+    engine_args: Mapping[str, Any]
+    learner_kind: Any
+    learner: LearnerTable
+    written_services: Mapping[str, ComponentTable]
+    services: Mapping[str, ComponentTable]
+    slots: frozenset[str]
+    sampling: Sampling
+    max_tokens: int
+    groups: int
+    group_size: int
+    min_group_size: int
+    retries: int
+    concurrency: int | None
+    evaluation: EvaluationPlan
+    stop: StopTable
+    checkpoint: CheckpointTable
+    keep_rollouts: int | Literal["all", "none"]
+    max_sample_mismatch: float | None
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> RunPlan:
+        """Resolve *recipe*: load its components, check that they fit, and copy its numbers.
+
+        No model is loaded and no service is started.
+
+        Raises:
+            UsageError: the recipe does not fit what is installed.
+            PluginError: a component cannot be loaded.
+        """
+        algorithm, schedule = resolve_algorithm(recipe), resolve_schedule(recipe)
+        environments = tuple(resolve_environment_table(table) for table in recipe.environments)
+        evaluation = EvaluationPlan.of(recipe, algorithm)
+        needed = {slot for spec in (*environments, *evaluation.specs) for slot in spec.slots}
+        labels = tuple(table.label for table in recipe.environments)
+        budget = algorithm.plan.thinking_budget
+        return cls(
+            record=recipe.model_dump(mode="json"),
+            steps=recipe.run.steps,
+            seed=recipe.run.seed,
+            model=recipe.model,
+            source=model_source(recipe),
+            environments=environments,
+            labels=labels,
+            names=tuple(distinct(labels)),
+            weights=tuple(table.weight for table in recipe.environments),
+            algorithm=algorithm,
+            algorithm_label=recipe.algorithm.label,
+            curriculum=curriculum_kind(algorithm.plan),
+            schedule=schedule,
+            engine=engine_kind(recipe),
+            engine_args=recipe.engine.args,
+            learner_kind=current().load("learner", recipe.learner.use),
+            learner=recipe.learner,
+            written_services=recipe.services,
+            services=chosen(recipe, algorithm),
+            slots=frozenset(needed | algorithm.slots),
+            sampling=recipe.sampling.to_sampling().replace(
+                prune=algorithm.prune, thinking_budget=budget
+            ),
+            max_tokens=recipe.sampling.max_tokens,
+            groups=recipe.batch.prompts,
+            group_size=recipe.batch.group_size,
+            min_group_size=recipe.batch.min_group_size or 1,
+            retries=recipe.batch.retries,
+            concurrency=recipe.batch.concurrency,
+            evaluation=evaluation,
+            stop=recipe.stop,
+            checkpoint=recipe.checkpoint,
+            keep_rollouts=recipe.rollouts.keep,
+            max_sample_mismatch=_max_sample_mismatch(recipe),
+            notes=tuple(_notes(recipe, algorithm)),
+        )
+
+    def model_request(self, screen: Screen) -> ModelRequest:
+        """Return what the run asks its model source for."""
+        return ModelRequest.for_model(
+            self.model,
+            seed=self.seed,
+            specs=self.environments,
+            services=self.written_services,
+            screen=screen,
+        )
+
+    @property
+    def copies_weights(self) -> bool:
+        """Whether the engine samples with older weights than the learner has, hence with a copy."""
+        return self.schedule.overlaps or self.algorithm.plan.staleness > 0
+
+
+def _max_sample_mismatch(recipe: Recipe) -> float | None:
+    if (setting := recipe.run.max_sample_mismatch) is not None:
+        return None if setting == "none" else setting
+    dtype = {"dtype": recipe.model.dtype, **recipe.engine.args}["dtype"]
+    exact = dtype in ("float32", "float64") and recipe.learner.precision == "float32"
+    return EXACT if exact and shares_module(engine_kind(recipe)) else HALF
+
+
+def _notes(recipe: Recipe, algorithm: Algorithm) -> list[str]:
+    """Return what the recipe sets and what then has no effect, or not the usual one."""
+    notes = []
+    if algorithm.plan.staleness and short_name(recipe.schedule.use) != "sync":
+        notes.append(
+            f"{algorithm.name} simulates a staleness of {algorithm.plan.staleness} in synchronous "
+            f"runs; this run has that of the schedule {recipe.schedule.use!r}"
+        )
+    notes += _staleness_notes(recipe, algorithm)
+    if recipe.model.lora and recipe.learner.lr < 1e-5:
+        notes.append(
+            f"learner.lr is {recipe.learner.lr:g}, a rate for all weights; adapters usually need "
+            "1e-5 to 5e-5"
+        )
+    if algorithm.float32_head and recipe.model.dtype not in ("float32", "float64"):
+        notes.append(
+            f"{algorithm.name} requires a float32 head on both sides, but the engine decodes in "
+            f'{recipe.model.dtype}: set model.dtype = "float32"'
+        )
+    return notes
+
+
+def _staleness_notes(recipe: Recipe, algorithm: Algorithm) -> list[str]:
+    """Return what the loss does about tokens of older weights, if nobody chose it or it ignores
+    them.
+    """
+    if not (where := describe_staleness(recipe, algorithm)):
+        return []
+    if algorithm.ratio_to == "mu" and algorithm.has_ratio:
+        chosen_by_recipe = "ratio_to" in recipe.algorithm.args
+        if chosen_by_recipe or current().load("algorithm", recipe.algorithm.use).ratio_to == "mu":
+            return []
+        return [f'{where}: the ratio is to their sampler, as with algorithm.args.ratio_to = "mu"']
+    if not algorithm.ignores_staleness:
+        return []
+    fix = 'algorithm.args.ratio_to = "mu"'
+    if not algorithm.has_ratio:
+        fix += ' with an objective that has a ratio, such as algorithm.args.objective = "ppo_clip"'
+    return [f"{where}, which {algorithm.name} ignores: set {fix}"]

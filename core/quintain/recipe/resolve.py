@@ -1,0 +1,419 @@
+"""Resolve the names of a recipe: environments with their rewards, the algorithm, the engine,
+services.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from ..errors import BindingError, PluginError, RecipeError, UnknownNameError, UsageError
+from ..interfaces.algorithm import Algorithm
+from ..interfaces.curriculum import Curriculum
+from ..interfaces.engine import TokenEngine
+from ..interfaces.environment import Environment
+from ..interfaces.reward import Reward
+from ..interfaces.sampling_plan import SamplingPlan
+from ..interfaces.schedule import Schedule
+from ..registry.binding import bind, signature_of
+from ..registry.checks import check_class
+from ..registry.discovery import short_name
+from ..registry.known import known_plugins
+from ..registry.lookup import current
+from ..services.manager import IN_RECIPE, Choice, find_service, opened, start_order
+from ..store.runs import model_named
+from ..tracebacks import defined_at
+from .rewards import of_function, parse_reward, qualified
+from .tables import ComponentTable, EnvironmentTable, Recipe
+
+OWN_SLOTS = ("policy", "learner", "replay")
+"""Service slots that every run fills itself: engine, learner, replay."""
+NARROW_CLIP = 0.01
+"""Bounds of a ratio below this assume a ratio to prox. With a staleness, \\|log prox - log mu\\|
+averages 0.002 to 0.05 nats per token on the quickstart, and GSPO's bounds of 3e-4 and 4e-4 then
+clip 87 % of its samples.
+"""
+WIDE_CLIP = 0.02
+"""Bounds to write instead: on the quickstart they were better than 0.05 and 0.2
+(docs/schedules.md).
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSpec:
+    """A configured environment without its services."""
+
+    name: str
+    component: type[Environment[Any, Any]]
+    args: Mapping[str, Any] = field(default_factory=dict)
+    reward: Reward | None = None
+    shaping: Reward | None = None
+    yardstick: Reward | None = None
+    system: str | None = None
+    table: EnvironmentTable | None = None
+
+    @property
+    def slots(self) -> set[str]:
+        """The service slots of its fields and rewards."""
+        rewards: Iterable[Reward | None] = (
+            self.reward or getattr(self.component, "reward", None),
+            self.shaping or self.component.shaping,
+            self.yardstick or self.component.yardstick,
+        )
+        return self.own_slots | {slot for r in rewards if r is not None for slot in r.needs}
+
+    @property
+    def own_slots(self) -> set[str]:
+        """The service slots of its fields, without which it has no tasks."""
+        return {
+            need.slot
+            for need in signature_of(self.component).needs
+            if need.parameter not in self.args
+        }
+
+    def make(self, services: Mapping[str, Any]) -> Environment[Any, Any]:
+        """Return the environment, with *services* by slot.
+
+        Raises:
+            BindingError: an argument is invalid, or a service is missing.
+        """
+        environment: Environment[Any, Any] = bind(
+            self.component, self.args, services, who=f"environment {self.name!r}"
+        )
+        limits = self.table.limits.over(self.component.limits) if self.table else None
+        return environment.overridden(
+            reward=self.reward,
+            shaping=self.shaping,
+            yardstick=self.yardstick,
+            limits=limits,
+            system=self.system,
+        )
+
+
+def resolve_environment(
+    name: str,
+    args: Mapping[str, Any] | None = None,
+    *,
+    reward: str | None = None,
+    shaping: str | None = None,
+    yardstick: str | None = None,
+    system: str | None = None,
+    table: EnvironmentTable | None = None,
+) -> EnvironmentSpec:
+    """Find environment *name* and parse its reward expressions.
+
+    Raises:
+        UnknownNameError: no such environment or reward.
+        PluginError: the component cannot be loaded, or is not an environment.
+        UsageError: its class has a mistake.
+        RecipeError: an expression is invalid, or there is no reward.
+    """
+    component = current().load("environment", name)
+    if not (isinstance(component, type) and issubclass(component, Environment)):
+        raise PluginError(
+            f"environment {name!r} is {component!r}; expected a subclass of quintain.Environment"
+        )
+    check_class(component)
+    outcome = parse_reward(reward, _reward, where="reward") if reward else None
+    if outcome is None and not isinstance(getattr(component, "reward", None), Reward):
+        raise RecipeError(
+            f"environment {name!r} ({defined_at(component)}) has no reward: set `reward = ...` in "
+            "the class, or in the recipe's [[environments]]"
+        )
+    return EnvironmentSpec(
+        name=short_name(name),
+        component=component,
+        args=dict(args or {}),
+        reward=outcome,
+        shaping=parse_reward(shaping, _reward, where="shaping") if shaping else None,
+        yardstick=parse_reward(yardstick, _reward, where="yardstick") if yardstick else None,
+        system=system,
+        table=table,
+    )
+
+
+def resolve_environment_table(table: EnvironmentTable) -> EnvironmentSpec:
+    """`resolve_environment` for one ``[[environments]]`` of a recipe."""
+    return resolve_environment(
+        table.use,
+        table.args,
+        reward=table.reward,
+        shaping=table.shaping,
+        yardstick=table.yardstick,
+        system=table.system,
+        table=table,
+    )
+
+
+def is_model_source(name: str) -> bool:
+    """Return whether ``model.name`` is a component (also of a known plugin that is not installed),
+    not a folder or hub id.
+    """
+    return is_component("model", name)
+
+
+def is_component(kind: str, name: str) -> bool:
+    """Return whether *name* is a component of *kind*, also of a known plugin that is not installed,
+    and no existing path.
+    """
+    if ":" in name:
+        return not Path(name).exists()
+    owner, _, bare = name.rpartition("/")
+    known = known_plugins().get((kind, bare))
+    return (known is not None and owner in ("", known)) or bool(current().matching(name, kind))
+
+
+@asynccontextmanager
+async def opened_environments(
+    specs: Sequence[EnvironmentSpec], choices: Mapping[str, Choice], *, fix: str = IN_RECIPE
+) -> AsyncIterator[tuple[list[Environment[Any, Any]], dict[str, Any]]]:
+    """Start the services that environments need, with no policy or learner; yield environments, and
+    services by slot.
+
+    Args:
+        choices: the service of each slot.
+        fix: the advice of an error about an empty ``{slot}``.
+
+    Raises:
+        RecipeError: a slot has no service.
+        BindingError: an argument of an environment is invalid.
+    """
+    slots, from_recipe = (
+        {slot for spec in specs for slot in spec.slots},
+        {"policy": None, "learner": None},
+    )
+    async with opened(choices, slots, from_recipe, fix=fix) as services:
+        yield [spec.make(services) for spec in specs], services
+
+
+def _reward(name: str) -> Any:
+    component = current().load("reward", name)
+    if isinstance(component, FunctionType):
+        return of_function(component)
+    if not isinstance(component, Reward):
+        raise BindingError(f"reward {name!r} is {component!r}; expected a function")
+    return component
+
+
+def resolve_algorithm(recipe: Recipe) -> Algorithm:
+    """Return the algorithm of the recipe, with its changes; under a staleness, see
+    `_ratio_under_staleness`.
+
+    Raises:
+        PluginError: the component is not an algorithm.
+        RecipeError: samples may be older than the learner, and the algorithm takes no ratio to
+            their sampler.
+    """
+    algorithm = current().load("algorithm", recipe.algorithm.use)
+    if not isinstance(algorithm, Algorithm):
+        raise PluginError(
+            f"algorithm {recipe.algorithm.use!r} is a {type(algorithm).__name__}; expected an "
+            f"Algorithm"
+        )
+    configured: Algorithm = bind(
+        algorithm, recipe.algorithm.args, who=f"algorithm {recipe.algorithm.use!r}"
+    )
+    return _ratio_under_staleness(recipe, configured)
+
+
+def staleness_of(recipe: Recipe, algorithm: Algorithm) -> int:
+    """Maximum of weight versions between the sampling of a token and its update; 0 is a synchronous
+    run.
+    """
+    schedule = resolve_schedule(recipe)
+    return schedule.max_staleness if schedule.overlaps else algorithm.plan.staleness
+
+
+def describe_staleness(recipe: Recipe, algorithm: Algorithm) -> str:
+    """Return how old tokens may be, and the setting that lets them; ``""`` for a synchronous
+    run.
+    """
+    if not (staleness := staleness_of(recipe, algorithm)):
+        return ""
+    where = (
+        short_name(recipe.schedule.use) if resolve_schedule(recipe).overlaps else "plan.staleness"
+    )
+    return f"tokens may be {staleness} weight versions old ({where})"
+
+
+def _ratio_under_staleness(recipe: Recipe, algorithm: Algorithm) -> Algorithm:
+    """*algorithm* with ``ratio_to = "mu"`` where tokens may be older than the learner.
+
+    With a ratio to prox, and without the weights of a correction, nothing in the loss knows their
+    age. A ``ratio_to`` in the recipe stays, unless it is to mu and the objective has no ratio.
+
+    Raises:
+        RecipeError: the algorithm takes no such ratio, or clips nearly all of them.
+    """
+    written, objective = recipe.algorithm.args.get("ratio_to"), algorithm.objective
+    # Terms of groups, as in DPO, compare samples with each other and weigh none by the policy's
+    # present weights.
+    if written == "prox" or algorithm.reweighted or objective.level == "group":
+        return algorithm
+    if not (old := describe_staleness(recipe, algorithm)):
+        return algorithm
+    bounds = [bound for name in objective.clips if (bound := objective.argument(name)) is not None]
+    prox = 'algorithm.args.ratio_to = "prox"'
+    fix = 'algorithm.args = { objective = "ppo_clip", ratio_to = "mu" }'
+    if not algorithm.has_ratio:
+        reason = f"ignores: objective {objective.name!r} has no ratio to their sampler"
+        if algorithm.advantage.imitates:
+            raise RecipeError(
+                f"{old}, which {algorithm.name!r} {reason}. Set {prox} to imitate them all the "
+                "same; with another objective it would no longer be maximum likelihood"
+            )
+    elif not written and min(bounds, default=1.0) < NARROW_CLIP:
+        reason = (
+            f"is not made for: it clips its ratio at {min(bounds):g} from 1, and the ratio to "
+            "their sampler is mostly further away, so that hardly any would train"
+        )
+        wide = ", ".join(f"{name} = {WIDE_CLIP:g}" for name in objective.clips)
+        fix = (
+            f'algorithm.args = {{ objective = {{ use = "{objective.name}", {wide} }}, ratio_to = '
+            f'"mu" }}'
+        )
+    else:
+        try:
+            return algorithm.replace(ratio_to="mu")
+        except UsageError as e:
+            reason, fix = f"ignores: {e}", 'algorithm.args.correction = "tis"'
+    raise RecipeError(
+        f"{old}, which {algorithm.name!r} {reason}. Set {fix}, or {prox} to train as if they were "
+        f"new"
+    )
+
+
+def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:
+    """Return the class of the curriculum that *plan* needs.
+
+    Raises:
+        UsageError: the curriculum is not installed.
+    """
+    measured = plan.difficulty_samples or plan.difficulty_file
+    if plan.order == "shuffled" and plan.drop_solved is None and not measured:
+        return Curriculum
+    try:
+        kind: type[Curriculum] = current().load("curriculum", "adaptive")
+    except UnknownNameError as e:
+        what = "the plan orders tasks, drops solved ones or filters them by difficulty"
+        raise UsageError(f"{what}, and {e}") from e
+    return kind
+
+
+def chosen(recipe: Recipe, algorithm: Algorithm) -> dict[str, ComponentTable]:
+    """Return the component of each service slot: that of the recipe, else that of the algorithm."""
+    from_recipe = {
+        slot: with_model(table.use, table.args) for slot, table in recipe.services.items()
+    }
+    return {slot: ComponentTable(use=use) for slot, use in algorithm.services.items()} | from_recipe
+
+
+def costly_service(recipe: Recipe, algorithm: Algorithm) -> str:
+    """Return the slot of a service of the evaluations whose calls may cost money, else nothing: one
+    called ``judge``, or one whose component needs the network or keys.
+    """
+    specs = [resolve_environment_table(table) for table in recipe.evaluated]
+    slots = {slot for spec in specs for slot in spec.slots}
+    services = chosen(recipe, algorithm)
+    for slot, _, _ in start_order(services, slots, dict.fromkeys(OWN_SLOTS)):
+        entry = current().entry(find_service(services[slot].use if slot in services else slot))
+        if slot == "judge" or (entry and not {"keys", "network"}.isdisjoint(entry.needs)):
+            return slot
+    return ""
+
+
+def with_model(use: str, args: Mapping[str, Any]) -> ComponentTable:
+    """Return the service *use*; if it is an engine of this machine, the run that its model names
+    becomes a path, or raises.
+    """
+    if (
+        find_service(use).kind == "engine"
+        and short_name(use) != "openai"
+        and isinstance(args.get("model"), str)
+    ):
+        args = {**args, "model": model_named(args["model"])[0]}
+    return ComponentTable(use=use, args=dict(args))
+
+
+def pinned(recipe: Recipe) -> Recipe:
+    """*recipe* with the ``distribution/name`` of each component, which no plugin that is installed
+    later can change.
+
+    Local components and files keep their names. *recipe* is one that `check_recipe` accepts.
+    """
+
+    def name_of(kind: str, name: str) -> str:
+        component = find_service(name) if kind == "service" else current().find(kind, name)
+        return name if component.origin == "local" else component.id
+
+    def reward_of(text: str) -> str:
+        return qualified(text, lambda name: name_of("reward", name))
+
+    algorithm = resolve_algorithm(recipe)
+    names = {
+        f"{kind}.use": name_of(kind, getattr(recipe, kind).use)
+        for kind in ("algorithm", "engine", "learner", "schedule")
+    }
+    if is_model_source(recipe.model.name):
+        names["model.name"] = name_of("model", recipe.model.name)
+    if recipe.model.tool_format != "auto":
+        names["model.tool_format"] = name_of("tool_format", recipe.model.tool_format)
+    slots = algorithm.slots
+    tables: dict[str, EnvironmentTable] = {
+        f"environments.{i}": t for i, t in enumerate(recipe.environments)
+    }
+    tables |= {
+        f"evaluation.environments.{i}": t for i, t in enumerate(recipe.evaluation.environments)
+    }
+    for at, table in tables.items():
+        names[f"{at}.use"] = name_of("environment", table.use)
+        names |= {
+            f"{at}.{k}": reward_of(t)
+            for k in ("reward", "shaping", "yardstick")
+            if (t := getattr(table, k))
+        }
+        slots = slots | resolve_environment_table(table).slots
+    services = chosen(recipe, algorithm)
+    for slot, _, _ in start_order(services, slots, dict.fromkeys(OWN_SLOTS)):
+        names[f"services.{slot}.use"] = name_of(
+            "service", services[slot].use if slot in services else slot
+        )
+        if slot in services and "model" in services[slot].args:
+            names[f"services.{slot}.args.model"] = services[slot].args["model"]
+    return recipe.replace(names)
+
+
+def resolve_schedule(recipe: Recipe) -> Schedule:
+    """Return the schedule of the recipe.
+
+    Raises:
+        PluginError: the component is not a schedule.
+        BindingError: an argument is invalid.
+    """
+    kind: Any = current().load("schedule", recipe.schedule.use)
+    if not (isinstance(kind, type) and issubclass(kind, Schedule)):
+        raise PluginError(
+            f"schedule {recipe.schedule.use!r} is {kind!r}; expected a subclass of Schedule"
+        )
+    schedule: Schedule = bind(kind, recipe.schedule.args, who=f"schedule {recipe.schedule.use!r}")
+    return schedule
+
+
+def engine_kind(recipe: Recipe) -> Any:
+    """Return the class of the recipe's engine.
+
+    Raises:
+        UsageError: the engine returns no exact tokens, so it cannot train.
+    """
+    kind: Any = current().load("engine", recipe.engine.use)
+    if not (isinstance(kind, type) and issubclass(kind, TokenEngine)):
+        raise UsageError(
+            f"engine {recipe.engine.use!r} cannot train: it returns no exact tokens; `quintain "
+            f"eval` can use it. "
+            'For training set engine.use = "embedded"'
+        )
+    return kind

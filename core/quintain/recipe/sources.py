@@ -1,0 +1,141 @@
+"""Sources of the model to train: components of the kind ``model``; core's own is ``hf``, for
+Hugging Face.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..console.screen import Screen
+from ..errors import PluginError
+from ..models.load import LoadedModel, load_model
+from ..registry.binding import bind
+from ..registry.lookup import current
+from ..services.manager import Choice
+from .resolve import EnvironmentSpec, is_model_source, resolve_environment_table
+from .tables import ModelTable, Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRequest:
+    """The request of a run to a model source.
+
+    Attributes:
+        name: ``model.name`` of the recipe.
+        seed: of the run.
+        device: of the module; ``auto`` is the GPU if there is one.
+        dtype: of the learner's master weights, ``float32`` or ``float64``.
+        lora: fields of `peft.LoraConfig`, to train adapters instead of the weights.
+        specs: the environments of the run, in order, without their services.
+        services: the service of each slot.
+        screen: for progress and notes.
+    """
+
+    name: str
+    seed: int
+    device: str
+    dtype: str
+    lora: Mapping[str, Any] | None
+    specs: Sequence[EnvironmentSpec]
+    services: Mapping[str, Choice]
+    screen: Screen
+
+    @classmethod
+    def of(
+        cls, recipe: Recipe, screen: Screen, specs: Sequence[EnvironmentSpec] | None = None
+    ) -> ModelRequest:
+        """Return the request of *recipe*; *specs* are resolved from its environments by default."""
+        if specs is None:
+            specs = [resolve_environment_table(table) for table in recipe.environments]
+        services = recipe.services
+        return cls.for_model(
+            recipe.model, seed=recipe.run.seed, specs=specs, services=services, screen=screen
+        )
+
+    @classmethod
+    def for_model(
+        cls,
+        model: ModelTable,
+        *,
+        seed: int,
+        specs: Sequence[EnvironmentSpec],
+        services: Mapping[str, Choice],
+        screen: Screen,
+    ) -> ModelRequest:
+        """Return the request for *model*, the ``[model]`` of a recipe."""
+        return cls(
+            name=model.name,
+            seed=seed,
+            device=model.device,
+            dtype="float64" if model.dtype == "float64" else "float32",
+            lora=model.lora.model_dump() if model.lora else None,
+            specs=specs,
+            services=services,
+            screen=screen,
+        )
+
+    def load_model(self, path: str | Path, name: str = "") -> LoadedModel:
+        """Load a model from a folder or the hub, with the settings of the request; the screen shows
+        *name*.
+
+        Raises:
+            UsageError: the model cannot be loaded.
+        """
+        self.screen.note(f"loading {name or self.name}")
+        return load_model(path, device=self.device, dtype=self.dtype, lora=self.lora)
+
+
+class ModelSource(ABC):
+    """Provides the model to train. Its constructor takes the settings of ``[model.start] args``."""
+
+    @abstractmethod
+    def load(self, request: ModelRequest) -> LoadedModel:
+        """Return the model that reinforcement learning begins with.
+
+        Raises:
+            UsageError: the source cannot provide the model.
+            StorageError: no room to save it.
+        """
+
+    def load_base(self, request: ModelRequest) -> LoadedModel:
+        """Return the model before any training by this source, for `quintain sft`; the same as
+        `load` by default.
+        """
+        return self.load(request)
+
+
+class HFModel(ModelSource):
+    """A folder in Hugging Face format, or a model of the hub."""
+
+    def load(self, request: ModelRequest) -> LoadedModel:
+        return request.load_model(request.name)
+
+
+def model_source(recipe: Recipe) -> ModelSource:
+    """Return the source of the recipe's model, with its settings: the component of that name, or
+    ``hf``.
+
+    Settings apply only to a component: a recipe may keep those of the default model if ``--model``
+    replaces it.
+
+    Raises:
+        UnknownNameError: the component is in a plugin that is not installed; the message names it.
+        BindingError: a setting is invalid.
+        PluginError: the component is not a model source.
+    """
+    name = recipe.model.name
+    if not is_model_source(name):
+        name, args = "quintain/hf", {}
+    else:
+        args = recipe.model.start.args
+    component = current().load("model", name)
+    if not (isinstance(component, type) and issubclass(component, ModelSource)):
+        raise PluginError(
+            f"model {name!r} is {component!r}; expected a subclass of quintain.recipe.ModelSource"
+        )
+    source: ModelSource = bind(component, args, who="[model.start]")
+    return source

@@ -1,0 +1,35 @@
+"""A run: the loop, what takes part in it, and how it is put together.
+
+The names below are what plugins may import from here; each module is imported when one of its names
+is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import lazy_names
+
+if TYPE_CHECKING:
+    from .build import embedded_engine as embedded_engine
+    from .build import learner_options as learner_options
+    from .build import run_training as run_training
+    from .build import seed_everything as seed_everything
+    from .collect import Collected as Collected
+    from .collect import Collector as Collector
+    from .collect import check_failures as check_failures
+    from .fixed_model import FixedModelEngine as FixedModelEngine
+    from .fixed_model import fixed_copy as fixed_copy
+    from .hooks import Hooks as Hooks
+    from .run import Run as Run
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".build": "embedded_engine learner_options run_training seed_everything",
+        ".collect": "Collected Collector check_failures",
+        ".fixed_model": "FixedModelEngine fixed_copy",
+        ".hooks": "Hooks",
+        ".run": "Run",
+    },
+)

@@ -1,0 +1,262 @@
+"""From a plan to a finished run: load the model, make learner and engine, start services, restore
+a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..console.screen import Screen
+from ..interfaces.curriculum import Curriculum
+from ..interfaces.engine import TokenEngine
+from ..interfaces.environment import Environment
+from ..interfaces.learner import AnyLearner
+from ..models.load import LoadedModel, cache_bytes
+from ..models.sharing import SuggestsSlots, shares_module
+from ..process.interrupts import run_loop, stop_on_signal
+from ..recipe.memory import free_beside, memory_advice, memory_of, tokens_of
+from ..recipe.plan import RunPlan
+from ..recipe.tables import LearnerTable, Recipe
+from ..registry.binding import bind, signature_of
+from ..registry.lookup import current
+from ..rollouts.runner import RolloutContext
+from ..services.manager import opened
+from ..store.checkpoint import Checkpoint, CheckpointManager, latest
+from ..store.run_folder import RunFolder, as_current_run
+from ..types.sampling import derived_seed
+from .collect import Collector
+from .hooks import Hooks
+from .loop import train
+from .provenance import header, provenance
+from .remarks import remarks
+from .replays import Replay
+from .run import Run, RunState
+from .weight_sync import WeightSync
+
+
+def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
+    """Start a run, or continue it from its last checkpoint; return its summary.
+
+    Raises:
+        Interrupted: the user asked to stop; every complete step is saved.
+        UsageError: the recipe does not fit what is installed.
+        RunError: the run cannot continue.
+    """
+    with as_current_run(folder):
+        plan = RunPlan.of(recipe)
+        if (checkpoint := latest(folder)) is not None:
+            checkpoint.verify()
+        began = time.monotonic()
+        seed_everything(plan.seed)
+        with memory_advice("loading", plan):
+            model = model_for(plan, checkpoint, screen, folder.status)
+            learner = learner_for(plan, model)
+        seconds = {"model": time.monotonic() - began}
+        return run_loop(_run_training(plan, folder, screen, checkpoint, model, learner, seconds))
+
+
+async def _run_training(
+    plan: RunPlan,
+    folder: RunFolder,
+    screen: Screen,
+    checkpoint: Checkpoint | None,
+    model: LoadedModel,
+    learner: AnyLearner,
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    with memory_advice("loading", plan):
+        engine = engine_for(plan, model)
+    replays = Replay()
+    own_services = {"policy": engine, "learner": learner, "replay": replays}
+    states = checkpoint.state["services"] if checkpoint else None
+    async with engine, opened(plan.services, set(plan.slots), own_services, states) as services:
+        learner.serve(services)
+        plan = replace(plan, algorithm=learner.algorithm or plan.algorithm)  # with its services
+        environments = [spec.make(services) for spec in plan.environments]
+        for note in remarks(plan, environments):
+            screen.note(note)
+        run = Run(
+            plan=plan,
+            folder=folder,
+            learner=learner,
+            engine=engine,
+            collector=collector_for(plan, engine, environments, services, replays, screen),
+            held_out=[spec.make(services) for spec in plan.evaluation.specs] or environments,
+            services=services,
+            hooks=Hooks.installed(services),
+            screen=screen,
+            checkpoints=CheckpointManager(
+                folder,
+                tokenizer=model.tokenizer,
+                keep=plan.checkpoint.keep,
+                best=plan.checkpoint.best,
+                base=model.path,
+            ),
+            weight_sync=WeightSync(
+                engine, staleness=0 if plan.schedule.overlaps else plan.algorithm.plan.staleness
+            ),
+            state=RunState(seconds=seconds),
+        )
+        if checkpoint is not None:
+            run.restore(checkpoint)
+            screen.note(f"continuing after step {run.state.step} of {plan.steps}")
+        else:
+            folder.truncate_after(-1)  # also the metrics of step 0
+        folder.append(provenance(plan, model.module), folder.provenance_path)
+        rows = getattr(engine, "slots", 0)  # an engine of another process has its own memory
+        cache = rows and rows * cache_bytes(model.module, tokens_of(plan), plan.model.dtype)
+        screen.note(header(plan, model.module, cache=cache))
+        await run.weight_sync.sync(learner.weights())
+        loop = asyncio.get_running_loop()
+        with stop_on_signal(
+            screen,
+            "stopping and saving; press Ctrl-C again to stop at once",
+            on_stop=lambda: loop.call_soon_threadsafe(run.stop.set),
+        ):
+            async with aclosing(run.collector):
+                return await train(run)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators of the process, for initial adapter weights and for plugins that use
+    them.
+    """
+    import numpy
+
+    random.seed(derived_seed(seed, "python"))
+    numpy.random.seed(derived_seed(seed, "numpy") % 2**32)
+    torch.manual_seed(derived_seed(seed, "torch"))
+
+
+def learner_options(table: LearnerTable) -> dict[str, Any]:
+    """Return the keyword arguments of a learner that ``[learner]`` sets."""
+    options = table.model_dump(exclude_none=True)
+    del options["use"]
+    options["activation_checkpointing"] = options.pop("checkpoint_activations")
+    return options
+
+
+def learner_for(plan: RunPlan, model: LoadedModel) -> AnyLearner:
+    """Make the learner of *model*. One that takes ``max_sample_mismatch`` checks it in updates."""
+    options = learner_options(plan.learner)
+    if "max_sample_mismatch" in {field.name for field in signature_of(plan.learner_kind).fields}:
+        options["max_sample_mismatch"] = plan.max_sample_mismatch
+    learner: AnyLearner = plan.learner_kind(model.module, plan.algorithm, **options)
+    return learner
+
+
+def model_for(
+    plan: RunPlan,
+    checkpoint: Checkpoint | None,
+    screen: Screen,
+    status: Callable[[str], AbstractContextManager[None]],
+) -> LoadedModel:
+    """Return the model to train, from the checkpoint or from the plan's model source.
+
+    Raises:
+        UsageError: the model cannot be loaded.
+    """
+    request = plan.model_request(screen)
+    # The checkpoint's model has the adapters merged. To train them, the base model is needed.
+    if checkpoint is not None and request.lora is None:
+        model = request.load_model(checkpoint.model, f"the checkpoint of step {checkpoint.step}")
+        model.tokenizer.name = checkpoint.tokenizer or model.tokenizer.name
+    else:
+        with status("preparing"):
+            model = plan.source.load(request)
+    model.tokenizer.use_tool_format(plan.model.tool_format)
+    model.tokenizer.use_template(plan.model.template)
+    model.tokenizer.use_history(plan.model.history)
+    return model
+
+
+def embedded_engine(model: LoadedModel, *, slots: int, reproducible: bool = True) -> TokenEngine:
+    """Return an engine that decodes the live module of *model*. `TokenEngine.update` publishes new
+    weights.
+
+    Args:
+        slots: maximum number of sequences decoded at once.
+        reproducible: see `EmbeddedEngine`.
+    """
+    kind: Any = current().load("engine", "quintain/embedded")
+    engine: TokenEngine = kind.sharing(
+        model.module, model.tokenizer, slots=slots, reproducible=reproducible
+    )
+    return engine
+
+
+def engine_for(plan: RunPlan, model: LoadedModel) -> TokenEngine:
+    """Make the engine that samples for the learner; it follows the plan's schedule.
+
+    Raises:
+        UsageError: a setting is refused.
+    """
+    if not shares_module(plan.engine):
+        engine: TokenEngine = bind(plan.engine, plan.engine_args, {}, who="[engine]")
+    else:
+        copy = {"copy": True} if plan.copies_weights else {}
+        args = {"dtype": plan.model.dtype, **copy, **plan.engine_args}
+        if "slots" not in args and isinstance(plan.engine, SuggestsSlots):
+            args["slots"] = memory_of(plan, model.module, free=free_beside(model.module)).slots
+        engine = bind(plan.engine.sharing, args, who="[engine]")(model.module, model.tokenizer)
+    engine.follow(
+        in_flight_updates=plan.schedule.in_flight_updates, recompute_kv=plan.schedule.recompute_kv
+    )
+    return engine
+
+
+def curriculum_for(plan: RunPlan, environments: Sequence[Environment[Any, Any]]) -> Curriculum:
+    """Make the curriculum, which chooses the tasks of *environments*."""
+    return plan.curriculum(
+        environments,
+        weights=plan.weights,
+        names=plan.labels,
+        seed=plan.seed,
+        plan=plan.algorithm.plan,
+        horizon=plan.steps * plan.groups,
+    )
+
+
+def collector_for(
+    plan: RunPlan,
+    engine: TokenEngine,
+    environments: Sequence[Environment[Any, Any]],
+    services: Mapping[str, Any],
+    replays: Replay,
+    screen: Screen,
+) -> Collector:
+    """Make what collects the groups of a step: of the kind that the schedule needs."""
+    kind: type[Collector] = (
+        current().load("collector", plan.schedule.collector)
+        if plan.schedule.overlaps
+        else Collector
+    )
+    return kind(
+        algorithm=plan.algorithm,
+        curriculum=curriculum_for(plan, environments),
+        environments=environments,
+        names=plan.names,
+        rollout_context=RolloutContext(
+            engine=engine,
+            sampling=plan.sampling,
+            services=services,
+            run_seed=plan.seed,
+            concurrency=plan.concurrency or engine.concurrency or RolloutContext.concurrency,
+            retries=plan.retries,
+        ),
+        groups=plan.groups,
+        group_size=plan.group_size,
+        min_group_size=plan.min_group_size,
+        screen=screen,
+        replays=replays,
+        schedule=plan.schedule,
+        steps=plan.steps,
+    )

@@ -1,0 +1,104 @@
+"""The check of the sampler around an update: the run stops where engine and learner disagree about
+the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from ..interfaces.engine import TokenEngine
+from ..interfaces.learner import AnyLearner
+from ..models.sampler_check import SamplerMismatch, own_logps, typical_difference
+from ..types.rollout import AnyGroup, trained
+from ..types.transcript import TrainingSequence
+
+
+async def rescored(
+    engine: TokenEngine, groups: Sequence[AnyGroup], temperature: float, limit: float
+) -> dict[str, float]:
+    """Compare the log-probs of two sequences that the engine's present weights sampled with the
+    engine's own scores.
+
+    Raises:
+        SamplerMismatch: they differ by more than *limit*.
+    """
+    fresh = [
+        s
+        for _, _, branches in trained(groups)
+        for s in branches
+        if set(s.versions) == {-1, engine.version}
+    ]
+    largest = 0.0
+    for sequence in fresh[:: max(1, len(fresh) - 1)]:
+        recorded, scores = await _log_probs(engine, [sequence], temperature)
+        largest = max(largest, found := typical_difference(recorded, scores))
+        if found > limit:
+            raise SamplerMismatch(
+                _cache_fault(engine, recorded, scores, limit), found, limit, [sequence]
+            )
+    return {"mismatch.sample": largest} if fresh else {}
+
+
+async def explained(
+    error: SamplerMismatch, learner: AnyLearner, engine: TokenEngine, temperature: float
+) -> SamplerMismatch:
+    """*error* with the part at fault: the first that differs from the module's own forward."""
+    module, copy = learner.module, getattr(engine, "snapshot", None)
+    try:
+        module_logps = [logp for s in error.sequences for logp in own_logps(module, s, temperature)]
+        recorded, scores = await _log_probs(engine, error.sequences, temperature)
+        half = _gap(recorded, error.prox_logp) / 2
+        if _gap(error.prox_logp, module_logps) > half:
+            fault = f"the learner's forward differs from that of {type(module).__name__} itself"
+        elif copy is not None and (tensor := copy.outdated(learner.weights())):
+            fault = f"{_path(engine)} has another {tensor} than the learner"
+        elif _gap(scores, module_logps) > half:
+            fault = f"{_path(engine)} differs from the forward of {type(module).__name__} itself"
+        else:
+            fault = _cache_fault(engine, recorded, scores, error.limit)
+    except Exception as failure:  # noqa: BLE001 -- the mismatch is the error to show, whatever its explanation meets
+        fault = (
+            f"{_path(engine)} or the learner ({type(failure).__name__} while comparing them: "
+            f"{failure})"
+        )
+    return SamplerMismatch(fault, error.difference, error.limit, error.sequences, error.prox_logp)
+
+
+async def _log_probs(
+    engine: TokenEngine, sequences: Sequence[TrainingSequence], temperature: float
+) -> tuple[list[float], list[float]]:
+    """Of the tokens that train: what the engine recorded, and its scores now."""
+    recorded, scores = list[float](), list[float]()
+    for s in sequences:
+        if at := [i for i, trains in enumerate(s.mask) if trains]:
+            logps = await engine.score(s.ids, at[0], temperature)
+            recorded += [s.logps[i] for i in at]
+            scores += [logps[i - at[0]] for i in at]
+    return recorded, scores
+
+
+def _gap(a_logp: Sequence[float], b_logp: Sequence[float]) -> float:
+    return fmean(abs(a - b) for a, b in zip(a_logp, b_logp, strict=True))
+
+
+def _cache_fault(
+    engine: TokenEngine, recorded: Sequence[float], scores: Sequence[float], limit: float
+) -> str:
+    pairs = enumerate(zip(recorded, scores, strict=True), start=1)
+    at = next(
+        (
+            f", from its token {i} of {len(scores)} on"
+            for i, (a, b) in pairs
+            if abs(a - b) > 9 * limit
+        ),
+        "",
+    )
+    return (
+        f"the cache of {_path(engine)} was wrong during sampling: its scores of the finished text "
+        f"differ{at}"
+    )
+
+
+def _path(engine: TokenEngine) -> str:
+    return str(getattr(engine, "path", engine.name))

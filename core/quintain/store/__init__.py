@@ -1,0 +1,35 @@
+"""The files of runs: run folders, checkpoints, tables of rollouts.
+
+The names below are what plugins may import from here; each module is imported when one of its names
+is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import lazy_names
+
+if TYPE_CHECKING:
+    from .checkpoint import save_model as save_model
+    from .run_folder import RunFolder as RunFolder
+    from .run_folder import current_run as current_run
+    from .runs import find_run as find_run
+    from .runs import free_name as free_name
+    from .runs import model_named as model_named
+    from .storage import lock_owner as lock_owner
+    from .storage import plain as plain
+    from .storage import steps_in as steps_in
+    from .storage import storing as storing
+    from .storage import take_lock as take_lock
+    from .storage import write_atomically as write_atomically
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".checkpoint": "save_model",
+        ".run_folder": "RunFolder current_run",
+        ".runs": "find_run free_name model_named",
+        ".storage": "lock_owner plain steps_in storing take_lock write_atomically",
+    },
+)

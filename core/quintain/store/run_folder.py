@@ -1,0 +1,369 @@
+"""The folder of a run: its files, its lock, and writes that survive a kill or a full disk.
+
+::
+
+    runs/<name>/
+        run.lock                     locked while a process writes here
+        recipe.toml                  the resolved recipe
+        metrics.jsonl                one object per step
+        provenance.jsonl             one object per process, see `quintain.run.provenance`
+        rollouts/step-000012.parquet
+        checkpoints/step-000020/     see `quintain.store.checkpoint`
+        summary.json
+
+Files are written under a temporary name, flushed to the disk and renamed; ``metrics.jsonl`` grows
+by whole lines. So saved data stays readable if the process dies at any point.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import IO, Any, Literal, Self
+
+from ..errors import RunError, RunLockedError, StorageError, UnknownNameError, did_you_mean
+from ..types.rollout import Group
+from .storage import (
+    NO_ROOM,
+    drop_leftovers,
+    lock_owner,
+    plain,
+    remove_tree,
+    steps_in,
+    storage_error,
+    storing,
+    take_lock,
+    write_all,
+    write_atomically,
+)
+
+Record = dict[str, Any]
+_CURRENT: ContextVar[Path | None] = ContextVar("quintain_run", default=None)
+
+
+def current_run() -> Path | None:
+    """Return the absolute path of the folder of the run that this code belongs to; ``None`` outside
+    a run.
+
+    A service starts for the warm start of a model, too, before `RunStart`.
+    """
+    return _CURRENT.get()
+
+
+@contextmanager
+def as_current_run(folder: RunFolder) -> Iterator[None]:
+    """What `current_run` returns is the path of *folder*."""
+    token = _CURRENT.set(folder.path.absolute())
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+class RunFolder:
+    """The folder of one run, locked against other processes while it is open for writing; a context
+    manager.
+
+    `create` and `open` make one. Of a locked folder *path* is absolute, since author code may
+    change the working directory; *shown* is the path as it was given, for messages.
+    """
+
+    def __init__(self, path: str | Path, *, lock: bool = True) -> None:
+        self.shown = Path(path)
+        self.path = path = self.shown.absolute() if lock else self.shown
+        self.name = path.name
+        self.recipe_path, self.metrics_path = path / "recipe.toml", path / "metrics.jsonl"
+        self.provenance_path, self.summary_path = path / "provenance.jsonl", path / "summary.json"
+        self.checkpoints, self.rollouts = path / "checkpoints", path / "rollouts"
+        self._lock: IO[str] | None = None
+        self._process = os.getpid()
+        if not lock:
+            return
+        self._lock = take_lock(path / "run.lock")
+        if self._lock is None:
+            owner = lock_owner(path / "run.lock").partition("\n")[0] or "another process"
+            raise RunLockedError(
+                f"run {self.name!r} is in use by {owner}; wait, stop it (SIGTERM lets it save) or "
+                f"choose another --name"
+            )
+        try:
+            with storing(path):
+                drop_leftovers(path)
+                for file in filter(Path.exists, (self.metrics_path, self.provenance_path)):
+                    data = file.read_bytes()
+                    if data and not data.endswith(b"\n"):  # a kill left a part of a line
+                        os.truncate(file, data.rfind(b"\n") + 1)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def create(cls, path: str | Path, recipe: str) -> RunFolder:
+        """Start a run: make the folder, lock it and save the *recipe* (TOML text).
+
+        Raises:
+            RunError: the folder contains a run.
+            RunLockedError: another process writes there.
+            StorageError: the folder cannot be written.
+        """
+        path = Path(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            if e.errno in NO_ROOM:
+                raise storage_error(path, e) from e
+            raise StorageError(
+                f"cannot make the run folder {path}: {e.strerror or e}; put it somewhere else with "
+                f"--folder"
+            ) from e
+        folder = cls(path)
+        if folder.recipe_path.exists():
+            folder.close()
+            again = f"continue it with --resume {path.name}, or choose another --name"
+            raise RunError(f"run {path.name!r} exists in {path.parent}; {again}")
+        write_atomically(folder.recipe_path, recipe.encode())
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path, *, lock: bool = True) -> RunFolder:
+        """Open an existing run, to continue it or (without *lock*) to read it while another process
+        writes.
+
+        Raises:
+            UnknownNameError: there is no run.
+            RunLockedError: another process writes there.
+        """
+        path = Path(path)
+        if not (path / "recipe.toml").is_file():
+            raise no_run(path.name, path.parent)
+        return cls(path, lock=lock)
+
+    def close(self) -> None:
+        """Release the lock and remove its owner from the file; further calls do nothing."""
+        if self._lock is not None:
+            self._lock.truncate(0)
+            self._lock.close()
+            self._lock = None
+
+    def check(self) -> None:
+        """Check before a write that the path still leads to the folder that is locked.
+
+        Raises:
+            RunError: the folder was moved, deleted or replaced; the message has its new path, if
+                the system knows it.
+        """
+        if self._lock is None:
+            return
+        if os.getpid() != self._process:  # a fork that an author's code made came back from it
+            os._exit(1)
+        lock = os.fstat(self._lock.fileno())
+        with suppress(OSError):
+            if os.path.samestat(lock, os.stat(self.path / "run.lock")):
+                return
+        moved = "was moved" if lock.st_nlink else "was deleted or replaced"
+        with suppress(OSError):  # Linux knows where it is
+            place = Path(f"/proc/self/fd/{self._lock.fileno()}").readlink().parent
+            moved += f" to {place}" if lock.st_nlink else ""
+        raise RunError(
+            f"the run folder {self.path} {moved} while the run used it; nothing was written since. "
+            "Move it back and continue the run with --resume, or start it again"
+        )
+
+    @contextmanager
+    def status(self, what: str) -> Iterator[None]:
+        """Show the word *what* as the state of the run in `quintain runs`; it is stored in the lock
+        file.
+        """
+        assert self._lock is not None, "opened without the lock"
+        owner = self._lock.seek(0, os.SEEK_END)
+        self._lock.write(f"{what}\n")
+        self._lock.flush()
+        try:
+            yield
+        finally:
+            self._lock.truncate(owner)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def recipe(self) -> str:
+        """Return the text of the recipe.
+
+        Raises:
+            RunError: it cannot be read.
+        """
+        try:
+            return self.recipe_path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise RunError(
+                f"{self.recipe_path} cannot be read: {e}; replace it by the recipe of the run"
+            ) from e
+
+    def append(self, record: Mapping[str, Any], path: Path | None = None) -> None:
+        """Add a line to *path*, by default the metrics of a step (key ``step``); it is on the disk
+        when this returns.
+
+        Numbers that are not finite become null.
+
+        Raises:
+            StorageError: no room; the file is as it was.
+            RunError: the folder was moved or deleted.
+        """
+        self.check()
+        path = path or self.metrics_path
+        line = (json.dumps(plain(record), allow_nan=False) + "\n").encode()
+        with storing(path, len(line)), open(path, "ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                write_all(file, line)
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+
+    def metrics(self) -> list[Record]:
+        """Return the metrics so far, without an incomplete last line.
+
+        Raises:
+            RunError: a line in the middle is damaged.
+        """
+        return [record for record, _ in self._lines(self.metrics_path)]
+
+    def processes(self) -> list[Record]:
+        """Return the provenance of the processes so far; raises as `metrics`."""
+        return [record for record, _ in self._lines(self.provenance_path)]
+
+    def _lines(self, path: Path) -> Iterator[tuple[Record, bytes]]:
+        if not path.exists():
+            return
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return
+                place = f"{path}, line {number},"
+                yield _record(line, place, "that line", step=path == self.metrics_path), line
+
+    def write_rollouts(
+        self, step: int, groups: Iterable[Group[Any, Any]], advantages: Any = None
+    ) -> Path:
+        """Save the rollouts of a step as one Parquet file (columns: see
+        `quintain.store.rollout_table`).
+
+        Raises:
+            StorageError: no room; the message has the size in bytes.
+        """
+        from .rollout_table import to_parquet
+
+        self.check()
+        path = self.rollouts / f"step-{step:06d}.parquet"
+        write_atomically(
+            path, to_parquet(step, [r for g in groups for r in g.rollouts], advantages)
+        )
+        return path
+
+    def read_rollouts(self, step: int) -> list[Record]:
+        """Return the rows of *step*; ``Rollout.from_json(json.loads(row["rollout"]), ...)``
+        restores a rollout.
+
+        Raises:
+            RunError: none are saved.
+        """
+        import pyarrow.parquet
+
+        path = self.rollouts / f"step-{step:06d}.parquet"
+        if not path.exists():
+            raise RunError(
+                f"run {self.name!r} has no rollouts of step {step}; see [rollouts] keep in its "
+                f"recipe"
+            )
+        rows: list[Record] = pyarrow.parquet.read_table(path).to_pylist()
+        return rows
+
+    def retain(self, keep: int | Literal["all", "none"], step: int) -> None:
+        """Apply ``[rollouts] keep`` after *step*: delete the files of older steps."""
+        self.check()
+        if keep == "all":
+            return
+        last = 0 if keep == "none" else int(keep)
+        for old, path in steps_in(self.rollouts):
+            if old <= step - last:
+                path.unlink()
+
+    def truncate_after(self, step: int) -> None:
+        """Delete everything after *step*, the work of an interrupted process after its last
+        checkpoint; -1 deletes all.
+
+        Checkpoints are deleted first and metrics last, so that a kill in between leaves a state
+        that can be truncated.
+
+        Raises:
+            StorageError: a file cannot be deleted.
+            RunError: a line of the metrics is damaged, or the folder was moved or deleted.
+        """
+        self.check()
+        with storing(self.path):
+            self.summary_path.unlink(missing_ok=True)
+            for at, path in steps_in(self.checkpoints):
+                if at > step:
+                    remove_tree(path)
+            for at, path in steps_in(self.rollouts):
+                if at > step:
+                    path.unlink()
+        if self.metrics_path.exists():
+            lines = b"".join(
+                line for record, line in self._lines(self.metrics_path) if record["step"] <= step
+            )
+            write_atomically(self.metrics_path, lines)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> Path:
+        """Save the summary of the run."""
+        self.check()
+        text = json.dumps(plain(summary), indent=2, allow_nan=False) + "\n"
+        write_atomically(self.summary_path, text.encode())
+        return self.summary_path
+
+    def summary(self) -> Record | None:
+        """Return the summary of the run; ``None`` before its end.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        if not self.summary_path.exists():
+            return None
+        try:
+            return _record(self.summary_path.read_bytes(), str(self.summary_path), "it")
+        except OSError as e:
+            raise RunError(f"{self.summary_path} cannot be read: {e}") from e
+
+
+def _record(text: bytes, place: str, remove: str, *, step: bool = False) -> Record:
+    """Return the JSON object *text* at *place*, with the number of a *step* if required.
+
+    Raises:
+        RunError: it is something else; the message says what to *remove*.
+    """
+    try:
+        record = json.loads(text)
+        if not isinstance(record, dict) or (
+            step and (type(record.get("step")) is not int or record["step"] < 0)
+        ):
+            raise ValueError(f"expected an object{' with the number of a step' if step else ''}")
+        if not isinstance(record.get("alerts", []), list):
+            raise ValueError("`alerts` is not a list")
+    except (ValueError, RecursionError) as e:
+        raise RunError(f"{place} is damaged: {e}; remove {remove} to continue") from e
+    return record
+
+
+def no_run(name: str, folder: Path) -> UnknownNameError:
+    names = [p.parent.name for p in folder.glob("*/recipe.toml")]
+    return UnknownNameError(
+        f"no run {name!r} in {folder}{did_you_mean(name, names)} (`quintain runs` lists them)"
+    )

@@ -1,0 +1,72 @@
+"""Find runs and their models by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..errors import RunError, UnknownNameError
+from ..models.hf import check_folder
+from .checkpoint import best
+from .run_folder import RunFolder, no_run
+from .toml import read_toml
+
+
+def find_run(run: str | Path, folder: str | Path = "runs") -> Path:
+    """Return the run folder *run*: a path, or a name in *folder*.
+
+    Raises:
+        UnknownNameError: there is none; the message has the nearest name.
+    """
+    for path in (Path(run), Path(folder) / run):
+        if os.path.isfile(path / "recipe.toml"):  # of any name
+            return path
+    raise no_run(str(run), Path(folder))
+
+
+def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
+    """Return the path or id of the model *name*, for `load_model`, and its system message in
+    training.
+
+    *name* is a run (its best checkpoint, or the last), a checkpoint, a folder with a model, or a
+    Hugging Face id. The message is empty if the recipe has none.
+
+    Raises:
+        RunError: the run has no checkpoint yet, or its recipe is damaged.
+    """
+    try:
+        path = find_run(name, folder)
+    except UnknownNameError as e:
+        inside, configs = Path(name) / "model", ("config.json", "adapter_config.json")
+        if "/" not in name and not os.path.exists(name):
+            hub = (
+                f"for a model of the hub write owner/model, also where its page shows {name!r} "
+                f"alone"
+            )
+            raise UnknownNameError(f"{e}; no folder of that name either; {hub}") from None
+        check_folder(name)
+        return (
+            str(inside) if any(os.path.isfile(inside / config) for config in configs) else name
+        ), ""
+    run = RunFolder(path, lock=False)
+    checkpoint = best(run)
+    if checkpoint is None:
+        raise RunError(
+            f"run {run.name!r} has no checkpoint yet; `quintain train --resume {run.name}` "
+            f"continues it"
+        )
+    try:
+        rows = read_toml(run.recipe()).get("environments", [])
+        return str(checkpoint.model), str(rows[0].get("system", "")) if len(rows) == 1 else ""
+    except (ValueError, TypeError, AttributeError) as e:
+        raise RunError(
+            f"the recipe of run {run.name!r} is damaged: {e}; --model {checkpoint.model} needs none"
+        ) from e
+
+
+def free_name(folder: str | Path, stem: str) -> str:
+    """Return the first unused name of *stem*-1, *stem*-2, ... in *folder*."""
+    used_names = {p.name for p in Path(folder).glob(f"{stem}-*")}
+    return next(
+        name for i in range(1, len(used_names) + 2) if (name := f"{stem}-{i}") not in used_names
+    )

@@ -1,1 +1,0 @@
-"""Recipes: TOML files that describe a run."""

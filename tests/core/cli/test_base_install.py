@@ -1,0 +1,33 @@
+"""Without the extra `train`, commands that need torch say in one line what to install."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from quintain.cli import main
+
+
+@pytest.mark.parametrize(
+    "words", ["train", "train --dry-run", "train arithmetic", "train --model some/model"]
+)
+def test_one_line_names_the_extra(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in an empty environment: the modules that import torch have not been imported, and torch
+    is not there.
+    """
+    for name in [
+        n for n in sys.modules if n.startswith(("quintain.", "torch")) and n != "quintain.cli"
+    ]:
+        if name.startswith(
+            ("quintain.models.load", "quintain.recipe.check", "quintain.recipe.sources")
+        ):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    status = main(words.split())
+
+    assert status == 2
+    assert capsys.readouterr().err == "error: this needs torch: pip install 'quintain[train]'\n"

@@ -1,0 +1,244 @@
+"""The command line: one policy for errors, and tables that show what is broken."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+
+from quintain import cli
+from quintain.cli import COMMANDS, main
+from quintain.errors import InfrastructureError, RecipeError
+from quintain.registry.discovery import Component
+from quintain.registry.known import known_plugins
+from quintain.registry.lookup import Registry, isolated
+from quintain_devtools.listing import line_of
+
+
+def raises(error: BaseException) -> Callable[[], None]:
+    @click.command()
+    @click.option("--json", is_flag=True)
+    def command(json: bool) -> None:
+        raise error
+
+    return command
+
+
+@pytest.fixture
+def failing() -> Iterator[Callable[[BaseException], None]]:
+    """Install a command ``fail`` that raises what it is given."""
+    with isolated() as registry:
+        yield lambda error: registry.add("command", "fail", raises(error)) and None
+
+
+@pytest.mark.parametrize(
+    "error, status",
+    [
+        (RecipeError("the recipe is wrong"), 2),
+        (InfrastructureError("the engine is gone"), 1),
+        (click.UsageError("what?"), 2),
+    ],
+)
+def test_errors_are_messages(
+    failing: Callable[[BaseException], None],
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    status: int,
+) -> None:
+    """No traceback; 2 for what the user can fix, 1 for the rest; with --json one object on standard
+    output.
+    """
+    failing(error)
+
+    assert status == main(["fail"])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert str(error if not isinstance(error, click.UsageError) else "what?") in err
+    assert "Traceback" not in err
+    assert status == main(["fail", "--json"])
+    assert {"type": type(error).__name__} == {
+        k: v for k, v in json.loads(capsys.readouterr().out)["error"].items() if k == "type"
+    }
+
+
+def test_ctrl_c_is_130(failing: Callable[[BaseException], None]) -> None:
+    """As shells expect."""
+    failing(KeyboardInterrupt())
+
+    assert main(["fail"]) == 130
+
+
+def test_bugs_are_not_hidden(failing: Callable[[BaseException], None]) -> None:
+    """An exception that nobody raised on purpose keeps its traceback."""
+    failing(ZeroDivisionError("a bug"))
+
+    with pytest.raises(ZeroDivisionError):
+        main(["fail"])
+
+
+def test_unknown_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """The nearest command is shown; an unknown option is a usage error."""
+    assert main(["lsit"]) == 2
+    assert "did you mean 'list'?" in capsys.readouterr().err
+    assert main(["list", "--jsno"]) == 2
+    assert "--json" in capsys.readouterr().err
+
+
+def test_unknown_kind_and_component(capsys: pytest.CaptureFixture[str]) -> None:
+    """`list` and `info` show the nearest name."""
+    assert main(["list", "enviroments"]) == 2
+    assert "did you mean 'environments'" in capsys.readouterr().err
+    assert main(["info", "grppo", "--json"]) == 2
+    assert "did you mean 'grpo'" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_row_of_the_table_is_a_command(name: str) -> None:
+    """What `--help` promises exists, and says the same of itself."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+
+    assert isinstance(command, click.Command)
+    assert command.help
+
+
+def test_plugins_do_not_replace_our_commands() -> None:
+    """A plugin's command called like one of ours is not taken for it."""
+    with isolated() as registry:
+        registry.add("command", "eval", raises(RecipeError("my own")))
+
+        assert "my own" not in cli.root.get_command(click.Context(cli.root), "eval").help
+
+
+@pytest.mark.parametrize("name", [name for kind, name in known_plugins() if kind == "command"])
+def test_a_command_of_a_missing_plugin_names_it(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """One line with the pip command, and the status of a usage error, whatever options follow."""
+    with isolated(keep=["quintain"]):
+        assert main([name, "--steps", "3"]) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"pip install {known_plugins()['command', name]}")
+
+
+def test_help_shows_the_summary_of_a_plugins_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From its manifest; without one, or with a faulty one, where the command is from."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = (
+        'api = 1\n[[components]]\nkind = "command"\nname = "help_row_said"\nsummary = "Says what '
+        'it does."'
+    )
+    rows = [
+        package(tmp_path, "help_row_said", said),
+        package(tmp_path, "help_row_faulty", "api = 9"),
+    ]
+    with isolated(*(replace(row, kind="command") for row in rows)):
+        main(["--help"])
+
+    shown = capsys.readouterr().out
+    assert re.search(r"help_row_said +Says what it does\.", shown)
+    assert re.search(r"help_row_faulty +From dist-help_row_faulty", shown)
+
+
+def test_what_is_no_command_is_a_plugin_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command entry point must be a click command."""
+    with isolated() as registry:
+        registry.add("command", "odd", 3)
+
+        assert main(["odd"]) == 1
+    assert "expected a click command" in capsys.readouterr().err
+
+
+def test_python_dash_m() -> None:
+    """`python -m quintain` is the same program."""
+    done = subprocess.run(
+        [sys.executable, "-m", "quintain", "--version"], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.startswith("quintain ")
+
+
+@pytest.mark.parametrize(
+    "words", ["list", "--help", "runs --folder {empty}", "eval nothing --json"]
+)
+def test_a_closed_pipe_ends_a_command_quietly(tmp_path: Path, words: str) -> None:
+    """`quintain ... | head` is no error: status 128 + SIGPIPE, whether rich, click or the error
+    itself writes.
+    """
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "quintain", *words.format(empty=tmp_path).split()]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_broken_pipe_of_a_plugin_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only standard output ends a command quietly; a connection that a plugin lost is a failure."""
+
+    @click.command()
+    def lost() -> None:
+        raise BrokenPipeError(errno.EPIPE, "the server went away")
+
+    with isolated() as registry:
+        registry.add("command", "lost", lost)
+
+        assert main(["lost"]) == 1
+    assert "error: the command was ended by SystemExit" in capsys.readouterr().err
+
+
+def package(folder: Path, name: str, manifest: str | None) -> Component:
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text("raise RuntimeError('imported')")
+    if manifest is not None:
+        (folder / name / "quintain.toml").write_text(manifest)
+    return Component(kind="reward", name=name, target=f"{name}:x", distribution=f"dist-{name}")
+
+
+def test_broken_manifests_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A faulty manifest and a vanished module are errors in their own rows; a missing manifest is
+    not.
+    """
+    monkeypatch.syspath_prepend(str(tmp_path))
+    bad = package(tmp_path, "bad_manifest_row", "api = 9")
+    bare = package(tmp_path, "bare_row", None)
+    gone = Component(kind="reward", name="gone", target="gone_row:x", distribution="dist-gone")
+    registry = Registry([bad, bare, gone])
+
+    assert "`api` is 9" in line_of(bad, registry).error
+    assert line_of(bare, registry).error == ""
+    assert "no module named 'gone_row'" in line_of(gone, registry).error
+
+
+def test_an_empty_listing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """No table without rows."""
+    with isolated(keep=["quintain-devtools"]):
+        assert main(["list", "services"]) == 0
+
+    assert capsys.readouterr().out == "nothing installed of the kind 'services'\n"
+
+
+def test_help_and_version_are_also_words(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*words: str) -> str:
+        assert main(words) == 0
+        return capsys.readouterr().out
+
+    assert shown("--help") == shown("help")
+    assert shown("eval", "--help") == shown("help", "eval")
+    assert shown("--version") == shown("version")
+    assert main(["help", "trane"]) == 2
+    assert "did you mean 'train'" in capsys.readouterr().err

@@ -1,0 +1,327 @@
+"""`quintain eval` from the outside: options, exit status, output, files."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import re
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from quintain.evaluation.estimates import wilson
+from quintain.interfaces.agent import Agent
+from quintain.interfaces.service import Service, need
+from quintain.registry.lookup import isolated
+from quintain.types.rollout import Rollout
+from quintain.types.task import Message, Task
+
+from ..evaluation.evaluations import Doubling, Endless, Hackable, OnlyTrain, called
+
+
+class Even(Service):
+    def __init__(self, *, word: str = "yes") -> None:
+        self.word = word
+
+
+class Refereed(Doubling):
+    """What is right is what its referee says."""
+
+    referee: Even = need("referee")
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return [Task(prompt="?", answer=self.referee.word)]
+
+    def oracle(self, task: Task, messages: Sequence[Message]) -> str:
+        return "5"
+
+
+@pytest.fixture
+def plugins() -> Iterator[None]:
+    with isolated(keep=["quintain"]) as registry:
+        for component in (Doubling, Endless, OnlyTrain, Hackable):
+            registry.add("environment", component.__name__.lower(), component)
+        registry.add("environment", "refereed", Refereed)
+        registry.add("service", "even", Even)
+        yield
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = called(
+        capsys,
+        "doubling",
+        "-e",
+        "@oracle",
+        "--json",
+        "--samples",
+        "4",
+        "--k",
+        "1,4",
+        "--arg",
+        "size=5",
+    )
+    found = json.loads(out)
+    assert status == 0
+    assert (found["pass@1"], found["pass@4"], found["cons@4"]) == (1, 1, 1)
+    assert found["interval"] == pytest.approx(wilson(1, 5))
+    assert (found["environment"], found["split"], found["engine"]) == (
+        "doubling",
+        "test",
+        "@oracle",
+    )
+    assert (found["tasks"], found["rollouts"], found["failed"]) == (5, 20, 0)
+    assert found["terminations"] == {"finished": 20}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d doubling test \.\.\.\n", err), (
+        "one line before it begins"
+    )
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = called(capsys, "doubling", "-e", "@nop")
+    assert status == 0
+    assert "pass@1" in out and "0.0%" in out and "6 finished" in out
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_reads_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "from __future__ import annotations\n"
+        "from quintain.interfaces.environment import Environment\n"
+        "from quintain.interfaces.reward import reward\n"
+        "from quintain.types.rollout import Rollout\n"
+        "from quintain.types.task import Task\n"
+        "class Mine(Environment[Task, None]):\n"
+        "    reward = reward(lambda rollout: float(rollout.reply == 'yes'))\n"
+        "    word: str = 'no'\n"
+        "    def tasks(self, split: str):\n"
+        "        return [Task(prompt='?', answer=self.word)]\n"
+    )
+    status, out, _ = called(
+        capsys, f"{source}:Mine", "-e", "@oracle", "--json", "--arg", "word=yes"
+    )
+    assert status == 0 and json.loads(out)["pass@1"] == 1
+    assert called(capsys, f"{source}:Mine", "-e", "@oracle", "--json", "--arg", "word=5")[0] == 0
+    status, _, err = called(capsys, f"{tmp_path}/absent.py:Mine", "-e", "@oracle")
+    assert status == 2 and "there is no file" in err
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["doubling", "-e", "@oracel"], "did you mean 'oracle'"),
+        (
+            ["doubling", "-e", "oracle"],
+            "'oracle' is a control of 'doubling' and no engine: --engine @oracle",
+        ),
+        (["doublin", "-e", "@oracle"], "did you mean 'doubling'"),
+        (["doubling", "-e", "@oracle", "--arg", "siez=5"], "did you mean 'size'"),
+        (["doubling", "-e", "@oracle", "--arg", "size=big"], "size is 'big'; expected int"),
+        (["doubling", "-e", "@oracle", "--k", "1,x"], "whole numbers with commas"),
+        (["doubling", "-e", "@oracle", "--k", "2"], "more with --samples"),
+        (["doubling", "-e", "@oracle", "--out", "x.csv"], "ends in .jsonl or .parquet"),
+        (["doubling", "-e", "@oracle", "--out", "nowhere/x.jsonl"], "there is no folder"),
+        (["doubling", "-e", "@oracle", "--split", "tests"], "did you mean 'test'"),
+        (["doubling", "-e", "@oracle", "-t", "-1"], "sampling.temperature is -1"),
+        (["doubling", "-e", "scripted", "-m", "x"], "takes no model"),
+        (["doubling"], "needs a model: --model"),
+        (["endless", "-e", "@oracle"], "--tasks N"),
+        (["doubling", "-e", "@oracle", "--reward", "nothing_such"], "nothing_such"),
+        (
+            ["doubling", "--controls", "-e", "@oracle", "--out", "x.jsonl"],
+            "leave out --engine, --out",
+        ),
+        (["refereed", "-e", "@oracle"], "say what fills it with --service referee=NAME"),
+        (["refereed", "-e", "@oracle", "--service", "referee"], "expected SLOT=NAME"),
+        (
+            ["refereed", "-e", "@oracle", "--service", "referee=even", "--service-arg", "low=1"],
+            "SLOT.KEY=VALUE",
+        ),
+        (["refereed", "-e", "@oracle", "--service", "referee=evn"], "did you mean 'even'"),
+    ],
+)
+def test_eval_says_what_to_fix(
+    capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    status, out, err = called(capsys, *argv)
+    assert (status, out) == (2, "")
+    assert message in err and "Traceback" not in err
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_takes_services(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["refereed", "--json", "--service", "referee=even"]
+    status, out, _ = called(capsys, *argv, "-e", "@oracle")
+    assert status == 0 and json.loads(out)["pass@1"] == 0
+    status, out, _ = called(capsys, *argv, "-e", "@oracle", "--service-arg", "referee.word=5")
+    assert status == 0 and json.loads(out)["pass@1"] == 1
+    assert called(capsys, *argv, "--controls", "--service-arg", "referee.word=5")[0] == 0
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_that_is_interrupted_says_so_in_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(self: Doubling, split: str) -> Iterable[Task]:
+        signal.raise_signal(signal.SIGINT)
+        return []
+
+    monkeypatch.setattr(Doubling, "tasks", stop)
+    # a job in the background starts with it ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        status, out, _ = called(capsys, "doubling", "-e", "@oracle", "--json")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert status == 130
+    assert json.loads(out)["error"]["type"] == "Interrupted"
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_that_is_stopped_before_its_first_rollout_ended_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def rollout(self: Doubling, task: Task, agent: Agent) -> None:
+        if task.answer == 400:
+            signal.raise_signal(signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Doubling, "rollout", rollout)
+    status, text, err = called(capsys, "doubling", "-e", "@oracle", "--concurrency", "1")
+    assert (status, text) == (130, "")
+    assert (
+        err.splitlines()[-1] == "interrupted before the first rollout ended: nothing was evaluated"
+    )
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_eval_shows_and_writes_what_is_finished_when_it_is_stopped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    async def rollout(self: Doubling, task: Task, agent: Agent) -> None:
+        if task.answer == 406:
+            signal.raise_signal(number)
+            await asyncio.Event().wait()
+        agent.user(task.prompt)
+        await agent.turn()
+
+    monkeypatch.setattr(Doubling, "rollout", rollout)
+    out = tmp_path / "some.jsonl"
+    argv = ["doubling", "-e", "@oracle", "--samples", "2", "--concurrency", "1", "--out", str(out)]
+    status, text, _ = called(capsys, *argv)
+    answers = [json.loads(line)["task"]["answer"] for line in out.read_text().splitlines()]
+    assert status == 130 and set(answers) <= {400, 402, 404} and 1 <= len(answers) <= 6
+    assert f"interrupted: {len(answers)} of 12 rollouts" in text and "100.0%" in text
+    status, text, _ = called(capsys, *argv, "--json")
+    found = json.loads(text)
+    assert (
+        status == 130
+        and found["interrupted"]
+        and (found["rollouts"], found["planned"]) == (len(answers), 12)
+    )
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_without_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = called(capsys, "onlytrain", "-e", "@oracle")
+    assert status == 1 and "it has some for train" in err
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_fails_where_too_much_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = called(capsys, "hackable", "-e", "@crashing", "--json")
+    assert status == 1 and json.loads(out)["pass@1"] is None
+    assert err.splitlines()[-1] == "error: all 6 rollouts failed: there is nothing to estimate"
+    err = called(capsys, "hackable", "-e", "@crashing", "--max-failures", "1")[2]
+    assert err.count("rollouts failed") == 1 and "may" not in err
+    flaky = [
+        "doubling",
+        "-e",
+        "scripted",
+        "--engine-arg",
+        "fail_on=[1]",
+        "--retries",
+        "0",
+        "--json",
+    ]
+    status, _, err = called(capsys, *flaky)
+    assert status == 1 and err.endswith(
+        "error: 1 of 6 rollouts (16.7%) failed; --max-failures allows 10.0%\n"
+    )
+    assert called(capsys, *flaky, "--max-failures", "0.2")[0] == 0
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_checks_controls(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = called(capsys, "doubling", "--controls")
+    assert status == 0 and "@oracle" in out and "@nop" in out
+    status, out, _ = called(capsys, "hackable", "--controls", "--json")
+    found = json.loads(out)
+    assert status == 1 and found["ok"] is False
+    assert {c["control"] for c in found["controls"] if not c["ok"]} == {
+        "shouting",
+        "careless",
+        "crashing",
+    }
+    assert called(capsys, "endless", "--controls", "-n", "3")[0] == 0
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_writes_rollouts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    lines, table = tmp_path / "r.jsonl", tmp_path / "r.parquet"
+    assert called(capsys, "doubling", "-e", "@oracle", "-n", "3", "--out", str(lines))[0] == 0
+    rollouts = [Rollout.from_json(json.loads(line)) for line in lines.read_text().splitlines()]
+    assert [r.reply for r in rollouts] == ["400", "402", "404"]
+    assert all(r.outcome is not None and r.outcome.total == 1 for r in rollouts)
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs quintain[train]")
+    assert called(capsys, "doubling", "-e", "@oracle", "-n", "3", "--out", str(table))[0] == 0
+    assert parquet.read_table(table)["reply"].to_pylist() == ["400", "402", "404"]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_an_engine_of_a_plugin_that_is_not_installed_brings_its_pip_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for engine in ("openai", "http://127.0.0.1:1"):
+        status, out, err = called(capsys, "doubling", "--engine", engine)
+        assert (status, out) == (2, "") and "pip install quintain-openai" in err
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_of_a_model_folder_and_of_a_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="the embedded engine needs quintain[train]")
+    spec = importlib.util.spec_from_file_location(
+        "tiny_models", Path(__file__).parents[1] / "models" / "tiny.py"
+    )
+    assert spec is not None and spec.loader is not None
+    models = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "mine"
+    steps = [run / "checkpoints" / name / "model" for name in ("step-000002", "step-000010")]
+    for seed, step in enumerate(steps):
+        models.save_tiny(step, seed=seed)
+        about = {"format": 1, "step": 2 + 8 * seed, "best": False}
+        (step.parent / "checkpoint.json").write_text(json.dumps(about))
+    (run / "recipe.toml").write_text('[[environments]]\nuse = "doubling"\nsystem = "Be right."\n')
+    capsys.readouterr()
+    rows = []
+    for i, options in enumerate(
+        (["mine"], [str(steps[1]), "--system", "Be right."], [str(steps[1])], [str(steps[0])])
+    ):
+        out = tmp_path / f"{i}.jsonl"
+        argv = ["--max-tokens", "8", "-n", "2", "--json", "--out", str(out), "-m", *options]
+        status, printed, _ = called(capsys, "doubling", *argv)
+        assert status == 0 and json.loads(printed)["failed"] == 0
+        rows.append([json.loads(line)["turns"] for line in out.read_text().splitlines()])
+    assert rows[0] == rows[1]  # the last checkpoint, asked as it was trained
+    assert rows[1] != rows[2] != rows[3]

@@ -1,0 +1,193 @@
+"""What a run shows while it works: progress, phases, the line of a step."""
+
+from __future__ import annotations
+
+import io
+import math
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quintain.console.metrics import best_reward
+from quintain.console.screen import LiveScreen, Screen, rough
+from quintain.process.interrupts import stop_on_signal
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The clock of the screen: its attribute ``now``, in seconds."""
+    clock = SimpleNamespace(now=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("quintain.console.screen.time.monotonic", lambda: clock.now)
+        yield clock
+
+
+def test_progress_without_a_terminal_is_sparse(
+    capsys: pytest.CaptureFixture[str], clock: SimpleNamespace
+) -> None:
+    """A line per tenth of the work, but none within ten seconds of the last; the bar's own clock
+    runs here.
+    """
+    screen = Screen()
+    screen.phase("sums test", 40)
+    for done in range(1, 41):
+        clock.now = done * (1.0 if done <= 20 else 60.0)  # slow, then slower
+        screen.advance()
+    lines = [f"sums test: {done} of 40" for done in (10, 20, 24, 28, 32, 36, 40)]
+    assert capsys.readouterr().err.splitlines() == ["sums test ...", *lines]
+
+
+def test_a_phase_is_announced_the_first_time_and_while_it_takes_long(
+    capsys: pytest.CaptureFixture[str], clock: SimpleNamespace
+) -> None:
+    screen = Screen()
+    for step, seconds in enumerate((3, 12, 2, 1)):
+        screen.phase(f"step {step}: rollouts", 40)
+        clock.now += seconds
+    assert capsys.readouterr().err.splitlines() == ["step 0: rollouts ...", "step 2: rollouts ..."]
+
+
+def test_a_phase_in_which_nothing_ends_is_reported_each_minute(clock: SimpleNamespace) -> None:
+    """At most once a minute, and not within a minute of another line."""
+    out = io.StringIO()
+    screen = Screen(out)
+    screen.phase("step 1: rollouts", 40)
+    for now in range(1, 200):
+        clock.now = float(now)
+        screen.report_silence()
+        if now == 70:
+            screen.note("a warning")
+        if now == 135:
+            screen.advance()
+    screen.phase("step 1: update")
+    for now in range(200, 265):
+        clock.now = float(now)
+        screen.report_silence()
+
+    assert out.getvalue().splitlines() == [
+        "step 1: rollouts ...",
+        "step 1: rollouts: 0 of 40, 1:00 so far",
+        "a warning",
+        "step 1: rollouts: 0 of 40, 2:10 so far",
+        "step 1: rollouts: 1 of 40, 3:10 so far",
+        "step 1: update ...",
+        "step 1: update: 1:00 so far",
+    ]
+
+
+def test_the_screen_ends_its_thread() -> None:
+    before = threading.active_count()
+    with Screen(io.StringIO()):
+        assert before < threading.active_count()
+    assert before == threading.active_count()
+
+
+class Interrupting(io.StringIO):
+    """A stream that gets SIGINT while its first line is being written."""
+
+    interrupted = False
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if not self.interrupted and "step 1" in text:
+            self.interrupted = True
+            signal.raise_signal(signal.SIGINT)
+        return written
+
+
+@pytest.mark.parametrize("kind", [Screen, LiveScreen])
+def test_ctrl_c_while_a_line_is_written_repeats_none(kind: type[Screen]) -> None:
+    """The line of the signal handler comes after the one that it interrupts."""
+    out = Interrupting()
+    screen = kind(out)
+    with stop_on_signal(screen, "stopping and saving"):
+        screen.note("step 1 of 2")
+        screen.note("step 2 of 2")
+
+    assert out.getvalue().splitlines() == ["step 1 of 2", "stopping and saving", "step 2 of 2"]
+
+
+METRICS = {
+    "success": 0.65,
+    "reward.mean": 1.57,
+    "held_out.accuracy": 0.4,
+    "length.mean": 21.0,
+    "entropy": 0.04,
+}
+METRICS |= {"tokens_per_second": 12457.0, "seconds.rollouts": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("columns", "left_out"),
+    [(80, {"dev", "length", "tokens/s"}), (100, {"tokens/s"}), (120, set())],
+)
+def test_the_line_of_a_step_explains_itself_and_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: Any, columns: int, left_out: set[str]
+) -> None:
+    """What is left out is in the metrics; the time left stands beside the bar."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    screen = LiveScreen(sys.stderr)
+    screen.start(200, 90, "dev", temperature=0.7, best_reward=2.0, may_end_early=True)
+    screen.step(100, METRICS)
+
+    (line,) = [text for text in capsys.readouterr().err.splitlines() if "step 100/200" in text]
+    assert len(line) <= columns
+    assert line.startswith("step 100/200  65% of samples right (T 0.7)  reward 1.57 of 2  ")
+    words = {"dev", "entropy", "length", "tokens/s"}
+    assert left_out == {word for word in words if word not in line}
+
+
+@pytest.mark.parametrize(("early", "bound"), [(True, "at most"), (False, "about")])
+def test_no_estimate_is_contradicted_by_the_next_line(
+    clock: SimpleNamespace, early: bool, bound: str
+) -> None:
+    """A run that may end early says so, and the last step has no time left."""
+    out = io.StringIO()
+    screen = Screen(out)
+    clock.now = 2.0
+    screen.start(80, 0, "dev", temperature=1.0, may_end_early=early)
+    screen.step(1, METRICS)
+    clock.now = 4.0
+    screen.step(2, METRICS, last=True)
+
+    first, pace, last = out.getvalue().splitlines()
+    assert first.endswith(f"12,457 tokens/s  {bound} 3 min left")
+    assert f"2 s a step: {bound} 3 min for the other 79 steps, without evaluations" == pace
+    assert (
+        "step 2/80  65% of samples right (T 1)  reward 1.57  dev 40.0%" in last
+        and last.endswith("tokens/s")
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (31, "40 s"), (90, "2 min"), (166, "3 min"), (7200, "2 h"), (7201, "2 h 10 min")],
+)
+def test_estimates_are_rounded_up(seconds: float, text: str) -> None:
+    assert text == rough(seconds)
+
+
+def test_an_evaluation_says_how_it_was_decoded() -> None:
+    out = io.StringIO()
+    Screen(out).evaluation("dev", 10, {"accuracy": 0.785, "tasks": 200, "temperature": 0.7}, ())
+    Screen(out).evaluation("test", 10, {"accuracy": 0.98, "tasks": 1319, "temperature": 0.0}, ())
+    assert out.getvalue().splitlines() == [
+        "dev, step 10: 78.5% of 200 tasks right, sampled at T 0.7",
+        "test, step 10: 98.0% of 1,319 tasks right, greedy",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("declared", "best"), [((-1, 2), 2.0), ((-math.inf, math.inf), None), (None, None)]
+)
+def test_the_best_reward_is_known_where_it_is_finite(
+    declared: tuple[float, float] | None, best: float | None
+) -> None:
+    environment: Any = SimpleNamespace(reward=SimpleNamespace(range=declared), shaping=None)
+
+    assert best == best_reward([environment])

@@ -1,0 +1,496 @@
+"""The path of a pretrained model on a GPU, as far as a machine without one can show it."""
+
+from __future__ import annotations
+
+import io
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from quintain.cli import main
+from quintain.console.screen import Screen
+from quintain.engines.embedded.engine import SLOTS, EmbeddedEngine
+from quintain.learning.learner import Learner
+from quintain.models.load import cache_bytes
+from quintain.recipe.load import bundled
+from quintain.recipe.memory import activations, memory_of, module_on_paper
+from quintain.recipe.plan import RunPlan
+from quintain.recipe.tables import Recipe
+from quintain.run.build import model_for
+from quintain.run.provenance import header
+from quintain.store.storage import size_text
+from quintain.types.transcript import TrainingSequence
+
+from ..models.architectures import architecture
+from ..models.tiny import save_tiny, tiny_model
+
+
+def test_slots_are_counted_in_the_engines_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the bytes, twice the sequences; on a GPU those that half of the free memory holds."""
+    module = tiny_model("qwen3", context=4096)
+    row = cache_bytes(module, 4096, "bfloat16")
+    assert 2 * row == cache_bytes(module, 4096, "float32")
+    monkeypatch.setattr("quintain.engines.embedded.engine.CACHE_BYTES", 100 * row)
+
+    assert EmbeddedEngine.slots_for(module, samples=256, tokens=4096, dtype="bfloat16") == 100
+    assert EmbeddedEngine.slots_for(module, samples=256, tokens=4096, dtype="float32") == SLOTS
+
+    assert (
+        EmbeddedEngine.slots_for(module, samples=256, tokens=4096, dtype="bfloat16", room=130 * row)
+        == 130
+    )
+    assert (
+        EmbeddedEngine.slots_for(module, samples=64, tokens=4096, dtype="bfloat16", room=130 * row)
+        == 64
+    )
+    assert EmbeddedEngine.slots_for(module, samples=64, tokens=4096, dtype="bfloat16", room=0) == 8
+
+
+def out_of_memory(*args: object, **options: object) -> None:
+    raise torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of ..."
+    )
+
+
+def failed_run(model: Path, folder: Path, capsys: pytest.CaptureFixture[str], *changes: str) -> str:
+    """The error of a run on *model* that ends early."""
+    small = [
+        f"model.name={model}",
+        "model.device=cpu",
+        "sampling.max_tokens=9",
+        "batch={prompts=2, group_size=2}",
+    ]
+    off = [
+        "evaluation.every=0",
+        "evaluation.test.tasks=0",
+        "checkpoint.every=1",
+        f"run.folder={folder}",
+    ]
+    words = [word for change in (*small, *off, *changes) for word in ("--set", change)]
+    babble = Path(__file__).parents[2] / "integration" / "babble.py:Babble"
+    assert (
+        main(
+            [
+                "train",
+                "--env",
+                str(babble),
+                "--model",
+                str(model),
+                "--name",
+                "one",
+                "--steps",
+                "3",
+                *words,
+            ]
+        )
+        == 1
+    )
+    return capsys.readouterr().err
+
+
+def test_out_of_memory_while_loading_names_what_to_change(
+    folder_of_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Adapters, where all weights train; else the precision of the engine, where it is wide."""
+    monkeypatch.setattr("quintain.recipe.sources.load_model", out_of_memory)
+    said = failed_run(folder_of_model, tmp_path / "a", capsys)
+    assert (
+        "out of memory while loading: train adapters with model.lora={}; or take a smaller model "
+        "(CUDA" in said
+    )
+    said = failed_run(
+        folder_of_model, tmp_path / "b", capsys, "model.lora={}", "model.dtype=float32"
+    )
+    assert (
+        "while loading: set model.dtype=bfloat16 (now float32); or take a smaller model (CUDA out "
+        "of mem" in said
+    )
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_out_of_memory_while_updating_names_the_values_of_now(
+    folder_of_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Checkpointing only where it is off; a failed run names the command that continues it."""
+    said = failed_run_in_step_2(
+        folder_of_model, tmp_path / "a", capsys, monkeypatch, "learner.token_budget=777"
+    )
+    assert (
+        "while updating: lower learner.token_budget (now 777); lower sampling.max_tokens (now 9); "
+        "lower" in said
+    )
+    assert (
+        re.search(r"engine.args.slots \(now \d+\)", said) and "checkpoint_activations" not in said
+    )
+    assert re.search(
+        r"the run failed; every step up to 1 is saved. To continue: .* train --resume .*/a/one",
+        said,
+    )
+    off = ("learner.checkpoint_activations=false", "learner.precision=float32")
+    said = failed_run_in_step_2(folder_of_model, tmp_path / "b", capsys, monkeypatch, *off)
+    assert (
+        "(now 2048); set learner.checkpoint_activations=true; set learner.precision=bf16 (now "
+        "float32); " in said
+    )
+
+
+def failed_run_in_step_2(
+    model: Path,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *changes: str,
+) -> str:
+    step = Learner.step
+
+    def fails_later(self: Learner, *args: Any, **options: Any) -> Any:
+        return out_of_memory() if self.version else step(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "step", fails_later)
+        return failed_run(model, folder, capsys, *changes)
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_out_of_memory_while_sampling_names_slots_and_tokens(
+    folder_of_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quintain.engines.embedded.engine.decode_burst", out_of_memory)
+    said = failed_run(folder_of_model, tmp_path, capsys, "engine.args.slots=3")
+    expected = (
+        "while sampling: lower engine.args.slots (now 3) or sampling.max_tokens (replies now have "
+        "up to 8): CUDA"
+    )
+    assert expected in said  # the limit of the environment
+    assert "total capacity" not in said
+
+
+def test_header_has_device_parameters_and_memory() -> None:
+    module = tiny_model("qwen3", context=64)
+    parameters = sum(p.numel() for p in module.parameters())
+    recipe = Recipe.parse(bundled("quickstart"))
+
+    line = header(RunPlan.of(recipe), module)
+
+    assert line.startswith(
+        f"{parameters / 1e6:,.1f}M parameters on CPU (threads: {torch.get_num_threads()}), engine "
+        f"float32"
+    )
+    assert "64 x 4 samples a step" in line
+    assert "no GPU" not in line
+
+
+def test_header_warns_of_a_large_model_without_a_gpu() -> None:
+    with torch.device("meta"):
+        module = torch.nn.Linear(20_000, 10_000)
+
+    assert "200.0M parameters" in (
+        line := header(RunPlan.of(Recipe.parse(bundled("pretrained"))), module)
+    )
+    assert "3.6 GB of weights and optimizer; torch sees no GPU" in line
+
+
+def test_header_counts_the_engines_copy_and_its_cache() -> None:
+    with torch.device("meta"):
+        module = torch.nn.Linear(20_000, 10_000, bias=False)  # 0.2 billion parameters
+
+    line = header(RunPlan.of(Recipe.parse(bundled("pretrained"))), module, cache=3_000_000_000)
+
+    assert "3.6 GB of weights and optimizer, up to 3 GB of KV cache" in line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "forecast"),
+    [
+        (144.0, 80, "2.4 min a step: about 3 h 10 min for the other 79 steps, without evaluations"),
+        (0.85, 300, "0.85 s a step: about 5 min for the other 299 steps, without evaluations"),
+        (0.5, 100, ""),
+        (500.0, 1, ""),
+    ],
+)
+def test_the_first_step_tells_the_time_of_a_run(seconds: float, steps: int, forecast: str) -> None:
+    """From the seconds of its phases: the evaluation before training is no part of a step."""
+    out = io.StringIO()
+    screen = Screen(out)
+    screen.start(10 + steps, done=10)
+    for step in (11, 12):
+        screen.step(step, {"seconds.rollouts": seconds - 0.25, "seconds.update": 0.25})
+
+    assert out.getvalue().splitlines()[1:-1] == [forecast] * bool(forecast)
+
+
+def test_adapters_with_a_rate_for_all_weights_get_a_note() -> None:
+    lora = Recipe.parse("extends = 'pretrained'\n[model.lora]\n")
+    default = Recipe.parse(bundled("pretrained"))
+
+    assert any("adapters usually need 1e-5 to 5e-5" in note for note in RunPlan.of(lora).notes)
+    assert RunPlan.of(default).notes == ()
+
+
+def test_a_resume_names_the_checkpoint_that_it_loads(tmp_path: Path) -> None:
+    """Not the model of the recipe, which it does not read."""
+    save_tiny(tmp_path)
+    recipe = Recipe.parse(bundled("pretrained"), ["model.name=nobody/nothing"])
+    out = io.StringIO()
+    checkpoint: Any = SimpleNamespace(model=tmp_path, step=7, tokenizer="")
+    model_for(RunPlan.of(recipe), checkpoint, Screen(out), nullcontext)
+
+    assert out.getvalue().startswith("loading the checkpoint of step 7\n")
+    assert "nobody" not in out.getvalue()
+
+
+# ---------------------------------------------------------------- the dry run
+def dry_run(*words: str) -> int:
+    return main(["train", "arithmetic", *words, "--dry-run"])
+
+
+@pytest.fixture(scope="module")
+def folder_of_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny(folder)
+    return folder
+
+
+def test_parameters_are_counted_without_loading(folder_of_model: Path, tmp_path: Path) -> None:
+    """By the configuration alone; with adapters those that train."""
+    count = sum(p.numel() for p in tiny_model("qwen3").parameters())
+    assert count == parameters_of(folder_of_model)
+    pytest.importorskip("peft")
+    adapted = module_on_paper(str(folder_of_model), {"r": 2})
+    assert 0 < sum(p.numel() for p in adapted.parameters() if p.requires_grad) < count / 5
+
+    assert module_on_paper("nobody/nothing", None) is None
+    for content in ("", "[]", '{"model_type": "unheard"}'):
+        (tmp_path / "config.json").write_text(content)
+        assert module_on_paper(str(tmp_path), None) is None
+
+
+def parameters_of(folder: Path) -> int:
+    return sum(p.numel() for p in module_on_paper(str(folder), None).parameters())
+
+
+def test_a_dry_run_compares_checkpoints_with_the_free_disk(
+    folder_of_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights and two moments in float32 for two checkpoints, weights alone for the best one: 4 * 7
+    bytes each.
+    """
+    words = ("--model", str(folder_of_model), "--folder", str(tmp_path))
+    needed = 28 * parameters_of(folder_of_model)
+
+    assert dry_run(*words) == 0
+    assert f"checkpoints take up to {size_text(needed)}; " in capsys.readouterr().err
+    monkeypatch.setattr("quintain.recipe.check.free_bytes", lambda path: needed - 1)
+    assert dry_run(*words) == 2
+    assert (
+        "make room, or set run.folder, checkpoint.keep=1 or checkpoint.best=false"
+        in capsys.readouterr().err
+    )
+    assert dry_run(*words, "--set", "checkpoint.best=false") == 0
+    assert dry_run(*words, "--set", "model.lora={}") == 0
+    assert dry_run(*words, "--set", "checkpoint.every=0") == 0
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, gigabytes: float, free: float | None = None) -> None:
+    """A GPU of that size in the place of this machine."""
+    room = ("a GPU", int((gigabytes if free is None else free) * 1e9), int(gigabytes * 1e9))
+    monkeypatch.setattr("quintain.recipe.memory.room_of", lambda device: room)
+    monkeypatch.setattr("quintain.recipe.check.as_device", lambda name: torch.device("cuda"))
+
+
+@pytest.fixture(scope="module")
+def shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the configuration of Qwen3-0.6B and files that nothing opens."""
+    folder = tmp_path_factory.mktemp("shapes")
+    QWEN3_06B.save_pretrained(folder)
+    return folder
+
+
+QWEN3_06B = transformers.Qwen3Config(
+    vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40_960,
+)  # fmt: skip
+
+
+def test_a_dry_run_shows_the_memory_by_part_with_slots_and_waves(
+    shape: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is loaded: the folder has no weights."""
+    gpu(monkeypatch, 24)
+    assert dry_run("--model", str(shape)) == 0
+    said = capsys.readouterr().err
+    sizes = {
+        name.strip(): float(size)
+        for name, size in re.findall(r"^  ([A-Za-z ]+?) +([\d.]+) GB", said, re.M)
+    }
+    # 24 GB less 18 bytes a parameter, half of it; 2,560 tokens of 57,344 numbers of 2 bytes in each
+    # slot.
+    slots = int((24e9 - 18 * 596_049_920) / 2 // (2560 * 57_344 * 2))
+    expected = {"weights": 2.38, "gradients": 2.38, "moments": 4.77, "engine copy": 1.19}
+    assert expected == {name: sizes[name] for name in expected}
+    assert (
+        f"KV cache{slots * 2560 * 57_344 * 2 / 1e9:>12.2f} GB  {slots} slots of 2,560 tokens"
+        in said
+    )
+    assert (
+        f"128 samples in {-(-128 // slots)} waves" in said and "24.0 GB are free on a GPU" in said
+    )
+    assert (
+        abs(sum(sizes[n] for n in (*expected, "KV cache", "activations")) - sizes["together"])
+        < 0.05
+    )
+    assert all(len(line) <= 80 for line in said.splitlines() if line.startswith(("memory", "  ")))
+
+    gpu(monkeypatch, 24, free=12)
+    assert dry_run("--model", str(shape), "--set", "sampling.max_tokens=2048") == 0
+    assert "warning: that may not fit: lower learner.token_budget" in capsys.readouterr().err
+
+
+def test_what_cannot_fit_is_refused_before_a_download(
+    shape: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu(monkeypatch, 8)
+    assert dry_run("--model", str(shape)) == 2
+    said = capsys.readouterr().err
+    assert (
+        "that is 10.7 GB, and a GPU has 8.0 GB: train adapters (model.lora={}) or take a smaller "
+        "model" in said
+    )
+    pytest.importorskip("peft")
+    assert dry_run("--model", str(shape), "--set", "model.lora={}") == 0
+
+
+def test_an_engine_with_memory_of_its_own_is_not_counted(
+    shape: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu(monkeypatch, 24)
+    monkeypatch.setattr("quintain_vllm.local.check_installed", lambda: None)
+    assert dry_run("--model", str(shape), "--set", "engine.use=vllm") == 0
+    assert "KV cache" not in (said := capsys.readouterr().err) and "copy" not in said
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_activations_are_estimated_within_a_quarter(precision: str, checkpointing: bool) -> None:
+    """Against what autograd saves for the backward pass of one sequence, the weights apart."""
+    tokens, saved = 2048, dict[int, int]()
+    module = tiny_model("qwen3", hidden=64, layers=4, context=4096)
+    options: Any = {
+        "precision": precision,
+        "activation_checkpointing": checkpointing,
+        "token_budget": tokens,
+    }
+    learner = Learner(module, None, lr=1e-5, **options)
+    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    kept = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)  # so that no address is used again
+        if (storage := tensor.untyped_storage()).data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    row = TrainingSequence(
+        ids=(1,) * tokens,
+        mask=(False,) + (True,) * (tokens - 1),
+        logps=(0.0,) * tokens,
+        versions=(0,) * tokens,
+    )
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        learner.supervised_step([row])
+    parameters = sum(p.numel() for p in module.parameters())
+
+    def estimate(checkpointing: bool) -> float:
+        """Without the weights in half precision, which do not grow with the tokens."""
+        changes = [f"learner.precision={precision}", f"learner.token_budget={tokens}"]
+        changes.append(f"learner.checkpoint_activations={str(checkpointing).lower()}")
+        plan = RunPlan.of(Recipe.parse(bundled("quickstart"), changes))
+        casts = 2 * parameters * (precision == "bf16")
+        return activations(plan, module, parameters, adapters=False) - casts
+
+    # A layer that is computed again in the backward pass is not seen here.
+    expected = estimate(True) - estimate(False) / 4 if checkpointing else estimate(False)
+    assert 0.75 < expected / sum(saved.values()) < 1.25
+
+
+def test_a_dry_run_names_the_services_of_open_slots(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that the recipe names are in the recipe; notes go to stderr, so that the recipe can be
+    saved.
+    """
+    assert main(["train", "code", "--dry-run"]) == 0
+    assert "service" not in capsys.readouterr().err
+
+    assert main(["train", "-e", "search", "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert "service 'search': quintain-env-search/search (the recipe names none)" in shown.err
+    assert Recipe.parse(shown.out).environments[0].use == "search"
+
+
+def test_a_dry_run_lists_all_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Model and data in one go, with a status that scripts see."""
+    status = main(
+        ["train", "--model", "some/model", "--env", "gsm8k", "--arg", "data=/nope", "--dry-run"]
+    )
+
+    shown = capsys.readouterr()
+    assert (status, shown.out) == (2, "")
+    assert "cannot load model 'some/model'" in shown.err
+    assert "gsm8k: there is no file or folder '/nope'" in shown.err
+
+
+def test_defaults_of_a_pretrained_model() -> None:
+    """Those of the table that TRL, verl and prime-rl agree on."""
+    recipe = Recipe.parse(bundled("pretrained"))
+
+    assert recipe.model.template == {"enable_thinking": False}
+    assert (
+        recipe.sampling.max_tokens,
+        recipe.learner.lr,
+        recipe.evaluation.test.tasks,
+        recipe.checkpoint.keep,
+    ) == (1024, 3e-6, None, 1)
+
+
+def test_a_service_that_nothing_needs_is_refused_where_its_name_is_nearly_that_of_a_slot(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The installed service would fill the slot, without the settings of the table."""
+    assert main(["train", "-e", "search", "--dry-run", "--set", "services.serach.use=workers"]) == 2
+    assert (
+        "nothing needs [services.serach]; did you mean [services.search]?"
+        in capsys.readouterr().err
+    )
+
+    assert main(["train", "-e", "search", "--dry-run", "--set", "services.notes.use=workers"]) == 0
+
+
+def test_a_plan_of_memory_takes_every_architecture() -> None:
+    """And an engine with the precision of the checkpoint, or sizes that differ from layer to
+    layer.
+    """
+    plan = RunPlan.of(Recipe.parse(bundled("pretrained"), ["engine.args.dtype=auto"]))
+    for module in [architecture(name) for name in ("gpt2", "mixtral", "gemma3", "llama4")]:
+        assert memory_of(plan, module, free=10**9).activations > 0
+    module = tiny_model("qwen3")
+    before = activations(plan, module, 0, adapters=False)
+    vars(module.config)["intermediate_size"] = [module.config.intermediate_size, 1]
+    assert activations(plan, module, 0, adapters=False) == before

@@ -1,0 +1,259 @@
+"""A run stops where engine and learner disagree about the same tokens, and says which part is at
+fault; else never.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quintain.engines.embedded.cache import KVStore
+from quintain.engines.embedded.engine import EmbeddedEngine
+from quintain.learning import ALGORITHMS, Batch, Learner, Sample, SamplerMismatch
+from quintain.models.forward import Forward
+from quintain.models.sampler_check import differences, typical_difference
+from quintain.models.snapshot import Snapshot
+from quintain.recipe.plan import EXACT, HALF
+from quintain.recipe.tables import Recipe
+from quintain.store.run_folder import Record
+from quintain.types.sampling import Sampling
+from quintain.types.transcript import Sampled
+
+from ..learning import batches
+from ..models.tiny import save_tiny, tiny_model
+from . import everything
+from .everything import played, settings
+
+pytestmark = pytest.mark.usefixtures("no_curves")
+
+STALE = {"plan": {"staleness": 1}}
+
+
+def recipe(**changes: Any) -> Recipe:
+    return settings(
+        **{
+            "environments": [{"use": f"{everything.__name__}:Word"}],
+            "algorithm": {"use": "grpo"},
+            "sampling__max_tokens": 24,
+            "evaluation__every": 0,
+        }
+        | changes
+    )
+
+
+def steps(place: Path, **changes: Any) -> list[Record]:
+    """The metrics of each step of a run."""
+    return played(place / "run", recipe(**changes))[0][1:]
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        ({}, EXACT),
+        ({"model__dtype": "bfloat16"}, HALF),
+        ({"learner__precision": "bf16"}, HALF),
+        ({"model__dtype": "bfloat16", "learner__precision": "bf16"}, HALF),
+        ({"learner__precision": "fp16"}, HALF),
+        ({"sampling__temperature": 0.6}, EXACT),
+        ({"model__lora": {"r": 4}}, EXACT),
+        ({"algorithm__args": STALE}, EXACT),
+        ({"algorithm__args": STALE, "model__dtype": "bfloat16"}, HALF),
+        ({"algorithm__args": {"minibatches": 3, "epochs": 2}}, EXACT),
+        ({"environments": [{"use": f"{everything.__name__}:Talk"}]}, EXACT),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_healthy_run_stays_far_below_the_limit(
+    changes: dict[str, Any], limit: float, tmp_path: Path
+) -> None:
+    for step in steps(tmp_path, **changes):
+        assert step["mismatch.sample"] < limit / 5
+
+
+def test_a_windowed_model_in_fixed_batches_is_healthy(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model", "mistral", sliding_window=6)
+    for step in steps(tmp_path, model__name=str(model)):
+        assert step["mismatch.sample"] < EXACT / 5
+
+
+def shifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine records other log-probs than those that it sampled with."""
+    sample = EmbeddedEngine.sample
+
+    async def wrong(self: EmbeddedEngine, ids: Any, sampling: Sampling) -> Sampled:
+        out = await sample(self, ids, sampling)
+        return replace(out, logps=tuple(logp - 0.4 for logp in out.logps))
+
+    monkeypatch.setattr(EmbeddedEngine, "sample", wrong)
+
+
+def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that shares a prompt copies the cache of another prompt."""
+    copy = KVStore.copy
+
+    def wrong(self: KVStore, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        copy(self, [*sources[3:], *sources[:3]], targets, length)
+
+    monkeypatch.setattr(KVStore, "copy", wrong)
+
+
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's copy keeps the initial weights of a layer."""
+    refresh = Snapshot.refresh
+
+    def wrong(self: Snapshot, weights: Any) -> None:
+        tensor = self.module.get_parameter("model.layers.1.mlp.down_proj.weight")
+        before = tensor.clone()
+        refresh(self, weights)
+        tensor.data.copy_(before)
+
+    monkeypatch.setattr(Snapshot, "refresh", wrong)
+
+
+def displaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner's layout is right on the short texts of the probe alone."""
+    statistics = Forward.statistics
+
+    def wrong(self: Forward, prefix_groups: Any, **options: Any) -> Any:
+        found = statistics(self, prefix_groups, **options)
+        short = max(len(row.ids) for group in prefix_groups for row in group) < 10
+        return found if short else replace(found, logp=found.logp - 0.4)
+
+    monkeypatch.setattr(Forward, "statistics", wrong)
+
+
+PATH = "LayerForward over Qwen3ForCausalLM"
+CACHE = f"At fault: the cache of {PATH} was wrong"
+FROM_START = rf"{CACHE}.*, from its token \d+ of \d+ on"
+WEIGHT = r"another model\.layers\.1\.mlp\.down_proj\.weight of Linear than the learner"
+
+
+@pytest.mark.parametrize(
+    ("plant", "changes", "fault"),
+    [
+        (shifted, {}, FROM_START.replace(r"token \d+", "token 1")),
+        (mixed_up, {}, FROM_START),
+        (mixed_up, {"model__dtype": "bfloat16"}, CACHE),
+        (shifted, {"algorithm__args": STALE}, CACHE),
+        (forgotten, {"model__dtype": "bfloat16"}, f"At fault: {PATH} has {WEIGHT}"),
+        (
+            displaced,
+            {},
+            "At fault: the learner's forward differs from that of Qwen3ForCausalLM itself",
+        ),
+    ],
+)
+def test_a_wrong_part_stops_the_run(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    changes: dict[str, Any],
+    fault: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(SamplerMismatch, match=fault) as stopped:
+        steps(tmp_path, **changes)
+    assert re.search(r"differ by 0\.\d+ nats|differ by \d(\.\d)? nats", str(stopped.value))
+
+
+def test_the_check_can_be_switched_off_or_widened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shifted(monkeypatch)
+    assert all(
+        "mismatch.sample" not in step
+        for step in steps(tmp_path / "off", run__max_sample_mismatch="none")
+    )
+    assert all(
+        0.2 < step["mismatch.sample"] < 0.4
+        for step in steps(tmp_path / "wide", run__max_sample_mismatch=0.5)
+    )
+
+
+def test_stale_tokens_are_compared_with_the_weights_that_sampled_them(tmp_path: Path) -> None:
+    """The learner moves by nats in a step; the engine's scores of what it sampled do not."""
+    records = steps(tmp_path, algorithm__args=STALE, learner__lr=0.1)
+    assert max(step["mismatch.max"] for step in records) > 1
+    assert max(step["mismatch.sample"] for step in records) < EXACT / 5
+
+
+def test_what_a_pruned_policy_sampled_is_not_scored_without_pruning(tmp_path: Path) -> None:
+    """Log-probs of the renormalised distribution are compared with the learner's, which prunes
+    alike, or not at all.
+    """
+    first, *stale = steps(tmp_path, algorithm__args={**STALE, "prune": 0.3})
+    assert first["mismatch.sample"] < EXACT / 5
+    assert stale and all("mismatch.sample" not in step for step in stale)
+
+
+def scored_batch(learner: Learner, shift: float = 0.0, version: int = 0) -> Batch:
+    """A batch whose log-probs are the learner's, those of the fourth sample off by *shift*."""
+    made = batches.batch(longest=12)
+    logps = iter(learner.logprobs(made).tolist())
+    samples: list[Sample] = []
+    for i, sample in enumerate(made.samples):
+        (row,) = sample.sequences
+        own = tuple(next(logps) + shift * (i == 3) if trains else 0.0 for trains in row.mask)
+        versions = tuple(version if trains else -1 for trains in row.mask)
+        samples.append(
+            replace(
+                sample,
+                outcome=float(i % 2),
+                sequences=(replace(row, logps=own, versions=versions),),
+            )
+        )
+    return replace(made, samples=tuple(samples))
+
+
+def test_a_mismatch_is_found_before_any_weight_moves() -> None:
+    learner = Learner(tiny_model(), ALGORITHMS["grpo"], lr=0.1, max_sample_mismatch=0.01)
+    before = {name: tensor.clone() for name, tensor in learner.module.state_dict().items()}
+    batch = scored_batch(learner, shift=0.3)
+    with pytest.raises(SamplerMismatch, match=r"rounding explains 0\.01") as found:
+        learner.step(batch)
+    assert found.value.sequences == batch.samples[3].sequences
+    assert found.value.difference == pytest.approx(
+        0.3 / (1 + 8 / batch.samples[3].tokens), rel=1e-3
+    )
+    assert learner.version == learner.updates == 0
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in learner.module.state_dict().items()
+    )
+    assert learner.step(scored_batch(learner))["mismatch.sample"] < 1e-5
+    # version 0 is stale by now
+    assert "mismatch.sample" not in learner.step(scored_batch(learner, shift=0.3))
+
+
+def test_single_tokens_of_half_precision_do_not_count() -> None:
+    """One token in five may go to another expert; nine of ten answers of one token are below their
+    own limit.
+    """
+    gaps = [0.01, 0.9, 0.02, 0.01, 0.0] * 4
+    assert typical_difference(gaps, [0.0] * 20) == pytest.approx(0.01 / 1.4)
+    assert typical_difference([0.5], [0.0]) == pytest.approx(0.5 / 9)
+
+
+def peaked(wrong: float, *, routed: bool = False) -> dict[int, float]:
+    """`differences` of 20 samples of 48 near-certain tokens and 4 choices, whose log-probs are off
+    by *wrong* nats.
+    """
+    mu, prox = torch.full((20, 52), -1e-4), torch.full((20, 52), -2e-4)
+    mu[:, ::13], prox[:, ::13] = -1.0, -1.0 - wrong
+    if routed:  # the learner sends one near-certain token in four to another expert
+        prox[:, 1::4] = -1.5
+    sample = torch.arange(20).repeat_interleave(52)
+    return differences(prox.flatten(), mu.flatten(), sample, torch.ones(20 * 52, dtype=torch.bool))
+
+
+def test_the_choices_of_a_peaked_policy_are_compared() -> None:
+    """The median over all tokens is 1e-4 nats, whatever happens to the few that are choices."""
+    assert max(peaked(0.4).values()) == pytest.approx(0.4 / (1 + 32 / 80), rel=1e-5)
+    assert sorted(peaked(0.4).values())[-2] < 1e-3  # one sample speaks for all
+    assert max(peaked(0.01).values()) < HALF / 10
+    assert max(peaked(0.01, routed=True).values()) < HALF / 10

@@ -1,0 +1,606 @@
+"""The environment `dataset`: formats, columns, splits and faults of people's own files."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain import Message
+from quintain.cli import main
+from quintain.errors import UsageError
+from quintain.testing import EnvironmentSuite, rollout, run_episode
+from quintain_env_dataset import Dataset, same_answer
+from quintain_env_dataset import readers as dataset_readers
+
+from ...core.models.tiny import save_tiny
+
+QUESTIONS = Path(__file__).with_name("capitals.jsonl")
+
+
+class TestDataset(EnvironmentSuite):
+    environment = Dataset
+    args = {"path": str(QUESTIONS)}
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def all_tasks(**fields: Any) -> dict[str, list[Any]]:
+    return {split: list(Dataset(**fields).tasks(split)) for split in ("train", "dev", "test")}
+
+
+SUMS = [{"question": f"{i}+{i}?", "answer": 2 * i} for i in range(60)]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+TWO = [{"question": "1,000+1?", "answer": "1001"}, {"question": "two\nlines?", "answer": "2"}]
+
+
+def as_csv(path: Path) -> None:
+    path.write_text('\ufeffquestion,answer\n"1,000+1?",1001\n\n"two\nlines?",2\n')
+
+
+def as_tsv(path: Path) -> None:
+    path.write_text('question\tanswer\n1,000+1?\t1001\n"two\nlines?"\t2\n')
+
+
+def as_json(path: Path) -> None:
+    path.write_text(
+        json.dumps(
+            [{"question": "1,000+1?", "answer": "1001"}, {"question": "two\nlines?", "answer": "2"}]
+        )
+    )
+
+
+def as_parquet(path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    table = {"question": ["1,000+1?", "two\nlines?"], "answer": ["1001", "2"]}
+    parquet.write_table(pyarrow.table(table), path)
+
+
+def as_jsonl(path: Path) -> None:
+    write(path, TWO)
+
+
+@pytest.mark.parametrize("save", [as_csv, as_tsv, as_json, as_parquet, as_jsonl])
+def test_formats_hold_the_same_rows(save: Any, tmp_path: Path) -> None:
+    file = tmp_path / f"qa.{save.__name__.removeprefix('as_')}"
+    save(file)
+
+    tasks = [task for part in all_tasks(path=str(file)).values() for task in part]
+
+    assert {("1,000+1?", "1001"), ("two\nlines?", "2")} == {(t.prompt, t.answer) for t in tasks}
+
+
+def test_splits_are_cut_by_the_prompt_alone(tmp_path: Path) -> None:
+    """Neither the order of the rows nor rows that are added move a prompt to another split."""
+    before = all_tasks(path=write(tmp_path / "a.jsonl", SUMS[:50]))
+    after = all_tasks(path=write(tmp_path / "b.jsonl", [*reversed(SUMS)]))
+
+    assert all(before.values())
+    assert sum(map(len, before.values())) == 50
+    for split, tasks in before.items():
+        assert {t.prompt for t in tasks} <= {t.prompt for t in after[split]}
+
+
+def test_a_split_column_decides_and_a_missing_split_is_cut(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{**row, "split": "Validation" if i < 5 else "train"} for i, row in enumerate(SUMS)]
+
+    with caplog.at_level(logging.WARNING):
+        splits = all_tasks(path=write(tmp_path / "qa.jsonl", rows))
+
+    assert {f"{i}+{i}?" for i in range(5)} == {t.prompt for t in splits["dev"]}
+    assert splits["test"]
+    assert "test cut from train by a hash of the prompt" in caplog.text
+    assert "prompt = 'question', answer = 'answer', split = 'split'" in caplog.text
+
+
+def test_a_folder_has_a_file_for_each_split(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "train.jsonl", SUMS[:20])
+    write(tmp_path / "validation.jsonl", SUMS[20:25])
+    write(tmp_path / "test.jsonl", [*SUMS[25:30], SUMS[0]])
+
+    splits = all_tasks(path=str(tmp_path))
+
+    assert [len(splits[split]) for split in ("train", "dev", "test")] == [20, 5, 6]
+    assert "1 prompts are in more than one split" in caplog.text
+
+
+def test_columns_with_other_names_are_chosen(tmp_path: Path) -> None:
+    rows = [
+        {"frage": f"{i}?", "question": "not this one", "antwort": i, "rolle": "Be brief."}
+        for i in range(30)
+    ]
+    fields = {
+        "prompt": "frage",
+        "answer": "antwort",
+        "system_column": "rolle",
+        "suffix": "End with ####.",
+    }
+
+    task = next(iter(Dataset(path=write(tmp_path / "qa.jsonl", rows), **fields).tasks("train")))
+
+    assert Message("system", "Be brief.") == task.prompt[0]
+    assert f"{task.answer}?\n\nEnd with ####." == task.prompt[1].content
+    assert task.columns["question"] == "not this one"
+
+
+def test_prompts_may_be_conversations(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "5"}]
+    rows = [
+        {"messages": [*talk, {"role": "user", "content": f"No {i}"}], "label": 4} for i in range(30)
+    ]
+    path = write(tmp_path / "qa.jsonl", rows)
+
+    environment = Dataset(path=path)
+    task = next(iter(environment.tasks("train")))
+    played = run_episode(environment, task, "4")
+
+    assert [m.role for m in task.prompt] == ["user", "assistant", "user"]
+    assert played.outcome.total == 1
+
+
+def test_rows_that_occur_twice_are_one_task(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    splits = all_tasks(path=write(tmp_path / "qa.jsonl", [*SUMS, *SUMS[:3]]))
+
+    assert len(SUMS) == sum(map(len, splits.values()))
+    assert "3 rows that occur twice are left out" in caplog.text
+
+
+NULL = '{"question": "b", "answer": null}\n'
+
+
+@pytest.mark.parametrize(
+    "name, text, expected",
+    [
+        (
+            "qa.jsonl",
+            '{"question": "a", "answer": 1}\n{"question": }\n',
+            "qa.jsonl:2, column 14: not JSON",
+        ),
+        (
+            "qa.jsonl",
+            '{"question": "a", "answer": 1}\n[1]\n',
+            "qa.jsonl:2 is a list; expected an object",
+        ),
+        (
+            "qa.jsonl",
+            '{"question": "a", "answer": 1}\n{"answer": 1}\n',
+            "qa.jsonl:2 has no column 'question'",
+        ),
+        (
+            "qa.jsonl",
+            '{"question": 5, "answer": 1}\n',
+            "qa.jsonl:1, column 'question' is '5'; expected text",
+        ),
+        (
+            "qa.jsonl",
+            '{"question": [{"role": "me"}], "answer": 1}\n',
+            "qa.jsonl:1, column 'question', message 1 is",
+        ),
+        (
+            "qa.jsonl",
+            '{"question": "a", "split": "holdout"}\n',
+            "qa.jsonl:1, column 'split' is 'holdout'; expected",
+        ),
+        ("qa.jsonl", '{"text": "a", "answer": 1}\n', "qa.jsonl has the columns text, answer"),
+        (
+            "qa.jsonl",
+            '{"question": "a"}\n{"question": "b"}\n{"question": "c", "answer": null}\n',
+            "rows (train) has an answer, which the reward same_answer needs",
+        ),
+        ("qa.jsonl", "\n", "qa.jsonl has no rows"),
+        ("qa.json", '[{"question": "a",\nb}]', "qa.json:2, column 1: not JSON"),
+        (
+            "qa.csv",
+            "question,answer\na,1,2\n",
+            "qa.csv:2 has 3 fields; expected 2 (question, answer)",
+        ),
+        (
+            "qa.csv",
+            "question,question\na,1\n",
+            "qa.csv:1: the columns are question, question; expected different",
+        ),
+        ("qa.csv", 'question,answer\n"a"b,1\n', "qa.csv:2: not CSV"),
+        ("qa.parquet", "no parquet", "cannot read qa.parquet"),
+        ("qa.txt", "a", "qa.txt ends in .txt; expected .jsonl"),
+        (
+            "qa.jsonl",
+            '{"question": "a", "answer": 1}\n' * 14 + NULL,
+            "qa.jsonl:15, column 'answer' is null; expected",
+        ),
+        (
+            "qa.jsonl",
+            '{"question": "a", "answer": 1}\n{"question": "b", "answer": " "}',
+            "qa.jsonl:2, column 'answer' is",
+        ),
+        (
+            "qa.jsonl",
+            '{"question": "a", "answer": 1}\n{"question": "b", "answer": NaN}',
+            "qa.jsonl:2, column 'answer' is",
+        ),
+        (
+            "qa.csv",
+            "question,answer\na,1\nb,\n",
+            "qa.csv:3, column 'answer' is empty; expected an answer",
+        ),
+        (
+            "qa.json",
+            '[{"question": "a", "answer": 1},\n{"question": "b",\n"answer": 1},\n5]',
+            "qa.json:4 is a int; expected",
+        ),
+        ("qa.jsonl", "[" * 100_000, "qa.jsonl:1, column 1: not JSON (nested too deep)"),
+    ],
+)
+def test_faults_name_file_line_and_column(
+    name: str, text: str, expected: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+
+    with pytest.raises(UsageError) as raised:
+        list(Dataset(path=name).tasks("train"))
+
+    assert expected in str(raised.value)
+
+
+def test_all_faults_are_listed_at_once(tmp_path: Path) -> None:
+    """The first ten with their places, and how many there are; a row may have a fault of any
+    kind.
+    """
+    rows = [json.dumps(row) for row in SUMS]
+    rows[3], rows[7], rows[11] = '{"question": }', "[1]", '{"answer": 1}'
+    rows[20:30] = ['{"question": "x", "answer": null}'] * 10
+    (tmp_path / "qa.jsonl").write_text("\n".join(rows))
+
+    with pytest.raises(UsageError) as raised:
+        list(Dataset(path="qa.jsonl").tasks("train"))
+
+    head, *lines = str(raised.value).splitlines()
+    assert head == "dataset: 13 faults in qa.jsonl; the first 10:"
+    assert len(lines) == 10
+    for place in (
+        "qa.jsonl:4, column 14: not JSON",
+        "qa.jsonl:8 is a list",
+        "qa.jsonl:12 has no column 'question'",
+    ):
+        assert any(line.startswith(f"  {place}") for line in lines), lines
+    (tmp_path / "qa.jsonl").write_text("\n".join(rows[:9]))
+    with pytest.raises(
+        UsageError, match="dataset: 2 faults:\n  qa.jsonl:4, .*\n  qa.jsonl:8 is a list"
+    ):
+        list(Dataset(path="qa.jsonl").tasks("train"))
+
+
+def test_lines_that_are_not_utf8_are_named(tmp_path: Path) -> None:
+    (tmp_path / "qa.csv").write_bytes("question,answer\na,1\ncafé?,2\n".encode("latin-1"))
+
+    with pytest.raises(
+        UsageError, match=r"qa.csv:3, column 4: byte 0xe9 is not UTF-8; save the file as UTF-8"
+    ):
+        list(Dataset(path="qa.csv").tasks("train"))
+
+
+@pytest.mark.parametrize(
+    ("name", "separator"), [("qa.csv", ";"), ("qa.csv", "\t"), ("qa.tsv", ",")]
+)
+def test_another_separator_is_read_and_said(
+    name: str, separator: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = [f"question{separator}answer", *(f"{i} and {i}?{separator}{2 * i}" for i in range(30))]
+    Path(name).write_text("\n".join(lines))
+
+    splits = all_tasks(path=name)
+
+    assert {f"{i} and {i}?": str(2 * i) for i in range(30)} == {
+        t.prompt: t.answer for p in splits.values() for t in p
+    }
+    assert f"its fields are separated by {separator!r}" in caplog.text
+
+
+def test_a_broken_row_of_another_separator_is_named() -> None:
+    Path("qa.csv").write_text("question;answer\na;1\nb;2;3\n")
+
+    with pytest.raises(UsageError, match=r"qa.csv:3 has 3 fields; expected 2 \(question, answer\)"):
+        list(Dataset(path="qa.csv").tasks("train"))
+
+
+def test_what_may_be_a_mistake_is_remarked_with_the_first_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    odd = [
+        {"question": "1+1?", "answer": 3},
+        {"question": "a" * 400_000, "answer": 1},
+        {"question": "b", "answer": {}},
+    ]
+    all_tasks(path=write(Path("qa.jsonl"), [*SUMS, *odd]))
+
+    assert (
+        "1 prompts have another answer in an earlier row (first: qa.jsonl:2 and qa.jsonl:61)"
+        in caplog.text
+    )
+    assert "1 answers are objects, compared as JSON text (first: qa.jsonl:63)" in caplog.text
+    assert (
+        "1 prompts have more than 100,000 characters (first: qa.jsonl:62, 400,000)" in caplog.text
+    )
+
+
+def test_a_reward_of_ones_own_may_do_without_answers(tmp_path: Path) -> None:
+    from quintain import reward
+
+    rows = [*SUMS, {"question": "why?", "answer": None}]
+    own = Dataset(path=write(tmp_path / "qa.jsonl", rows)).overridden(
+        reward=reward(lambda rollout: 1.0)
+    )
+
+    assert None in [task.answer for split in ("train", "dev", "test") for task in own.tasks(split)]
+    with pytest.raises(UsageError, match="qa.jsonl:61, column 'answer' is null"):
+        list(
+            Dataset(path=str(tmp_path / "qa.jsonl"))
+            .overridden(reward=0.5 * same_answer)
+            .tasks("train")
+        )
+
+
+def test_a_wrong_path_or_column_shows_the_nearest() -> None:
+    write(Path("qa.jsonl"), SUMS)
+
+    with pytest.raises(UsageError, match="no column 'anser'; did you mean 'answer'"):
+        list(Dataset(path="qa.jsonl", answer="anser").tasks("train"))
+    with pytest.raises(UsageError, match="no file or folder 'q.jsonl'"):
+        list(Dataset(path="q.jsonl").tasks("train"))
+    with pytest.raises(UsageError, match="name your data"):
+        Dataset()
+
+
+def test_a_data_set_of_the_hub_brings_its_splits(tmp_path: Path) -> None:
+    """`load_dataset` reads a folder as it does a repository of the hub."""
+    folder = tmp_path / "owner" / "name"
+    folder.mkdir(parents=True)
+    write(folder / "train.jsonl", SUMS[:20])
+    write(folder / "test.jsonl", SUMS[20:])
+
+    rows = list(dataset_readers._of_hub("owner/name", ""))
+
+    assert [sum(row.split == split for row in rows) for split in ("train", "test")] == [20, 40]
+    assert rows[0].values == SUMS[0]
+
+
+def test_without_the_hub_the_error_says_why() -> None:
+    with pytest.raises(
+        UsageError, match="the hub does not give a data set of that name .HF_HUB_OFFLINE"
+    ):
+        list(Dataset(path="owner/nothing").tasks("train"))
+
+
+@pytest.mark.parametrize(
+    "answer, reply, right",
+    [
+        ("Paris", "paris.", True),
+        ("1,000", "So it is #### 1000", True),
+        (4, "\\boxed{4}", True),
+        ("4", "4 or 5", False),
+        ("4", "", False),
+        (["a", "b"], '["a", "b"]', True),
+    ],
+)
+def test_same_answer(answer: Any, reply: str, right: bool) -> None:
+    from quintain_env_dataset import Row
+
+    assert right == same_answer.score(rollout(Row(prompt="?", answer=answer), reply)).total
+
+
+def test_eval_and_train_take_a_plain_function(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The columns of the file are parameters, too; what no row has is an error that names what
+    there is.
+    """
+    write(tmp_path / "qa.jsonl", [{**row, "points": 0.5} for row in SUMS])
+    (tmp_path / "mine.py").write_text(
+        "def score(prompt, completion, answer, points, bonus=0.5):\n"
+        "    assert prompt == f'{int(answer) // 2}+{int(answer) // 2}?'\n"
+        "    return (points + bonus) * (completion == str(answer))\n"
+        "def lost(completion, anser): return 0\n"
+    )
+    data = ["eval", "dataset", "--arg", "path=qa.jsonl", "--engine", "@oracle", "--json"]
+
+    def reward_of(expression: str) -> Any:
+        status = main([*data, "--reward", expression])
+        return status, capsys.readouterr()
+
+    status, shown = reward_of("mine.py:score")
+    assert (status, json.loads(shown.out)["reward"]) == (0, 1.0)
+    status, shown = reward_of('0.5 * use("mine.py:score")(bonus=1.5)')
+    assert (status, json.loads(shown.out)["reward"]) == (0, 1.0)
+    status, shown = reward_of("mine.py:lost")
+    assert status == 1
+    assert "no task has 'anser'; did you mean 'answer'" in next(
+        iter(json.loads(shown.out)["failures"])
+    )
+    assert (
+        main(
+            ["train", "dataset", "--arg", "path=qa.jsonl", "--reward", "mine.py:score", "--dry-run"]
+        )
+        == 0
+    )
+    assert 'reward = "use(\\"mine.py:score\\")"' in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_a_file_and_a_function_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command of the page, with random weights: the run has the rows, the function's name and
+    its scores.
+    """
+    save_tiny(tmp_path / "model", context=160)
+    write(tmp_path / "qa.jsonl", SUMS)
+    (tmp_path / "count.py").write_text(
+        "def letters(completion, answer):\n    return len(completion) % 2\n"
+    )
+    small = (
+        "sampling.max_tokens=8 batch.prompts=2 batch.group_size=2 evaluation.every=0 "
+        "evaluation.test.tasks=0"
+    )
+    sets = [
+        word
+        for pair in [*small.split(), "model.dtype=float32", "learner.precision=float32"]
+        for word in ("--set", pair)
+    ]
+
+    words = [
+        "train",
+        "dataset",
+        "--arg",
+        "path=qa.jsonl",
+        "--model",
+        "model",
+        "--reward",
+        "count.py:letters",
+    ]
+    status = main([*words, "--steps", "1", *sets, "--quiet"])
+
+    assert status == 0, capsys.readouterr().err
+    rows = rollout_table(tmp_path / "runs" / "dataset-1" / "rollouts")
+    assert len(rows) == 4
+    for row in rows:
+        stored = json.loads(row["rollout"])
+        assert stored["outcome"]["parts"] == {"letters": len(stored["turns"][0]["reply"]) % 2}
+
+
+def rollout_table(folder: Path) -> list[Any]:
+    from pyarrow import parquet
+
+    return [
+        row
+        for file in sorted(folder.glob("*.parquet"))
+        for row in parquet.read_table(file).to_pylist()
+    ]
+
+
+FOREIGN = """
+def trl(prompts, completions, answer, **kwargs):
+    assert 1 == len(prompts) == len(answer) == len(kwargs["points"])
+    return [float(reply == str(right)) for reply, right in zip(completions, answer)]
+
+async def later(completions, **kwargs):
+    return [1.0]
+
+def talk(prompts, completions, answer):
+    assert prompts[0][0]["role"] == "system" and completions[0][0]["role"] == "assistant"
+    return [float(completions[0][0]["content"] == str(answer[0]))]
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    assert data_source and extra_info["points"] == 2
+    return {"score": float(solution_str == str(ground_truth)), "acc": 1}
+
+def number(completions):
+    return 0.5
+"""
+
+
+@pytest.mark.parametrize("name", ["trl", "later", "talk", "compute_score"])
+def test_functions_of_trl_and_verl_score_as_there(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lists of one for TRL, text or messages as the data has them; names and dictionaries of
+    verl.
+    """
+    extra = {"system": "Be brief."} if name == "talk" else {}
+    write(Path("qa.jsonl"), [{**row, **extra, "points": 2} for row in SUMS])
+    Path("foreign.py").write_text(FOREIGN)
+    words = [
+        "eval",
+        "dataset",
+        "--arg",
+        "path=qa.jsonl",
+        "--reward",
+        f"foreign.py:{name}",
+        "--json",
+    ]
+
+    assert main([*words, "--engine", "@oracle"]) == 0
+    assert json.loads(capsys.readouterr().out)["reward"] == 1.0
+
+
+def test_a_function_of_trl_that_returns_no_list_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(Path("qa.jsonl"), SUMS)
+    Path("foreign_number.py").write_text(FOREIGN)
+
+    assert (
+        main(
+            [
+                "eval",
+                "dataset",
+                "--arg",
+                "path=qa.jsonl",
+                "--reward",
+                "foreign_number.py:number",
+                "-e",
+                "@nop",
+            ]
+        )
+        == 1
+    )
+    message = (
+        "'number' returned 0.5 for one completion; expected a list of one number "
+        "(foreign_number.py, line 17)"
+    )
+    # wrapped at the width of the terminal
+    assert message in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("line", ["def f(*args): return 0", "def f(a, /): return 0"])
+def test_functions_without_names_are_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other.py").write_text(line)
+    write(Path("qa.jsonl"), SUMS)
+
+    name = f"other{abs(hash(line))}.py"
+    Path("other.py").rename(name)
+    assert (
+        main(
+            [
+                "eval",
+                "dataset",
+                "--arg",
+                "path=qa.jsonl",
+                "--engine",
+                "@nop",
+                "--reward",
+                f"{name}:f",
+            ]
+        )
+        == 2
+    )
+    assert (
+        "it scores one reply at a time: def score(prompt, completion, answer)"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.fixture(autouse=True)
+def _forget_files() -> Iterator[None]:
+    """The tests write different files of one name."""
+    from quintain_env_dataset import environment
+
+    yield
+    environment._loaded.cache_clear()

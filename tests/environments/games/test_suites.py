@@ -1,0 +1,54 @@
+"""What every environment owes a trainer, for the multi-turn worlds; 64 episodes at once among
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quintain import Service
+from quintain.testing import EnvironmentSuite
+from quintain_env_games import Customer, Duel, Guess, Maze, Opponent, Returns, Tools
+
+
+class Games(EnvironmentSuite):
+    """Twice 32 episodes are 64 at once in `test_concurrent_episodes_do_not_mix`."""
+
+    __test__ = False
+    episodes = 32
+    sample = 50
+
+
+class TestGuess(Games):
+    __test__ = True
+    environment = Guess
+
+
+class TestMaze(Games):
+    __test__ = True
+    environment = Maze
+
+
+class TestDuel(Games):
+    """`train`, which is played here, is self-play; `test_games.py` plays the engine."""
+
+    __test__ = True
+    environment = Duel
+
+    @classmethod
+    def services(cls) -> Mapping[str, Service]:
+        return {**super().services(), "opponent": Opponent()}
+
+
+class TestReturns(Games):
+    __test__ = True
+    environment = Returns
+
+    @classmethod
+    def services(cls) -> Mapping[str, Service]:
+        return {**super().services(), "customer": Customer()}
+
+
+class TestTools(Games):
+    __test__ = True
+    environment = Tools

@@ -1,0 +1,140 @@
+"""Every pair of pieces and settings through the real path, against the formulas: `reference`, in
+NumPy alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from quintain.errors import UsageError
+from quintain.interfaces.pieces import every_piece
+
+from .pairs import Row, completed, covering, every_pair, forbidden, pairs_of, reads
+from .world import FACTORS, OPTIONS, RULES, algorithm_of, compare, method_of
+
+SEVERAL_UPDATES = {
+    **FACTORS,
+    "updates": [x for x in FACTORS["updates"] if x != "1x1"],
+    "optimizer_step": ["adamw"],
+}
+OFF_POLICY, _ = covering(SEVERAL_UPDATES, RULES)
+"""Theta moves away from prox in all of these."""
+REST, NEVER = covering(FACTORS, RULES, before=OFF_POLICY)
+ROWS = [*OFF_POLICY, *REST]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.values()))
+def test_combination(row: Row) -> None:
+    compare(row, algorithm_of(row))
+
+
+def test_every_allowed_pair_occurs() -> None:
+    """Each pair of values is in a row, and where it needs no single update, also in a row with
+    several updates; the others are those that a rule forbids.
+    """
+    assert {pair for row in ROWS for pair in pairs_of(row)} == set(every_pair(FACTORS)) - NEVER
+    several = set(every_pair(SEVERAL_UPDATES)) - NEVER
+    assert several - {pair for row in OFF_POLICY for pair in pairs_of(row)} == set()
+    assert all(forbidden(dict(pair), RULES) for pair in NEVER)
+    assert not any(forbidden(row, RULES) for row in ROWS)
+    assert 150 < len(ROWS) < 300
+
+
+def test_every_piece_has_a_place() -> None:
+    """A new piece of core, `quintain-algorithms` or `quintain-classic` needs a formula in
+    `reference`.
+    """
+    packages = ("quintain.learning.", "quintain_algorithms.", "quintain_classic.")
+    every = {
+        (piece.kind, piece.name) for piece in every_piece() if piece.origin.startswith(packages)
+    }
+    assert every == {(piece.kind, piece.name) for row in ROWS for piece in algorithm_of(row).pieces}
+
+
+def refused() -> Iterator[tuple[str, Row]]:
+    """For each rule, every assignment of what it reads that it forbids, with the rest so that no
+    other rule does.
+    """
+    for rule in RULES:
+        others = [other for other in RULES if other is not rule]
+        for values in product(*(FACTORS[name] for name in reads(rule))):
+            if rule(*values):
+                row = completed(
+                    dict(zip(reads(rule), values, strict=True)), FACTORS, others, set(), 0
+                )
+                if row is not None:
+                    yield rule.__name__, row
+
+
+def test_forbidden_combinations_are_refused_before_training() -> None:
+    """With a reason that names what to change."""
+    rows = list(refused())
+    assert {name for name, _ in rows} == {rule.__name__ for rule in RULES}
+    for name, row in rows:
+        with pytest.raises(UsageError, match="set |take |use |fits |weighs") as failure:
+            algorithm_of(row)
+        assert len(str(failure.value)) > 60, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_other_combinations_on_other_batches(seed: int) -> None:
+    """Random rows: combinations of more than two."""
+    draws = random.Random(seed)
+    for _ in range(100):
+        start: Row = {}
+        for name in draws.sample(list(FACTORS), len(FACTORS)):
+            allowed = [
+                value
+                for value in FACTORS[name]
+                if completed({**start, name: value}, FACTORS, RULES, set(), 0)
+            ]
+            start = {**start, name: draws.choice(allowed)}
+        try:
+            compare(start, algorithm_of(start), seed)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, {start}") from error
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_other_arguments_of_advantages(name: str) -> None:
+    formula, piece, args = OPTIONS[name]
+    kl = "none" if name == "maxrl" else "reward-k1"
+    row = completed(
+        {"advantage": name, "kl": kl, "objective": "ppo_clip"}, FACTORS, RULES, set(), 1
+    )
+    assert row is not None
+    algorithm = algorithm_of(row).replace(advantage={"use": piece, **args})
+    compare(row, algorithm, method=replace(method_of(row), advantage=formula))
+
+
+MET = {
+    "ppo_clip": {"clip.low", "clip.high"},
+    "ppo_dual": {"objective.clip_dual"},
+    "sequence_clip": {"clip.low", "clip.high"},
+    "gspo": {"clip.low", "clip.high"},
+    "gspo_token": {"clip.low", "clip.high"},
+    "cispo": {"clip.high"},
+    "dppo_tv": {"clip.low", "clip.high"},
+    "dppo_kl": {"clip.low", "clip.high"},
+    "dppo_top": {"clip.low", "clip.high"},
+    **{name: {"masked.tokens"} for name in ("icepop", "mis", "sequence_mask", "trm")},
+}
+"""What each bound does to some tokens and not to others."""
+
+
+@pytest.mark.parametrize("piece", MET)
+def test_bounds_are_met(piece: str) -> None:
+    """By some tokens, so that the rows say something of them."""
+    missing = set(MET[piece])
+    for row in (row for row in OFF_POLICY if piece in (row["objective"], row["correction"])):
+        for metrics in compare(row, algorithm_of(row)):
+            missing = {name for name in missing if not 0.02 < metrics[name] < 0.98}
+        if not missing:
+            return
+    raise AssertionError(f"{missing} of {piece} never happened")
