@@ -643,6 +643,7 @@ def test_exception_that_nothing_needs_is_found(
 ) -> None:
     """An exception goes with what it is for; the line where that stands does not matter."""
     text = "quintain.planted_one imports what its source does not name"
+    standing("computed_imports")  # read and kept before the exception is planted
     known = layout.EXCEPTIONS["computed_imports"]
     monkeypatch.setitem(
         layout.EXCEPTIONS, "computed_imports", {**known, text: "2026-11-23: a planted one"}

@@ -142,14 +142,11 @@ def test_what_is_loaded_is_what_the_engine_sampled_from(
 
 def test_programs_that_merge_nothing_name_the_command(calm: tuple[Path, list[int]]) -> None:
     """Of vLLM and reward models, which take the whole model."""
-    from quintain_reward_model.loading import load_pretrained
+    from quintain_reward_model.scoring import load_scoring_model
     from quintain_vllm.base import checkpoint
 
     folder = str(last(calm[0]).model)
-    for take in (
-        checkpoint,
-        lambda name: load_pretrained(transformers.AutoModelForSequenceClassification, name),
-    ):
+    for take in (checkpoint, load_scoring_model):
         with pytest.raises(UsageError, match=f"run `quintain export {folder} DIR` once"):
             take(folder)
 

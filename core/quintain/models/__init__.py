@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .forward import Forward as Forward
     from .forward import TokenSequence as TokenSequence
     from .hf import check_available as check_available
+    from .hf import check_folder as check_folder
     from .hf import check_whole as check_whole
     from .hf import offline as offline
     from .hf import quiet as quiet
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .load import LoadedModel as LoadedModel
     from .load import as_device as as_device
     from .load import load_model as load_model
+    from .load import load_pretrained as load_pretrained
     from .sharing import shares_module as shares_module
     from .tokenizer import HFTokenizer as HFTokenizer
     from .tool_calls import parse as parse
@@ -36,9 +38,9 @@ __getattr__, __dir__ = lazy_names(
         "..interfaces.tokenizer": "ChatTokenizer",
         ".adapter_files": "merge_adapters",
         ".forward": "Forward TokenSequence",
-        ".hf": "check_available check_whole offline quiet unreachable",
+        ".hf": "check_available check_folder check_whole offline quiet unreachable",
         ".layers": "fuse_storage",
-        ".load": "LoadedModel as_device load_model",
+        ".load": "LoadedModel as_device load_model load_pretrained",
         ".tokenizer": "HFTokenizer",
         ".tool_calls": "parse",
     },

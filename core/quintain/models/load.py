@@ -111,7 +111,7 @@ def load_model(
         path = os.path.expanduser(path)
         _check_folder(Path(path))
     has_tokenizer = not has_adapters_alone(path) or _has_any(Path(path), _TOKENIZER_FILES)
-    tokenizer = _from_pretrained(AutoTokenizer, path if has_tokenizer else base_named(path)[0])
+    tokenizer = load_pretrained(AutoTokenizer, path if has_tokenizer else base_named(path)[0])
     module = _module_of(path, "auto" if dtype == "auto" else as_dtype(dtype), attn)
     tokenizer = HFTokenizer(tokenizer, stop_ids=_generation_stops(module))
     embeddings = module.get_input_embeddings().weight.shape[0]
@@ -158,7 +158,7 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
                 tensor.data = tensor.data.to(dtype)
         return module
     options = {"dtype": dtype, "attn_implementation": attn, "output_loading_info": True}
-    module, report = _from_pretrained(AutoModelForCausalLM, path, **options)
+    module, report = load_pretrained(AutoModelForCausalLM, path, **options)
     if missing := sorted(report["missing_keys"]):
         raise UsageError(
             f"model {path!r} has no weights for {len(missing)} of the tensors of "
@@ -271,11 +271,18 @@ def _has_any(folder: Path, patterns: Iterable[str]) -> bool:
     return any(any(folder.glob(pattern)) for pattern in patterns)
 
 
-def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
-    """Call ``kind.from_pretrained`` and raise one error for the library's many.
+def load_pretrained(kind: Any, path: str, **options: Any) -> Any:
+    """Call ``kind.from_pretrained`` without remote code and raise one error for the library's many.
 
     A model in the hub's cache is used without a request, so that a machine without network does not
     wait; for others the hub must be reachable.
+
+    Args:
+        kind: a class of transformers, such as ``AutoTokenizer``.
+        path: a folder, or a name on the hub.
+
+    Raises:
+        UsageError: there is no such model, it cannot be fetched, or it is damaged.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -309,7 +316,9 @@ def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
 
 def _cached_or_fetched(kind: Any, path: str, **options: Any) -> Any:
     try:
-        return kind.from_pretrained(path, local_files_only=True, **options)
+        loaded = kind.from_pretrained(path, local_files_only=True, **options)
+        if os.path.exists(path) or _has_vocabulary(loaded, path):
+            return loaded
     except OSError:
         if os.path.exists(path):
             raise
@@ -319,6 +328,19 @@ def _cached_or_fetched(kind: Any, path: str, **options: Any) -> Any:
     enable_progress_bars()
     with quiet():
         return kind.from_pretrained(path, **options)
+
+
+def _has_vocabulary(loaded: Any, name: str) -> bool:
+    """Return whether the hub's cache has a vocabulary for *loaded*, if it is a tokenizer that needs
+    one.
+
+    Where only the configuration of model *name* is in the cache, transformers returns a tokenizer
+    without tokens instead of raising.
+    """
+    from transformers.utils import has_file
+
+    files = getattr(loaded, "vocab_files_names", {}).values()
+    return not files or any(has_file(name, file, local_files_only=True) for file in files)
 
 
 def _generation_stops(module: Any) -> tuple[int, ...]:

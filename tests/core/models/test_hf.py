@@ -15,6 +15,7 @@ import pytest
 
 from quintain.errors import UsageError
 from quintain.models import hf as hub
+from quintain.models.load import load_pretrained
 from quintain.store.runs import model_named
 
 hub_constants: Any = pytest.importorskip(
@@ -91,6 +92,20 @@ def test_names_of_the_hub_pass(cut_off: Path) -> None:
     (cached / "snapshots" / "abc" / "config.json").write_text("{}")
     assert not hub.is_folder("Qwen/Qwen3-0.6B")
     assert hub.is_folder("Qwen/Qwen3-4B")
+
+
+def test_a_configuration_alone_is_no_tokenizer(cut_off: Path) -> None:
+    """`config_folder` fetches the configuration of a model before anything else; transformers then
+    makes a tokenizer without tokens of it.
+    """
+    from transformers import AutoTokenizer, Qwen3Config
+
+    cached = cut_off / "cache" / "models--someone--theirs"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("abc")
+    Qwen3Config().save_pretrained(cached / "snapshots" / "abc")
+    with pytest.raises(UsageError, match="cannot load model 'someone/theirs'.*cannot be reached"):
+        load_pretrained(AutoTokenizer, "someone/theirs")
 
 
 def test_why_the_hub_cannot_be_asked(cut_off: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,7 @@ def test_a_model_that_is_not_there_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="missing' does not exist; expected a folder"):
         load_scoring_model(str(tmp_path / "missing"))
     with pytest.raises(UsageError, match="hf download owner/model"):
         load_scoring_model("owner/model")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from textwrap import shorten
 from typing import Any
 
 import torch
 
 from quintain.errors import UsageError
-from quintain.models import as_device, check_whole, quiet, unreachable
+from quintain.models import as_device, check_folder, check_whole, load_pretrained
 
 DTYPES = {
     "float32": torch.float32,
@@ -17,50 +16,6 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-
-
-def load_pretrained(kind: Any, name: str, **options: Any) -> Any:
-    """``kind.from_pretrained(name)`` without remote code: from the folder or the hub's cache, else
-    from the hub.
-
-    Raises:
-        UsageError: there is no such model, it cannot be fetched, or it is damaged.
-    """
-    from transformers.utils import logging as transformers_logging
-
-    check_whole(name)
-    path = os.path.expanduser(name)
-    local = os.path.isdir(path)
-    if not local and (os.path.exists(path) or name.startswith((".", "/", "~"))):
-        raise UsageError(
-            f"model {name!r} is no folder; name a folder in Hugging Face format, or a hub id"
-        )
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # missing tensors are reported here
-    transformers_logging.disable_progress_bar()
-    try:
-        try:
-            return kind.from_pretrained(
-                path, local_files_only=True, trust_remote_code=False, **options
-            )
-        except OSError:
-            if local:
-                raise
-        if reason := unreachable():
-            raise UsageError(
-                f"model {name!r} is neither a folder here nor in the hub's cache, and {reason}; "
-                f"run `hf download {name}` once where there is network, or name a folder"
-            )
-        with quiet():
-            return kind.from_pretrained(name, trust_remote_code=False, **options)
-    except (MemoryError, UsageError):
-        raise
-    except Exception as error:  # transformers, safetensors and tokenizers each raise their own
-        reason = shorten(str(error), 240, placeholder=" ...") or type(error).__name__
-        raise UsageError(f"model {name!r} cannot be loaded as {kind.__name__}: {reason}") from error
-    finally:
-        transformers_logging.set_verbosity(level)
-        transformers_logging.enable_progress_bar()
 
 
 def load_head(
@@ -73,17 +28,26 @@ def load_head(
             to be trained.
 
     Raises:
-        UsageError: as `load_pretrained`; weights are missing, which would be random; no such dtype
-            or device.
+        UsageError: there is no such model, it cannot be fetched, or it is damaged; weights are
+            missing, which would be random; no such dtype or device.
     """
     from transformers import AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r}; expected one of {', '.join(DTYPES)}")
-    tokenizer = load_pretrained(AutoTokenizer, name)
-    module, report = load_pretrained(
-        kind, name, dtype=DTYPES[dtype], output_loading_info=True, **options
-    )
+    check_whole(name)
+    check_folder(name)
+    path = os.path.expanduser(name)
+    tokenizer = load_pretrained(AutoTokenizer, path)
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # missing tensors are reported below
+    try:
+        module, report = load_pretrained(
+            kind, path, dtype=DTYPES[dtype], output_loading_info=True, **options
+        )
+    finally:
+        transformers_logging.set_verbosity(level)
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(new or ("\0",)))
     if missing:
         raise UsageError(
