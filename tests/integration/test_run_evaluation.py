@@ -213,9 +213,9 @@ def test_a_judge_grades_one_way_of_decoding_unless_asked(place: Path) -> None:
     """Each call may cost money. A step is of 4 rollouts, `dev` of 3, and `test` of 2, before and
     after it.
     """
-    (place / "judged.py").write_text(JUDGED)
-    recipe = RECIPE.replace("tests.integration.letters:Letters", "judged.py:Judged")
-    recipe += '[services.judge]\nuse = "judged.py:Counting"\n'
+    (place / "counting.py").write_text(JUDGED)
+    recipe = RECIPE.replace("tests.integration.letters:Letters", "counting.py:Judged")
+    recipe += '[services.judge]\nuse = "counting.py:Counting"\n'
     (place / "judged.toml").write_text(recipe)
 
     calls = {}
