@@ -40,7 +40,7 @@ path = $(or $(if $(filter $(1),$(ROOMS)),tests/core/$(1)),\
             $(error $(call UNKNOWN,$(1))))
 PATHS := $(foreach part,$(subst -,_,$(PART)),$(call path,$(part)))
 
-.PHONY: help setup train test test-all test-ci lint format docs site bench registry clean
+.PHONY: help setup train test test-slow test-all test-ci lint format docs site bench registry clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -58,7 +58,10 @@ train: $(READY)  ## train the default model on arithmetic, in a minute or two (A
 	$(TRAIN) $(ARGS)
 
 test: $(READY)  ## the tests, without the long ones (PART=rollouts: of one room, plugin or environment; WORKERS=0: in one process)
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not ci" $(PATHS) $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not ci" $(PATHS) $(ARGS)
+
+test-slow: $(READY)  ## the long tests alone (PART as for test)
+	$(PYTEST) -m "slow and not ci" $(PATHS) $(ARGS)
 
 test-all: $(READY)  ## every test that needs no daemon
 	$(PYTEST) -m "not ci" $(ARGS)

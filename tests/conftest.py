@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,17 @@ hypothesis.settings.load_profile("fuzz" if os.environ.get("QUINTAIN_FUZZ") else 
 _NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the files, the longest come first: begun last, one would keep
+    its process busy while the others have nothing left.
+    """
+    if hasattr(config, "workerinput"):
+        text = (ROOT / "tests" / "durations.toml").read_text(encoding="utf-8")
+        seconds = tomllib.loads(text)
+        items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0))
 
 
 def pytest_collection_finish() -> None:
