@@ -157,7 +157,11 @@ def confidence(valid: Sequence[AnyRollout]) -> Metrics:
     as a forecast of success, in ten bins of equal width (Guo et al. 2017, 1706.04599, equation 3):
     the sum over bins of n_b / N times \\|mean confidence - share of successes\\|.
     """
-    answers = [(r, player, _logps(t)) for r in valid for player, t in r.transcripts.items()]
+    answers = [
+        (r, player, [logp for name in names for logp in _logps(r.transcripts[name])])
+        for r in valid
+        for player, names in r.conversations.items()
+    ]
     means = [(fmean(logps), _right(r, player)) for r, player, logps in answers if logps]
     if not means:
         return {}

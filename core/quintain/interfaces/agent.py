@@ -81,13 +81,24 @@ class Agent(Protocol):
         """
 
     def player(self, name: str, engine: Engine | None = None) -> Agent:
-        """Another player with its own conversation; without an engine it is the policy, and
+        """Open another player with its own conversation; without an engine it is the policy, and
         trains.
+
+        Players are roles that score apart, as in self-play: each is compared with the same player
+        of the other rollouts of the group.
+        """
+
+    def conversation(self, name: str) -> Agent:
+        """Open another conversation of this player, from nothing: that of a sub-agent, or of a
+        history that was rewritten.
+
+        All conversations of a player are one sample: they share one advantage, and the rollout
+        counts once in baselines.
         """
 
     def fork(self, name: str, turns: int | None = None) -> Agent:
-        """Another player that continues this conversation after its first *turns* turns, by default
-        as it is now.
+        """Open another conversation of this player that continues this one after its first *turns*
+        turns, by default as it is now.
 
         It begins with the exact tokens sampled here, which are trained only here.
         """

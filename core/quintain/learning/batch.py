@@ -25,9 +25,12 @@ class Sample:
         group: samples with the same number are compared with one another.
         environment: where the task came from.
         truncated: a limit cut the rollout short.
-        turns: trained tokens of each turn, in order; empty where that is not known.
+        turns: trained tokens of each turn, conversation by conversation; empty where that is not
+            known.
         turn_scores: what single turns were given, outcome and shaping together; part of the total.
             Turns past its end got nothing.
+        overlapping: the turns do not lie in the order of time, since conversations of the player
+            overlap.
     """
 
     sequences: tuple[TrainingSequence, ...]
@@ -38,6 +41,7 @@ class Sample:
     truncated: bool = False
     turns: tuple[int, ...] = ()
     turn_scores: tuple[float, ...] = ()
+    overlapping: bool = False
 
     def __post_init__(self) -> None:
         if self.turns and sum(self.turns) != self.tokens:
@@ -146,6 +150,9 @@ def batch_of(
 ) -> Batch:
     """Return the batch of *groups*: one sample per valid rollout and player; each player of a group
     is a group of its own.
+
+    All conversations of a player are branches of its one sample: they get one advantage, from
+    rewards that are compared over rollouts, and the rollout counts once.
     """
     numbers: dict[tuple[int, str], int] = {}
     samples = [
@@ -160,7 +167,13 @@ def batch_of(
 def _sample(
     rollout: Rollout[Any, Any], player: str, sequences: tuple[TrainingSequence, ...], group: int
 ) -> Sample:
-    turns = tuple(turn.tokens for turn in rollout.turns if turn.player == player)
+    places = [
+        place
+        for name in rollout.conversations[player]
+        for place, turn in enumerate(rollout.turns)
+        if turn.player == name
+    ]
+    turns = tuple(rollout.turns[place].tokens for place in places)
     counted = sum(turns) == sum(sum(s.mask) for s in sequences)
     return Sample(
         sequences=sequences,
@@ -171,6 +184,7 @@ def _sample(
         truncated=rollout.termination.kind is TerminationKind.TRUNCATED,
         turns=turns if counted else (),
         turn_scores=_turn_scores(rollout, player, len(turns)) if counted else (),
+        overlapping=places != sorted(places),
     )
 
 

@@ -74,10 +74,12 @@ async def run_episode(
     start = time.monotonic()
     result, termination = await _result_of(environment, task, session, episode)
     transcripts = {
-        name: t for name, p in episode.players.items() if p.trains and (t := p.transcript())
+        name: transcript
+        for name, one in episode.sessions.items()
+        if one.trains and (transcript := one.transcript())
     }
     # a cycle: without it, only the garbage collector would free the episode
-    episode.players.clear()
+    episode.sessions.clear()
     return Rollout(
         task=task,
         result=result,

@@ -36,19 +36,32 @@ class EpisodeState:
     spent: int = 0  # tokens that the policy sampled
     turns_taken: int = 0  # by the policy
     limit_hit: str = ""  # the limit that ended the last turn of the policy
-    players: dict[str, Session] = field(default_factory=dict)
-    # by player: the first prompt of the group's episodes
+    sessions: dict[str, Session] = field(default_factory=dict)  # by conversation
+    # by conversation: the first prompt of the group's episodes
     first: dict[str, list[Any]] = field(default_factory=dict)
 
 
 class Session(Agent):
-    """One player of one episode."""
+    """One conversation of one episode.
 
-    def __init__(self, episode: EpisodeState, name: str = "", engine: Engine | None = None) -> None:
+    *player* is whose conversation it is, if it is not the first one of a player.
+    """
+
+    def __init__(
+        self,
+        episode: EpisodeState,
+        name: str = "",
+        engine: Engine | None = None,
+        *,
+        player: str | None = None,
+    ) -> None:
         self._episode = episode
         self._name = name
+        self._player = player
         self._engine: Engine = (
-            engine.for_episode(episode.seed) if engine else episode.engine.for_player(name)
+            engine.for_episode(episode.seed)
+            if engine
+            else episode.engine.for_player(name if player is None else player)
         )
         self.trains = engine is None
         self.messages: list[Message] = []
@@ -56,7 +69,7 @@ class Session(Agent):
         self._pending: list[Message] = []
         self._turns = 0
         self._ends: list[int] = []  # after each turn: number of messages
-        episode.players[name] = self
+        episode.sessions[name] = self
 
     if not TYPE_CHECKING:
 
@@ -129,9 +142,16 @@ class Session(Agent):
             )
 
     def player(self, name: str, engine: Engine | None = None) -> Session:
-        if name in self._episode.players:
-            raise EnvironmentFault(f"there is a player {name!r} already")
-        return Session(self._episode, name, engine)
+        return self._opened(name, engine, None)
+
+    def conversation(self, name: str) -> Session:
+        player = self._name if self._player is None else self._player
+        return self._opened(name, None if self.trains else self._engine, player)
+
+    def _opened(self, name: str, engine: Engine | None, player: str | None) -> Session:
+        if name in self._episode.sessions:
+            raise EnvironmentFault(f"there is a player or a conversation {name!r} already")
+        return Session(self._episode, name, engine, player=player)
 
     def fork(self, name: str, turns: int | None = None) -> Session:
         count = self._turns if turns is None else turns
@@ -139,7 +159,7 @@ class Session(Agent):
             raise EnvironmentFault(
                 f"agent.fork() after {turns} turns; the conversation has {self._turns}"
             )
-        fork = self.player(name, None if self.trains else self._engine)
+        fork = self.conversation(name)
         fork._turns, fork._ends, end = (
             count,
             self._ends[:count],
@@ -157,7 +177,10 @@ class Session(Agent):
         """Return the exact tokens of this player; ``None`` if its engine returns text only."""
         if self._conversation is None:
             return None
-        return self._conversation.transcript(self._engine.name, self._episode.sampling.temperature)
+        transcript = self._conversation.transcript(
+            self._engine.name, self._episode.sampling.temperature
+        )
+        return replace(transcript, player=self._player)
 
     async def turn(
         self,
@@ -167,7 +190,7 @@ class Session(Agent):
         response_format: str = "",
         tool_choice: str = "",
     ) -> Turn:
-        if self._name not in self._episode.players:
+        if self._name not in self._episode.sessions:
             # code that catches everything and tries again must not block the others
             await asyncio.sleep(0)
             raise EnvironmentFault("the episode is over; its code asked for another turn")

@@ -213,7 +213,7 @@ class Collector:
         valid = group.valid
         if len(valid) < self.min_group_size:
             return "too few valid samples"
-        players = dict.fromkeys(player for r in valid for player in r.transcripts)
+        players = dict.fromkeys(player for r in valid for player in r.conversations)
         reasons = [
             str(self.algorithm.group_filter(self._group_stats(group, player))) for player in players
         ]
@@ -223,11 +223,12 @@ class Collector:
         """Statistics of the valid rollouts with *player*; each player is compared with itself
         only.
         """
-        rollouts = [r for r in group.valid if player in r.transcripts]
+        rollouts = [r for r in group.valid if player in r.conversations]
         outcomes = tuple(r.outcome.of_player(player) if r.outcome else 0.0 for r in rollouts)
         shaping = [r.shaping.of_player(player) if r.shaping else 0.0 for r in rollouts]
         lengths = [
-            max((t.tokens for t in r.turns if t.player == player), default=0) for r in rollouts
+            max((t.tokens for t in r.turns if t.player in r.conversations[player]), default=0)
+            for r in rollouts
         ]
         punished = [
             overlong(length, self.rollout_context.sampling.max_tokens, self.algorithm.overlong)

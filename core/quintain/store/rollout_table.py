@@ -89,33 +89,36 @@ def to_parquet(
 
 
 def advantages_of(groups: Iterable[AnyGroup], advantages: Any) -> Advantages:
-    """Return the advantage of each token that the policy's own player sampled, branch by branch, by
-    group and sample.
+    """Return the advantage of each token that was sampled in the policy's own first conversation,
+    branch by branch, by group and sample.
 
     *groups* are those of the batch, *advantages* what the learner computed: ``values`` per sample
     or per sampled token.
     """
-    trained = [
-        (rollout.group, rollout.sample, player, transcript.sampled)
+    samples = [
+        (rollout, player, tokens)
         for group in groups
         for rollout in group.valid
-        for player, transcript in rollout.transcripts.items()
-        if transcript.sampled
+        for player, names in rollout.conversations.items()
+        if (tokens := sum(rollout.transcripts[name].sampled for name in names))
     ]
     values = getattr(advantages, "values", ())
     values = values.tolist() if hasattr(values, "tolist") else values
-    if len(values) == len(trained):
+    if len(values) == len(samples):
         values = [
             value
-            for value, (*_, tokens) in zip(values, trained, strict=True)
+            for value, (*_, tokens) in zip(values, samples, strict=True)
             for value in repeat(value, tokens)
         ]
     each = iter(values)
-    parts = [
-        (group, sample, player, list(islice(each, tokens)))
-        for group, sample, player, tokens in trained
+    of_samples = [
+        (rollout, player, list(islice(each, tokens))) for rollout, player, tokens in samples
     ]
-    return {(group, sample): part for group, sample, player, part in parts if part and not player}
+    return {
+        (rollout.group, rollout.sample): part[: rollout.transcripts[""].sampled]
+        for rollout, player, part in of_samples
+        if part and not player and "" in rollout.transcripts
+    }
 
 
 def row(

@@ -108,9 +108,11 @@ class Rollout(Generic[T, R]):
         task, result: the task, and what `Environment.rollout` returned.
         termination: how it ended.
         metrics: numbers that the environment reported.
-        turns: of the policy's own player, in order; other players' turns carry their player's name.
-        messages: the whole conversation of the policy's own player.
-        transcripts: exact tokens by player ("" is the policy's own player).
+        turns: of all conversations, in the order in which they ended; ``Turn.player`` is the name of
+            the conversation, "" that of the policy's own first one.
+        messages: the whole of the policy's own first conversation.
+        transcripts: exact tokens by conversation. The first one of a player has its name ("" is the
+            policy's own player); `conversations` says whose the others are.
         outcome, shaping: the scores; ``None`` until the rewards ran.
         yardstick: a score that never trains; ``None`` without one, and where it failed.
         environment, group, sample, seed: its origin; *group* counts from the start of the run.
@@ -137,6 +139,22 @@ class Rollout(Generic[T, R]):
     def reply(self) -> str:
         """The policy's last reply, without reasoning; empty if it took no turn."""
         return next((t.reply for t in reversed(self.turns) if not t.player), "")
+
+    @property
+    def conversations(self) -> dict[str, tuple[str, ...]]:
+        """Names of the conversations of each player that have tokens: its first, then the others in
+        the order of their first turns.
+        """
+        first = {turn.player: i for i, turn in reversed([*enumerate(self.turns)])}
+        of_player: dict[str, list[str]] = {}
+        for name, transcript in self.transcripts.items():
+            player = name if transcript.player is None else transcript.player
+            of_player.setdefault(player, []).append(name)
+        end = len(self.turns)
+        return {
+            player: tuple(sorted(names, key=lambda name: (name != player, first.get(name, end))))
+            for player, names in of_player.items()
+        }
 
     @property
     def valid(self) -> bool:
@@ -221,11 +239,12 @@ def reaches(value: float, threshold: float = SUCCESS) -> bool:
 def trained(
     groups: Sequence[Group[Any, Any]],
 ) -> Iterator[tuple[Rollout[Any, Any], str, tuple[TrainingSequence, ...]]]:
-    """Every valid rollout of *groups* with each player that sampled tokens, and the token sequences
-    of that player.
+    """Yield every valid rollout of *groups* with each player that sampled tokens, and the token
+    sequences of that player: all branches of all its conversations.
     """
     for group in groups:
         for rollout in group.valid:
-            for player, transcript in rollout.transcripts.items():
-                if sequences := tuple(transcript.sequences()):
-                    yield rollout, player, sequences
+            for player, names in rollout.conversations.items():
+                sequences = [s for name in names for s in rollout.transcripts[name].sequences()]
+                if sequences:
+                    yield rollout, player, tuple(sequences)

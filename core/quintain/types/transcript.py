@@ -1,4 +1,4 @@
-"""The token-exact record of one player's conversation.
+"""The token-exact record of one conversation.
 
 A transcript is a tree of branches that share prefixes. Nearly always there is one branch; another
 is added only if a chat template rewrote history (it dropped an old thought, for example), so that
@@ -130,12 +130,18 @@ class TrainingSequence:
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """The branches of one player, and the policy that they were sampled from."""
+    """The branches of one conversation, and the policy that they were sampled from.
+
+    ``player`` is whose conversation it is: ``None`` for the first one of a player, which has the
+    player's name. Further ones (a history that was rewritten, a sub-agent, a fork) have names of
+    their own.
+    """
 
     branches: tuple[Branch, ...] = ()
     policy: str = "policy"
     tokenizer: str = ""
     temperature: float = 1.0
+    player: str | None = None
 
     def path(self, branch: int) -> Branch:
         """Return the tokens of a branch from the start of the conversation, as one root branch."""

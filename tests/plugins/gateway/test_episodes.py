@@ -25,8 +25,10 @@ from quintain import (
 )
 from quintain.errors import EnvironmentFault
 from quintain.evaluation import evaluate
+from quintain.learning.batch import batch_of
 from quintain.testing import ScriptedEngine
 from quintain.testing.scripted import fake_logp
+from quintain.types.rollout import Group
 from quintain_gateway import Endpoint, Gateway
 
 from .kit import ADD, talk
@@ -148,7 +150,7 @@ def test_only_sampled_tokens_train() -> None:
     assert trained == "hm" + calls % 0 + "hm" + calls % 1 + "42"
 
 
-def test_sub_agents_and_a_fork_are_players_and_each_token_trains_once() -> None:
+def test_sub_agents_and_a_fork_are_one_sample_and_each_token_trains_once() -> None:
     async def program(endpoint: Endpoint, http: aiohttp.ClientSession, task: Task) -> str:
         plan = (await ask(endpoint, http, task.prompt))["content"]
         parts = await asyncio.gather(*(ask(endpoint, http, f"part {i}") for i in range(3)))
@@ -162,6 +164,13 @@ def test_sub_agents_and_a_fork_are_players_and_each_token_trains_once() -> None:
     (rollout,) = play(program, ScriptedEngine(replies=reply))
     assert sorted(rollout.transcripts) == ["", "thread-2", "thread-3", "thread-4", "thread-5"]
     assert rollout.metrics["gateway_threads"] == 5
+    assert {player: set(names) for player, names in rollout.conversations.items()} == {
+        "": set(rollout.transcripts)
+    }
+    (sample,) = batch_of(
+        [Group(task=rollout.task, rollouts=(rollout,))], temperature=1.0, max_tokens=64
+    ).samples
+    assert (sample.tokens, len(sample.sequences)) == (sum(t.tokens for t in rollout.turns), 5)
     fork = rollout.transcripts["thread-5"]
     (own,) = rollout.transcripts[""].sequences()
     (sequence,) = fork.sequences()

@@ -192,7 +192,13 @@ def returns(step: Step) -> Tensor:
 
 
 def token_rewards(step: Step) -> Tensor:
-    """Return the reward of each trained token, as in `returns`, [N], float64."""
+    """Return the reward of each trained token, as in `returns`, [N], float64.
+
+    Raises:
+        UsageError: as `check_order`, where tokens differ in their rewards.
+    """
+    if step.penalty is not None or any(one.turn_scores for one in step.batch.samples):
+        check_order(step)
     sample = step.sample_of_tokens
     rewards = torch.zeros(sample.shape[0], dtype=torch.float64)
     if step.penalty is not None:
@@ -209,6 +215,21 @@ def token_rewards(step: Step) -> Tensor:
             if count:
                 rewards[at - 1] += score
     return rewards
+
+
+def check_order(step: Step) -> None:
+    """Refuse samples whose turns lie in another order than that of time, for an advantage that
+    credits a token with what comes after it.
+
+    Raises:
+        UsageError: conversations of one rollout overlap.
+    """
+    if any(one.overlapping for one in step.batch.samples):
+        raise UsageError(
+            "this advantage credits tokens with what comes after them, and conversations of one "
+            "rollout overlap in time (a sub-agent between the turns of its caller): take an "
+            'advantage of whole rollouts, such as that of algorithm = "grpo"'
+        )
 
 
 def turn_rewards(sample: Sample, reward: float) -> list[tuple[int, float]]:

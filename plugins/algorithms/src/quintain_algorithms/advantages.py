@@ -243,6 +243,8 @@ def process_norm(
     What a sample was given as a whole comes with its last turn. A sample without turn scores is one
     turn, so that without any this is `group_norm`.
     """
+    if any(sample.turn_scores for sample in step.batch.samples):
+        advantages.check_order(step)
     tensors: list[Tensor] = [torch.zeros(0, dtype=torch.float64)] * len(step.batch.samples)
     for indices in step.groups:
         scored = [_scored_turns(step.batch.samples[i], step.rewards[i]) for i in indices]
@@ -287,6 +289,7 @@ def turn_level(
         raise UsageError(f"gamma is {gamma}; expected a discount per turn in [0, 1]")
     if baseline not in ("others", "mean"):
         raise UsageError(f"baseline is {baseline!r}; expected others or mean")
+    advantages.check_order(step)
     counts = [s.turns or (s.tokens,) for s in step.batch.samples]
     rewards = iter(advantages.token_rewards(step).split([n for turns in counts for n in turns]))
     gains = [_discounted([float(next(rewards).sum()) for _ in turns], gamma) for turns in counts]
@@ -323,6 +326,7 @@ def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
     so the update has a bias of order 1 / G; where one sample is left B is its return, and its
     advantage 0.
     """
+    advantages.check_order(step)
     gain, sample = advantages.returns(step), step.sample_of_tokens
     square, prox = (step.statistics[name].double().cpu() for name in ("square", "prox_logp"))
     proxy = (1 - 2 * prox.exp() + square).clamp(min=0)

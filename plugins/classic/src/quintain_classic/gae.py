@@ -58,6 +58,7 @@ def gae(
     """
     if not 0 <= gamma <= 1 or not 0 <= lam <= 1:
         raise UsageError(f"advantage.gae: gamma {gamma}, lam {lam}; expected numbers from 0 to 1")
+    advantages.check_order(step)
     values_N = critic.values(step.batch).double()
     rewards_N = advantages.token_rewards(step)
     if clamp and step.penalty is not None:

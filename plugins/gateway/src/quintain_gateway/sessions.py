@@ -1,4 +1,4 @@
-"""The policy of an episode: each thread of an agent is one player."""
+"""The policy of an episode: each thread of an agent is a conversation of its player."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SAMPLED = (2, 5)  # `TokenSource.MODEL` and `FORCED`
 
 
 class SessionPolicy:
-    """Opens players of the episode of *agent*; the first one is *agent* itself."""
+    """Opens conversations of *agent*; the first one is *agent* itself."""
 
     def __init__(self, agent: Any) -> None:
         self._agent = agent
@@ -26,7 +26,7 @@ class SessionPolicy:
         if self._free:
             self._free = False
             return SessionPlayer(self, self._agent)
-        return SessionPlayer(self, self._agent.player(name))
+        return SessionPlayer(self, self._agent.conversation(name))
 
     async def mark_limit(self) -> None:
         """Let the episode end as truncated, though its environment returns a result."""
@@ -36,7 +36,7 @@ class SessionPolicy:
 
 
 class SessionPlayer:
-    """One player of an episode."""
+    """One conversation of an episode."""
 
     def __init__(self, policy: SessionPolicy, session: Any) -> None:
         self._policy, self.session = policy, session

@@ -111,9 +111,6 @@ class Threads:
         return Thread(self._policy.player(name), name), 0
 
     def _name(self) -> str:
-        # By number, not by content: group-relative advantages compare the rollouts of a group
-        # thread by thread, and what an agent sends in a later thread differs from rollout to
-        # rollout.
         self.count += 1
         return f"thread-{self.count}"
 
