@@ -18,7 +18,7 @@ PYTEST ?= $(BIN)/python -m pytest
 WORKERS ?= 2
 MEMBERS := $(wildcard environments/*/pyproject.toml plugins/*/pyproject.toml)
 
-# `make test PART=rollouts` runs the tests of a room of core/quintain, a plugin, an environment, or of
+# `make test PART=rollouts` runs the tests of a room (a folder of core/quintain), a plugin, an environment, or of
 # another folder under tests/. Names of plugins have hyphens, their folders underscores.
 PART ?=
 folders = $(sort $(notdir $(patsubst %/,%,$(dir $(wildcard $(1)/*/test_*.py)))))

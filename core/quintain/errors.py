@@ -40,7 +40,7 @@ class UnknownNameError(UsageError, LookupError):
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownNameError:
         """Return the error for *name*: its message shows the nearest of *known*, then *hint*."""
-        near = did_you_mean(name, known)
+        near = did_you_mean(name, known)  # as in: unknown environment 'sums'; did you mean 'sum'?
         end = "" if near.endswith("?") else "."
         return cls(f"unknown {kind} {name!r}{near}{end + ' ' + hint if hint else ''}")
 
@@ -78,13 +78,13 @@ class NoTasksError(RunError):
 
 
 class EpisodeError(QuintainError):
-    """Base of the failures of one episode. Those of the policy are scored; all others are masked
-    and counted.
+    """Base of the failures of one episode. Those of the policy are scored; all others are left out
+    and counted (`TerminationKind` has the table).
     """
 
 
 class PolicyFault(EpisodeError):
-    """A fault of the policy, such as unreadable tool calls; scored as the environment says."""
+    """A fault of the policy, such as unreadable tool calls; scored with `Environment.early`."""
 
 
 class LimitReached(EpisodeError):
@@ -114,7 +114,11 @@ class RewardFault(EpisodeError):
 
 
 class InfrastructureError(EpisodeError):
-    """An engine, sandbox, network or judge failed; the episode is retried `batch.retries` times."""
+    """An engine, sandbox, network or judge failed.
+
+    An episode is retried `batch.retries` times after any failure that is not the policy's, a call
+    of a reward after this one alone.
+    """
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

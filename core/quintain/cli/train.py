@@ -92,7 +92,7 @@ and cached (that of arithmetic is included); `quintain start` does only that.
     help="Set a recipe key (repeatable).",
 )
 @click.option("--seed", type=Count(0), help="Random seed.")
-@click.option("--steps", type=Count(1), help="Optimizer steps.")
+@click.option("--steps", type=Count(1), help="Training steps: collect rollouts, then update.")
 @click.option("--name", help="Run name (default: environment name and a number).")
 @click.option("--folder", help="Parent folder of the run folders.  [default: runs]")
 @click.option(
@@ -253,6 +253,7 @@ def _recipe(
 
 
 def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> RunFolder:
+    """Return the folder of the run: that of ``--resume``, or a new one once the recipe is checked."""
     from ..store.run_folder import RunFolder
     from ..store.runs import find_run, free_name
 

@@ -31,7 +31,7 @@ from ..types.transcript import TokenSource, Transcript
 Metrics = dict[str, Any]
 TRAINING = ("difficulty", "rollouts", "update", "sync")
 """Phases that count as training time; evaluation and checkpoints do not."""
-LEFT_OUT = ("groups.rejected.stale", "groups.retried", "groups.abandoned")
+ZERO_WHERE_ABSENT = ("groups.rejected.stale", "groups.retried", "groups.abandoned")
 BINS = 10
 """Bins of the calibration error."""
 LONGEST_KIND = 120
@@ -233,11 +233,13 @@ def sampling(records: Sequence[Metrics]) -> Metrics:
         "staleness.mean",
         "staleness.mixed",
         "staleness.share.",
-        *LEFT_OUT,
+        *ZERO_WHERE_ABSENT,
     )
     steps = [r for r in records if "seconds.rollouts" in r]
     names = sorted({name for r in steps for name in r if name.startswith(kinds)})
-    return {n: fmean(r.get(n, 0.0) for r in steps if n in r or n in LEFT_OUT) for n in names}
+    return {
+        n: fmean(r.get(n, 0.0) for r in steps if n in r or n in ZERO_WHERE_ABSENT) for n in names
+    }
 
 
 def held_out_metrics(results: Sequence[Evaluation], weights: Sequence[float]) -> Metrics:

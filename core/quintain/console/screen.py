@@ -169,7 +169,7 @@ class Screen(AbstractContextManager["Screen"]):
             texts["success"] += f" (T {self._temperature:g})"
         if self._best_reward is not None and "reward.mean" in texts:
             texts["reward.mean"] += f" of {self._best_reward:g}"
-        for key in LEFT_OUT:
+        for key in DROPPED_FIRST:
             if len("  ".join(texts.values())) > width:
                 texts.pop(key, None)
         return list(texts.values())
@@ -282,6 +282,7 @@ def for_terminal(out: TextIO | None = None, *, quiet: bool = False) -> Screen:
     return LiveScreen(out) if out.isatty() and not quiet else Screen(out, quiet=quiet, dated=True)
 
 
+# The line of a step: a metric and its text.
 SHOWN = (
     ("success", "{:.0%} of samples right"),
     ("reward.mean", "reward {:.2f}"),
@@ -291,7 +292,7 @@ SHOWN = (
     ("length.mean", "length {:.0f}"),
     ("tokens_per_second", "{:,.0f} tokens/s"),
 )
-LEFT_OUT = ("tokens_per_second", "length.mean", "held_out.accuracy", "entropy", "reward.mean")
+DROPPED_FIRST = ("tokens_per_second", "length.mean", "held_out.accuracy", "entropy", "reward.mean")
 """What a line that is too long drops first: all are in the metrics, and the accuracy has a line of
 its own.
 """

@@ -26,7 +26,9 @@ SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """A prompt and a good reply, for a warm start."""
+    """A prompt and a good reply, for a warm start: supervised fine-tuning before reinforcement
+    learning.
+    """
 
     prompt: str | Sequence[Message]
     reply: str
@@ -34,9 +36,9 @@ class Demonstration:
 
 
 def control(*, scores: Literal["max", "min"] | None = None) -> Callable[[F], F]:
-    """Mark a method ``(task, messages) -> str | Reply`` as a control: a scripted policy that `eval
-    --engine @name` can run. A parameter ``player: str`` gets the name of the player that it answers
-    for.
+    """Mark a method ``(task, messages) -> str | Reply`` as a control, which is a baseline as in an
+    experiment: a scripted policy that `eval --engine @name` can run. A parameter ``player: str``
+    gets the name of the player that it answers for.
 
     Args:
         scores: what the conformance suite expects of it: ``"max"`` for a reference answer,
@@ -56,8 +58,32 @@ class Environment(Generic[T, R]):
     configuration.
 
     A field ``x: Judge = need()`` is a service. Instances are shared by concurrent episodes, so the
-    state of an episode lives in locals of `rollout`. `tasks` must be given; everything else has a
-    default: one turn, no result.
+    state of an episode lives in locals of `rollout`. `tasks` must be given, and `reward` unless the
+    recipe names one. Everything else has a default: one turn, no result::
+
+        @dataclass(frozen=True, kw_only=True)
+        class Sum(Task):
+            answer: str
+
+        @reward
+        def right(rollout: Rollout[Sum, None]) -> float:
+            return float(rollout.reply == rollout.task.answer)
+
+        class Sums(Environment[Sum, None]):
+            reward = right
+
+            def tasks(self, split: str) -> Iterator[Sum]:
+                for a in range(10):
+                    yield Sum(prompt=f"{a} + {a}?", answer=str(2 * a))
+
+    ``T`` is the class of the tasks, ``R`` what `rollout` returns. For several turns, read `guess`
+    in quintain_env_games.
+
+    Attributes:
+        reward: of an episode. 1 and more counts as a success.
+        shaping: added to the reward in training, counted in no accuracy.
+        limits: of an episode.
+        system: the system message of every task that has none.
     """
 
     reward: ClassVar[Reward]

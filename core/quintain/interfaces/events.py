@@ -33,7 +33,7 @@ class RunStart:
 
 @dataclass(frozen=True, kw_only=True)
 class StepMeasured:
-    """After each optimizer step, before its metrics are on disk: the plugin may raise alerts::
+    """After each training step, before its metrics are on disk: the plugin may raise alerts::
 
         def quintain_on_step_measured(event):
             if event.metrics.get("grad_norm", 0) > 100:
@@ -54,7 +54,7 @@ class StepMeasured:
 
 @dataclass(frozen=True, kw_only=True)
 class StepEnd:
-    """After each optimizer step, once its metrics are on disk; it delays the next step, so hand
+    """After each training step, once its metrics are on disk; it delays the next step, so hand
     slow work to a thread::
 
         def quintain_on_step_end(event):
@@ -104,11 +104,11 @@ class CheckpointSaved:
 
         def quintain_on_checkpoint_saved(event):
             if event.best:
-                tracker.upload(event.path)
+                tracker.upload(f"{event.path}/model")
 
     Attributes:
         step: the step it holds.
-        path: absolute path of its folder, in Hugging Face format.
+        path: absolute path of its folder; ``model/`` in it is in Hugging Face format.
         best: whether it is the best so far.
     """
 

@@ -2,7 +2,14 @@
 
 A reward maps the valid samples of a group to one `Score` each. A per-rollout reward is that, mapped
 over the samples, so all combine: ``0.1 * brevity + ranked.clip(-1, 1)``. A sample whose term fails
-gets the failure, never a zero.
+gets the failure, never a zero::
+
+    @reward(range=(0, 1))
+    def right(rollout: Rollout[Task, None]) -> float:
+        return float(rollout.reply == rollout.task.answer)
+
+In a recipe a plain function such as ``def score(completion, answer)`` works too
+(`quintain.recipe.rewards.of_function`).
 """
 
 from __future__ import annotations

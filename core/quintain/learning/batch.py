@@ -19,7 +19,7 @@ class Sample:
     """One rollout of one player: its branches count once in baselines and denominators.
 
     Attributes:
-        sequences: its branches; each sampled token is masked in exactly one of them.
+        sequences: its branches; each sampled token trains in exactly one of them.
         outcome: reward without shaping.
         shaping: what training adds.
         group: samples with the same number are compared with one another.
@@ -98,7 +98,7 @@ class Batch:
     """The samples of one step.
 
     Attributes:
-        samples: valid ones only; failed samples left before.
+        samples: valid ones only; failed ones were left out before.
         temperature: of sampling, hence of the policy that is trained.
         max_tokens: configured maximum of new tokens per turn, the constant of ``constant``
             aggregation.

@@ -268,7 +268,7 @@ class Learner:
         )
 
     def supervised_step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-        """One update on -log theta of the masked tokens, averaged over all of them; publishes one
+        """One update on -log theta of the trained tokens, averaged over all of them; publishes one
         new version.
 
         Returns:

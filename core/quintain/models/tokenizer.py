@@ -55,7 +55,7 @@ class HFTokenizer:
     plain one.
 
     Attributes:
-        tokenizer: the transformers tokenizer; save it beside a checkpoint.
+        hf: the transformers tokenizer; save it beside a checkpoint.
         stop_ids: the tokenizer's end of sequence, those of the generation config, and the token
             that the chat template puts after an assistant's reply, in this order.
     """

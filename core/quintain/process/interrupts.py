@@ -89,7 +89,7 @@ class _Threads(ThreadPoolExecutor):
         super().shutdown(wait=False, cancel_futures=True)
 
 
-def run_loop(main: Coroutine[Any, Any, A]) -> A:
+def run_coroutine(main: Coroutine[Any, Any, A]) -> A:
     """`asyncio.run` for author's code: it leaves threads behind, and ends a forked child that
     returns to the loop.
 
@@ -137,7 +137,7 @@ def run_loop(main: Coroutine[Any, Any, A]) -> A:
 
 
 def run_stoppable(main: Coroutine[Any, Any, A], screen: Screen | None = None) -> A:
-    """`run_loop` of a task that the first signal cancels; *screen* says so.
+    """`run_coroutine` of a task that the first signal cancels; *screen* says so.
 
     Raises:
         KeyboardInterrupt: a signal came.
@@ -151,7 +151,7 @@ def run_stoppable(main: Coroutine[Any, Any, A], screen: Screen | None = None) ->
         with stop_on_signal(screen or Screen(), text, on_stop):
             return await main
 
-    return run_loop(stoppable())
+    return run_coroutine(stoppable())
 
 
 _loop: asyncio.AbstractEventLoop | None = None

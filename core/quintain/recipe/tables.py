@@ -444,7 +444,7 @@ class Recipe(_Table):
         except FileNotFoundError as e:
             names = [*BUNDLED, *(c.name for c in current().components("environment"))]
             near = did_you_mean(path.name, [*names, *(p.name for p in path.parent.glob("*.toml"))])
-            raise RecipeError(f"cannot read the recipe {str(path)!r}: {e.strerror}{near}") from e
+            raise RecipeError(f"{str(path)!r} is no recipe, file or environment{near}") from e
         except (OSError, ValueError) as e:
             reason = e.strerror if isinstance(e, OSError) else not_text(e)
             raise RecipeError(f"cannot read the recipe {str(path)!r}: {reason}") from e

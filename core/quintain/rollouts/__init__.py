@@ -1,4 +1,4 @@
-"""Run episodes and score them.
+"""Run episodes and score them. Messages become tokens in `chat.bridge`.
 
 The names below are what plugins may import from here; each module is imported when one of its names
 is first used.

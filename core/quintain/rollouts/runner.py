@@ -99,7 +99,7 @@ async def run_episode(
 async def _result_of(
     environment: Environment[Any, Any], task: Task, session: Session, episode: EpisodeState
 ) -> tuple[Any, Termination]:
-    # Failures of the policy are scored, all others are masked and counted: a timeout or a bug must
+    # Failures of the policy are scored, all others are left out and counted: a timeout or a bug must
     # not be learnt from.
     try:
         play = partial(environment.rollout, task, session)

@@ -162,8 +162,11 @@ def _change(slot: str, scored: ScoreOrError, rollout: AnyRollout, early: float) 
             TerminationKind.POLICY_FAULT, text_of(scored), attempts, early=True
         )
         return {"termination": termination, "outcome": Score(value=early), "shaping": Score()}
-    ours = isinstance(scored, InfrastructureError)
-    kind = TerminationKind.INFRASTRUCTURE_ERROR if ours else TerminationKind.REWARD_ERROR
+    kind = (
+        TerminationKind.INFRASTRUCTURE_ERROR
+        if isinstance(scored, InfrastructureError)
+        else TerminationKind.REWARD_ERROR
+    )
     return {
         "termination": Termination(kind, text_of(scored), attempts),
         "outcome": None,

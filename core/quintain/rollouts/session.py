@@ -269,7 +269,7 @@ class Session(Agent):
             self._conversation.tools = tuple(tools)
         self._conversation.add(*self._pending)
         self._pending.clear()
-        ids = self._conversation.prompt()
+        ids = self._conversation.prompt_ids()
         if len(ids) >= engine.context:
             message = (
                 f"the prompt has {len(ids)} tokens, the context of {engine.name} holds "

@@ -21,7 +21,7 @@ from ..interfaces.environment import Environment
 from ..interfaces.learner import AnyLearner
 from ..models.load import LoadedModel, cache_bytes
 from ..models.sharing import SuggestsSlots, shares_module
-from ..process.interrupts import run_loop, stop_on_signal
+from ..process.interrupts import run_coroutine, stop_on_signal
 from ..recipe.memory import free_beside, memory_advice, memory_of, tokens_of
 from ..recipe.plan import RunPlan
 from ..recipe.tables import LearnerTable, Recipe
@@ -60,7 +60,9 @@ def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str,
             model = model_for(plan, checkpoint, screen, folder.status)
             learner = learner_for(plan, model)
         seconds = {"model": time.monotonic() - began}
-        return run_loop(_run_training(plan, folder, screen, checkpoint, model, learner, seconds))
+        return run_coroutine(
+            _run_training(plan, folder, screen, checkpoint, model, learner, seconds)
+        )
 
 
 async def _run_training(
@@ -165,7 +167,8 @@ def model_for(
         UsageError: the model cannot be loaded.
     """
     request = plan.model_request(screen)
-    # The checkpoint's model has the adapters merged. To train them, the base model is needed.
+    # With LoRA a checkpoint has only the adapters, or them merged. To train them, the base model is
+    # needed.
     if checkpoint is not None and request.lora is None:
         model = request.load_model(checkpoint.model, f"the checkpoint of step {checkpoint.step}")
         model.tokenizer.name = checkpoint.tokenizer or model.tokenizer.name

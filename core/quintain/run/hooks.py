@@ -8,7 +8,7 @@ plain values, or none; its return value is ignored. `docs/hooks.md` lists them a
     # pyproject.toml:  [project.entry-points."quintain.plugins"]
     #                  steps = "my_package.steps"
     def quintain_on_step_end(event):
-        print(event.step, event.metrics["reward"])
+        print(event.step, event.metrics.get("reward.mean"))
 
 A service of the run that has such methods observes it, too.
 """

@@ -40,7 +40,7 @@ async def train(run: Run) -> dict[str, Any]:
             finished = await train_step(run)
         run.screen.note(f"training ends after step {run.state.step}: {run.stop_reason()}")
         run.save()
-        summary = run.summary(after=await run.final_evaluation())
+        summary = run.summary(after=await run.test_evaluation())
         run.folder.write_summary(summary)
         run.hooks.emit(
             RunEnd(folder=folder, step=run.state.step, status="finished", error="", summary=summary)
@@ -64,7 +64,7 @@ async def before_training(run: Run) -> None:
     """Evaluate the initial policy, let the curriculum look at its tasks, and record both as step
     0.
     """
-    run.state.before = await run.final_evaluation()
+    run.state.before = await run.test_evaluation()
     metrics = {
         "step": 0,
         **flat("held_out", await run.evaluate_if_due()),
@@ -72,7 +72,7 @@ async def before_training(run: Run) -> None:
         **run.collector.rollout_context.grading.take(),
     }
     run.folder.append(metrics)
-    run.measured(metrics)
+    run.raise_alerts(metrics)
 
 
 async def train_step(run: Run) -> bool:

@@ -205,7 +205,7 @@ class Run:
             evaluation.split, evaluation.tasks, evaluation.sampling, own=True
         )
 
-    async def final_evaluation(self) -> dict[str, Any]:
+    async def test_evaluation(self) -> dict[str, Any]:
         """Evaluate on the test split, before and after training, for the summary only."""
         evaluation, dev = self.plan.evaluation, (self.state.accuracy, self.state.measured)
         split, tasks = evaluation.test_split, evaluation.test_tasks
@@ -375,7 +375,7 @@ class Run:
         """Write the step to disk, with the names of the active alerts; then notify hooks and
         screen.
         """
-        before, self.alerts = self.alerts, self.measured({"step": step, **metrics})
+        before, self.alerts = self.alerts, self.raise_alerts({"step": step, **metrics})
         metrics = {**metrics, "alerts": list(self.alerts)}
         with self.clock("record"):
             keep = self.plan.keep_rollouts
@@ -387,7 +387,7 @@ class Run:
         self.screen.step(step, metrics, last=self.finished())
         self.screen.alerts(before, self.alerts)
 
-    def measured(self, record: Mapping[str, Any]) -> dict[str, str]:
+    def raise_alerts(self, record: Mapping[str, Any]) -> dict[str, str]:
         """Return the alerts that the hook plugins raise for a line of the metrics file: messages by
         name.
         """

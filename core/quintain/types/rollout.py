@@ -18,7 +18,21 @@ R = TypeVar("R")
 
 
 class TerminationKind(StrEnum):
-    """How an episode can end."""
+    """How an episode can end.
+
+    An exception ends it early; what is not the policy's fault is left out of training, retried and
+    counted. A run prints a warning, and stores kind and reason with the rollout.
+
+    | kind | raised | then |
+    |---|---|---|
+    | finished | nothing | the rewards score it |
+    | truncated | `LimitReached` | scored; without a result, with `Environment.early` |
+    | policy_fault | `PolicyFault`, by the environment or a reward | scored with `Environment.early` |
+    | environment_error | `EnvironmentFault`, or any exception in `rollout` | left out |
+    | reward_error | `RewardFault`, or any exception in a reward | left out |
+    | infrastructure_error | `InfrastructureError`, anywhere | left out |
+    | timeout | nothing: ``limits.seconds`` passed | left out |
+    """
 
     FINISHED = "finished"
     TRUNCATED = "truncated"
@@ -34,7 +48,7 @@ class Termination:
     """How an episode ended, the limit or error that ended it, and the number of attempts.
 
     ``early``: the policy ended the episode (a limit or a fault) before the environment returned a
-    result.
+    result, or a reward found a fault of the policy.
     """
 
     kind: TerminationKind = TerminationKind.FINISHED
@@ -44,7 +58,7 @@ class Termination:
 
     @property
     def ours(self) -> bool:
-        """Whether the failure is not the policy's; such a rollout is masked and counted, never
+        """Whether the failure is not the policy's; such a rollout is left out and counted, never
         scored.
         """
         return self.kind not in (
@@ -113,7 +127,8 @@ class Rollout(Generic[T, R]):
         messages: the whole of the policy's own first conversation.
         transcripts: exact tokens by conversation. The first one of a player has its name ("" is the
             policy's own player); `conversations` says whose the others are.
-        outcome, shaping: the scores; ``None`` until the rewards ran.
+        outcome, shaping: the scores; ``None`` before scoring, after a failure, and where there is no
+            such reward.
         yardstick: a score that never trains; ``None`` without one, and where it failed.
         environment, group, sample, seed: its origin; *group* counts from the start of the run.
         seconds: wall time of the episode.
@@ -163,7 +178,9 @@ class Rollout(Generic[T, R]):
 
     @property
     def total(self) -> float:
-        """Outcome and shaping together."""
+        """Outcome and shaping together; 0 also for a rollout that failed or was not scored, so ask
+        `valid` first.
+        """
         return (self.outcome.total if self.outcome else 0.0) + (
             self.shaping.total if self.shaping else 0.0
         )

@@ -241,7 +241,7 @@ def test_files(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     path.write_text(SMALL)
     assert Recipe.load(path, ["run.seed=4"]).run.seed == 4
-    with pytest.raises(RecipeError, match="No such file"):
+    with pytest.raises(RecipeError, match="is no recipe, file or environment"):
         Recipe.load(tmp_path / "none.toml")
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(RecipeError, match="UTF-8"):
@@ -268,7 +268,8 @@ def test_lines_are_found_in_nested_tables() -> None:
 def test_a_missing_file_shows_what_is_near(tmp_path: Path) -> None:
     (tmp_path / "coached.toml").write_text(SMALL)
     with pytest.raises(
-        RecipeError, match=r"coach\.toml': No such file.*; did you mean 'coached\.toml'\?"
+        RecipeError,
+        match=r"coach\.toml' is no recipe, file or environment; did you mean 'coached\.toml'\?",
     ):
         Recipe.load(tmp_path / "coach.toml")
 
@@ -363,7 +364,11 @@ def test_errors_name_the_file_that_holds_the_key(tmp_path: Path) -> None:
     [
         (
             'extends = "quickstar"\n',
-            ["own.toml: extends is 'quickstar'", "did you mean 'quickstart'?", "No such file"],
+            [
+                "own.toml: extends is 'quickstar'",
+                "did you mean 'quickstart'?",
+                "is no recipe, file",
+            ],
         ),
         (
             'extends = "bas.toml"\n',

@@ -17,7 +17,7 @@ from quintain.interfaces.agent import Agent, Limits
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.events import RunEnd, StepEnd
 from quintain.interfaces.reward import group_reward, reward
-from quintain.process.interrupts import run_loop
+from quintain.process.interrupts import run_coroutine
 from quintain.registry.discovery import Component
 from quintain.registry.lookup import Registry
 from quintain.rollouts import own_task
@@ -319,7 +319,7 @@ def test_a_task_that_an_author_starts_may_raise_anything(
         async def rollout(self, task: Task, agent: Agent) -> None:
             await (asyncio.create_task(raises()) if where == "rollout" else asyncio.sleep(0))
 
-    group = play(Starts(), run=run_loop)
+    group = play(Starts(), run=run_coroutine)
     kind = TerminationKind.REWARD_ERROR if where == "reward" else TerminationKind.ENVIRONMENT_ERROR
     check(group, kind)
     assert own.__name__ in group.rollouts[0].termination.reason

@@ -34,7 +34,7 @@ def talk(
     talked, contexts = Conversation(tokenizer), []
     for user, said, stopped in turns:
         talked.add(Message("user", user))
-        contexts.append(talked.prompt())
+        contexts.append(talked.prompt_ids())
         end = tokenizer.stop_ids[0]
         talked.add_sampled(sampled([*said, end], stop=end) if stopped else sampled(said))
     return talked, contexts
@@ -100,7 +100,7 @@ def test_sources_of_a_prompt() -> None:
     talked = Conversation(tokenizer)
     for m in (Message("system", "be"), Message("user", "hello"), Message("tool", "42")):
         talked.add(m)
-    talked.prompt()
+    talked.prompt_ids()
     path = talked.transcript("policy", 1.0).path(0)
     by_source = {
         s: tokenizer.decode([i for i, x in zip(path.ids, path.sources, strict=True) if x == s])
@@ -124,7 +124,7 @@ def test_plain_template_continues_where_it_stopped() -> None:
     tokenizer = Plain()
     talked = Conversation(tokenizer)
     talked.add(Message("user", "2+2"))
-    talked.prompt()
+    talked.prompt_ids()
     new = tokenizer.encode(" 4\n\nUser:")
     text = talked.add_sampled(
         Sampled(
@@ -136,7 +136,7 @@ def test_plain_template_continues_where_it_stopped() -> None:
         )
     )
     talked.add(Message("user", "3+3"))
-    talked.prompt()
+    talked.prompt_ids()
 
     assert (text, len(talked.transcript("p", 1.0).branches)) == (" 4", 1)
     assert (

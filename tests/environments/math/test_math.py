@@ -20,7 +20,7 @@ from quintain.testing import EnvironmentSuite, rollout
 from quintain_env_math import GSM8K, Arithmetic, Countdown
 from quintain_env_math.arithmetic import Problem, right_digits, right_number, worked
 from quintain_env_math.countdown import LONGEST, evaluate, reaches_target
-from quintain_env_math.final import final_answer
+from quintain_env_math.final import marked_answer
 from quintain_env_math.splits import split_of
 
 DATA = Path(os.environ.get("QUINTAIN_DATA", "")) / "gsm8k"
@@ -85,7 +85,7 @@ def test_slips_are_the_share_of_carries_forgotten() -> None:
     def wrong(slips: float) -> float:
         environment = Arithmetic(slips=slips)
         pairs = zip(environment.tasks("train"), environment.demonstrations("train"), strict=False)
-        return sum(final_answer(d.reply) != t.answer for t, d in islice(pairs, 500)) / 500
+        return sum(marked_answer(d.reply) != t.answer for t, d in islice(pairs, 500)) / 500
 
     assert wrong(0.0) == 0
     # sums of three digits with something to carry below the first column
@@ -152,7 +152,7 @@ def test_right_number(reply: str, score: float) -> None:
 
 @given(st.text(alphabet="# 0123456789\n", max_size=30))
 def test_no_reply_with_two_markers_is_right(text: str) -> None:
-    found = final_answer(text)
+    found = marked_answer(text)
     assert (found is None) == (text.count("####") != 1) or "#####" in text
 
 

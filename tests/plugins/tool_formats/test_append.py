@@ -46,7 +46,7 @@ class Talk:
 
     def turn(self, text: str, end: str = "") -> list[int]:
         """Sample *text* and the token *end*, or be cut off; the prompt."""
-        prompt = list(self.conversation.prompt())
+        prompt = list(self.conversation.prompt_ids())
         # as no encoding of the text gives them
         ids = [i for c in text for i in self.tokenizer.encode(c)]
         stop = self.tokenizer.encode(end)
@@ -201,11 +201,11 @@ def test_a_turn_that_is_sampled_again_and_a_fork_stay_in_their_branch() -> None:
     talk.conversation.add(Message("user", "first"))
     talk.turn("fine", "<|return|>")
     talk.conversation.add(Message("user", "next"))
-    assert talk.conversation.prompt() == talk.conversation.prompt()
+    assert talk.conversation.prompt_ids() == talk.conversation.prompt_ids()
     talk.turn("well", "<|return|>")
     fork = talk.conversation.fork(1)
     fork.add(Message("user", "else"))
-    ids = fork.prompt()
+    ids = fork.prompt_ids()
 
     assert 1 == len(talk.transcript().branches) == len(fork.transcript("p", 1.0).branches)
     assert (

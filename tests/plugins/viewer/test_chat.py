@@ -126,8 +126,8 @@ def test_pieces_are_the_tokens_of_one_call(tmp_path: Path) -> None:
         conversation = Conversation(engine.tokenizer)
         conversation.add(Message("user", "2+2=?"))
         sampling = stops(engine.tokenizer, Sampling(temperature=0.0, max_tokens=20))
-        once = await engine.sample(conversation.prompt(), sampling)
-        return once, await stream(engine, conversation.prompt(), sampling, lambda piece: None)
+        once = await engine.sample(conversation.prompt_ids(), sampling)
+        return once, await stream(engine, conversation.prompt_ids(), sampling, lambda piece: None)
 
     once, pieces = asyncio.run(both())
     assert (once.ids, once.finish) == (pieces.ids, pieces.finish)

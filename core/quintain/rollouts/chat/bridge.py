@@ -49,7 +49,7 @@ class Conversation:
     def add(self, *messages: Message) -> None:
         self._messages.extend(messages)
 
-    def prompt(self) -> list[int]:
+    def prompt_ids(self) -> list[int]:
         """Record all new messages; return the ids that the policy continues."""
         if not self._text:
             of = [self.tokenizer, self.tools, *self._messages]

@@ -10,7 +10,7 @@ from typing import Any
 from quintain import Demonstration, Environment, Message, Rollout, Score, Task, control, reward
 from quintain.errors import UsageError
 
-from .final import MARK, final_answer
+from .final import MARK, marked_answer
 from .splits import problems
 
 OPERATIONS = "+-*"
@@ -52,7 +52,7 @@ def right_number(rollout: Rollout[Task, Any]) -> Score:
     """1 where the reply ends in ``#### n`` with the right whole number *n*, and holds no other
     ``####``.
     """
-    answer = final_answer(rollout.reply)
+    answer = marked_answer(rollout.reply)
     if answer is None:
         return Score(value=0.0, reason=f"expected one {MARK!r}")
     if answer == str(rollout.task.answer):
@@ -65,7 +65,7 @@ def right_digits(rollout: Rollout[Task, Any]) -> float:
     """Share of the digits of the marked answer that are right, counted from the right as the
     columns are worked.
     """
-    answer, correct = final_answer(rollout.reply) or "", str(rollout.task.answer)
+    answer, correct = marked_answer(rollout.reply) or "", str(rollout.task.answer)
     if not answer.lstrip("-").isdigit():
         return 0.0
     same = sum(a == b for a, b in zip(reversed(answer), reversed(correct), strict=False))

@@ -12,7 +12,7 @@ from random import Random
 from quintain import Demonstration, Environment, Message, Rollout, Score, Task, control, reward
 from quintain.errors import UsageError
 
-from .final import MARK, final_answer
+from .final import MARK, marked_answer
 from .splits import problems
 
 LONGEST = 200
@@ -44,7 +44,7 @@ class Part:
 @reward(range=(0, 1))
 def reaches_target(rollout: Rollout[Numbers, None]) -> Score:
     """1 where the marked expression uses each given number exactly once and equals the target."""
-    answer = final_answer(rollout.reply)
+    answer = marked_answer(rollout.reply)
     if answer is None:
         return Score(value=0.0, reason=f"expected one {MARK!r}")
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 MARK = "####"
 
 
-def final_answer(reply: str) -> str | None:
+def marked_answer(reply: str) -> str | None:
     """Return what stands after the one ``####`` of *reply*; ``None`` where there is none, or more
     than one.
 

@@ -169,7 +169,9 @@ class Author:
             conversation = Conversation(engine.tokenizer)
             for message in messages:
                 conversation.add(message)
-            sampled = await engine.sample(conversation.prompt(), stops(engine.tokenizer, sampling))
+            sampled = await engine.sample(
+                conversation.prompt_ids(), stops(engine.tokenizer, sampling)
+            )
             text = conversation.add_sampled(sampled)
         return re.sub(r"\A.*</think>", "", text, flags=re.DOTALL).strip()
 

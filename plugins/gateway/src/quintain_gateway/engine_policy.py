@@ -63,7 +63,7 @@ class EnginePlayer:
         engine, conversation = self._policy.engine, self._conversation
         if request.tools:
             conversation.tools = request.tools
-        ids = conversation.prompt()
+        ids = conversation.prompt_ids()
         if len(ids) >= engine.context:
             raise LimitReached(
                 "context", f"the prompt has {len(ids)} tokens, the context holds {engine.context}"

@@ -93,7 +93,7 @@ def encode_conversation(
         if tokenizer.stops and not text[:1].isspace():  # a template in paragraphs: "Assistant: yes"
             text = f" {text}"
         ids = (*tokenizer.encode(text), end)
-        conversation.prompt()
+        conversation.prompt_ids()
         conversation.add_sampled(
             Sampled(
                 ids=ids, logps=(0.0,) * len(ids), versions=(-1,) * len(ids), finish="stop", stop=end

@@ -130,7 +130,7 @@ def _case(
                 messages.append(turn)
                 if turn is not turns[-1]:
                     continue
-            ids = conversation.prompt()
+            ids = conversation.prompt_ids()
             if held and ids[: len(held)] != held:
                 begins.append(_message_at(tokenizer, held, ids, messages))
             if isinstance(turn, str):

@@ -272,7 +272,7 @@ class ChatConsole:
         from quintain.rollouts import stops
 
         self.conversation.add(Message("user", text))
-        prompt = self.conversation.prompt()
+        prompt = self.conversation.prompt_ids()
         sampled = await stream(
             self.engine, prompt, stops(self.engine.tokenizer, self.sampling), _printer()
         )
