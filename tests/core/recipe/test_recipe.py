@@ -367,7 +367,7 @@ def test_errors_name_the_file_that_holds_the_key(tmp_path: Path) -> None:
             [
                 "own.toml: extends is 'quickstar'",
                 "did you mean 'quickstart'?",
-                "is no recipe, file",
+                "No such file",
             ],
         ),
         (
