@@ -478,6 +478,30 @@ def test_wrong_requests_are_refused_with_the_field(body: Any, code: str, param: 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"top_logprobs": 99},
+        {"temperature": 3},
+        {"tools": [{"type": "web_search"}]},
+        {"tool_choice": "maybe"},
+        {"model": 5},
+        {"stream": "yes"},
+    ],
+)
+def test_both_apis_refuse_what_they_share_with_the_same_error(field: dict[str, Any]) -> None:
+    """A field that both APIs have is read once: its error does not depend on the API."""
+
+    async def run() -> None:
+        async with client() as c:
+            chat = await c.post("/chat/completions", {"messages": talk("?"), **field})
+            responses = await c.post("/responses", {"input": "?", **field})
+            assert responses == chat
+            assert responses[0] == 400
+
+    asyncio.run(run())
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
     lambda inner: (

@@ -111,10 +111,10 @@ async def answer(
 async def _chat(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:
     asked = chat.request_of(body)
     answers = await endpoint.submit(asked)
-    response_id = secrets.token_hex(12)
-    if asked.stream:
-        return _stream(f"data: {data}\n\n" for data in chat.stream(asked, answers, response_id))
-    return _json(chat.response(asked, answers, response_id))
+    whole = chat.response(asked, answers, secrets.token_hex(12))
+    return (
+        _stream(chat.stream(whole, with_usage=asked.stream_usage)) if asked.stream else _json(whole)
+    )
 
 
 async def _responses(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:

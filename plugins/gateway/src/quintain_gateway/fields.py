@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ MOST_REPLIES = 64
 MOST_STOPS = 16
 _PIECES = 64
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}\Z")
-_REPLACED = {"temperature": "temperature", "top_p": "top_p", "seed": "seed"}
+_RANGES = {"temperature": (0, 2), "top_p": (0, 1)}
 
 
 def parsed(data: bytes) -> dict[str, Any]:
@@ -146,14 +147,9 @@ def tool_of(function: Any, where: str) -> ToolSpec:
 
 def distinct(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
     """*tools*, whose names must differ."""
-    names = [t.name for t in tools]
-    twice = (
-        next((n for n in names if names.count(n) > 1), None)
-        if len(set(names)) < len(names)
-        else None
-    )
-    if twice is not None:
-        raise invalid(f"two tools have the name {twice!r}", "tools")
+    for name, count in Counter(tool.name for tool in tools).items():
+        if count > 1:
+            raise invalid(f"two tools have the name {name!r}", "tools")
     return tuple(tools)
 
 
@@ -230,16 +226,15 @@ def with_schema(
 
 def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `Sampling` that a request may set, where its engine is not trained."""
-    ranges = {"temperature": (0, 2), "top_p": (0, 1)}
     found: dict[str, Any] = {}
-    for name, to in _REPLACED.items():
+    for name in (*_RANGES, "seed"):
         value = get(body, name, int if name == "seed" else (int, float), None)
         if value is None:
             continue
-        low, high = ranges.get(name, (value, value))
+        low, high = _RANGES.get(name, (value, value))
         if not low <= value <= high:
             raise invalid(f"{name} is {value}; expected {low} to {high}", name)
-        found[to] = value
+        found[name] = value
     return found
 
 

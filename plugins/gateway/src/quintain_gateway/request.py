@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from quintain import Message, ToolSpec, Turn
+from quintain import Message, ToolCall, ToolSpec, Turn
 
 ANY_TOOL = "*"
 """`TurnRequest.must_call` of a request that leaves the choice of the tool to the policy."""
@@ -100,6 +100,31 @@ class PolicyTurn:
     def text(self) -> str:
         """The reply as agents see it."""
         return self.turn.reply
+
+    @property
+    def cut(self) -> bool:
+        """Whether a limit ended the reply."""
+        return self.turn.finish == "length"
+
+
+def arguments_of(call: ToolCall) -> str:
+    """Return the arguments of a call, as JSON."""
+    return json.dumps(dict(call.arguments), ensure_ascii=False)
+
+
+def logprobs_of(request: TurnRequest, answer: PolicyTurn) -> list[dict[str, Any]]:
+    """Return the tokens of *answer* with their log-probs. Engines report the sampled token alone,
+    so it is the only one of ``top_logprobs``.
+    """
+    tokens: list[dict[str, Any]] = []
+    for token in answer.tokens:
+        one = {
+            "token": token.text or f"token_id:{token.id}",
+            "logprob": token.logp,
+            "bytes": list(token.text.encode()) if token.text else None,
+        }
+        tokens.append(one | {"top_logprobs": [one] if request.top_logprobs else []})
+    return tokens
 
 
 class Player(Protocol):

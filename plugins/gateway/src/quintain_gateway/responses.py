@@ -8,36 +8,37 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from quintain import Message, ToolCall, ToolSpec
+from quintain import Message, ToolCall
 
-from .chat import arguments_of, logprob_of
+from .dialect import Dialect
 from .errors import ApiError, invalid, unsupported
-from .fields import (
-    call_of,
-    choice_of,
-    distinct,
-    format_of,
-    get,
-    named,
-    pieces,
-    positive,
-    refuse,
-    sampling_of,
-    text_of,
-    tool_of,
-    with_schema,
-)
-from .request import PolicyTurn, TurnRequest
+from .fields import call_of, get, named, pieces, text_of, with_schema
+from .request import PolicyTurn, TurnRequest, arguments_of, logprobs_of
 
 MOST_KEPT = 4096
 """Responses of an episode that ``previous_response_id`` finds."""
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_REFUSED = {
-    "background": "there is nobody to poll",
-    "conversation": "send the messages, or previous_response_id",
-    "prompt": "there are no stored prompts",
-}
+DIALECT = Dialect(
+    roles={"system": "system", "developer": "system", "user": "user", "assistant": "assistant"},
+    refused={
+        "background": "there is nobody to poll",
+        "conversation": "send the messages, or previous_response_id",
+        "prompt": "there are no stored prompts",
+    },
+    limits=("max_output_tokens",),
+    format_at=("text", "format"),
+    schema_in="",
+    function_in="",
+)
+RETURNED = (
+    "instructions",
+    "metadata",
+    "previous_response_id",
+    "max_output_tokens",
+    "temperature",
+    "top_p",
+)
+"""Fields of a request that its response repeats."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,7 @@ def request_of(body: Mapping[str, Any], histories: Mapping[str, ResponseHistory]
     Raises:
         ApiError: 400, naming the field; 404 for an unknown previous response.
     """
-    refuse(body, _REFUSED)
-    form = format_of(
-        get(get(body, "text", dict, {}), "format", dict, {}, "text."), "", "text.format"
-    )
+    common = DIALECT.read(body)
     include = get(body, "include", list, [])
     instructions = get(body, "instructions", str, "")
     messages = named([*_previous(body, histories), *_messages(get(body, "input", (str, list), []))])
@@ -70,19 +68,10 @@ def request_of(body: Mapping[str, Any], histories: Mapping[str, ResponseHistory]
         raise invalid("input is empty; expected text or at least one item", "input")
     system = [Message("system", instructions)] if instructions else []
     return TurnRequest(
-        messages=with_schema([*system, *messages], form.get("schema")),
+        messages=with_schema([*system, *messages], common.get("schema")),
         history=messages,
-        tools=distinct(
-            [_tool(t, f"tools[{i}]") for i, t in enumerate(get(body, "tools", list, []))]
-        ),
-        **choice_of(body.get("tool_choice")),
-        **form,
-        max_tokens=positive(body, "max_output_tokens"),
-        sampling=sampling_of(body),
+        **common,
         logprobs="message.output_text.logprobs" in include,
-        top_logprobs=get(body, "top_logprobs", int, 0),
-        stream=get(body, "stream", bool, False),
-        model=get(body, "model", str, "default"),
     )
 
 
@@ -143,14 +132,7 @@ def _messages(items: str | list[Any]) -> list[Message]:
                 Message("tool", output, call_id=get(item, "call_id", str, "", f"{where}."))
             )
         elif kind == "message":
-            role: Any = _ROLES.get(get(item, "role", str, "", f"{where}."))
-            if role is None:
-                expected = ", ".join(_ROLES)
-                raise invalid(
-                    f"{where}.role is {item.get('role')!r}; expected one of {expected}",
-                    f"{where}.role",
-                )
-            messages.append(Message(role, text_of(item.get("content"), f"{where}.content")))
+            messages.append(DIALECT.message(item, where))
         else:
             raise unsupported(
                 where,
@@ -166,23 +148,24 @@ def _with_call(messages: list[Message], call: ToolCall) -> list[Message]:
     return [*messages, Message("assistant", "", calls=(call,))]
 
 
-def _tool(data: Any, where: str) -> ToolSpec:
-    kind = data.get("type") if isinstance(data, dict) else None
-    if kind != "function":
-        raise unsupported(where, f"{where} is of type {kind!r}; only functions are supported")
-    return tool_of(data, where)
-
-
 def response(
     body: Mapping[str, Any], request: TurnRequest, answer: PolicyTurn, response_id: str
 ) -> dict[str, Any]:
     """Return the whole answer."""
-    cut = answer.turn.finish == "length"
-    return _frame(body, request, response_id) | {
-        "status": "incomplete" if cut else "completed",
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "completed_at": int(time.time()),
+    now = int(time.time())
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": now,
+        "status": "incomplete" if answer.cut else "completed",
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if answer.cut else None,
+        "model": request.model,
         "output": _output(request, answer, response_id),
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
         "usage": {
             "input_tokens": answer.prompt,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -190,6 +173,8 @@ def response(
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": answer.prompt + answer.sampled,
         },
+        **{name: body.get(name) for name in RETURNED},
+        "completed_at": now,
     }
 
 
@@ -243,37 +228,9 @@ def _item_events(index: int, item: Mapping[str, Any]) -> Iterator[tuple[str, dic
     yield "output_item.done", {"output_index": index, "item": item}
 
 
-def _frame(body: Mapping[str, Any], request: TurnRequest, response_id: str) -> dict[str, Any]:
-    """Return what is known of the response before its turn."""
-    same = (
-        "instructions",
-        "metadata",
-        "previous_response_id",
-        "max_output_tokens",
-        "temperature",
-        "top_p",
-    )
-    return {
-        "id": response_id,
-        "object": "response",
-        "created_at": int(time.time()),
-        "status": "in_progress",
-        "error": None,
-        "incomplete_details": None,
-        "model": request.model,
-        "output": [],
-        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
-        "tool_choice": body.get("tool_choice") or "auto",
-        "tools": body.get("tools") or [],
-        "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
-        "usage": None,
-        **{name: body.get(name) for name in same},
-    }
-
-
 def _output(request: TurnRequest, answer: PolicyTurn, response_id: str) -> list[dict[str, Any]]:
     turn, tail = answer.turn, response_id.removeprefix("resp_")
-    status = "incomplete" if turn.finish == "length" else "completed"
+    status = "incomplete" if answer.cut else "completed"
     items: list[dict[str, Any]] = []
     if turn.reasoning:
         content = [{"type": "reasoning_text", "text": turn.reasoning}]
@@ -287,9 +244,7 @@ def _output(request: TurnRequest, answer: PolicyTurn, response_id: str) -> list[
             }
         )
     if answer.text or not turn.calls:
-        logprobs = (
-            [logprob_of(t, request.top_logprobs) for t in answer.tokens] if request.logprobs else []
-        )
+        logprobs = logprobs_of(request, answer) if request.logprobs else []
         part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": logprobs}
         about = {"id": f"msg_{tail}", "role": "assistant", "status": status}
         items.append({"type": "message", **about, "content": [part]})

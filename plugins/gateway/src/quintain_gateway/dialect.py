@@ -1,0 +1,95 @@
+"""What both APIs say of a request, each with its own names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quintain import Message, ToolSpec
+
+from .errors import invalid, unsupported
+from .fields import (
+    choice_of,
+    distinct,
+    format_of,
+    get,
+    positive,
+    refuse,
+    sampling_of,
+    text_of,
+    tool_of,
+)
+
+MOST_LOGPROBS = 20
+"""Of ``top_logprobs``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """The names of an API for what both have.
+
+    Attributes:
+        roles: of messages with a text, each with the role in a conversation.
+        refused: fields that are not supported, each with the reason or what to do instead.
+        limits: fields with the most tokens of a reply; the first that is set counts.
+        format_at: path of the object that says the format of a reply.
+        schema_in: the field of that object with the name and the schema; empty where it has them
+            itself.
+        function_in: the field of a tool with its function; empty where the tool is the function.
+    """
+
+    roles: Mapping[str, Any]
+    refused: Mapping[str, str]
+    limits: tuple[str, ...]
+    format_at: tuple[str, ...]
+    schema_in: str
+    function_in: str
+
+    def read(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of `TurnRequest` that both APIs set.
+
+        Raises:
+            ApiError: 400, naming the field.
+        """
+        refuse(body, self.refused)
+        top = get(body, "top_logprobs", int, 0)
+        if not 0 <= top <= MOST_LOGPROBS:
+            raise invalid(f"top_logprobs is {top}; expected 0 to {MOST_LOGPROBS}", "top_logprobs")
+        form, where = body, ""
+        for name in self.format_at:
+            form, where = get(form, name, dict, {}, where), f"{where}{name}."
+        limits = (positive(body, name) for name in self.limits)
+        tools = get(body, "tools", list, [])
+        return {
+            "tools": distinct([self._tool(t, f"tools[{i}]") for i, t in enumerate(tools)]),
+            **choice_of(body.get("tool_choice")),
+            **format_of(form, self.schema_in, where.removesuffix(".")),
+            "max_tokens": next(filter(None, limits), None),
+            "sampling": sampling_of(body),
+            "top_logprobs": top,
+            "stream": get(body, "stream", bool, False),
+            "model": get(body, "model", str, "default"),
+        }
+
+    def _tool(self, data: Any, where: str) -> ToolSpec:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if kind != "function":
+            raise unsupported(where, f"{where} is of type {kind!r}; only functions are supported")
+        if self.function_in:
+            return tool_of(data.get(self.function_in), f"{where}.{self.function_in}")
+        return tool_of(data, where)
+
+    def message(self, data: Mapping[str, Any], where: str) -> Message:
+        """Return the role and the text of a message.
+
+        Raises:
+            ApiError: 400, the role is unknown or the content is no text.
+        """
+        role = self.roles.get(get(data, "role", str, "", f"{where}."))
+        if role is None:
+            raise invalid(
+                f"{where}.role is {data.get('role')!r}; expected one of {', '.join(self.roles)}",
+                f"{where}.role",
+            )
+        return Message(role, text_of(data.get("content"), f"{where}.content"))
