@@ -157,9 +157,12 @@ class AgentProgram(Environment[Task, AgentOutput]):
         argv = [word.replace("{prompt}", prompt.replace("\0", "")) for word in self.argv]
         ended = await self._program(argv, prompt.encode("utf-8", "replace"), endpoint)
         if ended.status != 0:
-            said = ended.stderr.strip().splitlines()[-1:] or ["it wrote nothing to standard error"]
+            error_lines = ended.stderr.strip().splitlines()[-1:] or [
+                "it wrote nothing to standard error"
+            ]
             raise self._fault(
-                f"the agent's program exited with status {ended.status}: {said[0][:300]}", endpoint
+                f"the agent's program exited with status {ended.status}: {error_lines[0][:300]}",
+                endpoint,
             )
         answer = ended.file if self.result_file else ended.stdout
         return AgentOutput(answer=answer.strip(), stdout=ended.stdout, stderr=ended.stderr)

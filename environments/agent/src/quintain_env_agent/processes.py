@@ -112,10 +112,10 @@ async def _end(process: asyncio.subprocess.Process) -> None:
                 return
 
 
-async def _kept(stream: asyncio.StreamReader, most: int) -> str:
+async def _kept(stream: asyncio.StreamReader, limit: int) -> str:
     kept = bytearray()
     while data := await stream.read(_CHUNK):
-        kept += data[: max(0, most - len(kept))]
+        kept += data[: max(0, limit - len(kept))]
     return kept.decode("utf-8", "replace")
 
 
@@ -127,7 +127,7 @@ async def _feed(stdin: asyncio.StreamWriter, data: bytes) -> None:
         await stdin.wait_closed()
 
 
-def _read(folder: Path, name: str, most: int) -> str:
+def _read(folder: Path, name: str, limit: int) -> str:
     """Return the file *name* of *folder*; empty if there is none. No link is followed out of the
     folder.
     """
@@ -135,4 +135,4 @@ def _read(folder: Path, name: str, most: int) -> str:
     if folder.resolve() not in path.parents or not path.is_file():
         return ""
     with path.open("rb") as file:
-        return file.read(most).decode("utf-8", "replace")
+        return file.read(limit).decode("utf-8", "replace")

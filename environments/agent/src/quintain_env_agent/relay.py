@@ -215,9 +215,11 @@ async def _ready(program: RunningProgram) -> None:
         refused = _REFUSALS.validate_json(line)
     except ValueError:
         result = await program.close()
-        said = result.stderr[-500:].decode("utf-8", "replace").strip() or f"status {result.status}"
+        error_text = (
+            result.stderr[-500:].decode("utf-8", "replace").strip() or f"status {result.status}"
+        )
         raise InfrastructureError(
-            f"an agent in a sandbox needs a python3 of 3.9 or later in the box: {said}"
+            f"an agent in a sandbox needs a python3 of 3.9 or later in the box: {error_text}"
         ) from None
     if refused.what == "program":
         raise UsageError(
@@ -391,10 +393,10 @@ class Tunnel:
             )
         if request.error is not None:
             raise request.error
-        asked = ApiRequest(
+        api_request = ApiRequest(
             method=head.method, path=path, content_type=head.type, body=bytes(request.body)
         )
-        return await answer(self._endpoint, asked)
+        return await answer(self._endpoint, api_request)
 
     def _break(self, what: str) -> NoReturn:
         raise Stopped(f"the agent's program broke the protocol of the relay: {what[:300]}")

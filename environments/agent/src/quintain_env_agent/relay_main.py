@@ -205,7 +205,7 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[str, str, str, dict[s
 
 
 async def read_body(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, headers: dict[str, str], most: int
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, headers: dict[str, str], limit: int
 ) -> bytes:
     """Return the body of a request, of at most *most* bytes."""
     chunked = "chunked" in headers.get("transfer-encoding", "").lower()
@@ -214,8 +214,8 @@ async def read_body(
         raise Refused(
             400, "invalid_request", f"Content-Length is {length[:80]!r}; expected a number"
         )
-    if not chunked and int(length) > most:
-        raise Refused(413, "request_too_large", f"the body is larger than {most:,} bytes")
+    if not chunked and int(length) > limit:
+        raise Refused(413, "request_too_large", f"the body is larger than {limit:,} bytes")
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     if not chunked:
@@ -227,8 +227,8 @@ async def read_body(
             count = int(size, 16)
         except ValueError:
             raise Refused(400, "invalid_request", f"a chunk has the length {size[:80]!r}") from None
-        if not 0 <= count <= most - len(body):
-            raise Refused(413, "request_too_large", f"the body is larger than {most:,} bytes")
+        if not 0 <= count <= limit - len(body):
+            raise Refused(413, "request_too_large", f"the body is larger than {limit:,} bytes")
         body += await reader.readexactly(count)
         line = await reader.readline()
         while count == 0 and line.strip():  # trailers
@@ -308,9 +308,9 @@ class AgentProcess:
         """
         self.loop.add_signal_handler(signal.SIGCHLD, self.reap)
         address = f"http://127.0.0.1:{self.port}/v1"
-        own = {**self.config["variables"], **dict.fromkeys(self.config["addresses"], address)}
+        variables = {**self.config["variables"], **dict.fromkeys(self.config["addresses"], address)}
         try:
-            process = started(self.config["argv"], {**os.environ, **own})
+            process = started(self.config["argv"], {**os.environ, **variables})
         except (OSError, ValueError) as e:
             return 126, {"stderr": f"{e}\n".encode()}
         self.pid = process.pid
@@ -362,14 +362,14 @@ def kill_others() -> None:
         os.kill(-1, signal.SIGKILL)
 
 
-def content(path: str, most: int) -> bytes:
+def content(path: str, limit: int) -> bytes:
     """Return the first bytes of a regular file; none if there is none."""
     data = b""
     with contextlib.suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             with os.fdopen(descriptor, "rb") as file:
-                data = file.read(most)
+                data = file.read(limit)
     return data
 
 

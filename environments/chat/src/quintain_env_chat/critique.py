@@ -43,8 +43,8 @@ async def self_critique(
     criteria where no model judges.
     """
     task = group[0].task
-    own = [c.text for c in getattr(task, "criteria", ()) if c.weight > 0]
-    used = [c for c in (*own, *criteria) if checkable(c) or not judge.offline]
+    task_criteria = [c.text for c in getattr(task, "criteria", ()) if c.weight > 0]
+    used = [c for c in (*task_criteria, *criteria) if checkable(c) or not judge.offline]
     return explained(
         judge, group, await judge.wins(task.prompt, [rollout.reply for rollout in group], used)
     )

@@ -228,9 +228,9 @@ class RubricLibrary(Service):
             active=tuple(active), inactive=(*before.inactive, *retired), visits=before.visits + 1
         )
 
-    def _note(self, event: str, task_id: str, **about: Any) -> None:
+    def _note(self, event: str, task_id: str, **details: Any) -> None:
         self.counts[event] += 1
-        self.events.append({"event": event, "task": task_id, **about})
+        self.events.append({"event": event, "task": task_id, **details})
         del self.events[:-MOST_EVENTS]  # where no hook writes them
 
 

@@ -158,10 +158,10 @@ async def graded(
             return 1.0 if empty and criterion.weight < 0 else judge.ruled(reply, criterion.text)
         if stopped:
             return float(criterion.weight < 0)
-        asked = judge.meets(
+        judgement = judge.meets(
             prompt, reply, criterion.text, reference=reference, levels=criterion.scale
         )
-        return (await asked).score
+        return (await judgement).score
 
     return Graded(scores=tuple(await asyncio.gather(*map(score, criteria))), stopped=stopped)
 

@@ -195,8 +195,8 @@ def _pairs(tests: Any) -> list[tuple[str, str]]:
 
 
 def _limits(seconds: float, mebibytes: int) -> dict[str, float]:
-    asked = {"cpu_seconds": float(seconds), "memory_mib": mebibytes}
-    return {key: max(least, asked[key]) for key, least in ORDINARY.items()}
+    limits = {"cpu_seconds": float(seconds), "memory_mib": mebibytes}
+    return {key: max(least, limits[key]) for key, least in ORDINARY.items()}
 
 
 LAYOUTS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any]], dict[str, Any]]], ...] = (

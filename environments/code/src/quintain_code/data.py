@@ -163,11 +163,11 @@ def _of_folder(folder: Path, split: str) -> Rows:
     if file.is_file():
         rows = _lines(file)
         for row, where in rows:
-            own = row.get("split", split) if isinstance(row, Mapping) else split
-            if own != split:
+            row_split = row.get("split", split) if isinstance(row, Mapping) else split
+            if row_split != split:
                 raise UsageError(
-                    f"{where}: its split is {own!r}, and the file is that of {split!r}; correct "
-                    f"one of them"
+                    f"{where}: its split is {row_split!r}, and the file is that of {split!r}; "
+                    f"correct one of them"
                 )
         return rows
     if split != "dev" or not (folder / "train.jsonl").is_file():

@@ -99,7 +99,7 @@ def fenced(text: str) -> tuple[list[Block], int, bool]:
     every fence is closed.
     """
     blocks: list[Block] = []
-    fence, words, held, fences = "", (), list[str](), 0
+    fence, words, lines, fences = "", (), list[str](), 0
     for line in _LINES.split(text):
         if not fence and "</think>" in line:
             line = line.rpartition("</think>")[2]
@@ -107,12 +107,12 @@ def fenced(text: str) -> tuple[list[Block], int, bool]:
         opened = _OPEN.fullmatch(line)
         if not fence:
             if opened:
-                fence, words, held, fences = opened[1], tuple(opened[2].split()), [], fences + 1
+                fence, words, lines, fences = opened[1], tuple(opened[2].split()), [], fences + 1
         elif opened and opened[1].startswith(fence) and not opened[2].strip(" \t"):
-            blocks.append(Block(words, "".join(part + "\n" for part in held)))
+            blocks.append(Block(words, "".join(part + "\n" for part in lines)))
             fence = ""
         else:
-            held.append(line)
+            lines.append(line)
     return blocks, fences, not fence
 
 

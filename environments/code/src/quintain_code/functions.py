@@ -89,22 +89,22 @@ class Specification:
 
         self.function(count)
         for place in range(places):
-            asked = iter(range(places))
-            yield self.function(lambda asked=asked, place=place: next(asked, None) == place)  # type: ignore[misc]
+            numbers = iter(range(places))
+            yield self.function(lambda numbers=numbers, place=place: next(numbers, None) == place)  # type: ignore[misc]
 
     def neighbours(self) -> Iterator[Function]:
         """Functions of similar specifications: an operand one more or less, a step left out, two
         steps swapped.
         """
-        for at, step in enumerate(self.steps):
+        for position, step in enumerate(self.steps):
             if isinstance(step.operand, int):
                 for operand in (step.operand - 1, step.operand + 1):
-                    yield self._with(at, 1, [Step(step.name, operand)])
-            yield self._with(at, 1, [])
-            yield self._with(at, 2, self.steps[at : at + 2][::-1])
+                    yield self._with(position, 1, [Step(step.name, operand)])
+            yield self._with(position, 1, [])
+            yield self._with(position, 2, self.steps[position : position + 2][::-1])
 
-    def _with(self, at: int, count: int, steps: Sequence[Step]) -> Function:
-        changed = (*self.steps[:at], *steps, *self.steps[at + count :])
+    def _with(self, position: int, count: int, steps: Sequence[Step]) -> Function:
+        changed = (*self.steps[:position], *steps, *self.steps[position + count :])
         return replace(self, steps=changed).function()
 
     def renamed(self, names: Mapping[str, str]) -> Specification:

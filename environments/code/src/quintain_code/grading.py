@@ -217,7 +217,7 @@ class Grader:
 
 async def _relay(judge: Any, box: Any, nonce: str) -> dict[str, Any] | ProgramResult:
     """Carry requests and replies until the tests' verdict, or their end without one."""
-    lost = b""
+    end_notice = b""
     while True:
         line = await judge.read_line(limit=LINE)
         if not line.endswith(b"\n"):
@@ -229,10 +229,10 @@ async def _relay(judge: Any, box: Any, nonce: str) -> dict[str, Any] | ProgramRe
                 return verdict
         elif line[:1] == b"C":
             reply = b""
-            if not lost:
+            if not end_notice:
                 await box.write(line[1:])
-                reply, lost = await _reply(box)
-            await judge.write(lost or b"R" + reply)
+                reply, end_notice = await _reply(box)
+            await judge.write(end_notice or b"R" + reply)
 
 
 async def _reply(box: Any) -> tuple[bytes, bytes]:

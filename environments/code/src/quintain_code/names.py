@@ -33,9 +33,9 @@ def solution_names(
         raise UsageError(f"the tests are no Python: {e}") from e
     used = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
     bound = {name for tree in trees for name in _bound(tree)}
-    own, imports = _top_level(reference)
+    defined, imports = _top_level(reference)
     lines = [line for name, line in imports.items() if name in used - bound]
-    names = {n for n in used - bound - set(imports) if n not in _BUILTIN or n in own}
+    names = {n for n in used - bound - set(imports) if n not in _BUILTIN or n in defined}
     return tuple(sorted(names)), "\n".join(dict.fromkeys(lines))
 
 
@@ -112,20 +112,20 @@ def _top_level(reference: str) -> tuple[set[str], dict[str, str]]:
         body = ast.parse(reference).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set(), {}
-    own: set[str] = set()
+    defined: set[str] = set()
     imports: dict[str, str] = {}
     for node in body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             imports |= _imported(node)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            own.add(node.name)
+            defined.add(node.name)
         else:
-            own |= {
+            defined |= {
                 n.id
                 for n in ast.walk(node)
                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
             }
-    return own, {name: line for name, line in imports.items() if name not in own}
+    return defined, {name: line for name, line in imports.items() if name not in defined}
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:

@@ -87,8 +87,8 @@ async def _runs(
     limits, room = limits_of(task), max(map(_output_limit, task.cases))
     if len(task.cases) == 1 or not sandbox.sessions:
         for case in task.cases:
-            asked = replace(limits, output=_output_limit(case))
-            yield await sandbox.run(sources, task.argv, case.stdin.encode(), asked)
+            case_limits = replace(limits, output=_output_limit(case))
+            yield await sandbox.run(sources, task.argv, case.stdin.encode(), case_limits)
         return
     left = list(task.cases)
     while left:
@@ -218,8 +218,12 @@ async def _checks(
         contents = dict(
             zip(JUDGED, (case.stdin.encode(), output, case.stdout.encode()), strict=True)
         )
-        asked = replace(limits, disk=max(limits.disk, 4 * sum(map(len, contents.values()))))
-        ended = await sandbox.run({**files, **contents}, [*language.argv, *JUDGED], limits=asked)
+        checker_limits = replace(
+            limits, disk=max(limits.disk, 4 * sum(map(len, contents.values())))
+        )
+        ended = await sandbox.run(
+            {**files, **contents}, [*language.argv, *JUDGED], limits=checker_limits
+        )
         yield number, _verdict(ended, task, "checker")
 
 

@@ -95,8 +95,8 @@ def task_of(
     except UnsupportedRow as e:
         raise UnsupportedRow(f"{where}: {e}") from e
     except (KeyError, TypeError, ValueError, AttributeError) as e:
-        said = str(e) if isinstance(e, UsageError) else f"{type(e).__name__}: {e}"
-        raise UsageError(f"{where}: {said}") from e
+        error_text = str(e) if isinstance(e, UsageError) else f"{type(e).__name__}: {e}"
+        raise UsageError(f"{where}: {error_text}") from e
     absent = {key for keys, _ in (*_READERS, *LAYOUTS) for key in keys if row.get(key) is None}
     meant = [f"{near!r} for {key!r}" for key in map(str, row) if key not in _SHARED
              for near in difflib.get_close_matches(key, absent, n=1)]  # fmt: skip
@@ -122,16 +122,16 @@ def _mbpp(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
     setup = f"{imports}\n{_text(row.get('test_setup_code') or '')}".strip()
     shown = tests[: 1 if show is None else show]
     names, _ = solution_names(setup, tests, reference)
-    about = [_text(row.get("text") or row.get("prompt") or "").strip()]
+    paragraphs = [_text(row.get("text") or row.get("prompt") or "").strip()]
     if heads := signatures(names, reference):
-        about.append("Define " + ", ".join(f"`{head}`" for head in heads) + ".")
+        paragraphs.append("Define " + ", ".join(f"`{head}`" for head in heads) + ".")
     if shown:
-        about.append(
+        paragraphs.append(
             "Your code must pass tests such as\n\n```python\n" + "\n".join(shown) + "\n```"
         )
     hidden = row.get("challenge_test_list") or ()
     return CodeTask(
-        prompt="\n\n".join([*about, BLOCK]),
+        prompt="\n\n".join([*paragraphs, BLOCK]),
         tests=(*tests, *map(_text, hidden)),
         setup=setup,
         solution={MODULE: reference} if reference else {},
@@ -221,16 +221,16 @@ def _called(
     method = "class Solution" in (starter or reference)
     target = f"Solution().{name}" if method else name
     tests = tuple(_assertion(f"{target}(*{args!r})", out, wrapped=wrapped) for args, out in cases)
-    about = [
+    paragraphs = [
         head,
         f"```python\n{starter.rstrip()}\n```" if starter.strip() else f"Define `{name}`.",
     ]
     if show:
-        about.append(
+        paragraphs.append(
             "Your code must pass tests such as\n\n```python\n" + "\n".join(tests[:show]) + "\n```"
         )
     return CodeTask(
-        prompt="\n\n".join([*about, BLOCK]),
+        prompt="\n\n".join([*paragraphs, BLOCK]),
         tests=tests,
         prefix="from typing import *\n",
         solution={MODULE: reference} if reference else {},
@@ -319,16 +319,16 @@ def _tolerance(row: Mapping[str, Any]) -> dict[str, Any]:
 def _own(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
     """``{"prompt", "tests"}``: a function."""
     reference, tests = _text(row.get("solution") or ""), _texts(row, "tests")
-    about = [_text(row["prompt"])]
+    paragraphs = [_text(row["prompt"])]
     in_place = row.get("in_place") or False
     if not isinstance(in_place, bool):
         raise UsageError(f"in_place is {in_place!r}; expected true or false")
     if show:
-        about.append(
+        paragraphs.append(
             "Your code must pass tests such as\n\n```python\n" + "\n".join(tests[:show]) + "\n```"
         )
     return CodeTask(
-        prompt="\n\n".join([*about, BLOCK]),
+        prompt="\n\n".join([*paragraphs, BLOCK]),
         tests=tests,
         setup=_text(row.get("setup") or ""),
         prefix=_text(row.get("prefix") or ""),

@@ -49,11 +49,11 @@ def chosen(where: str, names: Iterable[str], wanted: Mapping[str, str]) -> RoleC
     known = {name.casefold().strip(): name for name in reversed(columns)}
     found: dict[str, str] = {}
     for role, usual in USUAL.items():
-        if asked := wanted.get(role, ""):
-            if asked not in columns:
-                hint = did_you_mean(asked, columns) or f"; it has {', '.join(columns)}"
-                raise UsageError(f"dataset: {where} has no column {asked!r}{hint}")
-            found[role] = asked
+        if column := wanted.get(role, ""):
+            if column not in columns:
+                hint = did_you_mean(column, columns) or f"; it has {', '.join(columns)}"
+                raise UsageError(f"dataset: {where} has no column {column!r}{hint}")
+            found[role] = column
         else:
             taken = set(wanted.values()) | set(found.values())
             found[role] = next(

@@ -131,12 +131,12 @@ def _of_json(file: Path, text: str, faults: list[str]) -> Iterator[Record]:
         raise UsageError(
             f"dataset: {file} is a {type(rows).__name__}; expected a list of objects, or JSON lines"
         )
-    decoder, at, line = json.JSONDecoder(), text.index("[") + 1, 1
+    decoder, offset, line = json.JSONDecoder(), text.index("[") + 1, 1
     counted = 0  # characters whose line ends are in *line*
     for _ in rows:
-        at = next(i for i in range(at, len(text)) if text[i] not in ", \t\r\n")
-        line, counted = line + text.count("\n", counted, at), at
-        values, at = decoder.raw_decode(text, at)
+        offset = next(i for i in range(offset, len(text)) if text[i] not in ", \t\r\n")
+        line, counted = line + text.count("\n", counted, offset), offset
+        values, offset = decoder.raw_decode(text, offset)
         if isinstance(values, dict):
             yield Record(f"{file}:{line}", values)
         else:

@@ -158,10 +158,10 @@ class Returns(Environment[Wish, Books]):
         """Ask for all that is needed; as often as `slips` says, take the rest for granted after the
         first question.
         """
-        asked = _asked(messages)
-        if len(asked) == 1 and slips(task, messages, self.slips):
+        replies = _asked(messages)
+        if len(replies) == 1 and slips(task, messages, self.slips):
             return f"DO refund {task.order}"
-        if len(asked) == 2 and task.colour and slips(task, messages, self.slips):
+        if len(replies) == 2 and task.colour and slips(task, messages, self.slips):
             return f"DO exchange {task.order} {COLOURS[0]}"
         return self.oracle(task, messages)
 
@@ -178,8 +178,8 @@ class Returns(Environment[Wish, Books]):
             f"{task.order}: wish?",
             *([f"{task.order}: colour?"] if task.colour else []),
         ]
-        asked = _asked(messages)
-        return questions[len(asked)] if len(asked) < len(questions) else str(task.answer)
+        replies = _asked(messages)
+        return questions[len(replies)] if len(replies) < len(questions) else str(task.answer)
 
     @control(scores="min")
     def nop(self, task: Wish, messages: Sequence[Message]) -> str:

@@ -75,11 +75,13 @@ def pilots_of(count: int, seed: int) -> dict[str, dict[str, Pilot]]:
     names = rng.sample(CALL_SIGNS, count)
     pilots: dict[str, dict[str, Pilot]] = {}
     for split in ("train", "dev", "test"):
-        own = [name for name in names if split_of(name) == split]
+        split_names = [name for name in names if split_of(name) == split]
         airports = [name for name in AIRPORTS if split_of(name) == split]
         # Who leads whom is one circle in random order: nobody leads themselves, and no two lead
         # each other.
-        pilots[split] = {n: Pilot(n, rng.choice(airports), own[i - 1]) for i, n in enumerate(own)}
+        pilots[split] = {
+            n: Pilot(n, rng.choice(airports), split_names[i - 1]) for i, n in enumerate(split_names)
+        }
     return pilots
 
 

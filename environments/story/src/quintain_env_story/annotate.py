@@ -137,11 +137,9 @@ class Modelled(Annotator):
         Raises:
             InfrastructureError: the server failed, or the model said nothing twice.
         """
-        asked = json.dumps([self._engine.model, instruction, material], ensure_ascii=False)
-        file = (
-            self._cache
-            / f"{hashlib.sha256(asked.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}.json"
-        )
+        request_text = json.dumps([self._engine.model, instruction, material], ensure_ascii=False)
+        digest = hashlib.sha256(request_text.encode("utf-8", "surrogatepass")).hexdigest()
+        file = self._cache / f"{digest[:32]}.json"
         if file.is_file():
             return str(json.loads(file.read_text(encoding="utf-8"))["answer"])
         messages = [Message("system", instruction), Message("user", material)]

@@ -143,20 +143,20 @@ def book_tasks(
             if words[0] <= len(book.chapters[i].text.split()) <= words[1]
         ]
         for rank, i in enumerate(chapters):
-            at, of = (place, len(books)) if whole_books else (rank, len(chapters))
-            if _split(at, of) == split:
+            position, count = (place, len(books)) if whole_books else (rank, len(chapters))
+            if _split(position, count) == split:
                 yield _task(book, i, chapter_words, plan_words, synopsis, whole_book)
 
 
-def _split(at: int, of: int) -> str:
-    """Return the split of the item *at* of *of*: the first ones train, so that no later chapter is
-    in a prompt of theirs.
+def _split(position: int, count: int) -> str:
+    """Return the split of the item *position* of *count*: the first ones train, so that no later
+    chapter is in a prompt of theirs.
     """
-    if of < len(SPLITS):
-        return SPLITS[at]
-    dev = min(int(SHARES[0] * of), of - 2)
-    test = min(max(int(SHARES[1] * of), dev + 1), of - 1)
-    return SPLITS[(at >= dev) + (at >= test)]
+    if count < len(SPLITS):
+        return SPLITS[position]
+    dev = min(int(SHARES[0] * count), count - 2)
+    test = min(max(int(SHARES[1] * count), dev + 1), count - 1)
+    return SPLITS[(position >= dev) + (position >= test)]
 
 
 def _task(

@@ -127,11 +127,11 @@ def _chapter_starts(
     labels = [re.sub(r"\W+", " ", lines[i]).casefold().strip() for i in starts]
     kept: list[int] = []
     dropped = False
-    for at, (start, label) in enumerate(zip(starts, labels, strict=True)):
-        end = starts[at + 1] if at + 1 < len(starts) else len(lines)
+    for position, (start, label) in enumerate(zip(starts, labels, strict=True)):
+        end = starts[position + 1] if position + 1 < len(starts) else len(lines)
         short = sum(len(line.split()) for line in lines[start + 1 : end]) < min_words
         # The last entry of a table of contents has all that follows the table under it.
-        again = dropped and label in labels[at + 1 :]
+        again = dropped and label in labels[position + 1 :]
         if short or again:
             dropped = True
             continue

@@ -114,8 +114,8 @@ class Quality:
             drafts = {} if pair is None else {"model": asdict(pair[0]), "against": asdict(pair[1])}
             value = None if pair is None else next(values)
             failure = {"failure": self.failures[task.id]} if task.id in self.failures else {}
-            about = {"task": task.id, "book": task.book, "chapter": task.index}
-            rows.append({**about, **drafts, "value": value, **failure})
+            origin = {"task": task.id, "book": task.book, "chapter": task.index}
+            rows.append({**origin, **drafts, "value": value, **failure})
         return rows
 
 

@@ -80,11 +80,11 @@ class SolutionServer:
         """
         if not (isinstance(value, type) and issubclass(value, BaseException)):
             return None
-        own: list[Any] = []
+        own_classes: list[Any] = []
         for kind in value.__mro__:
             if BUILTINS.get(kind.__name__) is kind or kind in (SystemExit, BaseException):
-                return [own, kind.__name__]
-            own.append([self._number(kind), kind.__name__])
+                return [own_classes, kind.__name__]
+            own_classes.append([self._number(kind), kind.__name__])
         return None
 
     def serve(self) -> None:
@@ -116,8 +116,8 @@ class SolutionServer:
         except NotPlainError as e:
             reply = ["refuse", number, str(e)]
         except StopIteration:
-            asked = kind == "op" and rest[0] == "next"
-            reply = ["stop", number] if asked else ["raise", number, [[], "RuntimeError"], [], {}]
+            is_next = kind == "op" and rest[0] == "next"
+            reply = ["stop", number] if is_next else ["raise", number, [[], "RuntimeError"], [], {}]
         except BaseException as e:  # noqa: BLE001 - whatever the solution raises is the tests' to judge
             reply = ["raise", number, self._lineage(type(e)), *self._about(e)]
         else:
@@ -132,11 +132,11 @@ class SolutionServer:
         text.
         """
         try:
-            about = list(error.args), {k: v for k, v in vars(error).items() if type(k) is str}
-            Codec().write(about)
+            description = list(error.args), {k: v for k, v in vars(error).items() if type(k) is str}
+            Codec().write(description)
         except Exception:  # noqa: BLE001 - an author's `__str__` may raise anything
             return [str(type(error).__name__)], {}
-        return about
+        return description
 
     def _do_get(self, module: str, name: str) -> tuple[Any, ...]:
         loaded = importlib.import_module(module)

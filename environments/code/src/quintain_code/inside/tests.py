@@ -94,9 +94,9 @@ class Link:
 
     def _error(self, lineage: Any) -> type[BaseException]:
         """Return the class that stands for an exception class of the solution."""
-        own, name = lineage
+        own_classes, name = lineage
         kind: Any = RAISED.get(name, SolutionError)
-        for number, own_name in reversed(own):
+        for number, own_name in reversed(own_classes):
             if number not in self._errors:
                 self._errors[int(number)] = type(str(own_name), (kind,), {"_q_number": number})
             kind = self._errors[number]
