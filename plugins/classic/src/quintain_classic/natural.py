@@ -264,8 +264,8 @@ class Divergence:
     def move(self, step: Tensor, scale: float) -> None:
         """Set the parameters to prox + scale step; exactly to prox where the scale is 0."""
         self._only = None  # of prox; and it holds a lot of memory
-        at = self.origin if scale == 0 else self.origin.add(step, alpha=scale)
-        for parameter, value in zip(self.parameters, self._pieces(at), strict=True):
+        point = self.origin if scale == 0 else self.origin.add(step, alpha=scale)
+        for parameter, value in zip(self.parameters, self._pieces(point), strict=True):
             parameter.copy_(value.view_as(parameter))
 
     @torch.no_grad()

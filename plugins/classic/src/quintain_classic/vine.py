@@ -264,11 +264,11 @@ class Continued(TokenEngine):
             stop=new.stop,
         )
 
-    def _kept(self, ids: Sequence[int], most: int | None) -> Sampled:
-        """Return the first *most* of *ids*; what their log-probs were does not matter, for replays
+    def _kept(self, ids: Sequence[int], count: int | None) -> Sampled:
+        """Return the first *count* of *ids*; what their log-probs were does not matter, for replays
         do not train.
         """
-        ids = tuple(ids[:most])
+        ids = tuple(ids[:count])
         return Sampled(
             ids=ids, logps=(0.0,) * len(ids), versions=(self.version,) * len(ids), finish="length"
         )

@@ -207,11 +207,11 @@ def _recipes(
     if len(paths) > 1:
         raise UsageError("--algorithms varies one recipe; give one, or leave --algorithms out")
     path = paths[0] if paths else None
-    own = _recipe(path, []).algorithm
-    if own.args:
+    algorithm = _recipe(path, []).algorithm
+    if algorithm.args:
         raise UsageError(
-            f"[algorithm.args] of {path} are for {own.use!r}: {dict(own.args)}; take them out "
-            "(--set algorithm.args.KEY sets one for all), or write a recipe for each"
+            f"[algorithm.args] of {path} are for {algorithm.use!r}: {dict(algorithm.args)}; take "
+            "them out (--set algorithm.args.KEY sets one for all), or write a recipe for each"
         )
     return [
         (name.rpartition("/")[2], _recipe(path, [f"algorithm.use={json.dumps(name)}", *overrides]))

@@ -64,9 +64,9 @@ class RunBudget:
         if self.kind == "steps":
             return recipe.replace({"run.steps": min(int(self.amount), steps or int(self.amount))})
         samples = recipe.batch.prompts * recipe.batch.group_size
-        most = ENDLESS if self.kind == "seconds" else math.ceil(self.amount / samples)
+        step_limit = ENDLESS if self.kind == "seconds" else math.ceil(self.amount / samples)
         amount = self.amount if self.kind == "seconds" else int(self.amount)
-        return recipe.replace({"run.steps": steps or most, f"stop.{self.kind}": amount})
+        return recipe.replace({"run.steps": steps or step_limit, f"stop.{self.kind}": amount})
 
 
 @dataclass(frozen=True, kw_only=True)

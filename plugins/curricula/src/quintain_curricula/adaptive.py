@@ -85,10 +85,14 @@ class AdaptiveCurriculum(Curriculum):
         # environment and task of picks without an outcome, by index
         self._open: dict[int, tuple[int, str]] = {}
 
-    def _share(self, at: int) -> int:
+    def _share(self, index: int) -> int:
         """Picks of an environment that are to be expected, at most `POOL`."""
         return max(
-            1, min(POOL, math.ceil(self._horizon * self._weights[at] / self._bounds[-1]) or POOL)
+            1,
+            min(
+                POOL,
+                math.ceil(self._horizon * self._weights[index] / self._bounds[-1]) or POOL,
+            ),
         )
 
     def stream(self, at: int) -> TaskPool:
@@ -130,15 +134,19 @@ class AdaptiveCurriculum(Curriculum):
         At most `WINDOW` of each; of a smaller split all. Where the plan names a file of pass rates,
         its tasks.
         """
-        return [self._candidates(at) for at in range(len(self._environments))]
+        return [self._candidates(index) for index in range(len(self._environments))]
 
-    def _candidates(self, at: int) -> list[Task]:
+    def _candidates(self, index: int) -> list[Task]:
         if self.plan.difficulty_file:
             return tasks_with(
-                self._kept[at] if self._kept else self._rates, self.reader(at), self._names[at]
+                self._kept[index] if self._kept else self._rates,
+                self.reader(index),
+                self._names[index],
             )
         return first_pass(
-            self.reader(at), derived_seed(self._seed, "curriculum", at), self._measured_tasks[at]
+            self.reader(index),
+            derived_seed(self._seed, "curriculum", index),
+            self._measured_tasks[index],
         )
 
     def measured(self, rates: Mapping[str, tuple[int, int]]) -> None:
@@ -153,9 +161,9 @@ class AdaptiveCurriculum(Curriculum):
             RunError: one is no candidate.
         """
         self._kept = [list(ids) for ids in ids_of_environments]
-        for at, ids in enumerate(self._kept):
-            tasks = chosen_of(self._candidates(at), ids, self._names[at])
-            self._streams[at].read = partial(iter, tasks)
+        for index, ids in enumerate(self._kept):
+            tasks = chosen_of(self._candidates(index), ids, self._names[index])
+            self._streams[index].read = partial(iter, tasks)
         self._begin()
 
     def notices(self) -> list[str]:

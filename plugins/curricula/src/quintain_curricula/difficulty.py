@@ -126,15 +126,15 @@ async def _ask(run: Run, candidates: Sequence[Sequence[Task]], result: Difficult
     """Go on with *result* to the end of *candidates*, and write it down after every chunk."""
     # Seeds of its own: the first step must not draw the very samples that a task was chosen by.
     context = replace(run.collector.rollout_context, run_seed=derived_seed(run.plan.seed, "probe"))
-    for at, (environment, label, tasks) in enumerate(
+    for index, (environment, label, tasks) in enumerate(
         zip(run.collector.environments, run.plan.labels, candidates, strict=True)
     ):
-        left = len(tasks) - len(result.rates[at])
+        left = len(tasks) - len(result.rates[index])
         if left:
             run.screen.phase(
                 f"measuring the difficulty of {left} tasks of {label}", left * result.samples
             )
-        for start in range(len(result.rates[at]), len(tasks), CHUNK):
+        for start in range(len(result.rates[index]), len(tasks), CHUNK):
             requests = [
                 RolloutRequest(
                     environment=environment,
@@ -148,15 +148,15 @@ async def _ask(run: Run, candidates: Sequence[Sequence[Task]], result: Difficult
             clock = run.clock.fork()
             with clock("difficulty"):
                 groups = await run.until_stopped(run_groups(requests, context, run.screen.advance))
-            _add(run, result, at, groups, clock.spent["difficulty"])
+            _add(run, result, index, groups, clock.spent["difficulty"])
 
 
 def _add(
-    run: Run, result: Difficulties, at: int, groups: Sequence[Group[Any, Any]], seconds: float
+    run: Run, result: Difficulties, index: int, groups: Sequence[Group[Any, Any]], seconds: float
 ) -> None:
     for group in groups:
         right, tried = success_of(group)
-        result.rates[at][group.task.id] = right / tried if tried else None
+        result.rates[index][group.task.id] = right / tried if tried else None
         result.rollouts += len(group.rollouts)
         result.tokens += sum(r.tokens for r in group.rollouts)
     result.seconds += seconds

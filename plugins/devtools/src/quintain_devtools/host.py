@@ -111,10 +111,10 @@ def _memory() -> str:
         return f"{_size(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'))} in all"
     found = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, available = (int(found[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
-    limit = Path("/sys/fs/cgroup/memory.max")
-    most = limit.read_text().strip() if limit.exists() else "max"
+    limit_file = Path("/sys/fs/cgroup/memory.max")
+    limit = limit_file.read_text().strip() if limit_file.exists() else "max"
     return f"{_size(available)} of {_size(total)} available" + (
-        f", limit {_size(int(most))}" if most != "max" else ""
+        f", limit {_size(int(limit))}" if limit != "max" else ""
     )
 
 

@@ -172,12 +172,12 @@ def _slots(signature: Signature) -> tuple[dict[str, str], ...]:
 
 def _fields(component: Any, signature: Signature) -> Iterator[dict[str, Any]]:
     docs = parameter_docs(component)
-    own = (
+    parameters = (
         dataclass_fields(component)
         if isinstance(component, type) and is_dataclass(component)
         else ()
     )
-    made = {f.name: f.default_factory for f in own if f.default_factory is not MISSING}
+    made = {f.name: f.default_factory for f in parameters if f.default_factory is not MISSING}
     for f in signature.fields:
         shown = {
             "name": f.name,

@@ -197,14 +197,14 @@ def print_table(lines: list[Line], *, every: bool = False) -> None:
     for title in ("name", "what it is", *(["source"] if apart else []), "from"):
         table.add_column(title, overflow="fold")
     for line in lines:
-        about = Text(line.summary + (f" (needs {', '.join(line.needs)})" if line.needs else ""))
+        summary = Text(line.summary + (f" (needs {', '.join(line.needs)})" if line.needs else ""))
         if line.error:
-            about = Text(f"error: {line.error}", style="red")
+            summary = Text(f"error: {line.error}", style="red")
         elif line.source and not apart:
-            about.append(f"\n{line.source}", style="dim")
+            summary.append(f"\n{line.source}", style="dim")
         source = [Text(line.source, style="dim")] if apart else []
         table.add_row(
-            Text(line.name, style="cyan"), about, *source, Text(line.distribution, style="dim")
+            Text(line.name, style="cyan"), summary, *source, Text(line.distribution, style="dim")
         )
     with console.capture() as text:
         console.print(table)
@@ -213,8 +213,8 @@ def print_table(lines: list[Line], *, every: bool = False) -> None:
         return
     width = max(len(line.name) for line in lines)
     for line in lines:
-        about = Text(f"error: {line.error}", style="red") if line.error else Text(line.summary)
-        row = Text.assemble((f"{line.name:{width}}  ", "cyan"), about)
+        summary = Text(f"error: {line.error}", style="red") if line.error else Text(line.summary)
+        row = Text.assemble((f"{line.name:{width}}  ", "cyan"), summary)
         row.truncate(console.width, overflow="ellipsis")
         console.print(row)
     console.print("`--all` shows whole summaries, sources and distributions.", style="dim")

@@ -64,17 +64,17 @@ def _extends() -> dict[str, Any]:
     return {"anyOf": [{"enum": names}, {"type": "string", "minLength": 1}], "description": text}
 
 
-def _table(model: type[BaseModel], at: str) -> dict[str, Any]:
-    """Return the object of the table *model*, whose dotted name is *at*."""
+def _table(model: type[BaseModel], path: str) -> dict[str, Any]:
+    """Return the object of the table *model*, whose dotted name is *path*."""
     properties, required = {}, []
     for name, field in model.model_fields.items():
-        key = f"{at}.{name}" if at else name
+        key = f"{path}.{name}" if path else name
         properties[name] = _field(field, key)
         if field.is_required() and key.rpartition(".")[0].endswith("environments"):
             required.append(name)
     return {
         "type": "object",
-        **_described(at),
+        **_described(path),
         "additionalProperties": False,
         "properties": properties,
         **({"required": required} if required else {}),

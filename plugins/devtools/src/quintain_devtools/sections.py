@@ -107,8 +107,8 @@ def _apart(target: str, timeout: float) -> Any:
         except subprocess.TimeoutExpired:
             raise ValueError(f"no answer within {timeout:g} s (--timeout)") from None
         if not result.exists():
-            said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-            raise ValueError(f"its function {target} ended without a section: {said[-300:]}")
+            error_text = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+            raise ValueError(f"its function {target} ended without a section: {error_text[-300:]}")
         return json.loads(result.read_text(encoding="utf-8"))
 
 

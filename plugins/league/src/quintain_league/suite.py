@@ -14,26 +14,26 @@ from quintain.types import SCORE_TOLERANCE, reaches
 
 
 class SeatedControls(Engine):
-    """The control *own* plays *player*; the control *others* plays every other player of the
+    """The control *control* plays *player*; the control *others* plays every other player of the
     policy.
     """
 
     def __init__(
-        self, environment: Environment[Any, Any], own: str, player: str, others: str
+        self, environment: Environment[Any, Any], control: str, player: str, others: str
     ) -> None:
-        self.name = f"@{own} as {player or 'the first player'}, @{others} as the others"
-        self._environment, self._names, self._player = environment, (own, others), player
-        self._engines = ControlEngine(environment, own), ControlEngine(environment, others)
+        self.name = f"@{control} as {player or 'the first player'}, @{others} as the others"
+        self._environment, self._names, self._player = environment, (control, others), player
+        self._engines = ControlEngine(environment, control), ControlEngine(environment, others)
 
     def for_task(self, task: Task) -> SeatedControls:
-        own, others = self._names
-        bound = SeatedControls(self._environment, own, self._player, others)
+        control, others = self._names
+        bound = SeatedControls(self._environment, control, self._player, others)
         bound._engines = self._engines[0].for_task(task), self._engines[1].for_task(task)
         return bound
 
     def for_player(self, name: str) -> Engine:
-        own, others = self._engines
-        return (own if name == self._player else others).for_player(name)
+        player_engine, others = self._engines
+        return (player_engine if name == self._player else others).for_player(name)
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
@@ -98,18 +98,18 @@ class SelfPlaySuite(EnvironmentSuite):
         if self.total is None:
             return
         environment = self.build()
-        for own, others in (
+        for control, others in (
             (self.strong, self.strong),
             (self.strong, self.weak),
             (self.weak, self.strong),
         ):
-            for r in self.play(SeatedControls(environment, own, self.players[0], others)):
+            for r in self.play(SeatedControls(environment, control, self.players[0], others)):
                 outcome = r.outcome
                 assert outcome is not None, (
                     f"task {r.task.id} ended with {r.termination.kind}: {r.termination.reason}"
                 )
-                found = math.fsum(outcome.of_player(player) for player in self.players)
-                assert abs(found - self.total) <= SCORE_TOLERANCE, (
-                    f"@{own} against @{others}, task {r.task.id}: the outcomes of "
-                    f"{list(self.players)} add up to {found}; expected {self.total}"
+                total = math.fsum(outcome.of_player(player) for player in self.players)
+                assert abs(total - self.total) <= SCORE_TOLERANCE, (
+                    f"@{control} against @{others}, task {r.task.id}: the outcomes of "
+                    f"{list(self.players)} add up to {total}; expected {self.total}"
                 )

@@ -38,7 +38,7 @@ async def self_certainty(rollout: Rollout[Any, Any], *, scorer: TextLikelihood =
     values = [
         v
         for s, row in zip(sequences, rows, strict=True)
-        for v, own in zip(row, s.mask[1:], strict=True)
-        if own
+        for v, trained in zip(row, s.mask[1:], strict=True)
+        if trained
     ]
     return max(0.0, math.fsum(values) / len(values)) if values else 0.0

@@ -231,12 +231,12 @@ class McpSession:
                 )
             if not self._own:
                 taken: dict[str, Connection] = {}
-                own = [p for p in self._pools if p.server.session == "episode"]
+                episode_pools = [p for p in self._pools if p.server.session == "episode"]
                 try:
-                    for p in sorted(own, key=lambda p: p.name):
+                    for p in sorted(episode_pools, key=lambda p: p.name):
                         taken[p.name] = await p.take()
                 except BaseException:
-                    for p in own:
+                    for p in episode_pools:
                         if p.name in taken:
                             p.give_back(taken[p.name])
                     raise

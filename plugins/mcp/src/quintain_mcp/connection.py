@@ -106,9 +106,9 @@ class Connection:
                 )
             if self._ready.done() and not self.failure:
                 return
-            said = self._wire.said()
-            if said and said not in self.failure:
-                self.failure = f"{self.failure}; {said}"
+            error_text = self._wire.said()
+            if error_text and error_text not in self.failure:
+                self.failure = f"{self.failure}; {error_text}"
             verb = f"does not answer at {self.server.url}" if self.server.url else "does not start"
             raise InfrastructureError(f"the MCP server {self.name!r} {verb}: {self.failure}")
         except BaseException:

@@ -241,16 +241,16 @@ def _passage(row: Mapping[str, Any], columns: Columns, number: str, where: str) 
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    held: list[str] = []
+    paragraphs: list[str] = []
     size = 0
     for words in _paragraphs(lines):
-        if held and size + len(words) > PASSAGE_WORDS:
-            yield "\n\n".join(held)
-            held, size = [], 0
-        held.append(" ".join(words))
+        if paragraphs and size + len(words) > PASSAGE_WORDS:
+            yield "\n\n".join(paragraphs)
+            paragraphs, size = [], 0
+        paragraphs.append(" ".join(words))
         size += len(words)
-    if held:
-        yield "\n\n".join(held)
+    if paragraphs:
+        yield "\n\n".join(paragraphs)
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[list[str]]:

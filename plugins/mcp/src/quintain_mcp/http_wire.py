@@ -104,17 +104,19 @@ async def _refusal(
     """
     content = b"".join([chunk async for chunk in body])
     await body.aclose()
-    lost = response.status_code == 404 and MCP_SESSION_ID in request.headers
-    if kind == JSON and not lost and response.status_code < 500:
+    session_lost = response.status_code == 404 and MCP_SESSION_ID in request.headers
+    if kind == JSON and not session_lost and response.status_code < 500:
         return httpx2.Response(
             response.status_code, headers={"content-type": JSON}, content=content
         )
     reason = (
-        "the server no longer knows the session" if lost else f"HTTP status {response.status_code}"
+        "the server no longer knows the session"
+        if session_lost
+        else f"HTTP status {response.status_code}"
     )
-    said = " ".join(content[:200].decode("utf-8", "replace").split())
+    excerpt = " ".join(content[:200].decode("utf-8", "replace").split())
     return _answer(
-        request, unreachable(f"{reason}: {said}" if said else reason), response.status_code
+        request, unreachable(f"{reason}: {excerpt}" if excerpt else reason), response.status_code
     )
 
 
@@ -140,17 +142,17 @@ class _Body(httpx2.AsyncByteStream):
         self._inner, self._request, self._limit = inner, request, limit
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        held = bytearray()
+        received = bytearray()
         try:
             async for chunk in self._inner:
-                held += chunk
-                if len(held) > self._limit:
-                    yield _error(self._request, oversize(len(held), self._limit))
+                received += chunk
+                if len(received) > self._limit:
+                    yield _error(self._request, oversize(len(received), self._limit))
                     return
         except httpx2.TransportError as e:
             yield _error(self._request, unreachable(f"the answer broke off: {type(e).__name__}"))
             return
-        yield bytes(held)
+        yield bytes(received)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -160,12 +162,12 @@ class _Messages(_Body):
     """A body of server-sent events, each held until it is complete."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        held = bytearray()
+        received = bytearray()
         try:
             async for chunk in self._inner:
-                held += chunk.replace(b"\r", b"")
-                *events, held = held.split(b"\n\n")
-                for event in (*events, held):
+                received += chunk.replace(b"\r", b"")
+                *events, received = received.split(b"\n\n")
+                for event in (*events, received):
                     if len(event) > self._limit:
                         yield self._event(oversize(len(event), self._limit))
                         return
@@ -174,7 +176,7 @@ class _Messages(_Body):
         except httpx2.TransportError as e:
             yield self._event(unreachable(f"the answer broke off: {type(e).__name__}"))
             return
-        yield bytes(held)
+        yield bytes(received)
 
     def _event(self, error: ErrorData) -> bytes:
         if self._request.method != "POST":

@@ -163,27 +163,28 @@ class StdioWire:
     async def _read(self) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
-        held, dropped, head = bytearray(), 0, b""  # bytes are dropped of a message that is too long
+        # bytes are dropped of a message that is too long
+        received, dropped, head = bytearray(), 0, b""
         failure = ""
         try:
             while not failure and (chunk := await self._process.stdout.read(CHUNK)):
                 *lines, rest = chunk.split(b"\n")
                 for line in lines:
-                    held += line
-                    if (size := dropped + len(held)) > self._limit:
+                    received += line
+                    if (size := dropped + len(received)) > self._limit:
                         failure = await self._skip(
-                            head or bytes(held[:ENDS]), bytes(held[-ENDS:]), size
+                            head or bytes(received[:ENDS]), bytes(received[-ENDS:]), size
                         )
                     else:
-                        failure = await self._take(bytes(held))
-                    held, dropped, head = bytearray(), 0, b""
+                        failure = await self._take(bytes(received))
+                    received, dropped, head = bytearray(), 0, b""
                     if failure:
                         break
-                held += rest
-                if dropped + len(held) > self._limit:
-                    head = head or bytes(held[:ENDS])
-                    dropped += max(0, len(held) - ENDS)
-                    del held[:-ENDS]
+                received += rest
+                if dropped + len(received) > self._limit:
+                    head = head or bytes(received[:ENDS])
+                    dropped += max(0, len(received) - ENDS)
+                    del received[:-ENDS]
         except OSError as e:
             failure = str(e)
         self.failure = failure or "the server ended"

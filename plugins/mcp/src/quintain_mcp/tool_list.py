@@ -106,7 +106,7 @@ def _remote(tool: McpTool, prefix: str, server: str) -> RemoteTool:
         )
     hints = tool.annotations
     repeatable = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
-    said = tool.model_dump(
+    declaration = tool.model_dump(
         mode="json", by_alias=True, exclude_none=True, exclude={"icons", "meta", "execution"}
     )
     schema = _neutral(tool.input_schema)
@@ -118,7 +118,7 @@ def _remote(tool: McpTool, prefix: str, server: str) -> RemoteTool:
         )
     description = shortened(neutral(tool.description or ""), DESCRIPTION_CHARS)
     spec = ToolSpec(name=prefix + tool.name, description=description, parameters=schema)
-    return RemoteTool(name=tool.name, spec=spec, repeatable=repeatable, digest=_digest(said))
+    return RemoteTool(name=tool.name, spec=spec, repeatable=repeatable, digest=_digest(declaration))
 
 
 def _neutral(value: Any) -> Any:

@@ -164,13 +164,13 @@ def train(
         ) as stop,
     ):
         screen.phase(f"reading {source}")
-        pairs, held = split_by_prompt(read_pairs(source, split=split), held_out, seed)
-        screen.note(f"{len(pairs):,} pairs to train, {len(held):,} held out")
+        pairs, held_out_pairs = split_by_prompt(read_pairs(source, split=split), held_out, seed)
+        screen.note(f"{len(pairs):,} pairs to train, {len(held_out_pairs):,} held out")
         screen.phase(f"loading {out if resume else model}")
         training = RewardTraining(
             model=_to_train(str(out) if resume else model, seed, device, folder, screen),
             pairs=pairs,
-            held_out=held,
+            held_out=held_out_pairs,
             settings=settings,
         )
         if resume:

@@ -8,8 +8,8 @@ from quintain import InfrastructureError, PolicyFault
 from quintain.errors import EpisodeError, Interrupted, RewardFault, UsageError
 
 
-def failure_of(error: Exception, who: str) -> EpisodeError:
-    """Return the failure that *error* of the scorer *who* is.
+def failure_of(error: Exception, scorer_name: str) -> EpisodeError:
+    """Return the failure that *error* of the scorer *scorer_name* is.
 
     Raises:
         UsageError, Interrupted: *error* is one, which ends the run.
@@ -18,12 +18,12 @@ def failure_of(error: Exception, who: str) -> EpisodeError:
         raise error
     if isinstance(error, (RewardFault, InfrastructureError, PolicyFault)):
         return error
-    fault = RewardFault(f"{who} failed: {type(error).__name__}: {error}")
+    fault = RewardFault(f"{scorer_name} failed: {type(error).__name__}: {error}")
     fault.__cause__ = error
     return fault
 
 
-def checked(value: float, who: str) -> float:
+def checked(value: float, scorer_name: str) -> float:
     """*value*, if it is finite.
 
     Raises:
@@ -31,7 +31,7 @@ def checked(value: float, who: str) -> float:
     """
     if not math.isfinite(value):
         raise RewardFault(
-            f"{who} scored {value}; expected a finite number. Compute in float32, or lower the "
-            f"learning rate"
+            f"{scorer_name} scored {value}; expected a finite number. Compute in float32, or lower "
+            f"the learning rate"
         )
     return value

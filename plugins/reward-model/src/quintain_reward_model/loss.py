@@ -68,8 +68,8 @@ class PairMetrics:
         sure = [1 / (1 + math.exp(-min(abs(d), 700.0))) for d in differences]
         gaps: dict[int, float] = {}
         for forecast, outcome in zip(sure, right, strict=True):
-            at = min(int((forecast - 0.5) * 2 * BINS), BINS - 1)
-            gaps[at] = gaps.get(at, 0.0) + forecast - outcome
+            bin_index = min(int((forecast - 0.5) * 2 * BINS), BINS - 1)
+            gaps[bin_index] = gaps.get(bin_index, 0.0) + forecast - outcome
         accuracy = math.fsum(right) / count
         low, high = wilson(accuracy, count)
         return cls(

@@ -279,7 +279,7 @@ class OverOptimisation(Service):
         total = 0.0
         for sequence in transcript.sequences() if transcript else ():
             ids = torch.tensor([sequence.ids], device=self._learner.module.device)
-            places = [at - 1 for at, trained in enumerate(sequence.mask) if trained]
+            places = [position - 1 for position, trained in enumerate(sequence.mask) if trained]
             with torch.no_grad():
                 now = self._learner.module(input_ids=ids).logits[0][places].double().log_softmax(-1)
                 if self._initial is None:

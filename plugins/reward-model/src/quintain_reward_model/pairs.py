@@ -166,16 +166,19 @@ def split_by_prompt(
         raise UsageError(f"a share of {share} is to be held out; expected 0 to 1, without 1")
     keys = sorted({pair.key for pair in pairs})
     Random(f"{seed}/held out").shuffle(keys)
-    wanted, held, count = share * len(pairs), set[str](), 0
+    wanted, held_out_keys, count = share * len(pairs), set[str](), 0
     sizes: dict[str, int] = defaultdict(int)
     for pair in pairs:
         sizes[pair.key] += 1
     for key in keys:
         if count >= wanted:
             break
-        held.add(key)
+        held_out_keys.add(key)
         count += sizes[key]
-    parts = ([p for p in pairs if p.key not in held], [p for p in pairs if p.key in held])
+    parts = (
+        [p for p in pairs if p.key not in held_out_keys],
+        [p for p in pairs if p.key in held_out_keys],
+    )
     if not parts[0]:
         raise UsageError(
             f"{len(pairs)} pairs of {len(keys)} prompts leave none to train if {share:g} of them "
@@ -205,8 +208,8 @@ def pairs_of_groups(
         samples = sorted(set(group), reverse=True)
         candidates = [
             (better, worse)
-            for at, better in enumerate(samples)
-            for worse in samples[at + 1 :]
+            for index, better in enumerate(samples)
+            for worse in samples[index + 1 :]
             if better[0] > worse[0]
         ]
         for better, worse in rng.sample(candidates, min(most, len(candidates))):

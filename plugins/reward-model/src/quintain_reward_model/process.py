@@ -117,7 +117,7 @@ class ProcessRewardModel(Service):
         if self.head == "tokens":
             self._labels = [self._token(tokenizer, self.good), self._token(tokenizer, self.bad)]
         else:
-            known = {str(text): int(at) for at, text in module.config.id2label.items()}
+            known = {str(text): int(index) for index, text in module.config.id2label.items()}
             if self.good and self.good not in known:
                 raise UsageError(
                     f"process_reward: {self.model} has no label {self.good!r}; it has "
@@ -159,11 +159,11 @@ class ProcessRewardModel(Service):
         try:
             marked = self.marked(rollout)
             scores = self._probabilities(marked)
-            turns, at = [], 0
+            turns, offset = [], 0
             for count in marked.steps:
-                value = _reduced(scores[at : at + count], self.reduce)
+                value = _reduced(scores[offset : offset + count], self.reduce)
                 turns.append(checked(value, f"the process reward model {self.model}") - self.offset)
-                at += count
+                offset += count
             return tuple(turns)
         except RewardFault as failure:
             return failure
@@ -176,29 +176,30 @@ class ProcessRewardModel(Service):
                 template moves its marks.
         """
         messages = list(conversation_of(rollout))
-        own = sum(not turn.player for turn in rollout.turns)
+        policy_turns = sum(not turn.player for turn in rollout.turns)
         replies = (
-            [at for at, message in enumerate(messages) if message.role == "assistant"][-own:]
-            if own
+            [i for i, message in enumerate(messages) if message.role == "assistant"][-policy_turns:]
+            if policy_turns
             else []
         )
-        if len(replies) < own:
+        if len(replies) < policy_turns:
             raise RewardFault(
-                f"the conversation has {len(replies)} replies for {own} turns of the policy"
+                f"the conversation has {len(replies)} replies for {policy_turns} turns of the "
+                f"policy"
             )
         counts = []
-        for at, message in enumerate(messages):
+        for index, message in enumerate(messages):
             broken = (
                 f"{self.separator[0]} {self.separator[1:]}".rstrip()
                 if len(self.separator) > 1
                 else ""
             )
             text = message.content.replace(MARK, "").replace(self.separator, broken)
-            if at in replies:
+            if index in replies:
                 steps = [s for s in text.split(self.split) if s.strip()] if self.split else [text]
                 counts.append(max(len(steps), 1))
                 text = "".join(f"{self._encoder.clean(step)}{MARK}" for step in steps or [""])
-            messages[at] = Message(
+            messages[index] = Message(
                 message.role, text, calls=message.calls, call_id=message.call_id, name=message.name
             )
         ids, places = list(self._first), []

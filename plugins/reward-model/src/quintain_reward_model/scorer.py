@@ -101,19 +101,19 @@ class Scorer(Reward):
     ) -> list[Score | EpisodeError]:
         results: list[Score | EpisodeError] = [RewardFault("not scored")] * len(group)
         ready: list[tuple[int, str, Any]] = []
-        for at, rollout in enumerate(group):
+        for index, rollout in enumerate(group):
             try:
-                ready.append((at, prompt_text(rollout.task.prompt), self._read(rollout)))
+                ready.append((index, prompt_text(rollout.task.prompt), self._read(rollout)))
             except Exception as error:  # noqa: BLE001 - an author's code may raise anything; it becomes a failure
-                results[at] = failure_of(error, f"reward {self.name!r}")
+                results[index] = failure_of(error, f"reward {self.name!r}")
         size = (self._batch or len(ready)) if self._batched else 1
         for start in range(0, len(ready), max(size, 1)):
             part = ready[start : start + size]
             scored = await self._scored(
                 [prompt for _, prompt, _ in part], [output for _, _, output in part]
             )
-            for (at, _, _), score in zip(part, scored, strict=True):
-                results[at] = score
+            for (index, _, _), score in zip(part, scored, strict=True):
+                results[index] = score
         return results
 
     def _read(self, rollout: AnyRollout) -> Any:
@@ -126,19 +126,19 @@ class Scorer(Reward):
     async def _scored(
         self, prompts: Sequence[str], outputs: Sequence[Any]
     ) -> Sequence[Score | EpisodeError]:
-        who = f"reward {self.name!r}"
+        scorer_name = f"reward {self.name!r}"
         try:
             if self._batched:
                 values = list(await self._called(list(prompts), list(outputs)))
                 if len(values) != len(outputs):
                     raise RewardFault(
-                        f"{who} returned {len(values)} scores for {len(outputs)} outputs"
+                        f"{scorer_name} returned {len(values)} scores for {len(outputs)} outputs"
                     )
             else:
                 values = [await self._called(prompts[0], outputs[0])]
         except Exception as error:  # noqa: BLE001 - as above
-            return [failure_of(error, who)] * len(outputs)
-        return [self._checked(value, who) for value in values]
+            return [failure_of(error, scorer_name)] * len(outputs)
+        return [self._checked(value, scorer_name) for value in values]
 
     async def _called(self, prompt: Any, output: Any) -> Any:
         call = self._function
@@ -150,18 +150,20 @@ class Scorer(Reward):
             value = await asyncio.to_thread(call, prompt, output)
         return await value if isinstance(value, Awaitable) else value
 
-    def _checked(self, value: Any, who: str) -> Score | EpisodeError:
+    def _checked(self, value: Any, scorer_name: str) -> Score | EpisodeError:
         try:
             if isinstance(value, Score):
                 for number in (value.value, *value.turns, *value.players.values()):
-                    checked(number, who)
+                    checked(number, scorer_name)
                 parts = {f"{self.name}.{part}": number for part, number in value.parts.items()}
                 return replace(value, parts={self.name: value.total, **parts})
             if isinstance(value, (str, bytes)):
-                raise RewardFault(f"{who} returned {value!r:.80}; expected a number or a Score")
-            number = checked(float(value), who)
+                raise RewardFault(
+                    f"{scorer_name} returned {value!r:.80}; expected a number or a Score"
+                )
+            number = checked(float(value), scorer_name)
         except Exception as error:  # noqa: BLE001 - as above: its `__float__`
-            return failure_of(error, who)
+            return failure_of(error, scorer_name)
         return Score(value=number, parts={self.name: number})
 
 

@@ -131,9 +131,9 @@ class ScoringModel:
         longest = max(map(len, rows))
         ids = torch.full((len(rows), longest), self.tokenizer.pad_token_id or 0)
         mask = torch.zeros_like(ids)
-        for at, row in enumerate(rows):
+        for index, row in enumerate(rows):
             place = slice(0, len(row)) if side == "right" else slice(longest - len(row), longest)
-            ids[at, place], mask[at, place] = torch.tensor(list(row)), 1
+            ids[index, place], mask[index, place] = torch.tensor(list(row)), 1
         ids, mask = ids.to(self.module.device), mask.to(self.module.device)
         if not self.pools_here:
             if side == "left":
@@ -163,10 +163,10 @@ class ScoringModel:
         with torch.no_grad():
             for start in range(0, len(order), batch):
                 chunk = order[start : start + batch]
-                for at, value in zip(
+                for index, value in zip(
                     chunk, self.logits([rows[i] for i in chunk], side=side).tolist(), strict=True
                 ):
-                    values[at] = value
+                    values[index] = value
         return values
 
     def encode(self, conversation: Conversation, max_length: int = 0) -> list[int]:
@@ -226,7 +226,7 @@ def load_scoring_model(
 
 
 def _label(config: Any, label: str, name: str) -> int:
-    labels = {str(text): int(at) for at, text in (config.id2label or {}).items()}
+    labels = {str(text): int(index) for index, text in (config.id2label or {}).items()}
     if label:
         if label not in labels:
             raise UsageError(

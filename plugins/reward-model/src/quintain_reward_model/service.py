@@ -165,11 +165,11 @@ class RewardModel(Service):
         columns: list[dict[int, float]] = []
         for loaded in self.loaded:
             rows: dict[int, list[int]] = {}
-            for at, messages in enumerate(conversations):
+            for index, messages in enumerate(conversations):
                 try:
-                    rows[at] = loaded.encode(messages, self.max_length)
+                    rows[index] = loaded.encode(messages, self.max_length)
                 except RewardFault as failure:
-                    failures.setdefault(at, failure)
+                    failures.setdefault(index, failure)
             scores = (
                 loaded.scores(list(rows.values()), batch=self.batch, side=self.padding)
                 if rows
@@ -177,8 +177,8 @@ class RewardModel(Service):
             )
             columns.append(dict(zip(rows, scores, strict=True)))
         return [
-            failures.get(at) or self._combined([c[at] for c in columns])
-            for at in range(len(conversations))
+            failures.get(index) or self._combined([c[index] for c in columns])
+            for index in range(len(conversations))
         ]
 
     def _combined(self, scores: Sequence[float]) -> ModelScore | RewardFault:
@@ -190,9 +190,11 @@ class RewardModel(Service):
         except RewardFault as failure:
             return failure
         if self.normalise:
-            about = [loaded.statistics for loaded in self.loaded]
+            score_statistics = [loaded.statistics for loaded in self.loaded]
             values = [
-                (v - s.mean) / s.std for v, s in zip(values, about, strict=True) if s is not None
+                (v - s.mean) / s.std
+                for v, s in zip(values, score_statistics, strict=True)
+                if s is not None
             ]
         mean, std = statistics.fmean(values), statistics.pstdev(values)
         value = min(values) if self.combine == "min" else mean - self.penalty * std

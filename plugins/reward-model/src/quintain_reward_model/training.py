@@ -184,13 +184,15 @@ class RewardTraining:
         per_epoch = -(-len(self.rows) // self.settings.batch)
         order: list[int] = []
         while not self.finished and not stop():
-            epoch, at = divmod(self.done, per_epoch)
-            if not order or at == 0:
+            epoch, batch_index = divmod(self.done, per_epoch)
+            if not order or batch_index == 0:
                 order = list(range(len(self.rows)))
                 Random(derived_seed(self.settings.seed, "pairs", epoch)).shuffle(order)
             rows = [
                 self.rows[i]
-                for i in order[at * self.settings.batch : (at + 1) * self.settings.batch]
+                for i in order[
+                    batch_index * self.settings.batch : (batch_index + 1) * self.settings.batch
+                ]
             ]
             progress(self._update(rows, epoch))
         self.seconds += time.monotonic() - began
@@ -301,9 +303,9 @@ class RewardTraining:
                     encoding="utf-8",
                 )
                 chosen, rejected = self._held_scores()
-                about = f"{len(chosen)} {'held-out' if self.held_rows else 'training'} pairs"
+                source = f"{len(chosen)} {'held-out' if self.held_rows else 'training'} pairs"
                 if len(set(chosen + rejected)) > 1:
-                    ScoreStatistics.of([*chosen, *rejected], about).write(beside)
+                    ScoreStatistics.of([*chosen, *rejected], source).write(beside)
                 if not self.finished:
                     torch.save(self._state(), beside / STATE)
                 if folder.is_dir():

@@ -167,9 +167,9 @@ class AsyncCollector(Collector):
         return sorted(usable, key=lambda c: c.group.index)
 
     def _choose(self, waiting: Sequence[tuple[RolloutRequest, int, int]]) -> int:
-        at = self._order.choose(waiting) if self._order else 0
-        self._started.setdefault(waiting[at][0].index, self._step)
-        return at
+        position = self._order.choose(waiting) if self._order else 0
+        self._started.setdefault(waiting[position][0].index, self._step)
+        return position
 
     def _on_rollout(self, rollout: AnyRollout) -> None:
         self.screen.advance(rollout)
@@ -207,9 +207,9 @@ class AsyncCollector(Collector):
         long.
         """
         limit = self._version - self.schedule.max_staleness
-        for at, c in enumerate(self._complete):
+        for position, c in enumerate(self._complete):
             if not c.reason and c.oldest is not None and c.oldest < limit:
-                self._complete[at] = replace(c, reason="stale")
+                self._complete[position] = replace(c, reason="stale")
                 if self.schedule.stale == "retry":
                     self._retried += 1
                     self._again.append(c.request)
@@ -348,17 +348,17 @@ class AsyncCollector(Collector):
         """
         entries = [*state.get("groups", ()), *state.get("prompts", ())]
         tasks: dict[tuple[int, str], Any] = {}
-        for at in range(len(self.environments)):
-            wanted = {entry["task"] for entry in entries if entry["environment"] == at}
-            for task in self.curriculum.reader(at)() if wanted else ():
+        for index in range(len(self.environments)):
+            wanted = {entry["task"] for entry in entries if entry["environment"] == index}
+            for task in self.curriculum.reader(index)() if wanted else ():
                 if task.id in wanted:
-                    tasks[at, task.id] = task
+                    tasks[index, task.id] = task
                     wanted.discard(task.id)
                     if not wanted:
                         break
             if wanted:
                 raise RunError(
-                    f"environment {self.names[at]!r} no longer yields the task {min(wanted)!r}, "
+                    f"environment {self.names[index]!r} no longer yields the task {min(wanted)!r}, "
                     "which was in progress at the checkpoint; restore its original data, or start "
                     "a new run from its model"
                 )
@@ -383,13 +383,13 @@ class AsyncCollector(Collector):
         self._again = requests[len(self._complete) :]
 
     def _named(self, request: RolloutRequest) -> dict[str, Any]:
-        at = next(
+        index = next(
             i
             for i, environment in enumerate(self.environments)
             if environment is request.environment
         )
         return {
-            "environment": at,
+            "environment": index,
             "task": request.task.id,
             "index": request.index,
             "visit": request.visit,

@@ -33,7 +33,7 @@ class LongestFirst:
 
     def choose(self, waiting: Sequence[tuple[RolloutRequest, int, int]]) -> int:
         """Return the position of the episode to start next."""
-        return max(range(len(waiting)), key=lambda at: (self._expected(waiting[at][0]), -at))
+        return max(range(len(waiting)), key=lambda i: (self._expected(waiting[i][0]), -i))
 
     def _expected(self, request: RolloutRequest) -> float:
         known = self._seconds.get((request.name, request.task.id))

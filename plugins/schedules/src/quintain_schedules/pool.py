@@ -156,7 +156,7 @@ class EnginePool(TokenEngine):
             if name in known
         }
         self._replicas: list[TokenEngine] = []
-        for args in ({**(settings or {}), **own} for own in replicas):
+        for args in ({**(settings or {}), **replica_settings} for replica_settings in replicas):
             if unknown := [name for name in args if name not in known]:
                 near = did_you_mean(unknown[0], known)
                 raise UsageError(
@@ -291,9 +291,9 @@ class EnginePool(TokenEngine):
         outcomes: dict[int, Exception | None] = {}
 
         def enough() -> bool:
-            left = [at for at in each if at not in outcomes]
-            tail = len(left) <= late and all(self._router.loads[at] for at in left)
-            return not left or (tail and any(outcomes[at] is None for at in outcomes))
+            left = [number for number in each if number not in outcomes]
+            tail = len(left) <= late and all(self._router.loads[number] for number in left)
+            return not left or (tail and any(outcomes[number] is None for number in outcomes))
 
         async with self._updating:
             self._router.forget_prefixes()
@@ -301,15 +301,18 @@ class EnginePool(TokenEngine):
                 self._router.close()
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._update(at, weights, outcomes)) for at in each]
+                    tasks = [
+                        group.create_task(self._update(number, weights, outcomes))
+                        for number in each
+                    ]
                     await self._router.until(enough)
-                    for at in each:
-                        if at not in outcomes:
-                            tasks[at].cancel()
-                            self._router.open(at, late=True)
+                    for number in each:
+                        if number not in outcomes:
+                            tasks[number].cancel()
+                            self._router.open(number, late=True)
             except asyncio.CancelledError:
-                for at in each:
-                    self._router.open(at)
+                for number in each:
+                    self._router.open(number)
                 raise
         errors = [error for error in outcomes.values() if error is not None]
         if fatal := [error for error in errors if not _unreachable(error)]:
@@ -321,20 +324,20 @@ class EnginePool(TokenEngine):
         return self.version
 
     async def _update(
-        self, at: int, weights: Weights, outcomes: dict[int, Exception | None]
+        self, number: int, weights: Weights, outcomes: dict[int, Exception | None]
     ) -> None:
-        replica, error = self._replicas[at], None
+        replica, error = self._replicas[number], None
         replica.follow(in_flight_updates=self.in_flight_updates, recompute_kv=self.recompute_kv)
         if not self.in_flight_updates:
-            await self._router.until(lambda: self._router.is_empty(at))
+            await self._router.until(lambda: self._router.is_empty(number))
         try:
-            self._router.take(at, await replica.update(weights))
+            self._router.take(number, await replica.update(weights))
         except Exception as e:  # noqa: BLE001 -- `update` raises it, once the other replicas have ended theirs
             error = e
             if _unreachable(e):
-                self._router.lose(at, e)
-        outcomes[at] = error
-        self._router.open(at)
+                self._router.lose(number, e)
+        outcomes[number] = error
+        self._router.open(number)
 
     async def sleep(self, level: int | None = None) -> None:
         """Free the memory of all replicas, as `quintain_vllm.VLLMEngine.sleep`; the next call wakes

@@ -136,9 +136,9 @@ class Router:
         self._notify()
 
     def _retarget(self, turn: PendingTurn, replica: int) -> None:
-        for at, change in ((turn.target, -1), (replica, 1)):
-            if at != NOWHERE:
-                self.loads[at] += change
+        for target, change in ((turn.target, -1), (replica, 1)):
+            if target != NOWHERE:
+                self.loads[target] += change
         turn.target = replica
 
     async def until(self, ready: Callable[[], bool]) -> None:
@@ -202,9 +202,9 @@ class Router:
         While one of these has more turns than slots, there is no tail, and nothing moves.
         """
         closed = sorted(self._closed) if self._moves else []
-        for version in {self._versions[at] for at in closed}:
-            same = [at for at in closed if self._versions[at] == version]
-            loads = [self.loads[at] for at in same]
+        for version in {self._versions[replica] for replica in closed}:
+            same = [replica for replica in closed if self._versions[replica] == version]
+            loads = [self.loads[replica] for replica in same]
             for source, target, count in (
                 repack(loads, self.slots) if max(loads) <= self.slots else ()
             ):

@@ -28,9 +28,10 @@ def texts(rollout: Rollout[Any, Any], part: Part) -> list[str]:
     """
     if part not in get_args(Part):
         raise RewardFault(f"part is {part!r}; expected one of {get_args(Part)}")
-    own = [turn for turn in rollout.turns if not turn.player]
+    policy_turns = [turn for turn in rollout.turns if not turn.player]
     return [
-        {"reasoning": turn.reasoning, "reply": turn.reply, "all": turn.text}[part] for turn in own
+        {"reasoning": turn.reasoning, "reply": turn.reply, "all": turn.text}[part]
+        for turn in policy_turns
     ]
 
 

@@ -56,11 +56,13 @@ def cache_key(
     defining: dict[Any, None] = {}  # the classes and functions whose code matters, in order
     settings = {"services": services, **depends_on}
     for environment in environments:
-        own = {f.name: getattr(environment, f.name) for f in fields(environment)}  # type: ignore[arg-type]
+        arguments = {f.name: getattr(environment, f.name) for f in fields(environment)}  # type: ignore[arg-type]
         also = {
             name: getattr(environment, name) for name in ("reward", "limits", "system", "early")
         }
-        settings[f"environment {len(settings)}"] = _plain([type(environment), own, also], defining)
+        settings[f"environment {len(settings)}"] = _plain(
+            [type(environment), arguments, also], defining
+        )
         defining |= dict.fromkeys(type(environment).__mro__)
     digest.update(json.dumps(_plain(settings, defining), sort_keys=True).encode())
     for environment in environments:

@@ -69,10 +69,10 @@ def start(
     chosen = [f"environments.0.args.{pair}" for pair in args] + [
         f"model.start.args.{pair}" for pair in start_args
     ]
-    own = Recipe.parse(bundled("quickstart")).environments[0]  # with its arguments
+    bundled_environment = Recipe.parse(bundled("quickstart")).environments[0]  # with its arguments
     other = (
         []
-        if environment in (own.use, own.label)
+        if environment in (bundled_environment.use, bundled_environment.label)
         else [f"environments=[{{use={json.dumps(environment)}}}]"]
     )
     sets = [*other, *chosen]

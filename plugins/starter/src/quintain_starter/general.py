@@ -102,7 +102,7 @@ def packed(
     while missed < 4:  # exercises in a row that fit nowhere
         sequence = encoded(tokenizer, exercise(rng, hard))
         count = len(sequence.ids)
-        row = next((i for i, at in enumerate(filled) if at + count <= ROW), None)
+        row = next((i for i, length in enumerate(filled) if length + count <= ROW), None)
         missed = missed + 1 if row is None else 0
         if row is not None:
             span = slice(filled[row], filled[row] + count)
@@ -116,8 +116,11 @@ def packed(
 def within_exercises(positions: Tensor) -> Tensor:
     """Return which token may attend to which, rows x 1 x length x length: earlier ones of its own exercise."""
     number = (positions == 0).cumsum(1)
-    own = number[:, :, None] == number[:, None, :]
-    causal: Tensor = own & torch.ones(own.shape[-1], own.shape[-1], dtype=torch.bool).tril()
+    same_exercise = number[:, :, None] == number[:, None, :]
+    causal: Tensor = (
+        same_exercise
+        & torch.ones(same_exercise.shape[-1], same_exercise.shape[-1], dtype=torch.bool).tril()
+    )
     return causal[:, None]
 
 
@@ -243,11 +246,11 @@ def train(
             torch.save(state | asdict(progress), folder / "checkpoint.tmp")
             (folder / "checkpoint.tmp").replace(folder / "checkpoint.pt")
     save(folder / "model", module, tokenizer)
-    told = provenance(
+    description = provenance(
         progress, folder / "model", tokenizer, steps=steps, seed=seed, compiled=compiled
     )
     (folder / "model" / "quintain.json").write_text(
-        json.dumps({"general": told}) + "\n", encoding="utf-8"
+        json.dumps({"general": description}) + "\n", encoding="utf-8"
     )
 
 

@@ -135,13 +135,15 @@ def picking(rng: Random, hard: float) -> Exercise:
     else:
         whole = some_items(rng, hard, 3, 7)
         text, kind = joined(rng, whole)[0], "item"
-    at = rng.randrange(-1, min(len(whole), len(ORDINALS)))
-    place = "last" if at < 0 else ORDINALS[at]
+    position = rng.randrange(-1, min(len(whole), len(ORDINALS)))
+    place = "last" if position < 0 else ORDINALS[position]
     pattern = (
         "[What is the {p} {k} of {x}?|Give the {p} {k} of {x}.|Take the {p} {k}: {x}|Which {k} is "
         "{p} in {x}?]"
     )
-    return made_by(picking, worded(rng, pattern, p=place, k=kind, x=text), whole[at], whole, at)
+    return made_by(
+        picking, worded(rng, pattern, p=place, k=kind, x=text), whole[position], whole, position
+    )
 
 
 def sorting(rng: Random, hard: float) -> Exercise:
@@ -280,15 +282,17 @@ def continuing(rng: Random, hard: float) -> Exercise:
             numbers,
         )
     if rng.random() < 0.3:
-        at = rng.randrange(1, 25)
+        position = rng.randrange(1, 25)
         step, name = rng.choice(((1, "after"), (-1, "before")))
         question = worded(
             rng,
             "Which letter [comes|is] {n} {c}[ in the alphabet|]?",
             n=name,
-            c=ascii_lowercase[at],
+            c=ascii_lowercase[position],
         )
-        return made_by(continuing, question, ascii_lowercase[at + step], ascii_lowercase[at], step)
+        return made_by(
+            continuing, question, ascii_lowercase[position + step], ascii_lowercase[position], step
+        )
     low, step = rng.randrange(20), rng.choice((1, 2, 3, 5, 10, -1, -2))
     row = [low + 40 * (step < 0) + i * step for i in range(up_to(rng, hard, 4, 6))]
     pattern = "[What comes next: {x}|Continue: {x}|Which number is next in {x}?|Next number: {x}]"
@@ -398,10 +402,10 @@ def looking_up(rng: Random, hard: float) -> Exercise:
         "animal": lambda: rng.choice(THINGS),
     }
     rows = {name: {c: value[c]() for c in columns} for name in names}
-    who, what = rng.choice(names), rng.choice(columns)
+    person, what = rng.choice(names), rng.choice(columns)
     form = rng.randrange(3)
     if form == 0:
-        table = json.dumps(rows[who])
+        table = json.dumps(rows[person])
         question = worded(rng, "[What is the {c}?|Give the {c}.|Read {c}.]\n", c=what) + table
     else:
         lines = [
@@ -414,9 +418,9 @@ def looking_up(rng: Random, hard: float) -> Exercise:
             "{t}\n[What is the {c} of {w}?|Give the {c} of {w}.|Which {c} does {w} have?]",
             t=table,
             c=what,
-            w=who,
+            w=person,
         )
-    return made_by(looking_up, question, rows[who][what], rows, who, what)
+    return made_by(looking_up, question, rows[person][what], rows, person, what)
 
 
 def writing_json(rng: Random, hard: float) -> Exercise:
@@ -435,10 +439,10 @@ def writing_json(rng: Random, hard: float) -> Exercise:
         "place": PLACES,
     }
     value = {key: rng.choice(choose[key]) for key in keys}
-    told = rng.choice((", ", "; ")).join(f"{k} {v}" for k, v in value.items())
+    text = rng.choice((", ", "; ")).join(f"{k} {v}" for k, v in value.items())
     return made_by(
         writing_json,
-        worded(rng, "Write [|this ]as [JSON|a JSON object]: {x}", x=told),
+        worded(rng, "Write [|this ]as [JSON|a JSON object]: {x}", x=text),
         json.dumps(value),
         value,
     )
@@ -478,16 +482,16 @@ def following(rng: Random, hard: float) -> Exercise:
     """Follow a thing from hand to hand."""
     people = rng.sample(NAMES, 3)
     thing, holder = rng.choice(THINGS), people[0]
-    told, moves = [f"{holder} has the {thing}."], [holder]
+    sentences, moves = [f"{holder} has the {thing}."], [holder]
     for _ in range(up_to(rng, hard, 1, 4)):
         after = rng.choice([p for p in people if p != holder])
-        told.append(
+        sentences.append(
             worded(rng, "{a} [gives|hands] [it|the {t}] to {b}.", a=holder, b=after, t=thing)
         )
         holder = after
         moves.append(holder)
     question = worded(rng, "[Who has the {t} [now|in the end]?|Who has it?]", t=thing)
-    return made_by(following, f"{' '.join(told)} {question}", holder, moves)
+    return made_by(following, f"{' '.join(sentences)} {question}", holder, moves)
 
 
 def telling(rng: Random, hard: float) -> Exercise:
@@ -581,11 +585,11 @@ def calling(rng: Random, hard: float) -> Exercise:
     made = replace(made_by(calling, question, "", right, arguments, result), tools=tools)
     if rng.random() < 0.6:
         return replace(made, call=call)
-    asked = (
+    before = (
         Message("assistant", "", calls=(call,)),
         Message("tool", str(result), call_id="call", name=right),
     )
-    return replace(made, before=asked, answer=str(result))
+    return replace(made, before=before, answer=str(result))
 
 
 SKILLS: dict[Callable[[Random, float], Exercise], float] = {

@@ -177,8 +177,8 @@ class DefaultModel(WarmStart, ModelSource):
                 screen.note(line)
                 return
             checks += 1
-            most = math.ceil(self.max_steps / self.check_every) - checks
-            screen.note(f"{line}  at most {clock((spoken - began) / checks * most)} left")
+            checks_left = math.ceil(self.max_steps / self.check_every) - checks
+            screen.note(f"{line}  at most {clock((spoken - began) / checks * checks_left)} left")
 
         def updated(steps: int) -> None:
             nonlocal spoken
@@ -228,9 +228,9 @@ class DefaultModel(WarmStart, ModelSource):
             )
 
     def _line(self, check: WarmStartCheck, settle: int) -> str:
-        about = "about " if check.rough else ""
+        qualifier = "about " if check.rough else ""
         loss = "" if check.loss is None else f"  loss {check.loss:.3f}"
-        line = f"warm start: {check.steps} updates{loss}  dev {about}{check.accuracy:.1%}"
+        line = f"warm start: {check.steps} updates{loss}  dev {qualifier}{check.accuracy:.1%}"
         if check.accuracy > self.target[1] and check.steps == 0:
             return f"{line}  above the target: stays as it is"
         if check.accuracy > self.target[1]:

@@ -79,9 +79,9 @@ class TokenizerFormat:
         """*native*: the chat template writes calls in the format *form*, too."""
         self.form, self.native, self._tokenizer = form, native, tokenizer
 
-    def parse(self, text: str, *, tools: Sequence[ToolSpec] = (), **about: Any) -> Turn:
+    def parse(self, text: str, *, tools: Sequence[ToolSpec] = (), **turn_fields: Any) -> Turn:
         """`TextFormat.parse`."""
-        return self.form.parse(text, tools=tools, **about)
+        return self.form.parse(text, tools=tools, **turn_fields)
 
     def messages(
         self, given: Sequence[Message], tools: Sequence[ToolSpec]
@@ -202,15 +202,19 @@ class TokenizerFormat:
             replace(t, description=literal(t.description), parameters=literal(dict(t.parameters)))
             for t in tools
         ]
-        about = self.form.describe(safe)
+        description = self.form.describe(safe)
         role: Literal["system", "user"] = "system" if self.treatment.system else "user"
-        at = next((i for i, m in enumerate(prepared) if m.role == role), -1)
-        if at < 0:
-            prepared.insert(0, Message(role, about))
+        index = next((i for i, m in enumerate(prepared) if m.role == role), -1)
+        if index < 0:
+            prepared.insert(0, Message(role, description))
         elif role == "system":
-            prepared[at] = replace(prepared[at], content=f"{prepared[at].content}\n\n{about}")
+            prepared[index] = replace(
+                prepared[index], content=f"{prepared[index].content}\n\n{description}"
+            )
         else:
-            prepared[at] = replace(prepared[at], content=f"{about}\n\n{prepared[at].content}")
+            prepared[index] = replace(
+                prepared[index], content=f"{description}\n\n{prepared[index].content}"
+            )
 
     def continuation(
         self, messages: Sequence[Message], turn: int, tools: Sequence[ToolSpec], last: int
@@ -284,12 +288,12 @@ def _probed(tokenizer: HFTokenizer, form: TextFormat, *, native: bool) -> Treatm
             rendered = tokenizer.apply_template(messages, [PROBE] if native else ())
         except Exception:  # noqa: BLE001 - a template raises its own refusals and any error of Python's
             return False
-        at = 0
+        offset = 0
         for text in texts:
-            at = rendered.find(text, at)
-            if at < 0:
+            offset = rendered.find(text, offset)
+            if offset < 0:
                 return False
-            at += len(text)
+            offset += len(text)
         return not never or never not in rendered
 
     def data(calls: Sequence[ToolCall], results: Sequence[Message]) -> list[Message]:

@@ -48,10 +48,10 @@ class Harmony(ToolFormat):
         )
 
     def _type(self, tool: ToolSpec) -> str:
-        about = "".join(f"// {line}\n" for line in tool.description.splitlines())
+        comment = "".join(f"// {line}\n" for line in tool.description.splitlines())
         properties: Mapping[str, Any] = tool.parameters.get("properties") or {}
         if not properties:
-            return f"{about}type {tool.name} = () => any;"
+            return f"{comment}type {tool.name} = () => any;"
         required = tool.parameters.get("required") or ()
         lines = []
         for name, schema in properties.items():
@@ -60,7 +60,7 @@ class Harmony(ToolFormat):
             optional = "" if name in required else "?"
             lines.append(f"{name}{optional}: {self._kind(schema, tool.parameters)},")
         body = "\n".join(lines)
-        return f"{about}type {tool.name} = (_: {{\n{body}\n}}) => any;"
+        return f"{comment}type {tool.name} = (_: {{\n{body}\n}}) => any;"
 
     def _kind(self, schema: Any, root: Mapping[str, Any]) -> str:
         if isinstance(schema, Mapping) and schema.get("enum"):
@@ -89,27 +89,27 @@ class Harmony(ToolFormat):
         return "", text
 
     def _scan(self, text: str, found: Found) -> None:
-        at = 0
-        while at < len(text) and not found.full:
-            start = at
-            message = self.MESSAGE.search(text, at)
+        position = 0
+        while position < len(text) and not found.full:
+            start = position
+            message = self.MESSAGE.search(text, position)
             if message is None or message[0] != "<|message|>":
                 return  # no header: the rest is text
-            header, body = text[at : message.start()], message.end()
+            header, body = text[position : message.start()], message.end()
             to, channel = self.TO.search(header), self.CHANNEL.search(header)
             if to and to[1] != "assistant" and found.specs:
-                at = self._call(text, (start, body), to[1].removeprefix("functions."), found)
+                position = self._call(text, (start, body), to[1].removeprefix("functions."), found)
             else:
                 edge = self.EDGE.search(text, body)
-                end, at = edge.span() if edge else (len(text), len(text))
+                end, position = edge.span() if edge else (len(text), len(text))
                 if edge and edge[0] == "<|start|>":
-                    at = edge.start()
+                    position = edge.start()
                 if channel and channel[1] == "analysis":
                     found.thoughts.append(text[body:end].strip())
-                    found.hide((start, at))
+                    found.hide((start, position))
                 else:
                     found.hide((start, body))
-                    found.hide((end, at))
+                    found.hide((end, position))
 
     def _call(self, text: str, head: tuple[int, int], name: str, found: Found) -> int:
         start, body = head
@@ -121,9 +121,11 @@ class Harmony(ToolFormat):
             found.fault(str(e), (start, end), name)
             return end
         edge = self.EDGE.search(text, end)
-        at = len(text) if edge is None else edge.start() if edge[0] == "<|start|>" else edge.end()
-        if text[end : edge.start() if edge else at].strip():
-            found.fault("not JSON: text follows the object", (start, at), name)
+        position = (
+            len(text) if edge is None else edge.start() if edge[0] == "<|start|>" else edge.end()
+        )
+        if text[end : edge.start() if edge else position].strip():
+            found.fault("not JSON: text follows the object", (start, position), name)
         else:
-            found.call(name, data, (start, at))
-        return at
+            found.call(name, data, (start, position))
+        return position

@@ -40,23 +40,23 @@ class Hermes(ToolFormat):
         return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
 
     def _scan(self, text: str, found: Found) -> None:
-        at = 0
-        while not found.full and (edge := self.EDGE.search(text, at)) is not None:
-            start, at = edge.span()
+        position = 0
+        while not found.full and (edge := self.EDGE.search(text, position)) is not None:
+            start, position = edge.span()
             if edge[0] != "<tool_call>":
                 continue  # a closing tag alone is text
             try:
-                data, end = read_json(text, at)
+                data, end = read_json(text, position)
             except ValueError as e:
-                at = end_of_body(self.EDGE, text, at, "</tool_call>")
-                found.fault(str(e), (start, at))
+                position = end_of_body(self.EDGE, text, position, "</tool_call>")
+                found.fault(str(e), (start, position))
                 continue
             after = end
-            at = end_of_body(self.EDGE, text, end, "</tool_call>")
-            if text[after:at].removesuffix("</tool_call>").strip():
-                found.fault("not JSON: text follows the object", (start, at))
+            position = end_of_body(self.EDGE, text, end, "</tool_call>")
+            if text[after:position].removesuffix("</tool_call>").strip():
+                found.fault("not JSON: text follows the object", (start, position))
             else:
-                named_call(data, found, (start, at), "arguments", "parameters")
+                named_call(data, found, (start, position), "arguments", "parameters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +89,15 @@ class LlamaJSON(ToolFormat):
         return "; ".join(to_json({"name": c.name, "parameters": dict(c.arguments)}) for c in calls)
 
     def _scan(self, text: str, found: Found) -> None:
-        start = at = len(text) - len(text.lstrip())
-        tagged = text.startswith(self.TAG, at)
+        start = position = len(text) - len(text.lstrip())
+        tagged = text.startswith(self.TAG, position)
         if tagged:
-            at += len(self.TAG)
-        elif not self.LOOKS.match(text, at):
+            position += len(self.TAG)
+        elif not self.LOOKS.match(text, position):
             return
         while not found.full:
             try:
-                data, end = read_json(text, at)
+                data, end = read_json(text, position)
             except ValueError as e:
                 found.fault(str(e), (start, len(text)))
                 break
@@ -109,7 +109,7 @@ class LlamaJSON(ToolFormat):
                 found.hide((start, end))
             if text[start:end].count(";") != 1 or not self.LOOKS.match(text, end):
                 break  # what follows is text
-            at = end
+            position = end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,12 +152,12 @@ class Mistral(ToolFormat):
     def _scan(self, text: str, found: Found) -> None:
         start = text.find(self.TOKEN)
         while start >= 0 and not found.full:
-            at = start + len(self.TOKEN)
-            name = self.NAME.match(text, at)
+            body = start + len(self.TOKEN)
+            name = self.NAME.match(text, body)
             try:
-                data, end = read_json(text, name.end() if name else at)
+                data, end = read_json(text, name.end() if name else body)
             except ValueError as e:
-                following = text.find(self.TOKEN, at)
+                following = text.find(self.TOKEN, body)
                 end = following if following >= 0 else len(text)
                 found.fault(str(e), (start, end), name[1] if name else "")
             else:
@@ -224,28 +224,28 @@ class DeepSeek(ToolFormat):
         )
 
     def _scan(self, text: str, found: Found) -> None:
-        at = 0
-        while not found.full and (edge := self.EDGE.search(text, at)) is not None:
-            start, at = edge.span()
+        position = 0
+        while not found.full and (edge := self.EDGE.search(text, position)) is not None:
+            start, position = edge.span()
             if edge[0] != self.CALL:
-                found.hide((start, at))
+                found.hide((start, position))
                 continue
-            head = self.V3.match(text, at) or self.V31.match(text, at)
+            head = self.V3.match(text, position) or self.V31.match(text, position)
             if head is None:
-                at = end_of_body(self.EDGE, text, at, self.CALL_END)
+                position = end_of_body(self.EDGE, text, position, self.CALL_END)
                 found.fault(
                     "expected the name of a function after the token that begins a call",
-                    (start, at),
+                    (start, position),
                 )
                 continue
             try:
                 data, end = read_json(text, head.end())
             except ValueError as e:
-                at = end_of_body(self.EDGE, text, at, self.CALL_END)
-                found.fault(str(e), (start, at), head[1])
+                position = end_of_body(self.EDGE, text, position, self.CALL_END)
+                found.fault(str(e), (start, position), head[1])
                 continue
-            at = end_of_body(self.EDGE, text, end, self.CALL_END)
-            if text[end:at].removesuffix(self.CALL_END).strip() not in ("", "```"):
-                found.fault("not JSON: text follows the object", (start, at), head[1])
+            position = end_of_body(self.EDGE, text, end, self.CALL_END)
+            if text[end:position].removesuffix(self.CALL_END).strip() not in ("", "```"):
+                found.fault("not JSON: text follows the object", (start, position), head[1])
             else:
-                found.call(head[1].strip(), data, (start, at))
+                found.call(head[1].strip(), data, (start, position))

@@ -79,10 +79,10 @@ class Pythonic(ToolFormat):
 
     def _scan(self, text: str, found: Found) -> None:
         start = len(text) - len(text.lstrip())
-        at = start + len(self.START) if text.startswith(self.START, start) else start
-        if at == start and not self.LOOKS.match(text, at):
+        body_start = start + len(self.START) if text.startswith(self.START, start) else start
+        if body_start == start and not self.LOOKS.match(text, body_start):
             return
-        body = text[at:].rstrip().removesuffix(self.END)
+        body = text[body_start:].rstrip().removesuffix(self.END)
         try:
             calls = _read(body)
         except ValueError as e:

@@ -121,7 +121,7 @@ def _case(
     """Hold a conversation; text stands for a turn that the policy sampled."""
     conversation = Conversation(tokenizer, tools)
     messages: list[Message] = []
-    held: list[int] = []
+    expected: list[int] = []
     begins: list[int] = []
     try:
         for turn in turns:
@@ -131,15 +131,15 @@ def _case(
                 if turn is not turns[-1]:
                     continue
             ids = conversation.prompt_ids()
-            if held and ids[: len(held)] != held:
-                begins.append(_message_at(tokenizer, held, ids, messages))
+            if expected and ids[: len(expected)] != expected:
+                begins.append(_message_at(tokenizer, expected, ids, messages))
             if isinstance(turn, str):
-                said = tokenizer.encode(turn)
-                if said[-1] not in tokenizer.stop_ids:  # as the last token of a call may be
-                    said += _end_of_turn(tokenizer)
-                conversation.add_sampled(_sampled(said, said[-1:]))
+                turn_ids = tokenizer.encode(turn)
+                if turn_ids[-1] not in tokenizer.stop_ids:  # as the last token of a call may be
+                    turn_ids += _end_of_turn(tokenizer)
+                conversation.add_sampled(_sampled(turn_ids, turn_ids[-1:]))
                 messages.append(Message("assistant", turn))
-                held = [*ids, *said]
+                expected = [*ids, *turn_ids]
     except UsageError as e:
         return TemplateCase(name=name, outcome="refuses", detail=str(e))
     return TemplateCase(
@@ -177,11 +177,11 @@ def _message_at(
         (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b),
         min(len(old), len(new)),
     )
-    before, at = tokenizer.decode(new[:shared]), 0
+    before, offset = tokenizer.decode(new[:shared]), 0
     for i, message in enumerate(messages):
         text = message.content.rpartition("</think>")[2].strip()
-        place = before.find(text, at)
+        place = before.find(text, offset)
         if place < 0:
             return i
-        at = place + len(text)
+        offset = place + len(text)
     return len(messages) - 1

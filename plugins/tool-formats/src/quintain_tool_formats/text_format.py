@@ -52,23 +52,23 @@ class TextFormat(ABC):
             (sum(map(len, g)) for g in cls.MARKS if all(m in template for m in g)), default=0
         )
 
-    def parse(self, text: str, *, tools: Sequence[ToolSpec] = (), **about: Any) -> Turn:
+    def parse(self, text: str, *, tools: Sequence[ToolSpec] = (), **turn_fields: Any) -> Turn:
         """Split a sampled *text* into thought, reply and, if *tools* are offered, calls. Raises
         nothing.
 
         A call that cannot be read, or whose arguments do not fit the schema of its tool, has an
-        ``error`` with the reason. Calls within a thought are text. *about* are the other fields of
-        the turn; with ``finish="length"`` a call without its end was cut off. Time is linear in the
-        length of *text*.
+        ``error`` with the reason. Calls within a thought are text. *turn_fields* are the other
+        fields of the turn; with ``finish="length"`` a call without its end was cut off. Time is
+        linear in the length of *text*.
         """
-        return self.read(text, tools=tools, **about)[0]
+        return self.read(text, tools=tools, **turn_fields)[0]
 
     def read(
-        self, text: str, *, tools: Sequence[ToolSpec] = (), **about: Any
+        self, text: str, *, tools: Sequence[ToolSpec] = (), **turn_fields: Any
     ) -> tuple[Turn, list[str]]:
         """Return what `parse` returns, and the text of each call."""
         reasoning, rest = self._thought(text)
-        found = Found(rest, tools, cut=about.get("finish") == "length")
+        found = Found(rest, tools, cut=turn_fields.get("finish") == "length")
         if tools or self.CHANNELS:
             self._scan(rest, found)
         reasoning = "\n\n".join(filter(None, [reasoning, *found.thoughts]))
@@ -77,7 +77,7 @@ class TextFormat(ABC):
             reply=found.reply().strip(),
             reasoning=reasoning,
             calls=tuple(found.calls),
-            **about,
+            **turn_fields,
         )
         return turn, [rest[start:end] for start, end in found.places]
 
@@ -181,11 +181,11 @@ class Found:
         self._spans.append(span)
 
     def reply(self) -> str:
-        parts, at = [], 0
+        parts, position = [], 0
         for start, end in sorted(self._spans):
-            parts.append(self._text[at:start])
-            at = max(at, end)
-        return "".join([*parts, self._text[at:]])
+            parts.append(self._text[position:start])
+            position = max(position, end)
+        return "".join([*parts, self._text[position:]])
 
     def _add(self, name: str, arguments: Any, error: str, span: tuple[int, int], id_: Any) -> None:
         self.hide(span)
@@ -194,9 +194,11 @@ class Found:
         if len(self.calls) == CALL_LIMIT:
             name, arguments, error, id_ = "", {}, f"more than {CALL_LIMIT} calls in one turn", None
             self.hide((span[0], len(self._text)))
-        own = id_ if isinstance(id_, str) and 0 < len(id_) <= NAME_LIMIT and _clean(id_) else ""
+        valid_id = (
+            id_ if isinstance(id_, str) and 0 < len(id_) <= NAME_LIMIT and _clean(id_) else ""
+        )
         # nine letters and digits, as Mistral's template demands
-        id_ = own or f"call{len(self.calls):05d}"
+        id_ = valid_id or f"call{len(self.calls):05d}"
         self.calls.append(
             ToolCall(name=name[:NAME_LIMIT], arguments=arguments, id=id_, error=error)
         )
@@ -233,11 +235,11 @@ def named_call(data: Any, found: Found, span: tuple[int, int], *keys: str) -> No
     )
 
 
-def end_of_body(edge: re.Pattern[str], text: str, at: int, closing: str) -> int:
+def end_of_body(edge: re.Pattern[str], text: str, position: int, closing: str) -> int:
     """Index where a body ends: after its closing tag, or before the next opening one, or at the end
     of the text.
     """
-    match = edge.search(text, at)
+    match = edge.search(text, position)
     if match is None:
         return len(text)
     return match.end() if match[0] == closing else match.start()

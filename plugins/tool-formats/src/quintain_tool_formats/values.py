@@ -32,19 +32,20 @@ def _no_constant(name: str) -> Any:
 DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
 
 
-def read_json(text: str, at: int = 0) -> tuple[Any, int]:
-    """Return the JSON value of *text* from *at*, leading blanks skipped, and the index after it.
+def read_json(text: str, position: int = 0) -> tuple[Any, int]:
+    """Return the JSON value of *text* from *position*, leading blanks skipped, and the index after
+    it.
 
     Raises:
         ValueError: no JSON, a repeated key, NaN, or nesting that is too deep; the message is a
             reason for the model.
     """
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
     try:
-        return DECODER.raw_decode(text, at)
+        return DECODER.raw_decode(text, position)
     except json.JSONDecodeError as e:
-        raise ValueError(f"not JSON: {e.msg} at character {max(0, e.pos - at)}") from e
+        raise ValueError(f"not JSON: {e.msg} at character {max(0, e.pos - position)}") from e
     except RecursionError:
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep") from None
 

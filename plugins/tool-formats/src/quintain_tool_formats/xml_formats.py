@@ -53,58 +53,65 @@ class Qwen3Coder(ToolFormat):
         return f"<tool_call>\n<function={call.name}>\n{''.join(arguments)}</function>\n</tool_call>"
 
     def _scan(self, text: str, found: Found) -> None:
-        at, start = 0, -1  # start: of an opening tag that has had no function yet
-        while not found.full and (edge := self.EDGE.search(text, at)) is not None:
-            at = edge.end()
+        position, start = 0, -1  # start: of an opening tag that has had no function yet
+        while not found.full and (edge := self.EDGE.search(text, position)) is not None:
+            position = edge.end()
             if edge[0] == "<tool_call>":
                 if start >= 0:
                     found.fault("no function between two opening tags", (start, edge.start()))
                 start = edge.start()
             elif edge[0] == "</tool_call>":
                 if start >= 0:
-                    found.fault("expected <function=NAME> in the call", (start, at))
+                    found.fault("expected <function=NAME> in the call", (start, position))
                     start = -1
             else:
-                at = self._function(text, start if start >= 0 else edge.start(), at, found)
+                position = self._function(
+                    text, start if start >= 0 else edge.start(), position, found
+                )
                 start = -1
         if start >= 0:
             found.fault("expected <function=NAME> in the call", (start, len(text)))
 
-    def _function(self, text: str, start: int, at: int, found: Found) -> int:
-        """Read the function whose name begins *at*; the index after it."""
-        head = self.HEAD.match(text, at)
+    def _function(self, text: str, start: int, position: int, found: Found) -> int:
+        """Read the function whose name begins at *position*; the index after it."""
+        head = self.HEAD.match(text, position)
         name = head[1] if head else ""
         try:
             if head is None:
                 raise _Unreadable("expected a name and > after <function=")
-            arguments, at = self._arguments(text, head.end(), found.specs.get(name))
+            arguments, position = self._arguments(text, head.end(), found.specs.get(name))
         except _Unreadable as e:
-            end = end_of_body(self.EDGE, text, at, "</tool_call>")
+            end = end_of_body(self.EDGE, text, position, "</tool_call>")
             found.fault(str(e), (start, end), name)
             return end
-        closing = self.EDGE.search(text, at)
+        closing = self.EDGE.search(text, position)
         end = (
             closing.end()
-            if closing and closing[0] == "</tool_call>" and not text[at : closing.start()].strip()
-            else at
+            if closing
+            and closing[0] == "</tool_call>"
+            and not text[position : closing.start()].strip()
+            else position
         )
         found.call(name, arguments, (start, end))
         return end
 
-    def _arguments(self, text: str, at: int, spec: ToolSpec | None) -> tuple[dict[str, Any], int]:
+    def _arguments(
+        self, text: str, position: int, spec: ToolSpec | None
+    ) -> tuple[dict[str, Any], int]:
         arguments: dict[str, Any] = {}
-        while (parameter := self.PARAMETER.match(text, at)) is not None:
+        while (parameter := self.PARAMETER.match(text, position)) is not None:
             end = text.find("</parameter>", parameter.end())
             if end < 0:
                 raise _Unreadable(f"parameter {quoted(parameter[1])} is not closed")
             value = text[parameter.end() : end].removeprefix("\n").removesuffix("\n")
             _add(arguments, parameter[1], value, spec)
-            at = _skip(text, end + len("</parameter>"))
-        if not text.startswith("</function>", at):
+            position = _skip(text, end + len("</parameter>"))
+        if not text.startswith("</function>", position):
             raise _Unreadable(
-                f"expected <parameter=KEY> or </function>, got {quoted(text[at : at + 40])}"
+                f"expected <parameter=KEY> or </function>, got "
+                f"{quoted(text[position : position + 40])}"
             )
-        return arguments, at + len("</function>")
+        return arguments, position + len("</function>")
 
 
 def _add(arguments: dict[str, Any], key: str, text: str, spec: ToolSpec | None) -> None:
@@ -116,11 +123,11 @@ def _add(arguments: dict[str, Any], key: str, text: str, spec: ToolSpec | None) 
         raise _Unreadable(str(e)) from None
 
 
-def _skip(text: str, at: int) -> int:
-    """Return the index of the first character from *at* that is no blank."""
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
+def _skip(text: str, position: int) -> int:
+    """Return the index of the first character from *position* that is no blank."""
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,41 +159,41 @@ class GLM(ToolFormat):
         return "\n".join(texts)
 
     def _scan(self, text: str, found: Found) -> None:
-        at = 0
-        while not found.full and (edge := self.EDGE.search(text, at)) is not None:
-            start, at = edge.span()
+        position = 0
+        while not found.full and (edge := self.EDGE.search(text, position)) is not None:
+            start, position = edge.span()
             if edge[0] != "<tool_call>":
                 continue
-            head = self.NAME.match(text, at)
+            head = self.NAME.match(text, position)
             try:
                 if head is None:
                     raise _Unreadable("expected the name of a tool after <tool_call>")
-                arguments, at = self._arguments(
+                arguments, position = self._arguments(
                     text, head.end(), found.specs.get(head[1]), cut=found.cut
                 )
             except _Unreadable as e:
-                at = end_of_body(self.EDGE, text, at, "</tool_call>")
-                found.fault(str(e), (start, at), head[1] if head else "")
+                position = end_of_body(self.EDGE, text, position, "</tool_call>")
+                found.fault(str(e), (start, position), head[1] if head else "")
             else:
-                found.call(head[1], arguments, (start, at))
+                found.call(head[1], arguments, (start, position))
 
     def _arguments(
-        self, text: str, at: int, spec: ToolSpec | None, *, cut: bool
+        self, text: str, position: int, spec: ToolSpec | None, *, cut: bool
     ) -> tuple[dict[str, Any], int]:
         arguments: dict[str, Any] = {}
-        while (key := self.KEY.match(text, at)) is not None:
+        while (key := self.KEY.match(text, position)) is not None:
             end = text.find("</arg_value>", key.end())
             if end < 0:
                 raise _Unreadable(f"the value of {quoted(key[1])} is not closed")
             _add(arguments, key[1], text[key.end() : end], spec)
-            at = _skip(text, end + len("</arg_value>"))
-        if text.startswith("</tool_call>", at):
-            return arguments, at + len("</tool_call>")
-        if at < len(text) or cut:
+            position = _skip(text, end + len("</arg_value>"))
+        if text.startswith("</tool_call>", position):
+            return arguments, position + len("</tool_call>")
+        if position < len(text) or cut:
             raise _Unreadable(
-                f"expected <arg_key> or </tool_call>, got {quoted(text[at : at + 40])}"
+                f"expected <arg_key> or </tool_call>, got {quoted(text[position : position + 40])}"
             )
-        return arguments, at
+        return arguments, position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,8 +218,10 @@ class Tags(ToolFormat):
         for tool in tools:
             key = _only(tool)
             inside = key or "JSON object of arguments"
-            about = "" if key else f" Its parameters: {as_text(dict(tool.parameters))}"
-            lines.append(f"<{tool.name}>{inside}</{tool.name}>: {tool.description}{about}".rstrip())
+            parameters = "" if key else f" Its parameters: {as_text(dict(tool.parameters))}"
+            lines.append(
+                f"<{tool.name}>{inside}</{tool.name}>: {tool.description}{parameters}".rstrip()
+            )
         listing = "\n".join(lines)
         return (
             f"You may call these tools by writing their tags:\n{listing}\n"
@@ -234,12 +243,12 @@ class Tags(ToolFormat):
 
     def _scan(self, text: str, found: Found) -> None:
         names = "|".join(map(re.escape, sorted(found.specs, key=len, reverse=True)))
-        opening, at = re.compile(f"<({names})>"), 0
-        while not found.full and (edge := opening.search(text, at)) is not None:
+        opening, position = re.compile(f"<({names})>"), 0
+        while not found.full and (edge := opening.search(text, position)) is not None:
             spec, closing = found.specs[edge[1]], f"</{edge[1]}>"
             end = text.find(closing, edge.end())
-            at = end + len(closing) if end >= 0 else len(text)
-            span, body = (edge.start(), at), text[edge.end() : end if end >= 0 else at]
+            position = end + len(closing) if end >= 0 else len(text)
+            span, body = (edge.start(), position), text[edge.end() : end if end >= 0 else position]
             if end < 0 and found.cut:
                 found.fault(f"cut off before {closing}", span, edge[1])
                 continue

@@ -172,13 +172,13 @@ class Played:
                     f"the {test.split} split has {len(tasks)} tasks; choose one of 1 to "
                     f"{len(tasks)}"
                 )
-            about: dict[str, Any] = {
+            settings: dict[str, Any] = {
                 "split": test.split,
                 "services": services,
                 "name": self.spec.name,
             }
             result = await evaluate(
-                environment, engine, tasks=[tasks[-1]], sampling=sampling, **about
+                environment, engine, tasks=[tasks[-1]], sampling=sampling, **settings
             )
         return result.rollouts[0]
 

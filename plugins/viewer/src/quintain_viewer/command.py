@@ -200,7 +200,7 @@ def spread(found: Chosen, limit: int) -> Chosen:
     If not even one step fits, its first *limit* rollouts.
     """
     for count in range(len(found), 0, -1):
-        at = sorted({round(i * (len(found) - 1) / max(1, count - 1)) for i in range(count)})
-        if sum(len(found[i][2]) for i in at) <= limit:
-            return [found[i] for i in at]
+        positions = sorted({round(i * (len(found) - 1) / max(1, count - 1)) for i in range(count)})
+        if sum(len(found[i][2]) for i in positions) <= limit:
+            return [found[i] for i in positions]
     return newest(found, limit)

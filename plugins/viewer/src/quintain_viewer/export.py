@@ -87,7 +87,7 @@ def export(
     if merge is not None:
         check_adapters(merge)
     path, system = model_named(run, folder)
-    about = write(
+    report = write(
         path,
         out,
         dtype=DTYPES[dtype] if dtype else None,
@@ -95,17 +95,17 @@ def export(
         origin=Origin.of(path, system),
     )
     if push is not None:
-        about["url"] = upload(out, push, private=not public)
+        report["url"] = upload(out, push, private=not public)
     if as_json:
-        click.echo(json.dumps(about))
+        click.echo(json.dumps(report))
         return
     size = (
-        f"{about['parameters'] / 1e6:,.1f}M parameters, {about['dtype']}, "
-        f"{about['bytes'] / 1e6:,.0f} MB"
+        f"{report['parameters'] / 1e6:,.1f}M parameters, {report['dtype']}, "
+        f"{report['bytes'] / 1e6:,.0f} MB"
     )
     click.echo(f"wrote {out}: {size}; README.md is its model card")
     if push is not None:
-        click.echo(f"uploaded to {about['url']}")
+        click.echo(f"uploaded to {report['url']}")
 
 
 def check_out(out: Path) -> None:
@@ -174,7 +174,7 @@ def write(
         module = merge_adapters(module, merge).to(getattr(torch, dtype or "float32"))
     parameters = list(module.parameters())
     needed = sum(p.numel() * p.element_size() for p in parameters)
-    about = {
+    report = {
         "folder": str(out),
         "parameters": model.parameters,
         "dtype": str(parameters[0].dtype).removeprefix("torch."),
@@ -191,7 +191,7 @@ def write(
         generation.stop_strings = list(model.tokenizer.stops) or None
     text = card(
         out.absolute().name,
-        about,
+        report,
         origin,
         template=model.tokenizer.has_template,
         arguments=arguments,
@@ -210,7 +210,7 @@ def write(
             os.replace(beside, out)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-    return about
+    return report
 
 
 def save(module: Any, tokenizer: Any, folder: Path) -> None:

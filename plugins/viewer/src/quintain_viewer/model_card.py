@@ -83,7 +83,7 @@ class Origin:
 
 def card(
     name: str,
-    about: Mapping[str, Any],
+    report: Mapping[str, Any],
     origin: Origin,
     *,
     template: bool,
@@ -94,7 +94,7 @@ def card(
 
     Args:
         name: of the exported folder.
-        about: what was written: dtype, parameters, adapters.
+        report: what was written: dtype, parameters, adapters.
         template: whether the model has a chat template.
         arguments: defaults that the export gave it.
         history: `model.history`, as saved with the model; empty if it was never set.
@@ -108,7 +108,7 @@ def card(
     head += ["tags:", *(f"- {tag}" for tag in tags)]
     parts = [
         "\n".join(["---", *head, "---"]),
-        f"# {name}\n\n{summary_of(about, origin)}",
+        f"# {name}\n\n{summary_of(report, origin)}",
         *results(origin),
         usage(name, origin, template, arguments, history),
         *recipe_of(origin),
@@ -125,11 +125,11 @@ def source_of(origin: Origin) -> bool:
         return False
 
 
-def summary_of(about: Mapping[str, Any], origin: Origin) -> str:
+def summary_of(report: Mapping[str, Any], origin: Origin) -> str:
     """Return what the model is, in two sentences."""
     base = "Quintain's default model" if source_of(origin) else f"`{origin.base}`"
-    size = f"{about['parameters']:,} parameters in {about['dtype']}."
-    adapters = f", with the adapters `{about['adapters']}`" if about["adapters"] else ""
+    size = f"{report['parameters']:,} parameters in {report['dtype']}."
+    adapters = f", with the adapters `{report['adapters']}`" if report["adapters"] else ""
     if origin.recipe is None:
         return f"{base}{adapters}. {size}"
     environments = ", ".join(f"`{table.label}`" for table in origin.recipe.environments)

@@ -116,12 +116,12 @@ def run_info(path: Path) -> RunInfo:
         )
     except Exception as e:  # noqa: BLE001 - anybody may have edited the files: what they raise concerns this row alone
         fault = str(e) if isinstance(e, QuintainError) else f"{type(e).__name__}: {e}"
-        about: dict[str, Any] = {
+        details: dict[str, Any] = {
             "started": started,
             "changed": changed,
             "fault": fault.split("\n")[0],
         }
-        return RunInfo(name=path.name, path=path, state=state, **about)
+        return RunInfo(name=path.name, path=path, state=state, **details)
 
 
 def _held_out(

@@ -251,7 +251,7 @@ def token_rows(
     rest = iter(advantages or ())
     paths: list[list[tuple[Any, ...]]] = []
     for branch in record["transcripts"].get(player, {}).get("branches", ()):
-        own = [
+        branch_rows = [
             (token, source, logp, version, next(rest, None))
             if source == POLICY
             else (token, source, None, None, None)
@@ -260,7 +260,8 @@ def token_rows(
             )
         ]
         paths.append(
-            (paths[branch["parent"]][: branch["fork"]] if branch["parent"] >= 0 else []) + own
+            (paths[branch["parent"]][: branch["fork"]] if branch["parent"] >= 0 else [])
+            + branch_rows
         )
     return paths[-1] if paths else []
 

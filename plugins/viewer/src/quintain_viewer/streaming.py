@@ -25,10 +25,10 @@ async def stream(
     Raises:
         LimitReached: *ids* leave no room in the context.
     """
-    decode, most = engine.tokenizer.decode, sampling.max_tokens
+    decode, limit = engine.tokenizer.decode, sampling.max_tokens
     taken, shown = Sampled(ids=(), logps=(), versions=(), finish="length"), 0
-    while taken.finish == "length" and (most is None or len(taken.ids) < most):
-        count = PIECE if most is None else min(PIECE, most - len(taken.ids))
+    while taken.finish == "length" and (limit is None or len(taken.ids) < limit):
+        count = PIECE if limit is None else min(PIECE, limit - len(taken.ids))
         seed = None if sampling.seed is None else derived_seed(sampling.seed, len(taken.ids))
         try:
             piece = await engine.sample(
@@ -42,15 +42,15 @@ async def stream(
         text = decode(taken.ids[:-1] if isinstance(taken.stop, int) else taken.ids)
         if isinstance(taken.stop, str):
             text = text[: text.rfind(taken.stop)]
-        held = 0
+        withheld = 0
         # the rest may be the beginning of a stop string, or half a character
         if taken.finish == "length":
-            held = (
+            withheld = (
                 max(map(len, sampling.stop), default=1)
                 - 1
                 + (len(text) - len(text.rstrip("\ufffd")))
             )
-        end = max(shown, len(text) - held)
+        end = max(shown, len(text) - withheld)
         show(text[shown:end])
         shown = end
     text = decode(taken.ids) if taken.finish == "length" else ""
