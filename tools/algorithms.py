@@ -118,18 +118,18 @@ def algorithms() -> dict[str, tuple[str, Algorithm]]:
     """All algorithms of the workspace by name, each with its distribution; those of core come
     first.
     """
-    held = {name: ("quintain", algorithm) for name, algorithm in ALGORITHMS.items()}
+    by_name = {name: ("quintain", algorithm) for name, algorithm in ALGORITHMS.items()}
     members = [
         tomllib.loads(p.read_text())["project"]["name"]
         for p in sorted(ROOT.glob("plugins/*/pyproject.toml"))
     ]
     for component in sorted(discover(), key=lambda c: (c.distribution, c.name)):
         if component.kind == "algorithm" and component.distribution in members:
-            held[component.name] = (
+            by_name[component.name] = (
                 component.distribution,
                 Registry([component]).resolve(component),
             )
-    return held
+    return by_name
 
 
 def pieces() -> dict[str, tuple[str, Piece]]:
@@ -137,14 +137,14 @@ def pieces() -> dict[str, tuple[str, Piece]]:
     first.
     """
     packages = {owner.replace("-", "_"): owner for owner, _ in algorithms().values()}
-    held = {
+    by_name = {
         f"{piece.kind}.{piece.name}": (packages[package], piece)
         for piece in every_piece()
         if (package := piece.function.__module__.partition(".")[0]) in packages
     }
     owners = list(packages.values())
     return dict(
-        sorted(held.items(), key=lambda x: (KINDS.index(x[1][1].kind), owners.index(x[1][0])))
+        sorted(by_name.items(), key=lambda x: (KINDS.index(x[1][1].kind), owners.index(x[1][0])))
     )
 
 
@@ -279,13 +279,13 @@ def choices() -> Iterator[str]:
 def what_else(algorithm: Algorithm) -> Iterator[str]:
     """Settings without a column of their own that differ from their defaults."""
     usual = {key: _default(key) for key in PHRASES}
-    own = _flat(settings(algorithm))
+    values = _flat(settings(algorithm))
     for key in PHRASES:
         if (
             key not in ("ratio_to", "epochs", "minibatches", "plan.resample")
-            and own[key] != usual[key]
+            and values[key] != usual[key]
         ):
-            yield phrase(key, own[key])
+            yield phrase(key, values[key])
 
 
 def apart() -> Iterator[str]:
@@ -352,13 +352,13 @@ def ratio(algorithm: Algorithm) -> str:
     ids = torch.tensor([0, 0, 1])
     logp = torch.tensor([-0.1, -0.2, -0.3], dtype=torch.float64)
     wide = logp[:, None] - torch.ones(3, 4, dtype=torch.float64)
-    told: dict[str, Tensor] = dict.fromkeys(("entropy", "square", "mean_logp"), logp)
+    statistics: dict[str, Tensor] = dict.fromkeys(("entropy", "square", "mean_logp"), logp)
     algorithm.objective(
         Watched(
             logp=logp, mu_logp=logp, prox_logp=logp, ref_logp=logp, advantage=logp, entropy=logp,
             sample=ids,
             group=torch.tensor([0, 0]), ratio_to=algorithm.ratio_to,
-            statistics=told | {"top_logp": wide, "prox_top_logp": wide},
+            statistics=statistics | {"top_logp": wide, "prox_top_logp": wide},
         )
     )  # fmt: skip
     over = {
@@ -383,21 +383,21 @@ class Watched(LossInputs):
 
 
 def _group_filter(algorithm: Algorithm) -> str:
-    told = piece_words(algorithm.group_filter, only=algorithm.group_filter.args)
+    text = piece_words(algorithm.group_filter, only=algorithm.group_filter.args)
     return (
-        told
+        text
         if algorithm.plan.resample == "none"
-        else f"{told}, {phrase('plan.resample', algorithm.plan.resample)}"
+        else f"{text}, {phrase('plan.resample', algorithm.plan.resample)}"
     )
 
 
 def _updates(algorithm: Algorithm) -> str:
-    told = (
+    text = (
         "1"
         if algorithm.updates == 1
         else f"{counted(algorithm.epochs, 'epoch')} of {counted(algorithm.minibatches, 'minibatch')}"
     )
-    return f"{told}, {piece_words(algorithm.optimizer_step)}" if algorithm.optimizer_step else told
+    return f"{text}, {piece_words(algorithm.optimizer_step)}" if algorithm.optimizer_step else text
 
 
 def _default(key: str) -> Any:

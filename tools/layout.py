@@ -443,9 +443,10 @@ def over_budget(name: str, modules: Iterable[Module], limit: int) -> list[str]:
         sizes[module.folder] += module.tokens
     if sizes.total() <= limit:
         return []
-    (folder, most), *_ = sizes.most_common(1)
+    (folder, largest), *_ = sizes.most_common(1)
     return [
-        f"{name} has {sizes.total():,} tokens of {limit:,}; {folder} has most of them ({most:,}): "
+        f"{name} has {sizes.total():,} tokens of {limit:,}; {folder} has most of them "
+        f"({largest:,}): "
         "move a part that no step needs into a plugin (docs/write-a-plugin.md), or raise the "
         "limit with a reason in docs/decisions"
     ]
@@ -541,10 +542,10 @@ def private_attributes(checkout: Checkout) -> list[str]:
     members = {module.member for module in checkout.installed.values()}
     for module in checkout.installed.values():
         meaning = meanings(module)
-        own = own_attributes(module)
+        defined = own_attributes(module)
         for node in module.nodes:
             value, name = attribute(node)
-            if value is None or not private(name) or name in own or name in NAMED_TUPLE:
+            if value is None or not private(name) or name in defined or name in NAMED_TUPLE:
                 continue
             first = dotted(value).partition(".")[0]
             of_library = first in meaning and meaning[first].partition(".")[0] not in members

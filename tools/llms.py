@@ -46,7 +46,7 @@ def render() -> str:
         name = "Optional" if title == "Contributors" else title  # the name for what may be left out
         parts.append(
             f"## {name}\n\n"
-            + "\n".join(f"- [{_title(file)}](docs/{file}): {about}" for file, about in rows)
+            + "\n".join(f"- [{_title(file)}](docs/{file}): {line}" for file, line in rows)
         )
     return "\n\n".join(parts) + "\n"
 

@@ -23,12 +23,12 @@ def main(name: str, *folders: str) -> None:
     def paint(figure: Any) -> None:
         left, right = figure.subplots(1, 2)
         for colour, (run, rows) in zip(COLOURS, records.items(), strict=False):
-            held = [
+            points = [
                 (row["step"], row["held_out.accuracy"])
                 for row in rows
                 if "held_out.accuracy" in row
             ]
-            left.plot(*zip(*held, strict=True), color=colour, marker="o", markersize=3, label=run)
+            left.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=run)
             reward = [(row["step"], row["reward.mean"]) for row in rows if "reward.mean" in row]
             right.plot(*zip(*reward, strict=True), color=colour)
         left.set_title("held-out accuracy (dev)")

@@ -64,10 +64,10 @@ def manifest(member: Path) -> Manifest:
 def render(root: Path = ROOT) -> dict[Path, str]:
     """Return the text of each file that names the members, under the file's path."""
     found = members(root)
-    about = [project(member)["project"] for member in found]
-    names = sorted(row["name"] for row in about[1:])
+    projects = [project(member)["project"] for member in found]
+    names = sorted(row["name"] for row in projects[1:])
     paths = [f"./{member.relative_to(root).as_posix()}" for member in found[1:]]
-    rows = [f"| `{row['name']}` | {row['description']} |" for row in about]
+    rows = [f"| `{row['name']}` | {row['description']} |" for row in projects]
 
     pyproject = root / "pyproject.toml"
     text = _listed(
@@ -122,18 +122,18 @@ def _known(plugins: list[Path]) -> str:
 
 
 def _record(member: Path, root: Path) -> Iterator[str]:
-    about, told = project(member)["project"], manifest(member)
+    project_table, member_manifest = project(member)["project"], manifest(member)
     yield "[[plugin]]"
-    yield f"name = {json.dumps(about['name'])}"
-    yield f"summary = {json.dumps(about['description'])}"
+    yield f"name = {json.dumps(project_table['name'])}"
+    yield f"summary = {json.dumps(project_table['description'])}"
     yield f"source = {json.dumps(member.relative_to(root).as_posix())}"
-    yield f"api = {told.api}"
-    yield f"licence = {json.dumps(told.licence)}"
-    yield f"tags = {json.dumps(list(told.tags))}"
+    yield f"api = {member_manifest.api}"
+    yield f"licence = {json.dumps(member_manifest.licence)}"
+    yield f"tags = {json.dumps(list(member_manifest.tags))}"
     yield "provides = ["
     yield from (
         f"    {json.dumps(f'{kind}:{name}')},"
-        for kind, name in sorted((e.kind, e.name) for e in told.components)
+        for kind, name in sorted((e.kind, e.name) for e in member_manifest.components)
     )
     yield "]"
 

@@ -47,14 +47,20 @@ def totals(reward: Reward, rollouts: Iterable[Rollout[Any, Any]]) -> list[float]
 def lines(
     panel: Any,
     x: Sequence[float],
-    said: Sequence[Rollout[Any, Any]],
+    rollouts: Sequence[Rollout[Any, Any]],
     rewards: Mapping[str, Reward],
     style: str = "-",
 ) -> None:
-    """One line per reward; *x* has a number for each rollout of *said*."""
+    """One line per reward; *x* has a number for each of *rollouts*."""
     for colour, (label, reward) in zip(COLOURS, rewards.items(), strict=False):
         panel.plot(
-            x, totals(reward, said), style, label=label, linewidth=1.8, markersize=4, color=colour
+            x,
+            totals(reward, rollouts),
+            style,
+            label=label,
+            linewidth=1.8,
+            markersize=4,
+            color=colour,
         )
     if len(rewards) > 1:
         add_legend(panel)
@@ -90,20 +96,24 @@ def over_replies(reward: Reward, replies: Sequence[str]) -> Callable[[Any], None
 def repetition(panel: Any) -> None:
     sentence = " ".join(f"w{i}" for i in range(20))
     times = list(range(1, 13))
-    said = [rollout(TASK, " ".join([sentence] * n)) for n in times]
+    rollouts = [rollout(TASK, " ".join([sentence] * n)) for n in times]
     lines(
-        panel, times, said, {f"ngram={n}": shaping.repetition(ngram=n) for n in (3, 10, 40)}, "o-"
+        panel,
+        times,
+        rollouts,
+        {f"ngram={n}": shaping.repetition(ngram=n) for n in (3, 10, 40)},
+        "o-",
     )
     panel.set_xlabel("times that a sentence of 20 words is said")
 
 
 def language_consistency(panel: Any) -> None:
     english = list(range(21))
-    said = [rollout(TASK, f"<think>{'so ' * n}{'好' * (20 - n)}</think>4") for n in english]
+    rollouts = [rollout(TASK, f"<think>{'so ' * n}{'好' * (20 - n)}</think>4") for n in english]
     rewards = {
         f'script="{name}"': shaping.language_consistency(script=name) for name in ("han", "latin")
     }
-    lines(panel, english, said, rewards, "o-")
+    lines(panel, english, rollouts, rewards, "o-")
     panel.set_xticks(range(0, 21, 4))
     panel.set_xlabel("English words among 20 words, the others Chinese")
 
@@ -111,20 +121,20 @@ def language_consistency(panel: Any) -> None:
 def keyword(panel: Any) -> None:
     words = ("first", "then", "because", "so", "check")
     present = list(range(len(words) + 1))
-    said = [rollout(TASK, " ".join(words[:n])) for n in present]
+    rollouts = [rollout(TASK, " ".join(words[:n])) for n in present]
     rewards = {
         "all needed": shaping.keyword(words=words),
         "needed=2": shaping.keyword(words=words, needed=2),
     }
-    lines(panel, present, said, rewards, "o-")
+    lines(panel, present, rollouts, rewards, "o-")
     panel.set_xlabel("different keywords that appear, of 5")
 
 
 def mean_log_prob(panel: Any) -> None:
     probabilities = [math.exp(-6 * (1 - i / 200)) for i in range(201)]
-    said = [of_probability(p) for p in probabilities]
+    rollouts = [of_probability(p) for p in probabilities]
     rewards = {f"floor={floor:g}": shaping.mean_log_prob(floor=floor) for floor in (-10.0, -3.0)}
-    lines(panel, probabilities, said, rewards)
+    lines(panel, probabilities, rollouts, rewards)
     panel.set_xlabel("probability of each token (geometric mean)")
 
 

@@ -69,12 +69,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         files: list[Any] = [_markdown(file) for file, _ in rows]
         if title == "Reference":
             files.append({"Python API": [{name: f"api/{name}.md"} for name in API]})
-        for at, file in enumerate(files):
+        for index, file in enumerate(files):
             folder, _, name = str(file).rpartition("/")
             if name == "README.md":
                 inside = sorted((DOCS / folder).glob("[!R]*.md"))
                 pages = [p.relative_to(DOCS).as_posix() for p in inside]
-                files[at] = {folder.capitalize(): [file, *pages]}
+                files[index] = {folder.capitalize(): [file, *pages]}
         nav.append({title: files})
     config.nav = nav
     return config
@@ -91,7 +91,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     front = (ROOT / "README.md").read_text(encoding="utf-8")
     made = {"index.md": re.sub(r"(\]\()docs/(?:README\.md)?", r"\1", front)}
     shown: dict[str, str] = {}
-    made |= {f"api/{name}.md": _api(name, about, shown) for name, about in API.items()}
+    made |= {f"api/{name}.md": _api(name, description, shown) for name, description in API.items()}
     for notebook in DOCS.glob("notebooks/*.ipynb"):
         made[_markdown(notebook.relative_to(DOCS).as_posix())] = page_of(
             json.loads(notebook.read_text())
@@ -105,8 +105,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if f"files/{file}.md" not in made:
                 made[f"files/{file}.md"] = _copy(file)
                 waiting += [((ROOT / file).parent, _copy(file))] if file.endswith(".md") else []
-    for at, text in made.items():
-        files.append(File.generated(config, at, content=text))
+    for path, text in made.items():
+        files.append(File.generated(config, path, content=text))
     files.append(
         File.generated(config, "llms.txt", content=(ROOT / "llms.txt").read_text(encoding="utf-8"))
     )
@@ -135,7 +135,7 @@ def _copy(file: str) -> str:
     return f"# {file}\n\n{ticks}{PurePosixPath(file).suffix[1:] or 'text'}\n{text}{ticks}\n"
 
 
-def _api(module: str, about: str, shown: dict[str, str]) -> str:
+def _api(module: str, description: str, shown: dict[str, str]) -> str:
     """Return the page of the public names of *module*; static, as mkdocstrings reads the source.
 
     Args:
@@ -159,7 +159,7 @@ def _api(module: str, about: str, shown: dict[str, str]) -> str:
             for n in tree.body
             if isinstance(n, (ast.ClassDef, ast.FunctionDef)) and n.name[0] != "_"
         }
-    parts = [f"# {module}", about]
+    parts = [f"# {module}", description]
     if again := sorted(name for name, target in targets.items() if target in shown):
         links = (f"[`{name}`]({shown[targets[name]]}.md#{targets[name]})" for name in again)
         parts.append(f"Also here: {', '.join(links)}.")
@@ -205,16 +205,16 @@ def diagram_file(source: str) -> str:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links that leave docs/, diagrams, and lists that follow a paragraph without an empty line."""
-    at = page.file.src_uri
-    folder = str(PurePosixPath(at).parent)
-    if at.startswith(HISTORY):
+    source = page.file.src_uri
+    folder = str(PurePosixPath(source).parent)
+    if source.startswith(HISTORY):
         page.meta["search"] = {"boost": 0.2}  # below the pages for users
 
     def diagram(match: re.Match[str]) -> str:
         picture = diagram_file(match[1])
         if not (DOCS / picture).exists():
             raise PluginError(
-                f"{at}: a diagram has no picture {picture}; run python tools/diagrams.py"
+                f"{source}: a diagram has no picture {picture}; run python tools/diagrams.py"
             )
         return f"![Diagram]({relpath(picture, folder)})"
 
@@ -222,10 +222,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target, _, anchor = match[2].partition("#")
         if "://" in target or not target:
             return match[0]
-        if at.startswith("files/"):  # a copy: its links are relative to the file
-            path = normpath(f"{PurePosixPath(at).parent}/{target}").removeprefix("files/")
+        if source.startswith("files/"):  # a copy: its links are relative to the file
+            path = normpath(f"{PurePosixPath(source).parent}/{target}").removeprefix("files/")
         else:
-            path = normpath(target if at == "index.md" else f"docs/{folder}/{target}")
+            path = normpath(target if source == "index.md" else f"docs/{folder}/{target}")
         return f"{match[1]}{relpath(_on_site(path, files), folder)}{'#' + anchor if anchor else ''}{match[3]}"
 
     markdown = _MERMAID.sub(diagram, markdown)

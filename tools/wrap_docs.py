@@ -53,24 +53,24 @@ def _blocks(text: str) -> Iterator[tuple[bool, list[str]]]:
     """Yield the lines of *text* in blocks, each with whether it is prose that may be filled."""
     lines = text.splitlines(keepends=True)
     content = 0  # column of the text of the latest list item
-    at = 0
-    while at < len(lines):
-        start, line = at, lines[at]
-        at += 1
+    index = 0
+    while index < len(lines):
+        start, line = index, lines[index]
+        index += 1
         if fence := _FENCE.match(line):
-            while at < len(lines) and not re.match(rf" *{fence[1]}", lines[at]):
-                at += 1
-            at += 1
-            yield False, lines[start:at]
+            while index < len(lines) and not re.match(rf" *{fence[1]}", lines[index]):
+                index += 1
+            index += 1
+            yield False, lines[start:index]
         elif not line.strip() or _OTHER_BLOCK.match(line):
             yield False, [line]
         else:
             item = _ITEM.match(line)
             indent = len(line) - len(line.lstrip())
             content = item.end() if item else min(content, indent)
-            while at < len(lines) and _continues(lines[at]):
-                at += 1
-            yield bool(item) or indent < content + 4, lines[start:at]
+            while index < len(lines) and _continues(lines[index]):
+                index += 1
+            yield bool(item) or indent < content + 4, lines[start:index]
 
 
 def _continues(line: str) -> bool:

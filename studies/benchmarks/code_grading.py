@@ -116,8 +116,8 @@ def main() -> int:
         "milliseconds": {k: spread(v) for k, v in found.items()},
         "per_second": spread(rates),
     }
-    about = {"rows": n, "passes": passes, "slots": SLOTS, "data": "mbpp"}
-    write("code_grading", figures, quick=options.quick, about=about)
+    conditions = {"rows": n, "passes": passes, "slots": SLOTS, "data": "mbpp"}
+    write("code_grading", figures, quick=options.quick, about=conditions)
     return 0
 
 

@@ -75,28 +75,28 @@ class PlainLoop:
         cos, sin = self.cos[start : start + new], self.sin[start : start + new]
         x = self.F.embedding(ids, w["model.embed_tokens.weight"])
         for i in range(config.num_hidden_layers):
-            at = f"model.layers.{i}."
-            h = self.norm(x, at + "input_layernorm.weight")
+            prefix = f"model.layers.{i}."
+            h = self.norm(x, prefix + "input_layernorm.weight")
             q, k, v = (
-                linear(h, w[f"{at}self_attn.{part}_proj.weight"])
+                linear(h, w[f"{prefix}self_attn.{part}_proj.weight"])
                 .view(n, new, -1, config.head_dim)
                 .transpose(1, 2)
                 for part in "qkv"
             )
-            q = self.rotate(self.norm(q, at + "self_attn.q_norm.weight"), cos, sin)
+            q = self.rotate(self.norm(q, prefix + "self_attn.q_norm.weight"), cos, sin)
             self.keys[i][:, :, start : start + new] = self.rotate(
-                self.norm(k, at + "self_attn.k_norm.weight"), cos, sin
+                self.norm(k, prefix + "self_attn.k_norm.weight"), cos, sin
             )
             self.values[i][:, :, start : start + new] = v
             mixed = self.attend(
                 q, self.keys[i][:, :, : start + new], self.values[i][:, :, : start + new]
             )
             x = x + linear(
-                mixed.transpose(1, 2).reshape(n, new, -1), w[at + "self_attn.o_proj.weight"]
+                mixed.transpose(1, 2).reshape(n, new, -1), w[prefix + "self_attn.o_proj.weight"]
             )
-            h = self.norm(x, at + "post_attention_layernorm.weight")
-            gate, up = (linear(h, w[f"{at}mlp.{part}_proj.weight"]) for part in ("gate", "up"))
-            x = x + linear(self.F.silu(gate) * up, w[at + "mlp.down_proj.weight"])
+            h = self.norm(x, prefix + "post_attention_layernorm.weight")
+            gate, up = (linear(h, w[f"{prefix}mlp.{part}_proj.weight"]) for part in ("gate", "up"))
+            x = x + linear(self.F.silu(gate) * up, w[prefix + "mlp.down_proj.weight"])
         return linear(self.norm(x[:, -1], "model.norm.weight"), w["model.embed_tokens.weight"])
 
     def sample(self, prompts: Any, new: int) -> tuple[Any, Any]:
@@ -192,10 +192,10 @@ class Sides:
         assert ids.shape == (self.rows, new), ids.shape
         text = self.torch.tensor([[*prompts[0], *ids[0, :64].tolist()]], device=self.module.device)
         with self.torch.inference_mode():
-            own = (
+            module_logps = (
                 self.module(input_ids=text).logits[0, PROMPT - 1 : -1].float().log_softmax(-1).cpu()
             )
-        off = (own.gather(-1, ids[0, :64, None])[:, 0] - logps[0, :64]).abs().median()
+        off = (module_logps.gather(-1, ids[0, :64, None])[:, 0] - logps[0, :64]).abs().median()
         return {"seconds": seconds, "cpu": cpu, "off": float(off)}
 
 
@@ -355,9 +355,12 @@ def main() -> None:
         head = ("model", "tokens in the cache", "CPU ms a step", "cache GB/CPU s", "sum GB/CPU s")
     print(table(head, lines))
     if not args.against:
-        about = {"threads": args.threads, "device": args.device, "rows": rows, "new": new}
+        conditions = {"threads": args.threads, "device": args.device, "rows": rows, "new": new}
         write(
-            "decode_lengths" if args.lengths else "decode", figures, quick=args.quick, about=about
+            "decode_lengths" if args.lengths else "decode",
+            figures,
+            quick=args.quick,
+            about=conditions,
         )
 
 

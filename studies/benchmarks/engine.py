@@ -134,8 +134,8 @@ class Sides:
     def generate(self, rows: Sequence[list[int]], counts: Sequence[int], batch: int) -> int:
         """Tokens asked for; every batch runs to its longest."""
         done = 0
-        for at in range(0, len(rows), batch):
-            part, lengths = rows[at : at + batch], counts[at : at + batch]
+        for start in range(0, len(rows), batch):
+            part, lengths = rows[start : start + batch], counts[start : start + batch]
             assert generate(self.model, part, max(lengths)) == max(lengths) * len(part)
             done += sum(lengths)
         return done

@@ -288,12 +288,12 @@ def child() -> None:
     """Answer the parent's questions."""
     door, side = Door(), Side()
     door.say(path=str(importlib.import_module("quintain").__path__[0]))
-    while (asked := door.hear()) is not None:
+    while (request := door.hear()) is not None:
         door.say(
             **(
-                side.kept(asked["case"])
-                if asked.get("kept")
-                else side.cpu(asked["case"], asked["count"])
+                side.kept(request["case"])
+                if request.get("kept")
+                else side.cpu(request["case"], request["count"])
             )
         )
 

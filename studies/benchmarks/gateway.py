@@ -74,9 +74,9 @@ class Side:
             for _ in range(turns):
                 body = {"model": "m", "messages": messages}
                 async with http.post(f"{url}/chat/completions", json=body, headers=head) as answer:
-                    said = json.loads(await answer.read())["choices"][0]["message"]
-                messages = [*messages, said, {"role": "user", "content": "Are you sure?"}]
-            return float("42" in said["content"])
+                    reply = json.loads(await answer.read())["choices"][0]["message"]
+                messages = [*messages, reply, {"role": "user", "content": "Are you sure?"}]
+            return float("42" in reply["content"])
 
         self.direct, self.outside, self.gateway, self.converse = Direct, Outside, Gateway, converse
 

@@ -143,14 +143,14 @@ def main() -> None:
             for number in range(rounds):
                 items, cache = rollouts(count), Path(folder) / f"{number}.sqlite"
                 direct = asyncio.run(bare(url, count))
-                asked, cached = (asyncio.run(judged(url, cache, items)) for _ in range(2))
-                assert (asked["calls"], cached["calls"]) == (count, 0)
+                uncached, cached = (asyncio.run(judged(url, cache, items)) for _ in range(2))
+                assert (uncached["calls"], cached["calls"]) == (count, 0)
                 rows.append(
                     {
-                        "server, rate": asked["rate"],
-                        "server, share of the capacity": asked["rate"] / CAPACITY,
-                        "server, share of bare aiohttp": asked["rate"] / direct,
-                        "server, CPU ms": asked["cpu_ms"],
+                        "server, rate": uncached["rate"],
+                        "server, share of the capacity": uncached["rate"] / CAPACITY,
+                        "server, share of bare aiohttp": uncached["rate"] / direct,
+                        "server, CPU ms": uncached["cpu_ms"],
                         "bare aiohttp, rate": direct,
                         "cache, rate": cached["rate"],
                         "cache, CPU ms": cached["cpu_ms"],
@@ -162,8 +162,13 @@ def main() -> None:
     print(
         table(("figure", "median", "quartiles"), [_shown(name, f) for name, f in figures.items()])
     )
-    about = {"rounds": rounds, "rollouts": count, "concurrency": CONCURRENCY, "latency": LATENCY}
-    write("judge", figures, quick=args.quick, about=about)
+    conditions = {
+        "rounds": rounds,
+        "rollouts": count,
+        "concurrency": CONCURRENCY,
+        "latency": LATENCY,
+    }
+    write("judge", figures, quick=args.quick, about=conditions)
 
 
 def _shown(name: str, f: dict[str, Any]) -> tuple[str, str, str]:

@@ -65,10 +65,11 @@ def cpu_of_children(verifier: Any) -> float:
 
 def timed(verifier: Any, n: int, work: Callable[[], object]) -> dict[str, float]:
     """Items per second of wall time, and per second of CPU time of all processes."""
-    own, others, began = time.process_time(), cpu_of_children(verifier), time.perf_counter()
+    own_cpu, children_cpu = time.process_time(), cpu_of_children(verifier)
+    began = time.perf_counter()
     work()
     wall = time.perf_counter() - began
-    cpu = time.process_time() - own + cpu_of_children(verifier) - others
+    cpu = time.process_time() - own_cpu + cpu_of_children(verifier) - children_cpu
     return {"per_second": n / wall, "per_cpu_second": n / max(cpu, 1e-9)}
 
 
@@ -158,12 +159,12 @@ def main() -> int:
         case: {k: spread(r[k] for r in results) for k in results[0]}
         for case, results in measured.items()
     }
-    about = {"processes": PROCESSES, "rounds": rounds, "items": n, "limit_s": LIMIT}
+    conditions = {"processes": PROCESSES, "rounds": rounds, "items": n, "limit_s": LIMIT}
     write(
         "math_verify",
         {"rates": summary, "overrun_s": spread(late)},
         quick=options.quick,
-        about=about,
+        about=conditions,
     )
     return 0
 

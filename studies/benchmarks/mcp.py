@@ -182,8 +182,8 @@ def main() -> None:
                     found = [asyncio.run(measure()) for _ in range(chosen.rounds)]
                     rate, cpu = (statistics.median(column) for column in zip(*found, strict=True))
                     shown.append(f"{rate:7,.0f} calls/s {cpu:6.2f} ms of CPU")
-                who = ("bare", "ours")[-len(shown) :]
-                print(f"{name:33}", *(f"{w} {text}" for w, text in zip(who, shown, strict=True)))
+                sides = ("bare", "ours")[-len(shown) :]
+                print(f"{name:33}", *(f"{w} {text}" for w, text in zip(sides, shown, strict=True)))
         finally:
             http.terminate()
     print(f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")

@@ -117,18 +117,18 @@ async def train(row: str, replicas: int, update: float, steps: int, seed: int) -
             began, for_batch, for_sync, tokens = loop.time(), 0.0, 0.0, 0
             ages.clear()
         start(0)
-        asked = loop.time()
+        waited_from = loop.time()
         while len(complete) < BATCH:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for_batch += loop.time() - asked
+        for_batch += loop.time() - waited_from
         tokens += sum(len(reply.ids) for reply in complete[:BATCH])
         ages += [step + 2 - reply.versions[0] for reply in complete[:BATCH]]
         del complete[:BATCH]
         start(BATCH)
         await asyncio.sleep(update)
-        asked = loop.time()
+        waited_from = loop.time()
         await pool.update(Published(step + 3))
-        for_sync += loop.time() - asked
+        for_sync += loop.time() - waited_from
     seconds = loop.time() - began
     for task in running:
         task.cancel()
@@ -154,22 +154,22 @@ def main() -> None:
         for seed in range(seeds):
             with simulated(Costs()):
                 runs.append(asyncio.run(train(row, replicas, update, steps, seed)))
-        own: dict[str, Any] = {
+        means: dict[str, Any] = {
             name: statistics.fmean(run[name] for run in runs) for name in runs[0]
         }
-        own["oldest"] = max(run["oldest"] for run in runs)
-        figures[f"{row}, {replicas} replicas, {update:g} s"] = own | {
+        means["oldest"] = max(run["oldest"] for run in runs)
+        figures[f"{row}, {replicas} replicas, {update:g} s"] = means | {
             "of each seed": [run["seconds"] for run in runs]
         }
-        gain = figures[f"all, {replicas} replicas, {update:g} s"]["seconds"] / own["seconds"]
+        gain = figures[f"all, {replicas} replicas, {update:g} s"]["seconds"] / means["seconds"]
         cells = [
-            f"{own['seconds']:.1f} ({gain:.1f}x)",
-            f"{own['for_batch']:.1f}",
-            f"{own['for_sync']:.1f}",
+            f"{means['seconds']:.1f} ({gain:.1f}x)",
+            f"{means['for_batch']:.1f}",
+            f"{means['for_sync']:.1f}",
         ]
         cells += [
-            f"{own['tokens_per_second']:,.0f}",
-            f"{own['staleness']:.1f}, {own['oldest']:.0f}",
+            f"{means['tokens_per_second']:,.0f}",
+            f"{means['staleness']:.1f}, {means['oldest']:.0f}",
         ]
         rows.append([f"{update:g}", str(replicas), row, *cells])
     head = [
@@ -182,13 +182,19 @@ def main() -> None:
         "tokens a second",
     ]
     print(table([*head, "staleness: mean, largest"], rows))
-    about = {"slots": ALL_SLOTS, "batch": BATCH, "steps": steps, "seeds": seeds, "segment": SEGMENT}
-    about |= {
+    conditions = {
+        "slots": ALL_SLOTS,
+        "batch": BATCH,
+        "steps": steps,
+        "seeds": seeds,
+        "segment": SEGMENT,
+    }
+    conditions |= {
         "seconds of a token": TOKEN,
         "of a token of a prefix": PREFILL,
         "of a transfer": TRANSFER,
     }
-    write("pool", figures, quick=args.quick, about=about)
+    write("pool", figures, quick=args.quick, about=conditions)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ class Watch(Screen):
         self.began = self.paused = self.resumed = 0.0
         self.measuring = False
 
-    def start(self, steps: int, done: int = 0, split: str = "held-out", **told: Any) -> None:
-        super().start(steps, done, split, **told)
+    def start(self, steps: int, done: int = 0, split: str = "held-out", **options: Any) -> None:
+        super().start(steps, done, split, **options)
         self.began = time.perf_counter()
 
     def phase(self, name: str, total: int | None = None) -> None:

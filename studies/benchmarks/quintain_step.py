@@ -36,8 +36,8 @@ class Gate(Screen):
         self.door, self.samples, self.low, self.high = door, samples, low, high
         self.began = self.burnt = 0.0
 
-    def start(self, steps: int, done: int = 0, split: str = "held-out", **told: Any) -> None:
-        super().start(steps, done, split, **told)
+    def start(self, steps: int, done: int = 0, split: str = "held-out", **options: Any) -> None:
+        super().start(steps, done, split, **options)
         self.await_question(done)
 
     def step(self, step: int, metrics: Mapping[str, Any], *, last: bool = False) -> None:

@@ -102,7 +102,7 @@ async def serve() -> None:
         "type": "function",
         "function": {"name": "add", "arguments": '{"x": 17, "y": 25}'},
     }
-    said = {
+    messages = {
         "call": {"role": "assistant", "content": "", "tool_calls": [call]},
         "answer": {"role": "assistant", "content": "42"},
     }
@@ -128,7 +128,12 @@ async def serve() -> None:
                 **head,
                 "object": "chat.completion",
                 "choices": [
-                    {"index": 0, "finish_reason": "stop", "message": said[name], "logprobs": None}
+                    {
+                        "index": 0,
+                        "finish_reason": "stop",
+                        "message": messages[name],
+                        "logprobs": None,
+                    }
                 ],
             }
         )
@@ -242,8 +247,8 @@ async def bare(url: str, turns: int, count: int, concurrency: int) -> None:
                     "tools": [spec] if turns > 1 else None,
                 }
                 async with http.post(f"{url}/chat/completions", json=body) as response:
-                    said = json.loads(await response.text())["choices"][0]["message"]
-                messages += [said, {"role": "tool", "tool_call_id": "c", "content": "42"}]
+                    reply = json.loads(await response.text())["choices"][0]["message"]
+                messages += [reply, {"role": "tool", "tool_call_id": "c", "content": "42"}]
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         await asyncio.gather(*(episode(http) for _ in range(count)))
@@ -329,14 +334,18 @@ def child(side: str) -> None:
         "text": lambda *a: ours(*a, tokens=False),
         "verifiers": verifiers_of,
     }
-    while (asked := door.hear()) is not None:
+    while (request := door.hear()) is not None:
         if side == "held":
-            door.say(**asyncio.run(held(asked["count"])))
+            door.say(**asyncio.run(held(request["count"])))
             continue
         wall, cpu = time.perf_counter(), time.process_time()
-        asyncio.run(plays[side](asked["url"], asked["turns"], asked["count"], asked["concurrency"]))
+        asyncio.run(
+            plays[side](request["url"], request["turns"], request["count"], request["concurrency"])
+        )
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        door.say(rate=asked["count"] / wall, cpu_ms=1000 * cpu / asked["count"], peak_gb=memory())
+        door.say(
+            rate=request["count"] / wall, cpu_ms=1000 * cpu / request["count"], peak_gb=memory()
+        )
 
 
 @contextlib.asynccontextmanager

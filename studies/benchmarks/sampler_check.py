@@ -262,8 +262,8 @@ def main() -> None:
             lines,
         )
     )
-    about = {"threads": args.threads, "dtype": args.dtype, "temperature": args.temperature}
-    write("sampler_check", figures, quick=args.quick, about=about)
+    conditions = {"threads": args.threads, "dtype": args.dtype, "temperature": args.temperature}
+    write("sampler_check", figures, quick=args.quick, about=conditions)
 
 
 if __name__ == "__main__":

@@ -295,8 +295,8 @@ def main() -> int:
     )
     for text in left_out:
         print(text)
-    about = {"rounds": rounds, "warm": WARM, "left_out": left_out}
-    write("sandbox", figures, quick=options.quick, about=about)
+    conditions = {"rounds": rounds, "warm": WARM, "left_out": left_out}
+    write("sandbox", figures, quick=options.quick, about=conditions)
     return 0
 
 

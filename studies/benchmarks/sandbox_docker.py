@@ -104,9 +104,9 @@ def main() -> int:
         f"ended {late['median']:.0f} ms after the limit of 0.5 s (median), at most "
         f"{late['max']:.0f} ms"
     )
-    about = {"rounds": rounds, "programs": programs, "pool": POOL, "slots": 4}
+    conditions = {"rounds": rounds, "programs": programs, "pool": POOL, "slots": 4}
     figures = {name: spread(values) for name, values in found.items()}
-    write("sandbox_docker", figures, quick=options.quick, about=about)
+    write("sandbox_docker", figures, quick=options.quick, about=conditions)
     return 0
 
 

@@ -242,7 +242,7 @@ def main() -> None:
     args = parser.parse_args()
     steps = args.rounds or (8 if args.quick else 40 if args.clock == "simulated" else 32)
     model = shapes.folder("0.1M")
-    about = {
+    conditions = {
         "device": args.device,
         "prompts": PROMPTS,
         "group": GROUP,
@@ -250,7 +250,7 @@ def main() -> None:
         "clock": args.clock,
     }
     if args.validate:
-        write("schedules_validation", validate(model, steps), quick=args.quick, about=about)
+        write("schedules_validation", validate(model, steps), quick=args.quick, about=conditions)
         return
     costs = Costs(forward=args.forward, update=args.update) if args.clock == "simulated" else None
     latencies = LATENCIES["real" if args.clock == "real" else "simulated"]
@@ -280,12 +280,15 @@ def main() -> None:
     head += ["learner idle", "sampler idle", "staleness", "maximum", "left out"]
     print(table(head, rows))
     if costs:
-        about |= {"seconds of an update": costs.update, "seconds of a forward pass": costs.forward}
+        conditions |= {
+            "seconds of an update": costs.update,
+            "seconds of a forward pass": costs.forward,
+        }
     write(
         "schedules" if args.clock == "real" else f"schedules_{args.clock}",
         figures,
         quick=args.quick,
-        about=about,
+        about=conditions,
     )
 
 

@@ -54,13 +54,13 @@ def load(data: Path, count: int) -> tuple[Iterator[dict[str, str]], list[tuple[s
             )
             yield {"id": f"p{i}", "text": text}
 
-    asked = [
+    questions = [
         (q["question"], f"p{i}")
         for i, p in enumerate(paragraphs)
         for q in p["qas"]
         if not q["is_impossible"]
     ]
-    return rows(), random.Random(1).sample(asked, len(asked))
+    return rows(), random.Random(1).sample(questions, len(questions))
 
 
 def cpu_seconds(pid: int) -> float:
@@ -100,13 +100,13 @@ def over_http(corpus: Path, cache: Path, queries: list[str]) -> None:
             url = re.search(r"http://\S+", server.stderr.readline())[0]  # type: ignore[index, union-attr]
             asyncio.run(ask_timed(url, queries[:1]))
             before = cpu_seconds(server.pid)
-            wall, own = asyncio.run(ask_timed(url, queries))
+            wall, client_cpu = asyncio.run(ask_timed(url, queries))
             # without the warm-up
             cpu = (cpu_seconds(server.pid) - before) * len(queries) / (len(queries) + 50)
             print(
                 f"streamable HTTP, 16 calls at once: {len(queries) / wall:,.0f}/s of wall time, "
                 f"{len(queries) / cpu:,.0f}/s of the server's CPU time, "
-                f"{len(queries) / own:,.0f}/s of the client's, server "
+                f"{len(queries) / client_cpu:,.0f}/s of the client's, server "
                 f"{resident_mb(server.pid):.0f} MB"
             )
         finally:
@@ -127,8 +127,8 @@ def main() -> None:
     chosen = options.parse_args()
     if chosen.quick:
         chosen.passages, chosen.queries = 2_000, 60
-    rows, asked = load(Path(os.environ["QUINTAIN_DATA"]), chosen.passages)
-    asked = asked[: chosen.queries]
+    rows, questions = load(Path(os.environ["QUINTAIN_DATA"]), chosen.passages)
+    questions = questions[: chosen.queries]
     with tempfile.TemporaryDirectory() as name:
         corpus, cache = Path(name) / "corpus.jsonl", Path(name) / "cache"
         with corpus.open("w") as file:
@@ -143,14 +143,14 @@ def main() -> None:
             f"{peak:.0f} MB"
         )
         wall, cpu = time.perf_counter(), time.process_time()
-        found = sum(id_ in [hit.passage.id for hit in index.search(q, 5)] for q, id_ in asked)
+        found = sum(id_ in [hit.passage.id for hit in index.search(q, 5)] for q, id_ in questions)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         print(
-            f"index, one thread: {len(asked) / wall:,.0f}/s of wall time, "
-            f"{len(asked) / cpu:,.0f}/s of CPU time, recall at 5 {found / len(asked):.3f}, "
+            f"index, one thread: {len(questions) / wall:,.0f}/s of wall time, "
+            f"{len(questions) / cpu:,.0f}/s of CPU time, recall at 5 {found / len(questions):.3f}, "
             f"{resident_mb(os.getpid()):.0f} MB"
         )
-        over_http(corpus, cache, [q for q, _ in asked])
+        over_http(corpus, cache, [q for q, _ in questions])
     print(f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
 
 

@@ -61,13 +61,13 @@ def main() -> None:
 
 def save(name: str, rows: Sequence[dict[str, Any]]) -> None:
     """Write *rows* and how they were measured to ``results/``."""
-    told = {
+    conditions = {
         "command": " ".join(sys.argv[1:]),
         "load": os.getloadavg(),
         "date": time.strftime("%Y-%m-%d"),
     }
     (RESULTS / name).write_text(
-        json.dumps({**told, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        json.dumps({**conditions, "rows": rows}, indent=1) + "\n", encoding="utf-8"
     )
 
 

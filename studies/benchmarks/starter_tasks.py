@@ -68,8 +68,8 @@ def middle(rng: Random) -> tuple[str, str]:
 def clock(rng: Random) -> tuple[str, str]:
     hour, minute, more = rng.randrange(24), rng.randrange(60), rng.randrange(1, 60)
     late = (60 * hour + minute + more) % 1440
-    asked = f"It is {hour:02}:{minute:02}. What does the clock show {more} minutes later?"
-    return asked, f"{late // 60:02}:{late % 60:02}"
+    question = f"It is {hour:02}:{minute:02}. What does the clock show {more} minutes later?"
+    return question, f"{late // 60:02}:{late % 60:02}"
 
 
 def receipt(rng: Random) -> tuple[str, str]:

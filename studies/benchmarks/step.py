@@ -101,7 +101,7 @@ def measure(case: Case, args: Any) -> dict[str, Any]:
     ):
         rounds = args.rounds or (2 if args.quick else 9)
         paired = alternate(quintain, trl, rounds=rounds, warmup=1 if args.quick else 2)
-        about = {"ours": quintain.about, "theirs": trl.about}
+        versions = {"ours": quintain.about, "theirs": trl.about}
     for ours, theirs in zip(paired.ours, paired.theirs, strict=True):
         if ours["tokens"] != theirs["tokens"]:
             raise RuntimeError(
@@ -116,7 +116,7 @@ def measure(case: Case, args: Any) -> dict[str, Any]:
         **paired.summary(),
         "cpu_seconds": paired.summary("cpu"),
         "sampling": paired.summary("sampling"),
-        "about": about,
+        "about": versions,
     }
 
 

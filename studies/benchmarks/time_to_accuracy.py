@@ -214,11 +214,11 @@ def main() -> None:
         figures["ratio"] = spread(t["seconds"] / o["seconds"] for o, t in arrived)
         rows.append(("ratio", "", "", shown(figures["ratio"], "x"), "aim 2x"))
     print(table(("side", "best lr", "arrived", f"seconds to {args.target:.0%}", "steps"), rows))
-    about = {k: v for k, v in vars(args).items() if k not in ("quick", "rounds")} | {
+    conditions = {k: v for k, v in vars(args).items() if k not in ("quick", "rounds")} | {
         "model": str(model.name),
         "peers": str(PEERS.relative_to(ROOT)),
     }
-    write("time_to_accuracy", json.loads(json.dumps(figures)), quick=args.quick, about=about)
+    write("time_to_accuracy", json.loads(json.dumps(figures)), quick=args.quick, about=conditions)
 
 
 if __name__ == "__main__":

@@ -143,20 +143,20 @@ def mean_success(
 
 def contrasts_of(means: Sequence[Line], lags: Sequence[int]) -> dict[str, list[float]]:
     """Each staleness less none, and each correction less no correction, seed by seed."""
-    stale = [(at, lag) for at, lag in enumerate(lags) if lag]
+    stale = [(column, lag) for column, lag in enumerate(lags) if lag]
     contrasts = {
         f"{of.label}, staleness {lag} less staleness 0: mean over the run": [
-            row[at] - row[0] for row in of.values
+            row[column] - row[0] for row in of.values
         ]
         for of in means
-        for at, lag in stale
+        for column, lag in stale
     }
     return contrasts | {
         f"staleness {lag}, {of.label} less {means[0].label}: mean over the run": differences(
-            of, means[0], at
+            of, means[0], column
         )
         for of in means[1:]
-        for at, lag in stale
+        for column, lag in stale
     }
 
 

@@ -197,8 +197,8 @@ def server() -> Iterator[str]:
     async def chat(request: web.Request) -> web.Response:
         messages = [message["content"] for message in (await request.json())["messages"]]
         status, text = FAULTS.get(next(requests) % 32, (200, verdict(*messages)))
-        said = {"refusal": "I do not judge."} if text == "refusal" else {"content": text}
-        choice = {"finish_reason": "stop", "message": {"role": "assistant", **said}}
+        fields = {"refusal": "I do not judge."} if text == "refusal" else {"content": text}
+        choice = {"finish_reason": "stop", "message": {"role": "assistant", **fields}}
         body = {"choices": [choice]} if text != "not a completion" else {}
         return web.json_response(body, status=status)
 

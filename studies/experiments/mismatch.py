@@ -77,10 +77,10 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     correction.
     """
     bias = {
-        name: [[_bias(algorithm, seed, at) for at in OFFSETS] for seed in seeds]
+        name: [[_bias(algorithm, seed, offset) for offset in OFFSETS] for seed in seeds]
         for name, algorithm in VARIANTS.items()
     }
-    gaps = [[_gap(seed, at) for at in OFFSETS] for seed in seeds]
+    gaps = [[_gap(seed, offset) for offset in OFFSETS] for seed in seeds]
     exact = Panel(
         title="|bias of the expected update| / |gradient|",
         xlabel="mean of the logits",

@@ -64,8 +64,8 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
         for seed in seeds:
             models, accuracies = reward_models(start, place / str(seed), seed, quick)
             ranked += accuracies
-            for at, (arm, count) in enumerate(ARMS.items()):
-                folder = place / f"{seed}-{at}"
+            for number, (arm, count) in enumerate(ARMS.items()):
+                folder = place / f"{seed}-{number}"
                 curves[arm].append(
                     optimised(start, models[:count], folder, seed, steps, every, quick)
                 )
@@ -167,7 +167,7 @@ def reward_models(
         write_rows(
             path, islice(labelled(derived_seed(seed, "labels", number)), 12 if quick else PAIRS)
         )
-        pairs, held = split_by_prompt(read_pairs(str(path)), 0.15, seed)
+        pairs, held_out = split_by_prompt(read_pairs(str(path)), 0.15, seed)
         settings = TrainingSettings(
             epochs=1 if quick else 4,
             lr=1e-3,
@@ -176,7 +176,7 @@ def reward_models(
             seed=derived_seed(seed, "order", number) % 2**31,
         )
         model = new_scoring_model(start, seed=settings.seed, device="cpu")
-        training = RewardTraining(model=model, pairs=pairs, held_out=held, settings=settings)
+        training = RewardTraining(model=model, pairs=pairs, held_out=held_out, settings=settings)
         report = training.run()
         training.save(folder / f"rm-{number}", report)
         folders.append(str(folder / f"rm-{number}"))
@@ -205,15 +205,15 @@ def worked(a: int, b: int, rng: Random | None = None) -> str:
     or one digit is another.
     """
     ones = a % 10 + b % 10
-    lost = rng is not None and rng.random() < 0.75
-    carry = 1 - ones // 10 if lost else ones // 10
+    carry_wrong = rng is not None and rng.random() < 0.75
+    carry = 1 - ones // 10 if carry_wrong else ones // 10
     tens = a // 10 + b // 10 + carry
     lines = [f"{a % 10}+{b % 10}={ones}", f"{a // 10}+{b // 10}{'+1' if carry else ''}={tens}"]
     answer = "\n".join([*lines, f"{MARK} {10 * tens + ones % 10}"])
-    if rng is None or lost:
+    if rng is None or carry_wrong:
         return answer
-    at = rng.choice([at for at, character in enumerate(answer) if character.isdigit()])
-    return answer[:at] + rng.choice("0123456789") + answer[at + 1 :]
+    position = rng.choice([i for i, character in enumerate(answer) if character.isdigit()])
+    return answer[:position] + rng.choice("0123456789") + answer[position + 1 :]
 
 
 def optimised(

@@ -96,14 +96,14 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     }
     early = len(xs) // 4
     for name in list(VARIANTS)[1:]:
-        for what, panel, at in (
+        for what, panel, index in (
             (f"success at step {xs[early]}", panels[0], early),
             (f"entropy at step {xs[early]}", panels[1], early),
             ("entropy", panels[1], -1),
             ("share of the likeliest right action", spread, -1),
         ):
             contrasts[f"{what}, {name} less {both}"] = differences(
-                panel.line(name), panel.line(both), at
+                panel.line(name), panel.line(both), index
             )
     return Report(
         panels=[*panels, passes, spread],

@@ -102,16 +102,18 @@ class Played:
     def batch(self, longest: int) -> Batch:
         """As the learner's pieces see it."""
         tokens, logps = self.token.tolist(), self.logp.tolist()
-        samples, at = [], 0
+        samples, offset = [], 0
         for i, count in enumerate(self.lengths.tolist()):
             samples.append(
                 Sample(
-                    sequences=(_sequence(tokens[at : at + count], logps[at : at + count]),),
+                    sequences=(
+                        _sequence(tokens[offset : offset + count], logps[offset : offset + count]),
+                    ),
                     outcome=self.rewards[i],
                     group=int(self.group[i]),
                 )
             )
-            at += count
+            offset += count
         return Batch(samples=tuple(samples), max_tokens=longest)
 
 
@@ -154,7 +156,7 @@ def play(
     state = world.start[prompt]
     places: list[Tensor] = []
     columns: dict[str, list[Tensor]] = {"owner": [], "state": [], "token": [], "logp": []}
-    for at in range(world.longest):
+    for position in range(world.longest):
         live = (state != END).nonzero().squeeze(1)
         if not len(live):
             break
@@ -172,7 +174,7 @@ def play(
             ("logp", logp[here, token]),
         ):
             columns[name].append(value)
-        places.append(live * world.longest + at)
+        places.append(live * world.longest + position)
         state[live] = world.next[here, token]
     order = torch.cat(places).argsort()
     flat = {name: torch.cat(values)[order] for name, values in columns.items()}
@@ -203,10 +205,10 @@ def learn(
         shares of clipped tokens and the mean weight of the correction, over the updates.
     """
     batch = played.batch(longest)
-    at = (played.state, played.token)
+    indices = (played.state, played.token)
     with torch.no_grad():
         parameter = table().log_softmax(-1)
-        prox = parameter[at]
+        prox = parameter[indices]
         probs = parameter.exp()
     statistics = {
         "mu_logp": played.logp,

@@ -104,11 +104,11 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
 def _by_samples(name: str, xs: Sequence[int], values: Sequence[Sequence[float]]) -> Line:
     """As far as the smaller groups came."""
     group_size = METHODS[name][1]
-    most = max(1, len(xs) * 4 // group_size)
+    count = max(1, len(xs) * 4 // group_size)
     return Line(
         label=name,
-        x=[x * GROUPS * group_size for x in xs[:most]],
-        values=[row[:most] for row in values],
+        x=[x * GROUPS * group_size for x in xs[:count]],
+        values=[row[:count] for row in values],
     )
 
 

@@ -34,31 +34,35 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     steps = 6 if quick else STEPS
     panels: list[Panel] = []
     contrasts: dict[str, list[float]] = {}
-    for skill, who in ((0.35, "weak"), (0.8, "strong")):
+    for skill, strength in ((0.35, "weak"), (0.8, "strong")):
         results = {name: [_trained(name, seed, skill, steps) for seed in seeds] for name in METHODS}
         xs = list(range(0, steps + 1, 2))
         by_step = [
             Line(label=n, x=xs, values=[[r[1][x] for x in xs] for r in runs])
             for n, runs in results.items()
         ]
-        most = min(run[0][-1] for runs in results.values() for run in runs)
-        grid = [most * i / GRID for i in range(GRID + 1)]
+        shared_samples = min(run[0][-1] for runs in results.values() for run in runs)
+        grid = [shared_samples * i / GRID for i in range(GRID + 1)]
         by_sample = [
             Line(label=n, x=grid, values=[[_at(r, x) for x in grid] for r in runs])
             for n, runs in results.items()
         ]
-        panels.append(Panel(title=f"success, {who} beginner", xlabel="step", lines=by_step))
-        panels.append(Panel(title=f"success, {who} beginner", xlabel="samples", lines=by_sample))
+        panels.append(Panel(title=f"success, {strength} beginner", xlabel="step", lines=by_step))
+        panels.append(
+            Panel(title=f"success, {strength} beginner", xlabel="samples", lines=by_sample)
+        )
         for name in list(METHODS)[1:]:
             for axis, lines in (("steps", by_step), ("samples", by_sample)):
                 one, other = (
                     next(line for line in lines if line.label == n) for n in (name, "all groups")
                 )
-                contrasts[f"{who}, equal {axis}, mean over training: {name} less all groups"] = [
+                contrasts[
+                    f"{strength}, equal {axis}, mean over training: {name} less all groups"
+                ] = [
                     sum(a) / len(a) - sum(b) / len(b)
                     for a, b in zip(one.values, other.values, strict=True)
                 ]
-        contrasts[f"{who}: samples a step of dynamic sampling, over those of all groups"] = [
+        contrasts[f"{strength}: samples a step of dynamic sampling, over those of all groups"] = [
             run[0][-1] / (steps * PROMPTS * GROUP_SIZE) for run in results["dynamic sampling"]
         ]
     return Report(

@@ -104,14 +104,14 @@ def theirs(
     Raises:
         RuntimeError: it ended with an error; its last lines are shown.
     """
-    asked, told = folder / "given.pt", folder / "found.pt"
-    torch.save(dict(given), asked)
+    given_file, found_file = folder / "given.pt", folder / "found.pt"
+    torch.save(dict(given), given_file)
     command = [
         str(peers_python()),
         "-m",
         "studies.benchmarks.peers.trl_parity",
-        str(asked),
-        str(told),
+        str(given_file),
+        str(found_file),
         "--only",
         only,
     ]
@@ -120,12 +120,12 @@ def theirs(
     )
     if run.returncode:
         raise RuntimeError(f"TRL's side ended with status {run.returncode}:\n{run.stderr[-4000:]}")
-    held = torch.load(told)
+    output = torch.load(found_file)
     found = {
         kind: {name: Found(**one) for name, one in cases.items()}
-        for kind, cases in held["found"].items()
+        for kind, cases in output["found"].items()
     }
-    return found, held["versions"]
+    return found, output["versions"]
 
 
 def relative(
@@ -166,20 +166,20 @@ def compared(
 
 def complaints(case: Case, found: Mapping[str, Compared]) -> list[str]:
     """Return what speaks against a case."""
-    said = []
+    lines = []
     for kind, one in found.items():
         if one.worst > LIMITS[kind]:
-            said.append(
+            lines.append(
                 f"{case.name}, {kind}: differs by {one.worst:.1e}, allowed {LIMITS[kind]:.0e}"
             )
         if one.nearest is not None and one.nearest < TELLING:
-            said.append(
+            lines.append(
                 f"{case.name}, {kind}: TRL's gradient is that of another case to {one.nearest:.1e}"
             )
         idle = [name for name in case.active if not one.metrics.get(name)]
         if idle:
-            said.append(f"{case.name}, {kind}: {', '.join(idle)} never happened")
-    return said
+            lines.append(f"{case.name}, {kind}: {', '.join(idle)} never happened")
+    return lines
 
 
 def compare(
@@ -252,10 +252,10 @@ def main() -> int:
             quick=args.quick,
             about={"limits": LIMITS, "peers": versions, "absent": dict(ABSENT)},
         )
-    said = [line for name, one in found.items() for line in complaints(cases[name], one)]
-    if said:
-        print("\n".join(said), file=sys.stderr)
-    return bool(said)
+    lines = [line for name, one in found.items() for line in complaints(cases[name], one)]
+    if lines:
+        print("\n".join(lines), file=sys.stderr)
+    return bool(lines)
 
 
 if __name__ == "__main__":

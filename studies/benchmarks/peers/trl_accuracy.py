@@ -88,8 +88,8 @@ def answer(
     batch: int = 100,
 ) -> Iterator[str]:
     """Greedy replies."""
-    for at in range(0, len(prompts), batch):
-        part = list(prompts[at : at + batch])
+    for start in range(0, len(prompts), batch):
+        part = list(prompts[start : start + batch])
         texts = tokenizer.apply_chat_template(part, add_generation_prompt=True, tokenize=False)
         inputs = tokenizer(
             texts, padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt"

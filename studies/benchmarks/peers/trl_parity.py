@@ -160,39 +160,39 @@ def policy_gradient(
     case: Case, setting: Setting, model: Any, tokenizer: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Return a trainer that took up the made-up replies, and its inputs to the loss."""
-    held, logps = replies(observations=case.observations), setting.logps[case.observations]
+    samples, logps = replies(observations=case.observations), setting.logps[case.observations]
 
     def outcome(number: Sequence[int], **_: Any) -> list[float]:
-        return [held[i].reward for i in number]
+        return [samples[i].reward for i in number]
 
     rewards: list[Any] = [outcome]
     if case.overlong:
         rewards.append(get_soft_overlong_punishment(LONGEST, case.overlong))
     shared: dict[str, Any] = {
-        **setting.options(len(held)),
+        **setting.options(len(samples)),
         "num_generations": GROUP_SIZE,
         "max_completion_length": LONGEST,
         "temperature": TEMPERATURE,
         "num_iterations": 2,  # so that log-probs under prox are kept
         **case.settings,
     }
-    inputs = [{"prompt": "t0", "number": i} for i in range(len(held))]
-    asked = {
+    inputs = [{"prompt": "t0", "number": i} for i in range(len(samples))]
+    trainer_settings = {
         "model": model,
         "reward_funcs": rewards,
         "train_dataset": Dataset.from_list(inputs),
         "processing_class": tokenizer,
     }
     if case.trainer == "rloo":
-        trainer = RLOOTrainer(args=RLOOConfig(**shared), **asked)
-        texts = tokenizer.batch_decode([list(r.ids) for r in held])
-        said = ([list(r.prompt) for r in held], [list(r.ids) for r in held], texts)
-        trainer._generate = lambda prompts: said
+        trainer = RLOOTrainer(args=RLOOConfig(**shared), **trainer_settings)
+        texts = tokenizer.batch_decode([list(r.ids) for r in samples])
+        generated = ([list(r.prompt) for r in samples], [list(r.ids) for r in samples], texts)
+        trainer._generate = lambda prompts: generated
     else:
         trainer = GRPOTrainer(
             args=GRPOConfig(**shared),
-            rollout_func=lambda prompts, _: rollouts(held, logps),
-            **asked,
+            rollout_func=lambda prompts, _: rollouts(samples, logps),
+            **trainer_settings,
         )
         # TRL ties its corrections to vLLM, which is not asked for samples here.
         trainer.use_vllm, trainer._last_loaded_step = case.corrected, trainer.state.global_step
@@ -205,13 +205,13 @@ def policy_gradient(
     return trainer, prepared
 
 
-def rollouts(held: Sequence[Reply], logps: Sequence[Sequence[float]]) -> dict[str, Any]:
+def rollouts(samples: Sequence[Reply], logps: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return what a rollout function returns."""
     return {
-        "prompt_ids": [list(r.prompt) for r in held],
-        "completion_ids": [list(r.ids) for r in held],
+        "prompt_ids": [list(r.prompt) for r in samples],
+        "completion_ids": [list(r.ids) for r in samples],
         "logprobs": [list(x) for x in logps],
-        "env_mask": [[int(t) for t in r.trained] for r in held],
+        "env_mask": [[int(t) for t in r.trained] for r in samples],
     }
 
 
@@ -219,9 +219,11 @@ def preference(
     case: Case, setting: Setting, model: Any, tokenizer: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Return a trainer on pairs and its collated inputs."""
-    held = pairs()
-    dataset = Dataset.from_list([{"prompt": "t0", "chosen": " t1", "rejected": " t2"}] * len(held))
-    shared = {**setting.options(len(held)), **case.settings}
+    reply_pairs = pairs()
+    dataset = Dataset.from_list(
+        [{"prompt": "t0", "chosen": " t1", "rejected": " t2"}] * len(reply_pairs)
+    )
+    shared = {**setting.options(len(reply_pairs)), **case.settings}
     if case.trainer == "dpo":
         trainer = DPOTrainer(
             model=model,
@@ -236,7 +238,7 @@ def preference(
                 "chosen_ids": list(best.ids),
                 "rejected_ids": list(worst.ids),
             }
-            for best, worst in held
+            for best, worst in reply_pairs
         ]
         return trainer, trainer.data_collator(found)
     from trl.experimental.cpo import CPOConfig, CPOTrainer
@@ -247,7 +249,9 @@ def preference(
         train_dataset=dataset,
         processing_class=tokenizer,
     )
-    rows = [{**labelled(best, "chosen_"), **labelled(worst, "rejected_")} for best, worst in held]
+    rows = [
+        {**labelled(best, "chosen_"), **labelled(worst, "rejected_")} for best, worst in reply_pairs
+    ]
     return trainer, trainer.data_collator(rows)
 
 
@@ -255,14 +259,16 @@ def supervised(
     case: Case, setting: Setting, model: Any, tokenizer: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Return a trainer on examples and its collated inputs."""
-    held = [r for r in replies(observations=case.observations) if r.reward >= 1 or not case.winners]
+    examples = [
+        r for r in replies(observations=case.observations) if r.reward >= 1 or not case.winners
+    ]
     trainer = SFTTrainer(
         model=model,
-        args=SFTConfig(**setting.options(len(held)), **case.settings),
-        train_dataset=Dataset.from_list([{"prompt": "t0", "completion": " t1"}] * len(held)),
+        args=SFTConfig(**setting.options(len(examples)), **case.settings),
+        train_dataset=Dataset.from_list([{"prompt": "t0", "completion": " t1"}] * len(examples)),
         processing_class=tokenizer,
     )
-    rows = [{key: row[key] for key in ("input_ids", "labels")} for row in map(labelled, held)]
+    rows = [{key: row[key] for key in ("input_ids", "labels")} for row in map(labelled, examples)]
     return trainer, trainer.data_collator(rows)
 
 
