@@ -244,8 +244,8 @@ class LiveScreen(Screen):
         super().__exit__(*exc)
         self._progress.stop()
 
-    def start(self, steps: int, done: int = 0, split: str = "held-out", **told: Any) -> None:
-        super().start(steps, done, split, **told)
+    def start(self, steps: int, done: int = 0, split: str = "held-out", **options: Any) -> None:
+        super().start(steps, done, split, **options)
         self._training = self._progress.add_task("training", total=steps, completed=done)
 
     def phase(self, name: str, total: int | None = None) -> None:

@@ -89,16 +89,16 @@ def _wins(sizes: Counter[Hashable], silent: int, answer: Hashable, k: int) -> fl
     return total
 
 
-def _choices(others: Sequence[int], silent: int, size: int, most: int) -> dict[int, int]:
-    """Ways to fill *size* places with no other answer over *most* votes, by how many get exactly
-    *most*.
+def _choices(others: Sequence[int], silent: int, size: int, votes: int) -> dict[int, int]:
+    """Ways to fill *size* places with no other answer over *votes* votes, by how many get exactly
+    *votes*.
     """
     table = {(v, 0): math.comb(silent, v) for v in range(min(silent, size) + 1)}
     for count in others:
         grown: defaultdict[tuple[int, int], int] = defaultdict(int)
         for (used, ties), ways in table.items():
-            for v in range(min(count, most, size - used) + 1):
-                grown[used + v, ties + (v == most)] += ways * math.comb(count, v)
+            for v in range(min(count, votes, size - used) + 1):
+                grown[used + v, ties + (v == votes)] += ways * math.comb(count, v)
         table = grown
     out: dict[int, int] = {}
     for (used, ties), ways in table.items():
@@ -150,15 +150,15 @@ def proportion(
             f"proportion: values between {min(values)} and {max(values)}; expected 0 to 1"
         )
     p = math.fsum(values) / tasks
-    most = math.fsum(max(1.0, n / k) for n in samples)
+    upper_bound = math.fsum(max(1.0, n / k) for n in samples)
     variance = _variance(values, p) / tasks
     spread = p * (1 - p)
     effective = (
         float(tasks)
         if spread <= 1e-12 or tasks == 1
-        else most
+        else upper_bound
         if variance <= 0
-        else min(most, max(tasks, spread / variance))
+        else min(upper_bound, max(tasks, spread / variance))
     )
     low, high = wilson(p, effective, confidence)
     return Estimate(

@@ -193,9 +193,11 @@ class Curriculum:
         ).hexdigest()[:16]
 
     def _next(self) -> Pick:
-        at = self._which(self._drawn)
-        task = self._streams[at].draw()
-        pick = Pick(environment=at, task=task, index=self._drawn, visit=self._visits[task.id])
+        environment = self._which(self._drawn)
+        task = self._streams[environment].draw()
+        pick = Pick(
+            environment=environment, task=task, index=self._drawn, visit=self._visits[task.id]
+        )
         self._visits[task.id] += 1
         self._drawn += 1
         return pick
@@ -241,9 +243,9 @@ def shuffled(read: TaskReader, seed: int) -> Iterator[tuple[int, Task]]:
         source = read()
         window = list(islice(source, WINDOW))
         for task in source:
-            at = rng.randrange(len(window))
-            yield number, window[at]
-            window[at] = task
+            position = rng.randrange(len(window))
+            yield number, window[position]
+            window[position] = task
         rng.shuffle(window)
         for task in window:
             yield number, task

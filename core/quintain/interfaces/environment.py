@@ -220,8 +220,8 @@ def yielded(
         for item in getattr(environment, method)(split):
             if method == "tasks" and not isinstance(item, Task):
                 kind = type(item).__name__
-                at = defined_at(type(environment).tasks)
-                fault = f"environment {name!r} ({at}) yields a {kind} as a task: {item!r:.200}"
+                place = defined_at(type(environment).tasks)
+                fault = f"environment {name!r} ({place}) yields a {kind} as a task: {item!r:.200}"
                 raise EnvironmentFault(
                     f"{fault}; expected a Task, as in Task(prompt=..., answer=...)"
                 )

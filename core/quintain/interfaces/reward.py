@@ -169,7 +169,7 @@ class Reward(ABC):
         return self.name
 
 
-def as_score(value: Any, who: str) -> Score:
+def as_score(value: Any, reward_name: str) -> Score:
     """Return a `Score` of what an author's function returned.
 
     Raises:
@@ -187,13 +187,15 @@ def as_score(value: Any, who: str) -> Score:
             )
     except (TypeError, ValueError, OverflowError) as e:
         raise RewardFault(
-            f"reward {who!r} returned {value!r}; expected a number or a Score{_meant(value)}"
+            f"reward {reward_name!r} returned {value!r}; expected a number or a Score"
+            f"{_meant(value)}"
         ) from e
     if not all(
         abs(x) <= LARGEST_SCORE for x in (score.value, *score.turns, *score.players.values())
     ):
         raise RewardFault(
-            f"reward {who!r} returned {value!r}; expected finite numbers up to {LARGEST_SCORE:g}"
+            f"reward {reward_name!r} returned {value!r}; expected finite numbers up to "
+            f"{LARGEST_SCORE:g}"
         )
     return score
 
@@ -315,7 +317,7 @@ class RewardFunction(Reward, Generic[P]):
 
     def _checked(self, value: Any) -> ScoreOrError:
         """Return the value as a score whose parts carry the reward's name, or why it is none."""
-        place = f" ({at})" if (at := defined_at(self.function)) else ""
+        place = f" ({definition})" if (definition := defined_at(self.function)) else ""
         try:
             score = as_score(value, self.name)
         except RewardFault as e:
@@ -338,15 +340,15 @@ async def _called(function: Callable[..., Any], first: Any, keywords: Mapping[st
     return await value if isinstance(value, Awaitable) else value
 
 
-def failure_of(error: BaseException, who: str) -> EpisodeError:
-    """Return the failure of reward *who* that *error* is; Ctrl-C and the cancellation of its task
-    are raised.
+def failure_of(error: BaseException, reward_name: str) -> EpisodeError:
+    """Return the failure of reward *reward_name* that *error* is; Ctrl-C and the cancellation of
+    its task are raised.
     """
     if not is_failure(error):
         raise error
     if isinstance(error, (RewardFault, InfrastructureError, PolicyFault)):
         return error
-    fault = RewardFault(f"reward {who!r} failed: {said_by(error)}")
+    fault = RewardFault(f"reward {reward_name!r} failed: {said_by(error)}")
     fault.__cause__ = error
     return fault
 
@@ -446,8 +448,8 @@ def _clipped(step: int, s: Score, low: float, high: float) -> Score:
     return replace(s, value=min(max(s.value, low), high), players=players)
 
 
-def _gated(step: int, s: Score, by: Score, at: float) -> Score:
-    return replace(_scaled(step, s, 1.0 if by.total >= at else 0.0), **_about(s, by))
+def _gated(step: int, s: Score, by: Score, threshold: float) -> Score:
+    return replace(_scaled(step, s, 1.0 if by.total >= threshold else 0.0), **_about(s, by))
 
 
 def _ramped(step: int, s: Score, start: float, stop: float, steps: int) -> Score:

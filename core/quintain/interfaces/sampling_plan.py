@@ -64,14 +64,15 @@ class SamplingPlan:
                 raise UsageError(
                     f"plan.{name} is {getattr(self, name)!r}; expected {', '.join(allowed)}"
                 )
-        for name, least, most in (
+        for name, smallest, largest in (
             ("attempts", 1, 10_000),
             ("difficulty_samples", 0, 65_536),
             ("staleness", 0, 10_000),
         ):
-            if type(value := getattr(self, name)) is not int or not least <= value <= most:
+            if type(value := getattr(self, name)) is not int or not smallest <= value <= largest:
                 raise UsageError(
-                    f"plan.{name} is {value!r}; expected a whole number from {least} to {most:,}"
+                    f"plan.{name} is {value!r}; expected a whole number from {smallest} to "
+                    f"{largest:,}"
                 )
         if self.drop_solved is not None and not 0 < self.drop_solved <= 1:
             raise UsageError(

@@ -59,7 +59,7 @@ class Sample:
                 f"sample of group {self.group}: reward {self.outcome} + {self.shaping} is not "
                 f"finite"
             )
-        for at, sequence in enumerate(self.sequences):
+        for index, sequence in enumerate(self.sequences):
             lengths = {
                 len(sequence.ids),
                 len(sequence.mask),
@@ -68,13 +68,13 @@ class Sample:
             }
             if len(lengths) != 1:
                 raise UsageError(
-                    f"sample of group {self.group}, sequence {at}: ids, mask, logps, versions "
+                    f"sample of group {self.group}, sequence {index}: ids, mask, logps, versions "
                     f"differ in length"
                 )
             if sequence.mask and sequence.mask[0]:
                 raise UsageError(
-                    f"sample of group {self.group}, sequence {at}: the first token has no context "
-                    f"to train in"
+                    f"sample of group {self.group}, sequence {index}: the first token has no "
+                    f"context to train in"
                 )
 
     @property

@@ -223,9 +223,9 @@ class Forward:
         # kernels are faster with plain causality. Masked padding would see nothing at all in a
         # window, which is NaN in float64.
         hidden_RTD = self._body(input_ids=ids_RT, position_ids=positions_RT)
-        at = [r * longest + p - 1 for r, row in enumerate(rows) for p in row.positions]
+        indices = [r * longest + p - 1 for r, row in enumerate(rows) for p in row.positions]
         return hidden_RTD.flatten(0, 1).index_select(
-            0, torch.tensor(at, dtype=torch.long, device=device)
+            0, torch.tensor(indices, dtype=torch.long, device=device)
         )
 
     def _packed(self, rows: Sequence[TokenSequence]) -> Tensor:
@@ -233,12 +233,12 @@ class Forward:
         ids = [i for row in rows for i in row.ids[:-1]]
         positions = [p for row in rows for p in range(len(row.ids) - 1)]
         starts = accumulate((len(row.ids) - 1 for row in rows), initial=0)
-        at = [
+        indices = [
             start + p - 1 for start, row in zip(starts, rows, strict=False) for p in row.positions
         ]
         ids_1F, positions_1F = (torch.tensor([x], device=device) for x in (ids, positions))
         hidden_FD = self._body(input_ids=ids_1F, position_ids=positions_1F)[0]
-        return hidden_FD.index_select(0, torch.tensor(at, dtype=torch.long, device=device))
+        return hidden_FD.index_select(0, torch.tensor(indices, dtype=torch.long, device=device))
 
 
 def shared_start(prefix_group: PrefixGroup) -> int:

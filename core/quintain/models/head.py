@@ -114,7 +114,7 @@ def statistics(
         safe: keep exactly these tokens instead, bits from an earlier call.
     """
     size = chunk or chunk_of(weight_VD)
-    asked = (
+    token_ids = (
         target_N.unsqueeze(1)
         if asked_NK is None
         else torch.cat([target_N.unsqueeze(1), asked_NK], dim=1)
@@ -122,7 +122,7 @@ def statistics(
     kind = math or hidden_ND.dtype
     tempered = LogitMap(logit_map.scale / temperature, logit_map.cap / temperature)
     columns = _Reduce.apply(
-        hidden_ND, weight_VD, bias_V, asked, tempered, kind, size, top, prune, safe
+        hidden_ND, weight_VD, bias_V, token_ids, tempered, kind, size, top, prune, safe
     )
     asked_logp, entropy, square, mean_logp, top_ids, top_logp, kept = columns
     return Statistics(
@@ -178,8 +178,8 @@ class _Reduce(torch.autograd.Function):
         if prune and safe is None:
             kept = torch.empty((n, -(-vocab // 8)), dtype=torch.uint8, device=hidden_ND.device)
         head_DV = weight_VD.to(kind).t()
-        for at in range(0, n, chunk):
-            part = slice(at, at + chunk)
+        for start in range(0, n, chunk):
+            part = slice(start, start + chunk)
             logits_CV = _logits(hidden_ND[part], head_DV, bias_V, tempered, wide)
             out_CV = None  # pruned tokens
             if kept is not None:
@@ -227,8 +227,8 @@ class _Reduce(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden_ND) if wants_hidden else None
         grad_weight = torch.zeros_like(weight_VD) if wants_weight else None
         grad_bias = torch.zeros_like(bias_V) if wants_bias else None
-        for at in range(0, hidden_ND.shape[0], ctx.chunk):
-            part = slice(at, at + ctx.chunk)
+        for start in range(0, hidden_ND.shape[0], ctx.chunk):
+            part = slice(start, start + ctx.chunk)
             logits_CV = _logits(hidden_ND[part], head_VD.t(), bias_V, ctx.tempered, wide)
             slope_CV = ctx.tempered.slope(logits_CV)
             logp_CV = logits_CV.sub_(normaliser_N[part].unsqueeze(1))

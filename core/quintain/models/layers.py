@@ -360,12 +360,12 @@ def _adjacent(parameters: list[nn.Parameter]) -> Tensor | None:
     `fuse_storage`.
     """
     first = parameters[0]
-    at = first.data_ptr()
+    address = first.data_ptr()
     for parameter in parameters:
         shares = parameter.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not shares or parameter.data_ptr() != at or not parameter.is_contiguous():
+        if not shares or parameter.data_ptr() != address or not parameter.is_contiguous():
             return None
-        at += parameter.numel() * parameter.element_size()
+        address += parameter.numel() * parameter.element_size()
     rows = sum(p.shape[0] for p in parameters)
     return first.detach().as_strided(
         (rows, *first.shape[1:]), first.stride(), first.storage_offset()

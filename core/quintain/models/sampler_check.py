@@ -94,7 +94,7 @@ def own_logps(module: nn.Module, sequence: TrainingSequence, temperature: float)
     """Log-probs of the tokens of *sequence* that train, from *module*'s own forward."""
     logp_TV = (plain_log_probs(module, sequence.ids) / temperature).log_softmax(-1)
     return [
-        float(logp_TV[at - 1, sequence.ids[at]])
-        for at, trains in enumerate(sequence.mask)
+        float(logp_TV[position - 1, sequence.ids[position]])
+        for position, trains in enumerate(sequence.mask)
         if trains
     ]

@@ -183,14 +183,14 @@ class HFTokenizer:
         """
         ids: list[int] = []
         spans: Offsets = []
-        at = reached = 0
+        offset = reached = 0
         for part in text.split(LITERAL):
             encoding = self._backend.encode(part, add_special_tokens=False)
             ids += encoding.ids
             for start, end in encoding.offsets:
-                spans.append((min(at + start, reached), at + end))
-                reached = max(reached, at + end)
-            at += len(part)
+                spans.append((min(offset + start, reached), offset + end))
+                reached = max(reached, offset + end)
+            offset += len(part)
         return ids, spans
 
     def decode(self, ids: Sequence[int], *, special: bool = True) -> str:

@@ -22,14 +22,14 @@ def messages(
     return given, tools
 
 
-def parse(text: str, *, tools: object = (), **about: Any) -> Turn:
+def parse(text: str, *, tools: object = (), **turn_fields: Any) -> Turn:
     """Return the turn of a sampled text, split into thought, reply and, if *tools* were offered,
     tool calls.
 
     A thought is text between think tags at the very start; with an unclosed tag the whole text is
     the reply, because the policy was cut off or misused the tag, and rewards must see what it
-    wrote. A call that cannot be parsed carries an ``error``. *about* are the other fields of the
-    turn.
+    wrote. A call that cannot be parsed carries an ``error``. *turn_fields* are the other fields
+    of the turn.
     """
     thought = _THOUGHT.match(text)
     reasoning, rest = (thought[1].strip(), text[thought.end() :]) if thought else ("", text)
@@ -39,7 +39,7 @@ def parse(text: str, *, tools: object = (), **about: Any) -> Turn:
         else ()
     )
     reply = _CALL.sub("", rest) if calls else rest
-    return Turn(text=text, reply=reply.strip(), reasoning=reasoning, calls=calls, **about)
+    return Turn(text=text, reply=reply.strip(), reasoning=reasoning, calls=calls, **turn_fields)
 
 
 def _call(body: str, name: str) -> ToolCall:

@@ -173,14 +173,14 @@ def _inner(annotation: Any) -> type[BaseModel] | None:
 
 
 def _at(loc: Loc, model: type[BaseModel]) -> type[BaseModel] | None:
-    at: type[BaseModel] | None = model
+    table: type[BaseModel] | None = model
     for part in loc:
-        if at is None:
+        if table is None:
             return None
-        if part in at.model_fields:
-            at = _inner(at.model_fields[str(part)].annotation)
+        if part in table.model_fields:
+            table = _inner(table.model_fields[str(part)].annotation)
         # else: a position in a list or a slot of [services]; the table stays the same
-    return at
+    return table
 
 
 def _section(loc: Loc, model: type[BaseModel]) -> str:

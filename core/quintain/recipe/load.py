@@ -122,13 +122,14 @@ def holder(chain: Sequence[RecipeLayer], loc: Sequence[int | str]) -> RecipeLaye
     """Return the first recipe of *chain* with the key *loc*, or with the longest part of its
     path.
     """
-    at: list[tuple[RecipeLayer, Any]] = [(layer, layer.data) for layer in chain]
+    entries: list[tuple[RecipeLayer, Any]] = [(layer, layer.data) for layer in chain]
     for part in loc:
-        deeper = [(layer, data[part]) for layer, data in at if _has(data, part)]
+        deeper = [(layer, data[part]) for layer, data in entries if _has(data, part)]
         if not deeper:
             break
-        at = deeper[:1] if isinstance(deeper[0][1], list) else deeper  # a list hides those below it
-    return at[0][0]
+        # a list hides those below it
+        entries = deeper[:1] if isinstance(deeper[0][1], list) else deeper
+    return entries[0][0]
 
 
 def _has(data: Any, part: int | str) -> bool:
@@ -145,29 +146,29 @@ def put(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
         RecipeError: the path leads through something that is neither a table nor a list, or past
             the end of a list.
     """
-    at: Any = data
+    container: Any = data
     for i, part in enumerate(path):
         here = ".".join(path[:i])
         place: Any = part
-        if isinstance(at, list):
-            place = _position(at, part, here, path)
-        elif not isinstance(at, dict):
-            raise RecipeError(f"cannot set {'.'.join(path)}: {here} is {at!r}, not a table")
+        if isinstance(container, list):
+            place = _position(container, part, here, path)
+        elif not isinstance(container, dict):
+            raise RecipeError(f"cannot set {'.'.join(path)}: {here} is {container!r}, not a table")
         if i == len(path) - 1:
-            at[place] = value
-        elif isinstance(at, list):
-            at = at[place]
+            container[place] = value
+        elif isinstance(container, list):
+            container = container[place]
         else:
-            at = at.setdefault(place, [] if path[i + 1].isdecimal() else {})
+            container = container.setdefault(place, [] if path[i + 1].isdecimal() else {})
 
 
-def _position(at: list[Any], part: str, place: str, path: Sequence[str]) -> int:
-    if not part.isdecimal() or len(part) > 9 or int(part) > len(at):
+def _position(items: list[Any], part: str, place: str, path: Sequence[str]) -> int:
+    if not part.isdecimal() or len(part) > 9 or int(part) > len(items):
         rest = ".".join(path[len(place.split(".")) :])
         raise RecipeError(
-            f"cannot set {'.'.join(path)}: {place} is a list of {len(at)}; "
+            f"cannot set {'.'.join(path)}: {place} is a list of {len(items)}; "
             f"say which one by its position, as in {place}.0.{rest}"
         )
-    if int(part) == len(at):
-        at.append({})
+    if int(part) == len(items):
+        items.append({})
     return int(part)

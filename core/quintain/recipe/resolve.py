@@ -369,10 +369,10 @@ def pinned(recipe: Recipe) -> Recipe:
     tables |= {
         f"evaluation.environments.{i}": t for i, t in enumerate(recipe.evaluation.environments)
     }
-    for at, table in tables.items():
-        names[f"{at}.use"] = name_of("environment", table.use)
+    for path, table in tables.items():
+        names[f"{path}.use"] = name_of("environment", table.use)
         names |= {
-            f"{at}.{k}": reward_of(t)
+            f"{path}.{k}": reward_of(t)
             for k in ("reward", "shaping", "yardstick")
             if (t := getattr(table, k))
         }

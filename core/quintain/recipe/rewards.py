@@ -223,16 +223,19 @@ class _Walk:
                 tree = ast.parse(self.text, mode="eval")
         except SyntaxError as e:
             # The position of a missing end is outside the text.
-            at = e.offset - 1 if e.lineno == 1 and e.offset else len(self.text)
-            raise self.error(f"cannot read it: {e.msg}", min(at, len(self.text))) from None
+            position = e.offset - 1 if e.lineno == 1 and e.offset else len(self.text)
+            raise self.error(f"cannot read it: {e.msg}", min(position, len(self.text))) from None
         except ValueError as e:
             raise RecipeError(f"{self.where}: cannot read it: {e}") from None
         return self.reward(tree.body)
 
-    def error(self, message: str, at: int, kind: type[UsageError] = RecipeError) -> UsageError:
-        begin = max(0, at - _SHOWN // 2) if len(self.text) > _SHOWN else 0
+    def error(
+        self, message: str, position: int, kind: type[UsageError] = RecipeError
+    ) -> UsageError:
+        begin = max(0, position - _SHOWN // 2) if len(self.text) > _SHOWN else 0
         shown = self.text[begin : begin + _SHOWN]
-        return kind(f"{self.where}, column {at + 1}: {message}\n  {shown}\n  {' ' * (at - begin)}^")
+        mark = " " * (position - begin) + "^"
+        return kind(f"{self.where}, column {position + 1}: {message}\n  {shown}\n  {mark}")
 
     def at(self, node: ast.expr) -> int:
         """Column of *node*; the parser counts bytes."""

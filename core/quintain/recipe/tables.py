@@ -41,14 +41,15 @@ Args = dict[str, Any]
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-def _count_or(*words: str, least: int = 1, most: int = 10_000_000) -> PlainValidator:
-    """Return a whole number from *least* to *most*, or one of *words*."""
+def _count_or(*words: str, smallest: int = 1, largest: int = 10_000_000) -> PlainValidator:
+    """Return a whole number from *smallest* to *largest*, or one of *words*."""
 
     def check(value: Any) -> Any:
-        if value in words or (type(value) is int and least <= value <= most):
+        if value in words or (type(value) is int and smallest <= value <= largest):
             return value
         raise ValueError(
-            f"expected a whole number from {least} to {most:,}, or {' or '.join(map(repr, words))}"
+            f"expected a whole number from {smallest} to {largest:,}, or "
+            f"{' or '.join(map(repr, words))}"
         )
 
     return PlainValidator(check)
@@ -323,7 +324,7 @@ class FinalTable(_Table):
     """
 
     split: Literal["train", "dev", "test"] = "test"
-    tasks: Annotated[int | None, _count_or("all", least=0), _ALL_TO_NONE, _NONE_TO_ALL] = 200
+    tasks: Annotated[int | None, _count_or("all", smallest=0), _ALL_TO_NONE, _NONE_TO_ALL] = 200
     other_decoding: Annotated[bool | Literal["auto"], BeforeValidator(_true_false_or_auto)] = "auto"
 
 

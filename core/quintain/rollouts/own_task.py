@@ -21,13 +21,13 @@ class TimeLimitExceeded(InfrastructureError):
 
 
 async def in_own_task(
-    code: Callable[[], Awaitable[Any]], limits: Limits, limit: str, who: str, task: Task
+    code: Callable[[], Awaitable[Any]], limits: Limits, limit: str, code_name: str, task: Task
 ) -> Any:
     """Return what *code* returns or raises, which may be any exception, `asyncio.CancelledError`
     included.
 
-    Code that takes too long is cancelled. Nothing waits for code that catches that; a warning names
-    *who* and *task*.
+    Code that takes too long is cancelled. Nothing waits for code that catches that; a warning has
+    *code_name* and *task*.
 
     Raises:
         TimeLimitExceeded: it took longer than the *limit* of this name.
@@ -36,7 +36,7 @@ async def in_own_task(
     # A future that the task settles, because `asyncio.wait_for` and `asyncio.wait` cost several
     # times as much, and an episode makes many such calls.
     outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-    late = f"{who} took over {seconds} s (limits.{limit})"
+    late = f"{code_name} took over {seconds} s (limits.{limit})"
     timer = seconds and loop.call_later(
         seconds, lambda x: _settle(x, None, TimeLimitExceeded(late)), outcome
     )
@@ -56,7 +56,7 @@ async def in_own_task(
                     "%s on task %r catches its cancellation and still runs; nothing waits for it "
                     "any longer"
                 )
-                logging.getLogger(__name__).warning(warning, who, task.id)
+                logging.getLogger(__name__).warning(warning, code_name, task.id)
                 # Once more: it caught the first one, and may wait for a turn of the policy now.
                 runner.cancel()
         elif not runner.cancelled():

@@ -103,8 +103,8 @@ async def _result_of(
     # not be learnt from.
     try:
         play = partial(environment.rollout, task, session)
-        who = f"{type(environment).__name__}.rollout"
-        result = await in_own_task(play, environment.limits, "seconds", who, task)
+        code_name = f"{type(environment).__name__}.rollout"
+        result = await in_own_task(play, environment.limits, "seconds", code_name, task)
         _check_result(result)
     except LimitReached as e:
         return None, Termination(TerminationKind.TRUNCATED, e.limit, early=True)

@@ -123,8 +123,10 @@ async def _scored(
         for _ in range(retries + 1 if judged else 0):
             try:
                 score = partial(reward.score_all, [rollouts[i] for i in judged], context)
-                who, task = f"reward {reward.name!r}", rollouts[0].task
-                outcomes = await in_own_task(score, environment.limits, "reward_seconds", who, task)
+                code_name, task = f"reward {reward.name!r}", rollouts[0].task
+                outcomes = await in_own_task(
+                    score, environment.limits, "reward_seconds", code_name, task
+                )
             except UsageError:
                 raise
             except BaseException as e:  # noqa: BLE001 - such as a cancellation by its own code

@@ -109,7 +109,7 @@ def check_unchanged(folder: RunFolder, recipe: Recipe) -> None:
         )
 
 
-def _flat(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the keys of a recipe by dotted path with their values as JSON; those without a value
     are left out.
     """
@@ -117,6 +117,6 @@ def _flat(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, list) and all(isinstance(v, Mapping) for v in value):
         items = list(enumerate(value))
     for key, inner in items:
-        yield from _flat(inner, f"{at}.{key}" if at else str(key))
+        yield from _flat(inner, f"{path}.{key}" if path else str(key))
     if not items and value not in (None, {}):
-        yield at, json.dumps(value)
+        yield path, json.dumps(value)

@@ -63,19 +63,20 @@ class Replay:
 
     def _request(self, rollout: AnyRollout, engine: Engine) -> RolloutRequest:
         environment = self._environments.get(rollout.environment)
-        who = f"an episode of {rollout.environment!r} cannot be played again"
+        refusal = f"an episode of {rollout.environment!r} cannot be played again"
         if environment is None:
-            raise UsageError(f"{who}: the run has no environment of this name")
+            raise UsageError(f"{refusal}: the run has no environment of this name")
         if set(rollout.transcripts) != {""}:
             raise UsageError(
-                f"{who}: it has the players {sorted(rollout.transcripts)}; expected the policy's "
-                f"own alone"
+                f"{refusal}: it has the players {sorted(rollout.transcripts)}; expected the "
+                f"policy's own alone"
             )
         if grouped := [
             r.name for r in (environment.reward, environment.shaping) if r is not None and r.group
         ]:
             raise UsageError(
-                f"{who}: {grouped[0]} compares the samples of a group, and a replay has no group"
+                f"{refusal}: {grouped[0]} compares the samples of a group, and a replay has no "
+                f"group"
             )
         return RolloutRequest(
             environment=environment,

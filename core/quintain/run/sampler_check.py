@@ -71,10 +71,10 @@ async def _log_probs(
     """Of the tokens that train: what the engine recorded, and its scores now."""
     recorded, scores = list[float](), list[float]()
     for s in sequences:
-        if at := [i for i, trains in enumerate(s.mask) if trains]:
-            logps = await engine.score(s.ids, at[0], temperature)
-            recorded += [s.logps[i] for i in at]
-            scores += [logps[i - at[0]] for i in at]
+        if positions := [i for i, trains in enumerate(s.mask) if trains]:
+            logps = await engine.score(s.ids, positions[0], temperature)
+            recorded += [s.logps[i] for i in positions]
+            scores += [logps[i - positions[0]] for i in positions]
     return recorded, scores
 
 
@@ -86,7 +86,7 @@ def _cache_fault(
     engine: TokenEngine, recorded: Sequence[float], scores: Sequence[float], limit: float
 ) -> str:
     pairs = enumerate(zip(recorded, scores, strict=True), start=1)
-    at = next(
+    place = next(
         (
             f", from its token {i} of {len(scores)} on"
             for i, (a, b) in pairs
@@ -96,7 +96,7 @@ def _cache_fault(
     )
     return (
         f"the cache of {_path(engine)} was wrong during sampling: its scores of the finished text "
-        f"differ{at}"
+        f"differ{place}"
     )
 
 

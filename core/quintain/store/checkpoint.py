@@ -239,12 +239,14 @@ class CheckpointManager:
             else:
                 _write_model(beside / "model", learner, self.tokenizer)
             whole = _saved_exactly(learner.module, beside / "model")
-            content = {
-                "learner": (held := learner.state_dict(weights=not whole)),
-                "generators": generators(),
-            }
+            learner_state = learner.state_dict(weights=not whole)
+            content = {"learner": learner_state, "generators": generators()}
             _check_loadable(
-                {k: v for k, v in held.items() if k not in ("module", "optimizer", "reference")}
+                {
+                    k: v
+                    for k, v in learner_state.items()
+                    if k not in ("module", "optimizer", "reference")
+                }
             )
             with open(beside / STATE, "wb") as file:
                 torch.save(content, file)
@@ -432,16 +434,16 @@ _TENSOR = "$tensor"
 """The key of a reference to a tensor in ``state.json``; the value is its name in ``state.pt``."""
 
 
-def _taken_out(value: Any, tensors: dict[str, Any], at: str = "") -> Any:
+def _taken_out(value: Any, tensors: dict[str, Any], path: str = "") -> Any:
     """*value* with each tensor replaced by a reference; the tensors are added to *tensors*."""
     if isinstance(value, Mapping):
-        return {str(k): _taken_out(v, tensors, f"{at}/{k}") for k, v in value.items()}
+        return {str(k): _taken_out(v, tensors, f"{path}/{k}") for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_taken_out(v, tensors, f"{at}/{i}") for i, v in enumerate(value)]
+        return [_taken_out(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
     if not hasattr(value, "element_size"):
         return value
-    tensors[at] = value.detach()
-    return {_TENSOR: at}
+    tensors[path] = value.detach()
+    return {_TENSOR: path}
 
 
 def _put_back(value: Any, path: Path) -> Any:

@@ -310,11 +310,11 @@ class RunFolder:
         self.check()
         with storing(self.path):
             self.summary_path.unlink(missing_ok=True)
-            for at, path in steps_in(self.checkpoints):
-                if at > step:
+            for saved_step, path in steps_in(self.checkpoints):
+                if saved_step > step:
                     remove_tree(path)
-            for at, path in steps_in(self.rollouts):
-                if at > step:
+            for saved_step, path in steps_in(self.rollouts):
+                if saved_step > step:
                     path.unlink()
         if self.metrics_path.exists():
             lines = b"".join(

@@ -37,18 +37,18 @@ class ByteTokenizer:
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
         ids: list[int] = []
         spans: Offsets = []
-        at = 0
-        while at < len(text):
-            special = next((s for s in self.SPECIAL if text.startswith(s, at)), None)
+        position = 0
+        while position < len(text):
+            special = next((s for s in self.SPECIAL if text.startswith(s, position)), None)
             if special is not None:
                 ids.append(self._special[special])
-                spans.append((at, at + len(special)))
-                at += len(special)
+                spans.append((position, position + len(special)))
+                position += len(special)
                 continue
-            for byte in text[at].encode("utf-8", "surrogatepass"):
+            for byte in text[position].encode("utf-8", "surrogatepass"):
                 ids.append(byte)
-                spans.append((at, at + 1))
-            at += 1
+                spans.append((position, position + 1))
+            position += 1
         return ids, spans
 
     def decode(self, ids: Sequence[int], *, special: bool = True) -> str:

@@ -241,7 +241,7 @@ class Recorder:
     def _open_branch(self) -> Branch:
         return Branch(self._parent, self._fork, *map(tuple, self._columns))
 
-    def transcript(self, **about: object) -> Transcript:
+    def transcript(self, **fields: object) -> Transcript:
         """Return the record so far; recording may continue."""
         last = (self._open_branch(),) if self._columns[0] or not self._branches else ()
-        return Transcript(branches=(*self._branches, *last), **about)  # type: ignore[arg-type]
+        return Transcript(branches=(*self._branches, *last), **fields)  # type: ignore[arg-type]

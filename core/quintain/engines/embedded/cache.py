@@ -66,9 +66,9 @@ class KVStore:
         self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor
     ) -> None:
         """Store *keys* and *values* [n, T, K, E] of *rows* [n] at *positions* [n, T]."""
-        at = (rows[:, None], slice(None), positions)
-        self.data[layer, 0][at] = keys
-        self.data[layer, 1][at] = values
+        index = (rows[:, None], slice(None), positions)
+        self.data[layer, 0][index] = keys
+        self.data[layer, 1][index] = values
 
     def read(self, layer: int, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values of *rows*, each [n, length, K, E]."""

@@ -203,17 +203,17 @@ def token_rewards(step: Step) -> Tensor:
     rewards = torch.zeros(sample.shape[0], dtype=torch.float64)
     if step.penalty is not None:
         rewards -= step.penalty.double().cpu()
-    at = 0
+    position = 0
     for i, one in enumerate(step.batch.samples):
         extra = (
-            math.fsum(step.penalty[at : at + one.tokens].tolist())
+            math.fsum(step.penalty[position : position + one.tokens].tolist())
             if step.penalty is not None
             else 0.0
         )
         for count, score in turn_rewards(one, step.rewards[i] + extra):
-            at += count
+            position += count
             if count:
-                rewards[at - 1] += score
+                rewards[position - 1] += score
     return rewards
 
 
@@ -238,9 +238,9 @@ def turn_rewards(sample: Sample, reward: float) -> list[tuple[int, float]]:
     """
     counts = [count for count in sample.turns if count] or [sample.tokens]
     scores = [0.0] * len(counts)
-    at = 0
+    turn = 0
     for count, score in zip(sample.turns or (sample.tokens,), sample.turn_scores, strict=False):
-        scores[min(at, len(scores) - 1)] += score
-        at += count > 0
+        scores[min(turn, len(scores) - 1)] += score
+        turn += count > 0
     scores[-1] += reward - math.fsum(scores)
     return list(zip(counts, scores, strict=True))

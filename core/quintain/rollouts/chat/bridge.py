@@ -126,15 +126,17 @@ class Conversation:
         """
         ids, spans = self.tokenizer.encode_with_offsets(text)
         regions: list[tuple[int, int, TokenSource]] = []
-        text, at = text.replace(LITERAL, ""), 0
+        text, offset = text.replace(LITERAL, ""), 0
         for m in messages:
-            start, end = _find(text, at, (m.content, m.content.strip()))
+            start, end = _find(text, offset, (m.content, m.content.strip()))
             # some templates write results as JSON, and replies without thoughts and calls
             if start < 0:
                 inside_json = json.dumps(m.content, ensure_ascii=False)[1:-1]
-                start, end = _find(text, at, (inside_json, self.tokenizer.parse(m.content).reply))
+                start, end = _find(
+                    text, offset, (inside_json, self.tokenizer.parse(m.content).reply)
+                )
             if start >= 0:
-                at = end
+                offset = end
                 regions.append((start, end, _SOURCES[m.role]))
         sources: list[int] = []
         k = 0
@@ -169,14 +171,14 @@ def stops(tokenizer: ChatTokenizer, sampling: Sampling) -> Sampling:
     )
 
 
-def _find(text: str, at: int, contents: Sequence[str]) -> tuple[int, int]:
-    """Return the span of the first of *contents* that occurs in *text* from *at*; (-1, -1) if none
-    does.
+def _find(text: str, offset: int, contents: Sequence[str]) -> tuple[int, int]:
+    """Return the span of the first of *contents* that occurs in *text* from *offset*; (-1, -1)
+    if none does.
     """
     for content in filter(None, contents):
         # a short content such as "a" also occurs inside the template's words
         for lead in ("\n", " ", ""):
-            start = text.find(lead + content, at)
+            start = text.find(lead + content, offset)
             if start >= 0:
                 start += len(lead)
                 return start, start + len(content)

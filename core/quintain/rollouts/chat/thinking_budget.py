@@ -27,13 +27,13 @@ async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Samplin
     if thinking_budget is None:
         return await engine.sample(ids, sampling)
     rng = Random(None if sampling.seed is None else f"interrupt/{sampling.seed}")
-    at = rng.randint(thinking_budget.min_tokens, thinking_budget.max_tokens)
+    budget = rng.randint(thinking_budget.min_tokens, thinking_budget.max_tokens)
     seed = rng.getrandbits(62)
-    if sampling.max_tokens is not None and at >= sampling.max_tokens:
+    if sampling.max_tokens is not None and budget >= sampling.max_tokens:
         return await engine.sample(ids, sampling)
-    first = await engine.sample(ids, sampling.replace(max_tokens=at))
+    first = await engine.sample(ids, sampling.replace(max_tokens=budget))
     room = engine.context - len(ids) - len(first.ids)
-    if first.finish != "length" or len(first.ids) < at or room < 1:
+    if first.finish != "length" or len(first.ids) < budget or room < 1:
         return first
     forced = tuple(engine.tokenizer.encode(thinking_budget.text))
     if (
@@ -41,7 +41,7 @@ async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Samplin
     ) or len(forced) >= room:
         forced = ()
     # Two requests with one seed would repeat their random numbers, so the second has its own.
-    left = None if sampling.max_tokens is None else sampling.max_tokens - at
+    left = None if sampling.max_tokens is None else sampling.max_tokens - budget
     rest = sampling.replace(max_tokens=left, seed=None if sampling.seed is None else seed)
     then = await engine.sample([*ids, *first.ids, *forced], rest)
     # a stop string may span both requests; the inserted text separates them otherwise
