@@ -210,9 +210,9 @@ async def _faults(tasks: Sequence[tuple[CodeTask, str]], slots: int, repeat: int
             )
 
         return [
-            found
-            for found in await asyncio.gather(*(fault(*task) for task in tasks))
-            if found is not None
+            text
+            for text in await asyncio.gather(*(fault(*task) for task in tasks))
+            if text is not None
         ]
 
 

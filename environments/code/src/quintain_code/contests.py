@@ -168,13 +168,13 @@ def private_cases(text: str) -> list[Any]:
         data = inflater.decompress(base64.b64decode(text, validate=True), INFLATED)
         if inflater.unconsumed_tail:
             raise UsageError(f"private_test_cases has more than {INFLATED} bytes")
-        found = [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(data)]
+        operations = [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(data)]
     except (binascii.Error, zlib.error, ValueError) as e:
         raise UsageError(
             f"private_test_cases is neither JSON nor compressed as in LiveCodeBench: {e}"
         ) from e
-    texts = [text for name, text in found if name in TEXTS and isinstance(text, str)]
-    others = sorted({name for name, _ in found} - TEXTS - FRAMES)
+    texts = [text for name, text in operations if name in TEXTS and isinstance(text, str)]
+    others = sorted({name for name, _ in operations} - TEXTS - FRAMES)
     if len(texts) != 1 or others:
         raise UsageError(
             "private_test_cases is a pickle of more than one text "

@@ -183,12 +183,12 @@ def _of_file(file: Path, split: str, splits: str) -> Iterable[tuple[Any, str]]:
     if splits == "test":
         return rows if split == "test" else []
     owners = _splits(rows)
-    found = [row for row, owner in zip(rows, owners, strict=True) if owner == split]
-    if split == "test" and len(found) < len(rows):
+    chosen = [row for row, owner in zip(rows, owners, strict=True) if owner == split]
+    if split == "test" and len(chosen) < len(rows):
         # The others may be trained on, so they are not tests unless the user says so.
-        counts = f"{len(found)} of {len(rows)} rows of {file}"
+        counts = f"{len(chosen)} of {len(rows)} rows of {file}"
         log.warning("code: %s are the split test; splits=test makes it all", counts)
-    return found
+    return chosen
 
 
 def _splits(located_rows: Rows) -> list[str]:

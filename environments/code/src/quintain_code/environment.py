@@ -128,10 +128,10 @@ class Code(Environment[CodeTask, None]):
 
 async def grade_reply(sandbox: ProbedSandbox, task: CodeTask, reply: str) -> Grade:
     """Grade the code of *reply*; raises as `Grader.grade`."""
-    found = extract(reply, language=task.language, files=task.files)
-    if not found.files:
-        return Grade(score=0.0, outcome="no_code", total=task.total, reason=found.reason)
-    return await _grader(sandbox).grade(task, found.files)
+    extraction = extract(reply, language=task.language, files=task.files)
+    if not extraction.files:
+        return Grade(score=0.0, outcome="no_code", total=task.total, reason=extraction.reason)
+    return await _grader(sandbox).grade(task, extraction.files)
 
 
 def reply_of(task: CodeTask, files: Mapping[str, str]) -> str:

@@ -76,7 +76,7 @@ def extract(
     blocks, fences, closed = fenced(text)
     if not closed:
         return Extraction(reason="the last fence is not closed")
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for name in files:
         code = _chosen(blocks, language, name if len(files) > 1 else "")
         if not fences and len(files) == 1:
@@ -86,12 +86,12 @@ def extract(
                 reason=f"there is no block of {language}"
                 + (f" for {name}" if len(files) > 1 else "")
             )
-        found[name] = code
+        sources[name] = code
     try:
-        "".join(found.values()).encode()
+        "".join(sources.values()).encode()
     except UnicodeEncodeError:
         return Extraction(reason="the code is not valid Unicode")
-    return Extraction(files=found)
+    return Extraction(files=sources)
 
 
 def fenced(text: str) -> tuple[list[Block], int, bool]:

@@ -74,12 +74,12 @@ def _tests_in(file: str, text: str) -> tuple[str, ...]:
         body = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
         raise UsageError(f"{file} is no Python: {e}") from e
-    found = []
+    test_ids = []
     for node in body:
         if isinstance(node, ast.ClassDef) and (node.name.startswith("Test") or _is_test_case(node)):
-            found += [f"{file}::{node.name}::{name}" for name in _functions(node.body)]
-        found += [f"{file}::{name}" for name in _functions([node])]
-    return tuple(found)
+            test_ids += [f"{file}::{node.name}::{name}" for name in _functions(node.body)]
+        test_ids += [f"{file}::{name}" for name in _functions([node])]
+    return tuple(test_ids)
 
 
 def _is_test_case(node: ast.ClassDef) -> bool:

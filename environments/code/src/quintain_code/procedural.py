@@ -131,12 +131,12 @@ async def passes_calls(
     """
     sandbox.require(ENFORCE)
     task = rollout.task
-    found = extract(rollout.reply)
-    if not found.files:
+    extraction = extract(rollout.reply)
+    if not extraction.files:
         return Score(
-            value=0.0, parts=Grade(score=0.0, outcome="no_code").shares, reason=found.reason
+            value=0.0, parts=Grade(score=0.0, outcome="no_code").shares, reason=extraction.reason
         )
-    (code,) = found.files.values()
+    (code,) = extraction.files.values()
     grade = await _grader(sandbox).grade(code, task.name, task.calls(rollout.group))
     return Score(value=grade.score, parts=grade.shares, reason=grade.reason)
 

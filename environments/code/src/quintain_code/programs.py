@@ -157,30 +157,30 @@ def _ended(ended: ProgramResult) -> Result:
 
 def _compared(stdout: bytes, case: Case, task: CodeTask) -> Result:
     """Exactly the expected tokens, which white space separates, or numbers within the tolerance."""
-    found = stdout.split()
+    printed = stdout.split()
     for text in (case.stdout, *case.also):
         expected = text.encode().split()
-        if len(found) == len(expected) and all(
-            map(lambda a, b: _same_token(a, b, task), found, expected)
+        if len(printed) == len(expected) and all(
+            map(lambda a, b: _same_token(a, b, task), printed, expected)
         ):
             return "passed", ""
     return "failed", f"printed {stdout[:80]!r}, expected {case.stdout[:80]!r}"
 
 
-def _same_token(found: bytes, expected: bytes, task: CodeTask) -> bool:
+def _same_token(token: bytes, expected: bytes, task: CodeTask) -> bool:
     """Equal text, or finite numbers whose difference is within the absolute or the relative error.
 
     An expected integer equals no other integer, in any notation. Another number counts for it
     within the tolerance if it is less than one half away and the integer is below 2^53.
     """
-    if found == expected or not (task.absolute_error or task.relative_error):
-        return found == expected
-    if not (NUMBER.fullmatch(found) and NUMBER.fullmatch(expected)):
+    if token == expected or not (task.absolute_error or task.relative_error):
+        return token == expected
+    if not (NUMBER.fullmatch(token) and NUMBER.fullmatch(expected)):
         return False
     integer = INTEGER.fullmatch(expected)
-    if integer and INTEGER.fullmatch(found):
-        return _digits(found) == _digits(expected)
-    a, b = float(found), float(expected)
+    if integer and INTEGER.fullmatch(token):
+        return _digits(token) == _digits(expected)
+    a, b = float(token), float(expected)
     if not (math.isfinite(a) and math.isfinite(b)) or (
         integer and (abs(b) >= EXACT or abs(a - b) >= 0.5)
     ):

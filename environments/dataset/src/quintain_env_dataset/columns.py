@@ -47,21 +47,21 @@ def chosen(where: str, names: Iterable[str], wanted: Mapping[str, str]) -> RoleC
     """
     columns = [*names]
     known = {name.casefold().strip(): name for name in reversed(columns)}
-    found: dict[str, str] = {}
+    column_of_role: dict[str, str] = {}
     for role, usual in USUAL.items():
         if column := wanted.get(role, ""):
             if column not in columns:
                 hint = did_you_mean(column, columns) or f"; it has {', '.join(columns)}"
                 raise UsageError(f"dataset: {where} has no column {column!r}{hint}")
-            found[role] = column
+            column_of_role[role] = column
         else:
-            taken = set(wanted.values()) | set(found.values())
-            found[role] = next(
+            taken = set(wanted.values()) | set(column_of_role.values())
+            column_of_role[role] = next(
                 (known[n] for n in usual if n in known and known[n] not in taken), ""
             )
-    if not found["prompt"]:
+    if not column_of_role["prompt"]:
         raise UsageError(
             f"dataset: {where} has the columns {', '.join(columns)}, and none has a usual name for "
             f"prompts ({', '.join(USUAL['prompt'])}); name it with --arg prompt=COLUMN"
         )
-    return RoleColumns(**found)
+    return RoleColumns(**column_of_role)

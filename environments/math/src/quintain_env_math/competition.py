@@ -270,8 +270,8 @@ def _from_file(name: str, file: Path) -> tuple[CompetitionRow, ...]:
 @lru_cache(maxsize=4)
 def _from_hub(name: str, repository: str, split: str) -> tuple[CompetitionRow, ...]:
     rows = from_hub(name, repository, None, split, LINE)
-    found = (_row(name, row, f"{repository} {split}[{i}]") for i, row in enumerate(rows))
-    return tuple(dict.fromkeys(found))
+    parsed = (_row(name, row, f"{repository} {split}[{i}]") for i, row in enumerate(rows))
+    return tuple(dict.fromkeys(parsed))
 
 
 def _row(name: str, data: Any, where: str) -> CompetitionRow:

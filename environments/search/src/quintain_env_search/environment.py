@@ -117,14 +117,16 @@ class Search(Environment[SearchTask, SearchResult]):
         """Search hop by hop, but answer too early a share `slips` of the time; the warm start
         imitates it.
         """
-        rng, found = Random(f"{self.seed}/{task.id}"), sum(m.role == "assistant" for m in messages)
+        rng = Random(f"{self.seed}/{task.id}")
+        hops_done = sum(m.role == "assistant" for m in messages)
         shares = [self.slips[min(hop, len(self.slips) - 1)] for hop in range(len(task.hops))]
         early = [rng.random() < share for share in shares]
-        if self.data or found == len(task.hops) or not early[found]:
+        if self.data or hops_done == len(task.hops) or not early[hops_done]:
             return self.oracle(task, messages)
-        if found:  # what the hop before found is the name of the next query
+        if hops_done:  # what the hop before found is the name of the next query
             return Reply(
-                text=f"{OPEN}{task.hops[found].query}{CLOSE} [{task.hops[found - 1].passage}]"
+                text=f"{OPEN}{task.hops[hops_done].query}{CLOSE} "
+                f"[{task.hops[hops_done - 1].passage}]"
             )
         return Reply(text=f"{OPEN}unknown{CLOSE}")
 

@@ -128,8 +128,8 @@ class Modelled(Annotator):
             re.match(r"[-*\d.\s]*\**([^:*]{1,60})\**\s*:\**\s*(\S.*)", line)
             for line in answer.splitlines()
         ]
-        found = {line[1].strip(): cut(line[2].strip(), 2 * SHEET_WORDS) for line in lines if line}
-        return dict(list(found.items())[:PEOPLE]) or dict(before)
+        by_name = {line[1].strip(): cut(line[2].strip(), 2 * SHEET_WORDS) for line in lines if line}
+        return dict(list(by_name.items())[:PEOPLE]) or dict(before)
 
     async def _ask(self, instruction: str, words: int, material: str) -> str:
         """Return the answer of the model, from the cache where it was asked before.

@@ -115,15 +115,15 @@ def _chapter_starts(
     lines: Sequence[str], kind: str, pattern: re.Pattern[str], min_words: int
 ) -> list[int]:
     """Numbers of the lines where chapters of one kind begin."""
-    found = [i for i, line in enumerate(lines) if _is_heading(lines, i, pattern)]
-    if kind in ("roman", "number") and not _counts_up([_number(lines[i]) for i in found]):
+    headings = [i for i, line in enumerate(lines) if _is_heading(lines, i, pattern)]
+    if kind in ("roman", "number") and not _counts_up([_number(lines[i]) for i in headings]):
         return []
-    if not found:
+    if not headings:
         return []
     beside = (
         [i for i in range(len(lines)) if _is_heading(lines, i, _BESIDE)] if kind != "part" else []
     )
-    starts = sorted({*found, *beside})
+    starts = sorted({*headings, *beside})
     labels = [re.sub(r"\W+", " ", lines[i]).casefold().strip() for i in starts]
     kept: list[int] = []
     dropped = False

@@ -154,9 +154,9 @@ def chapters(book: Path, as_json: bool) -> None:
     """Show the chapters that are found in BOOK, and write nothing."""
     text, split = read_split(book)
     if as_json:
-        found = [{"index": c.index, "title": c.title, "words": c.words} for c in split.chapters]
+        rows = [{"index": c.index, "title": c.title, "words": c.words} for c in split.chapters]
         click.echo(
-            json.dumps({"title": text.title, "headings": split.kind, "chapters": found}, indent=2)
+            json.dumps({"title": text.title, "headings": split.kind, "chapters": rows}, indent=2)
         )
         return
     click.echo(printable(f"{text.title}: {len(split.chapters)} chapters by {split.kind}"))

@@ -27,17 +27,17 @@ MENTIONS = 3
 
 def sentences(text: str) -> list[str]:
     """Return the sentences of *text*, each on one line; a break after an abbreviation is none."""
-    found: list[str] = []
+    texts: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text):
         joined = ""
         for piece in _SENTENCE.split(" ".join(paragraph.split())):
             joined = f"{joined} {piece}".strip()
             if joined and not _ABBREVIATION.search(joined):
-                found.append(joined)
+                texts.append(joined)
                 joined = ""
         if joined:
-            found.append(joined)
-    return found
+            texts.append(joined)
+    return texts
 
 
 def summary(text: str, words: int) -> str:

@@ -126,15 +126,15 @@ async def vr_cli(
             each length.
     """
     noise: NoiseFloor | None = None if floor == "none" else await scorer.noise_floor()
-    found = await improvements(group, scorer)
+    gains = await improvements(group, scorer)
     empty = [
         await empty_improvement(r.task, r.result.plan, scorer) if floor == "controls" else 0.0
         for r in group
     ]
-    percents = [i.percent - e for i, e in zip(found, empty, strict=True)]
+    percents = [i.percent - e for i, e in zip(gains, empty, strict=True)]
     return [
         i.score(threshold_reward(p, edges=edges, noise=noise))
-        for i, p in zip(found, percents, strict=True)
+        for i, p in zip(gains, percents, strict=True)
     ]
 
 
