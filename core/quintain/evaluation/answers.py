@@ -34,8 +34,8 @@ def word_f1(words: Iterable[str], expected: Iterable[str]) -> float:
     """Compare two texts by the harmonic mean of precision and recall of their words, counted with
     repetition; 0 where both are empty.
     """
-    found, wanted = Counter(words), Counter(expected)
-    return 2 * (found & wanted).total() / max((found + wanted).total(), 1)
+    reply_words, wanted = Counter(words), Counter(expected)
+    return 2 * (reply_words & wanted).total() / max((reply_words + wanted).total(), 1)
 
 
 def _boxed(text: str) -> str | None:

@@ -82,10 +82,10 @@ def check_base(module: nn.Module, folder: Path) -> None:
         UsageError: it has other weights.
     """
     name, expected = base_named(folder)
-    if expected and expected != (found := digest_of(module)):
+    if expected and expected != (actual := digest_of(module)):
         raise UsageError(
             f"the adapters in {folder} were trained on other weights than {name!r} has now: "
-            f"SHA-256 {expected[:12]} then, {found[:12]} now; put those weights back, or name "
+            f"SHA-256 {expected[:12]} then, {actual[:12]} now; put those weights back, or name "
             f"their folder in {folder / BASE_FILE}"
         )
 

@@ -169,7 +169,7 @@ def _inner(annotation: Any) -> type[BaseModel] | None:
         and issubclass(annotation, BaseModel)
     ):
         return annotation
-    return next((found for a in get_args(annotation) if (found := _inner(a)) is not None), None)
+    return next((model for a in get_args(annotation) if (model := _inner(a)) is not None), None)
 
 
 def _at(loc: Loc, model: type[BaseModel]) -> type[BaseModel] | None:

@@ -32,10 +32,10 @@ async def rescored(
     largest = 0.0
     for sequence in fresh[:: max(1, len(fresh) - 1)]:
         recorded, scores = await _log_probs(engine, [sequence], temperature)
-        largest = max(largest, found := typical_difference(recorded, scores))
-        if found > limit:
+        largest = max(largest, difference := typical_difference(recorded, scores))
+        if difference > limit:
             raise SamplerMismatch(
-                _cache_fault(engine, recorded, scores, limit), found, limit, [sequence]
+                _cache_fault(engine, recorded, scores, limit), difference, limit, [sequence]
             )
     return {"mismatch.sample": largest} if fresh else {}
 

@@ -86,9 +86,9 @@ def _by_prefix(
                 groups[-1] = (common, [*members, request])
                 continue
         groups.append((request.start - 1, [request]))
-    found = [(members[0].ids[:common], members) for common, members in groups if len(members) > 1]
+    shared = [(members[0].ids[:common], members) for common, members in groups if len(members) > 1]
     alone = [members[0] for _, members in groups if len(members) == 1]
-    return [*found, ((), alone)] if alone else found
+    return [*shared, ((), alone)] if alone else shared
 
 
 def _same(a: Sequence[int], b: Sequence[int]) -> int:

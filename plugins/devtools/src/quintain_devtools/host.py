@@ -109,8 +109,8 @@ def _memory() -> str:
     """Total and available memory, and the limit of the control group, if there is one."""
     if not Path("/proc/meminfo").exists():  # macOS
         return f"{_size(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'))} in all"
-    found = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    total, available = (int(found[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, available = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
     limit_file = Path("/sys/fs/cgroup/memory.max")
     limit = limit_file.read_text().strip() if limit_file.exists() else "max"
     return f"{_size(available)} of {_size(total)} available" + (

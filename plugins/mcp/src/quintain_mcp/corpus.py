@@ -228,10 +228,10 @@ def _passage(row: Mapping[str, Any], columns: Columns, number: str, where: str) 
                     f"but {', '.join(map(str, row)) or 'none'}; name it with --{kind}-column"
                 )
             return default
-        found = row[name]
-        if not isinstance(found, (str, int)) or (kind == "text" and not isinstance(found, str)):
-            raise UsageError(f"{where}: {name!r} is {type(found).__name__}; expected a string")
-        return encodable(str(found))
+        content = row[name]
+        if not isinstance(content, (str, int)) or (kind == "text" and not isinstance(content, str)):
+            raise UsageError(f"{where}: {name!r} is {type(content).__name__}; expected a string")
+        return encodable(str(content))
 
     return Passage(
         id=" ".join(value("id", number).split()),

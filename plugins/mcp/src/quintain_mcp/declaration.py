@@ -164,9 +164,9 @@ class McpServer:
 
     @staticmethod
     def _taken(names: object, where: str) -> dict[str, str]:
-        found = {}
+        variables = {}
         for name in names:  # type: ignore[attr-defined]
             if name not in os.environ:
                 raise UsageError(f"{where}: the environment variable {name} is not set")
-            found[name] = os.environ[name]
-        return found
+            variables[name] = os.environ[name]
+        return variables

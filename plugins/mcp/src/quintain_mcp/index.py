@@ -76,15 +76,15 @@ class SearchIndex:
         parts = [
             (Occur.Should, Query.term_query(self._schema, "text", term, "freq")) for term in terms
         ]
-        found = self._searcher.search(Query.boolean_query(parts), k, count=False)
-        return [Hit(passage=self._read(address), score=score) for score, address in found.hits]
+        result = self._searcher.search(Query.boolean_query(parts), k, count=False)
+        return [Hit(passage=self._read(address), score=score) for score, address in result.hits]
 
     def open(self, id: str) -> Passage | None:  # noqa: A002 - the word of the tool
         """Return the passage with this id; None if there is none."""
-        found = self._searcher.search(
+        hits = self._searcher.search(
             Query.term_query(self._schema, "id", id, "basic"), 1, count=False
         ).hits
-        return self._read(found[0][1]) if found else None
+        return self._read(hits[0][1]) if hits else None
 
     def _read(self, address: tantivy.DocAddress) -> Passage:
         document = self._searcher.doc(address)

@@ -202,9 +202,11 @@ class StdioWire:
         try:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError:
-            found = _ID_FIRST.match(line[:ENDS]) or _ID_LAST.search(line[-ENDS:])
-            if found and int(found[1]) in self._pending:
-                await self._answer(int(found[1]), unreachable("its answer is no JSON-RPC message"))
+            id_match = _ID_FIRST.match(line[:ENDS]) or _ID_LAST.search(line[-ENDS:])
+            if id_match and int(id_match[1]) in self._pending:
+                await self._answer(
+                    int(id_match[1]), unreachable("its answer is no JSON-RPC message")
+                )
                 return ""
             self._garbage.append(line[:80].decode("utf-8", "replace"))
             if len(self._garbage) == 1:
@@ -226,8 +228,8 @@ class StdioWire:
         """
         if _NOTIFICATION.match(head):
             return ""
-        found = _ID_FIRST.match(head) or _ID_LAST.search(tail)
-        ids = {int(found[1])} if found else self._pending
+        id_match = _ID_FIRST.match(head) or _ID_LAST.search(tail)
+        ids = {int(id_match[1])} if id_match else self._pending
         if len(ids) > 1:
             return (
                 f"the server sent a message of {size:,} bytes; at most {self._limit:,} are read "

@@ -59,7 +59,7 @@ class ConversationEncoder:
 
     def clean(self, text: str) -> str:
         """*text* with its control tokens broken up."""
-        return self._control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+        return self._control.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
     def render(self, messages: Conversation) -> str:
         """Return the text of a conversation, by the chat template or with an empty line between

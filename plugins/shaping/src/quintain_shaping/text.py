@@ -130,10 +130,10 @@ def language_consistency(
             f"language_consistency: script is {script!r}; expected one of {get_args(Script)}"
         )
     accepted = {"han", "kana"} if script == "japanese" else {script}
-    found = [found for text in texts(rollout, part) for found in scripts(text)]
-    if not found:
+    scripts_used = [script for text in texts(rollout, part) for script in scripts(text)]
+    if not scripts_used:
         return Score(reason=f"no words in: {part}")
-    return Score(value=sum(one in accepted for one in found) / len(found))
+    return Score(value=sum(one in accepted for one in scripts_used) / len(scripts_used))
 
 
 def scripts(text: str) -> Iterator[str]:

@@ -172,14 +172,16 @@ def accuracies(module: Any, tokenizer: HFTokenizer, count: int = 3000) -> dict[s
 
     That is what greedy decoding gets right.
     """
-    rng, found = Random("held out"), defaultdict[str, list[bool]](list)
+    rng, right_by_skill = Random("held out"), defaultdict[str, list[bool]](list)
     for _ in range(count):
         made = exercise(rng)
         sequence = encoded(tokenizer, made)
         ids, mask = torch.tensor([sequence.ids]), torch.tensor(sequence.mask[1:])
         best = module(input_ids=ids, use_cache=False).logits[0, :-1].argmax(-1)
-        found[made.skill].append(bool((best == ids[0, 1:])[mask].all()))
-    return {skill: round(sum(right) / len(right), 3) for skill, right in sorted(found.items())}
+        right_by_skill[made.skill].append(bool((best == ids[0, 1:])[mask].all()))
+    return {
+        skill: round(sum(right) / len(right), 3) for skill, right in sorted(right_by_skill.items())
+    }
 
 
 @dataclass(kw_only=True)

@@ -46,10 +46,12 @@ class MLflow(Tracker):
         beside = f"sqlite:///{run.folder.parent / 'mlflow.db'}"
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or beside
         self._client = client = imported("mlflow.tracking", "mlflow").MlflowClient(uri)
-        found = client.get_experiment_by_name(self.experiment)
+        existing = client.get_experiment_by_name(self.experiment)
         artifacts = f"file://{run.folder.parent / 'mlartifacts'}" if uri == beside else None
         experiment = (
-            found.experiment_id if found else client.create_experiment(self.experiment, artifacts)
+            existing.experiment_id
+            if existing
+            else client.create_experiment(self.experiment, artifacts)
         )
 
         def create() -> str:

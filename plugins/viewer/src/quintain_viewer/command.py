@@ -117,23 +117,23 @@ def rollouts(
     wanted = Filter(
         steps=known, results=results, environment=environment, reward=reward, contains=contains
     )
-    found: Chosen = list(store.matching(wanted))[::-1]
-    total = sum(len(numbers) for *_, numbers in found)
+    stored: Chosen = list(store.matching(wanted))[::-1]
+    total = sum(len(numbers) for *_, numbers in stored)
     if not total:
         message = f"no rollout of {store.name} matches; {len(store.files):,} steps were searched"
         click.echo(message, err=True)
         return
     if html is not None:
-        chosen = spread(found, limit or WRITTEN)
-        why = whole_steps(chosen, found, limit or WRITTEN)
+        chosen = spread(stored, limit or WRITTEN)
+        why = whole_steps(chosen, stored, limit or WRITTEN)
         _write_page(html, store, chosen, total=total, every_token=tokens, why=why)
     elif as_json:
-        chosen = newest(found, limit or total)
+        chosen = newest(stored, limit or total)
         _print_json(store, chosen, tokens=tokens)
     else:
         from .terminal import show
 
-        chosen = newest(found, limit or SHOWN)
+        chosen = newest(stored, limit or SHOWN)
         decode = TokenText(store.path)
         rows = (
             view
@@ -142,16 +142,16 @@ def rollouts(
         )
         show(list(rows), decode)
     if (shown := sum(len(numbers) for *_, numbers in chosen)) < total:
-        which = whole_steps(chosen, found, limit or WRITTEN) if html else "the newest"
+        which = whole_steps(chosen, stored, limit or WRITTEN) if html else "the newest"
         click.echo(
             f"{shown:,} of {total:,} rollouts, {which}; -n {total} shows all; --help lists filters",
             err=True,
         )
 
 
-def whole_steps(chosen: Chosen, found: Chosen, limit: int) -> str:
+def whole_steps(chosen: Chosen, stored: Chosen, limit: int) -> str:
     """Return why a page has the rollouts of *chosen* only."""
-    return f"whole steps ({len(chosen):,} of {len(found):,}), because a page has at most {limit:,}"
+    return f"whole steps ({len(chosen):,} of {len(stored):,}), because a page has at most {limit:,}"
 
 
 def _write_page(
@@ -182,10 +182,10 @@ def _print_json(store: StoredRollouts, chosen: Chosen, *, tokens: bool) -> None:
             click.echo(json.dumps(view))
 
 
-def newest(found: Chosen, limit: int) -> Chosen:
-    """Return the first *limit* rollouts of *found*, in the order of their files."""
+def newest(stored: Chosen, limit: int) -> Chosen:
+    """Return the first *limit* rollouts of *stored*, in the order of their files."""
     chosen: Chosen = []
-    for step, path, numbers in found:
+    for step, path, numbers in stored:
         if limit <= 0:
             break
         chosen.append((step, path, sorted(numbers[:limit])))
@@ -193,14 +193,14 @@ def newest(found: Chosen, limit: int) -> Chosen:
     return chosen
 
 
-def spread(found: Chosen, limit: int) -> Chosen:
-    """Whole steps of *found*, the first, the last and others evenly between, with at most *limit*
+def spread(stored: Chosen, limit: int) -> Chosen:
+    """Whole steps of *stored*, the first, the last and others evenly between, with at most *limit*
     rollouts.
 
     If not even one step fits, its first *limit* rollouts.
     """
-    for count in range(len(found), 0, -1):
-        positions = sorted({round(i * (len(found) - 1) / max(1, count - 1)) for i in range(count)})
-        if sum(len(found[i][2]) for i in positions) <= limit:
-            return [found[i] for i in positions]
-    return newest(found, limit)
+    for count in range(len(stored), 0, -1):
+        positions = sorted({round(i * (len(stored) - 1) / max(1, count - 1)) for i in range(count)})
+        if sum(len(stored[i][2]) for i in positions) <= limit:
+            return [stored[i] for i in positions]
+    return newest(stored, limit)

@@ -252,11 +252,11 @@ def recipe_of(origin: Origin) -> Iterator[str]:
 
 def versions(origin: Origin) -> Iterator[str]:
     """Versions, device and commit of the last process of the run."""
-    if found := origin.process.get("versions"):
+    if installed := origin.process.get("versions"):
         plugins = ", ".join(
-            f"{name} {version}" for name, version in found.items() if name not in LIBRARIES
+            f"{name} {version}" for name, version in installed.items() if name not in LIBRARIES
         )
-        rows = [(name, found[name]) for name in LIBRARIES if name in found]
+        rows = [(name, installed[name]) for name in LIBRARIES if name in installed]
         rows += [
             (key, str(origin.process[key]))
             for key in ("device", "commit", "time")
