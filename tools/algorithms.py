@@ -293,8 +293,8 @@ def apart() -> Iterator[str]:
     known = {name: algorithm for name, (_, algorithm) in algorithms().items()}
     yield from _header("algorithm", "compared with", "differences")
     for left, right in PAIRS:
-        found = differences(known[left], known[right])
-        yield _line(f"`{left}`", f"`{right}`", "; ".join(map(words, found)))
+        changes = differences(known[left], known[right])
+        yield _line(f"`{left}`", f"`{right}`", "; ".join(map(words, changes)))
 
 
 def of_pieces() -> Iterator[str]:

@@ -65,13 +65,13 @@ def decisions() -> list[Decision]:
     Raises:
         ValueError: a file does not have the form that the index shows.
     """
-    found = []
+    rows = []
     for path in sorted(FOLDER.glob("[0-9]*.md")):
         text = _FORM.fullmatch(path.read_text(encoding="utf-8"))
         if text is None:
             raise ValueError(f"{path.name} does not have the form that {INDEX} shows")
-        found.append(Decision(path=path, title=text["title"], date=text["date"]))
-    return found
+        rows.append(Decision(path=path, title=text["title"], date=text["date"]))
+    return rows
 
 
 def render() -> str:

@@ -43,10 +43,10 @@ def draw(source: str, library: Path) -> str:
         ]
         command = ["chromium", *options, "--allow-file-access-from-files", page.as_uri()]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    found = re.search(r'<pre id="svg">(&lt;svg.*?)</pre>', done.stdout, re.S)
-    if not found:
+    match = re.search(r'<pre id="svg">(&lt;svg.*?)</pre>', done.stdout, re.S)
+    if not match:
         raise SystemExit(f"mermaid drew nothing of:\n{source}")
-    text = found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+    text = match[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
     return text + "\n"
 
 

@@ -58,10 +58,10 @@ def sampled(folder: Path) -> Iterator[dict[str, Any]]:
 
 def digest(rows: Iterator[dict[str, Any]]) -> str:
     """Return a short digest of plain data."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for row in rows:
-        found.update(json.dumps(row, sort_keys=True, default=str).encode())
-    return found.hexdigest()[:16]
+        sha256.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return sha256.hexdigest()[:16]
 
 
 def weights(folder: Path) -> str:

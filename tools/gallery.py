@@ -80,8 +80,10 @@ def render() -> str:
     """
     registry = current()
     distributions = {project(m) for m in ROOT.glob("environments/*/pyproject.toml")}
-    found = [c for c in registry.components("environment") if c.distribution in distributions]
-    cards = {c.name: details_of(c, registry) for c in sorted(found, key=lambda c: c.name)}
+    environments = [
+        c for c in registry.components("environment") if c.distribution in distributions
+    ]
+    cards = {c.name: details_of(c, registry) for c in sorted(environments, key=lambda c: c.name)}
     rows = [
         f"| [{name}](#{name}) | {d.line.summary} | {', '.join(d.line.needs)} |"
         for name, d in cards.items()

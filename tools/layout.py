@@ -246,16 +246,16 @@ def internal(checkout: Checkout) -> Iterator[Import]:
 def layers(checkout: Checkout) -> list[str]:
     """Imports that do not point to the own part or a lower layer, and parts that have no layer."""
     unknown = {part(name) for name in checkout.package} - {*RANK, ""}
-    found = [f"{PACKAGE}.{name} has no layer" for name in sorted(unknown)]
+    violations = [f"{PACKAGE}.{name} has no layer" for name in sorted(unknown)]
     for one in internal(checkout):
         here, there = part(one.source.name), part(one.target)
         if one.target == PACKAGE:
-            found.append(f"{one}: the root of the package reaches up to every layer")
+            violations.append(f"{one}: the root of the package reaches up to every layer")
         elif here in unknown or there == here or {here, there} <= ROOT_FILES - {"__main__"}:
             continue
         elif RANK.get(there, len(LAYERS)) >= RANK[here]:
-            found.append(f"{one}: {there} does not lie below {here}")
-    return found
+            violations.append(f"{one}: {there} does not lie below {here}")
+    return violations
 
 
 def cycles(checkout: Checkout) -> list[str]:
@@ -360,7 +360,7 @@ def base_imports(checkout: Checkout) -> list[str]:
 def base_loads(checkout: Checkout) -> list[str]:
     """Such libraries that a module of the base loads by the modules that it imports."""
     loaded = {name: list(loads(module, checkout)) for name, module in checkout.package.items()}
-    found = []
+    violations = []
     for module in base(checkout):
         reached = {module.name: ""}
         unread = [module.name]
@@ -368,11 +368,11 @@ def base_loads(checkout: Checkout) -> list[str]:
             here = unread.pop()
             for one in loaded[here]:
                 if is_heavy(one) and here != module.name:
-                    found.append(f"{module.name} loads {here}, which the base must not: {one}")
+                    violations.append(f"{module.name} loads {here}, which the base must not: {one}")
                 if one.target in loaded and one.target not in reached:
                     reached[one.target] = here
                     unread.append(one.target)
-    return found
+    return violations
 
 
 def base(checkout: Checkout) -> list[Module]:
@@ -518,18 +518,18 @@ def private_names(checkout: Checkout) -> list[str]:
     """Names with a leading underscore that one module takes from another, by import or as an
     attribute.
     """
-    found = []
+    violations = []
     known = checkout.installed
     members = {module.member for module in known.values()}
     for module in known.values():
         for one in imports(module, known):
             taken = [*one.target.split("."), one.name]
             if taken[0] in members and any(map(private, taken)):
-                found.append(str(one))
+                violations.append(str(one))
         for line, owner, name in module_attributes(module, known):
             if private(name):
-                found.append(f"{module.at(line)} uses {owner}.{name}")
-    return found
+                violations.append(f"{module.at(line)} uses {owner}.{name}")
+    return violations
 
 
 def private_attributes(checkout: Checkout) -> list[str]:
@@ -538,7 +538,7 @@ def private_attributes(checkout: Checkout) -> list[str]:
     The module is the unit, as for names: a method may read them from another object of its class,
     and so may a function beside the class. Libraries document some of theirs, such as `os._exit`.
     """
-    found = []
+    violations = []
     members = {module.member for module in checkout.installed.values()}
     for module in checkout.installed.values():
         meaning = meanings(module)
@@ -551,26 +551,26 @@ def private_attributes(checkout: Checkout) -> list[str]:
             of_library = first in meaning and meaning[first].partition(".")[0] not in members
             owner = ast.unparse(value)
             if not of_library and owner not in ("self", "cls", "super()", "type(self)"):
-                found.append(f"{module.at(node)} uses {owner}.{name}")
-    return found
+                violations.append(f"{module.at(node)} uses {owner}.{name}")
+    return violations
 
 
 def own_attributes(module: Module) -> set[str]:
     """Names that the classes of a module define: in their body, or by assignment to ``self``."""
-    found = set()
+    names = set()
     for node in module.nodes:
         if isinstance(node, ast.ClassDef):
             for inner in node.body:
-                found.add(getattr(inner, "name", ""))  # a method
-                found |= {dotted(target) for target in getattr(inner, "targets", [])}
-                found.add(dotted(getattr(inner, "target", inner)))
+                names.add(getattr(inner, "name", ""))  # a method
+                names |= {dotted(target) for target in getattr(inner, "targets", [])}
+                names.add(dotted(getattr(inner, "target", inner)))
         elif (
             isinstance(node, ast.Attribute)
             and isinstance(node.ctx, ast.Store)
             and dotted(node.value) in ("self", "cls")
         ):
-            found.add(node.attr)
-    return found
+            names.add(node.attr)
+    return names
 
 
 def private(name: str) -> bool:
@@ -592,7 +592,7 @@ def member_imports(checkout: Checkout) -> list[str]:
     """Imports of members, from the package or from one another, that are not a public name of a
     public module.
     """
-    found = set()
+    violations = set()
     known = checkout.installed
     members = {module.member for module in known.values()}
 
@@ -613,8 +613,8 @@ def member_imports(checkout: Checkout) -> list[str]:
         for text, target, name in used:
             why = refused(target, name) if target.partition(".")[0] in others else ""
             if why:
-                found.add(f"{text}: {why}")
-    return sorted(found)
+                violations.add(f"{text}: {why}")
+    return sorted(violations)
 
 
 def without_exceptions(rule: Rule) -> Rule:
@@ -622,10 +622,10 @@ def without_exceptions(rule: Rule) -> Rule:
 
     @wraps(rule)
     def checked(checkout: Checkout) -> list[str]:
-        found = {text: re.sub(r":\d+\b", "", text) for text in rule(checkout)}
+        bare_texts = {text: re.sub(r":\d+\b", "", text) for text in rule(checkout)}
         excepted = EXCEPTIONS.get(rule.__name__, {})
-        gone = excepted.keys() - found.values()
-        return [text for text, bare in found.items() if bare not in excepted] + [
+        gone = excepted.keys() - bare_texts.values()
+        return [text for text, bare in bare_texts.items() if bare not in excepted] + [
             f"no longer so, so that its exception can go: {text}" for text in sorted(gone)
         ]
 

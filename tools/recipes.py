@@ -311,7 +311,7 @@ def table_of(annotation: Any) -> type[BaseModel] | None:
         and get_origin(annotation) is None
     ):
         return annotation
-    return next((found for a in get_args(annotation) if (found := table_of(a)) is not None), None)
+    return next((model for a in get_args(annotation) if (model := table_of(a)) is not None), None)
 
 
 def keys(section: str, table: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -27,12 +27,12 @@ HEAD = """\
 
 def members(root: Path = ROOT) -> list[Path]:
     """Folders of the workspace's distributions, core's own first."""
-    found = [
+    paths = [
         p.parent
         for place in ("environments", "plugins")
         for p in (root / place).glob("*/pyproject.toml")
     ]
-    return [root, *sorted(found)]
+    return [root, *sorted(paths)]
 
 
 def project(member: Path) -> dict[str, Any]:
@@ -63,10 +63,10 @@ def manifest(member: Path) -> Manifest:
 
 def render(root: Path = ROOT) -> dict[Path, str]:
     """Return the text of each file that names the members, under the file's path."""
-    found = members(root)
-    projects = [project(member)["project"] for member in found]
+    member_paths = members(root)
+    projects = [project(member)["project"] for member in member_paths]
     names = sorted(row["name"] for row in projects[1:])
-    paths = [f"./{member.relative_to(root).as_posix()}" for member in found[1:]]
+    paths = [f"./{member.relative_to(root).as_posix()}" for member in member_paths[1:]]
     rows = [f"| `{row['name']}` | {row['description']} |" for row in projects]
 
     pyproject = root / "pyproject.toml"
@@ -78,8 +78,8 @@ def render(root: Path = ROOT) -> dict[Path, str]:
     packages = root / "docs" / "packages.md"
     return {
         root / "registry.toml": HEAD
-        + "".join("\n" + "\n".join(_record(member, root)) + "\n" for member in found),
-        root / "core" / "quintain" / "registry" / "known.json": _known(found[1:]),
+        + "".join("\n" + "\n".join(_record(member, root)) + "\n" for member in member_paths),
+        root / "core" / "quintain" / "registry" / "known.json": _known(member_paths[1:]),
         pyproject: text,
         requirements: _listed(
             requirements.read_text(encoding="utf-8"), r"-e \./.*", paths, "-e {}"

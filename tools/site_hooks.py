@@ -55,11 +55,11 @@ _MERMAID = re.compile(r"^```mermaid\n(.*?)^```", re.M | re.S)
 
 def sections(index: str) -> list[tuple[str, list[tuple[str, str]]]]:
     """Title and (file, description) rows of each section of *index*, the text of docs/README.md."""
-    found = []
+    tables = []
     for title, text in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", index, re.M | re.S):
         if rows := re.findall(r"^\| \[[^\]]+\]\(([^)]+)\) \| (.+?) \|$", text, re.M):
-            found.append((title, rows))
-    return found
+            tables.append((title, rows))
+    return tables
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -117,13 +117,13 @@ def _outside(text: str, base: Path) -> set[str]:
     """Files of the repository outside docs/ that *text* links to, relative to the root; *base* is
     its folder.
     """
-    found = set()
+    paths = set()
     for _, link, _ in _LINK.findall(_FENCE.sub("", text)):
         path = (base / link.partition("#")[0]).resolve()
         inside = path.is_relative_to(DOCS) or path == ROOT / "README.md"
         if "://" not in link and path.is_file() and path.is_relative_to(ROOT) and not inside:
-            found.add(path.relative_to(ROOT).as_posix())
-    return found
+            paths.add(path.relative_to(ROOT).as_posix())
+    return paths
 
 
 def _copy(file: str) -> str:

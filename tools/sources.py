@@ -152,12 +152,12 @@ def read(root: Path) -> Checkout:
 
 def modules(folder: Path, base: Path) -> dict[str, Module]:
     """Read every ``.py`` file under *folder*; names are relative to *base*."""
-    found = {}
+    by_name = {}
     for path in sorted(folder.rglob("*.py")):
         if not any(part.startswith(".") for part in path.relative_to(base).parts):
             module = module_of(path, base, path.read_text(encoding="utf-8"))
-            found[module.name] = module
-    return found  # without those of a virtual environment
+            by_name[module.name] = module
+    return by_name  # without those of a virtual environment
 
 
 def module_of(path: Path, base: Path, text: str) -> Module:
@@ -272,7 +272,7 @@ def imports(module: Module, known: Container[str]) -> Iterator[Import]:
 @cache
 def written_imports(module: Module) -> list[Import]:
     """Every import of a module; the name in ``from a import b`` may be a module's."""
-    found = []
+    written = []
     after = late(module.text)
     for node in module.nodes:
         if isinstance(node, ast.Import):
@@ -282,11 +282,11 @@ def written_imports(module: Module) -> list[Import]:
             names = [(base, alias.name) for alias in node.names]
         else:
             continue
-        found += [Import(module, *name, node.lineno, node not in after) for name in names]
+        written += [Import(module, *name, node.lineno, node not in after) for name in names]
     for node, target in imported_by_expressions(module):
         if target:
-            found.append(Import(module, target, "", node.lineno, node not in after))
-    return found
+            written.append(Import(module, target, "", node.lineno, node not in after))
+    return written
 
 
 def absolute(module: Module, name: str, level: int) -> str:
@@ -328,7 +328,7 @@ class Reference:
 @cache
 def references(module: Module) -> list[Reference]:
     """Every name of a module, with the attributes that are read from it."""
-    found = []
+    result = []
     meaning = meanings(module)
     owners = parents(module.text)
     for node in module.nodes:
@@ -337,8 +337,8 @@ def references(module: Module) -> list[Reference]:
         owner = owners[node]
         if attribute(owner)[0] is not node:  # else a part of a longer one
             first, dot, more = name.partition(".")
-            found.append(Reference(meaning.get(first, first), dot + more, node))
-    return found
+            result.append(Reference(meaning.get(first, first), dot + more, node))
+    return result
 
 
 @cache
@@ -346,22 +346,22 @@ def imported_by_expressions(module: Module) -> list[tuple[ast.expr, str | None]]
     """Expressions that import a module or can: each with its name, or None where the source does
     not show it.
     """
-    found: list[tuple[ast.expr, str | None]] = []
+    names: list[tuple[ast.expr, str | None]] = []
     owners = parents(module.text)
     for reference in references(module):
         name, node, owner = reference.name, reference.node, owners[reference.node]
         called = owner if isinstance(owner, ast.Call) and owner.func is node else None
         if name in IMPORTERS or name.rpartition(".")[2] in IMPORTERS:
-            found.append((node, called and argument(module, called)))
+            names.append((node, called and argument(module, called)))
         elif name == "sys.modules" and isinstance(owner, ast.Subscript):
-            found.append((node, literal(owner.slice)))
+            names.append((node, literal(owner.slice)))
         elif name == "sys.modules" and isinstance(owner, ast.Compare):
             continue  # asks whether one is loaded
         elif name.startswith("sys.modules"):
-            found.append((node, literal(called.args[0]) if called and called.args else None))
+            names.append((node, literal(called.args[0]) if called and called.args else None))
         elif name in RUNNERS | IMPORT_MODULES:
-            found.append((node, None))
-    return found
+            names.append((node, None))
+    return names
 
 
 def argument(module: Module, call: ast.Call) -> str | None:

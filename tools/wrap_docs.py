@@ -31,10 +31,10 @@ _BLOCK_MARK = re.compile(r" (?=(?:[-*+>|=]|\d+[.)]|#+|[-*_=]{3,})(?: |$)|```|~~~
 
 def pages() -> list[Path]:
     """The files that are wrapped."""
-    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     for pattern in ("docs/**/*.md", "plugins/*/README.md", "environments/*/README.md"):
-        found += sorted(ROOT.glob(pattern))
-    return found
+        paths += sorted(ROOT.glob(pattern))
+    return paths
 
 
 def wrapped(text: str) -> str:
@@ -84,7 +84,7 @@ def _filled(lines: list[str]) -> str:
     item = _ITEM.match(lines[0])
     start = item[0] if item else lines[0][: len(lines[0]) - len(lines[0].lstrip())]
     words = " ".join(line.strip() for line in lines)[len(start.lstrip()) :]
-    words = _UNBREAKABLE.sub(lambda found: found[0].replace(" ", "\0"), words)
+    words = _UNBREAKABLE.sub(lambda match: match[0].replace(" ", "\0"), words)
     words = _BLOCK_MARK.sub("\0", words)
     filled = textwrap.fill(
         words,

@@ -40,7 +40,7 @@ WAYS = ("bare interpreter", "one sandbox, empty program", "two sandboxes", "two 
 
 
 async def rounds(sandbox: Any, grader: Any, warm: Any, tasks: list[Any]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for task in tasks:
         source = "\n".join([task.solution["solution.py"], task.setup, *task.tests])
 
@@ -58,10 +58,10 @@ async def rounds(sandbox: Any, grader: Any, warm: Any, tasks: list[Any]) -> dict
         async def warmly(graded: Any = graded) -> None:
             await graded(by=warm)
 
-        for name, work in zip(found, (bare, empty, graded, warmly), strict=True):
-            found[name].append(await timed(work))
+        for name, work in zip(seconds, (bare, empty, graded, warmly), strict=True):
+            seconds[name].append(await timed(work))
         await asyncio.sleep(0.1)  # interpreters start again
-    return found
+    return seconds
 
 
 async def throughput(grader: Any, tasks: list[Any]) -> float:
@@ -88,8 +88,8 @@ async def measured(data: Path, n: int, passes: int) -> tuple[dict[str, list[floa
     async with cold as sandbox, warm as waiting:
         grader, ready = Grader(sandbox), Grader(waiting)
         await rounds(sandbox, grader, ready, tasks[:3])
-        found = await rounds(sandbox, grader, ready, tasks[:n])
-        return found, [await throughput(grader, tasks) for _ in range(passes)]
+        seconds = await rounds(sandbox, grader, ready, tasks[:n])
+        return seconds, [await throughput(grader, tasks) for _ in range(passes)]
 
 
 def main() -> int:
@@ -99,10 +99,10 @@ def main() -> int:
         print("QUINTAIN_DATA names no folder with mbpp/mbpp.jsonl", file=sys.stderr)
         return 2
     n, passes = (5, 1) if options.quick else (options.rounds or 60, 3)
-    found, rates = asyncio.run(measured(data, n, passes))
-    base = found["one sandbox, empty program"]
+    milliseconds, rates = asyncio.run(measured(data, n, passes))
+    base = milliseconds["one sandbox, empty program"]
     rows = []
-    for name, values in found.items():
+    for name, values in milliseconds.items():
         ratio = statistics.median(a / b for a, b in zip(values, base, strict=True))
         rows.append(
             [name, f"{statistics.median(values):.1f}", f"{min(values):.1f}", f"{ratio:.2f}"]
@@ -113,7 +113,7 @@ def main() -> int:
         f"slots"
     )
     figures = {
-        "milliseconds": {k: spread(v) for k, v in found.items()},
+        "milliseconds": {k: spread(v) for k, v in milliseconds.items()},
         "per_second": spread(rates),
     }
     conditions = {"rows": n, "passes": passes, "slots": SLOTS, "data": "mbpp"}

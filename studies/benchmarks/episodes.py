@@ -332,14 +332,14 @@ def main() -> None:
             if args.only not in case:
                 continue
             count = max(2, full // 10) if args.quick else full
-            found = alternate(ours, theirs, rounds=rounds, warmup=1, case=case, count=count)
+            runs = alternate(ours, theirs, rounds=rounds, warmup=1, case=case, count=count)
             figure: dict[str, Any] = {
-                key: spread(o[key] for o in found.ours) for key in found.ours[0]
+                key: spread(o[key] for o in runs.ours) for key in runs.ours[0]
             }
             if args.against:
                 figure |= {
-                    "theirs": spread(t["ms"] for t in found.theirs),
-                    "ratio": spread(found.ratios("ms")),
+                    "theirs": spread(t["ms"] for t in runs.theirs),
+                    "ratio": spread(runs.ratios("ms")),
                 }
             if case.startswith(("one", "five")):
                 figure["kept"] = ours.ask(kept=True, case=case)

@@ -152,18 +152,18 @@ def main() -> None:
     rounds = args.rounds or (1 if args.quick else 5)
     side, rows, figures = Side(), [], {}
     for case, count in EPISODES.items():
-        found = [
+        measured_rounds = [
             asyncio.run(side.rates(case, max(8, count // (32 if args.quick else 1))))
             for _ in range(rounds)
         ]
-        figures[case] = {key: spread(f[key] for f in found) for key in found[0]}
+        figures[case] = {key: spread(f[key] for f in measured_rounds) for key in measured_rounds[0]}
         for through, direct in (("gateway", "remote"), ("gateway, tokens", "tokens")):
             cpu = f"{direct}, CPU ms"
             shares = {
-                "share": [f[through] / f[direct] for f in found],
-                "CPU share": [f[cpu] / f[f"{through}, CPU ms"] for f in found],
+                "share": [f[through] / f[direct] for f in measured_rounds],
+                "CPU share": [f[cpu] / f[f"{through}, CPU ms"] for f in measured_rounds],
                 "CPU share without the agent": [
-                    f[cpu] / (f[f"{through}, CPU ms"] - f["agent, CPU ms"]) for f in found
+                    f[cpu] / (f[f"{through}, CPU ms"] - f["agent, CPU ms"]) for f in measured_rounds
                 ],
             }
             figures[case] |= {

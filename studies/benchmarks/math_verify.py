@@ -78,7 +78,8 @@ def rates(verifier: Any, rounds: int, n: int) -> dict[str, list[dict[str, float]
     alike.
     """
     pairs = mixed(random.Random(0))
-    found: dict[str, list[dict[str, float]]] = {"mixed": [], "equal strings": [], "cached": []}
+    kinds = ("mixed", "equal strings", "cached")
+    rates_by_kind: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     with ThreadPoolExecutor(PROCESSES * 2) as threads:
         for _ in range(rounds):
             batch = [next(pairs) for _ in range(n)]
@@ -101,17 +102,17 @@ def rates(verifier: Any, rounds: int, n: int) -> dict[str, list[dict[str, float]
                 for text in same:
                     verifier.verify(text, f"It follows that the answer is \\boxed{{{text}}}.")
 
-            found["mixed"].append(timed(verifier, n, run))
-            found["cached"].append(timed(verifier, 10 * n, again))
-            found["equal strings"].append(timed(verifier, n, equal))
-    return found
+            rates_by_kind["mixed"].append(timed(verifier, n, run))
+            rates_by_kind["cached"].append(timed(verifier, 10 * n, again))
+            rates_by_kind["equal strings"].append(timed(verifier, n, equal))
+    return rates_by_kind
 
 
 def overruns(verifier: Any, rounds: int) -> list[float]:
     """Seconds from a call to its verdict, beyond the limit, for hanging answers; a replaced worker
     costs the next.
     """
-    found = []
+    seconds = []
     for seed in range(rounds):
         for text in HANGS:
             began = time.perf_counter()
@@ -119,8 +120,8 @@ def overruns(verifier: Any, rounds: int) -> list[float]:
                 "5", f"\\boxed{{{text.replace('SEED', str(seed + 3))}}}", timeout=LIMIT
             )
             assert verdict.kind.value != "correct"
-            found.append(time.perf_counter() - began - LIMIT)
-    return found
+            seconds.append(time.perf_counter() - began - LIMIT)
+    return seconds
 
 
 def main() -> int:

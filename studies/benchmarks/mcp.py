@@ -179,8 +179,10 @@ def main() -> None:
             for name, measures in rows.items():
                 shown = []
                 for measure in measures:
-                    found = [asyncio.run(measure()) for _ in range(chosen.rounds)]
-                    rate, cpu = (statistics.median(column) for column in zip(*found, strict=True))
+                    measurements = [asyncio.run(measure()) for _ in range(chosen.rounds)]
+                    rate, cpu = (
+                        statistics.median(column) for column in zip(*measurements, strict=True)
+                    )
                     shown.append(f"{rate:7,.0f} calls/s {cpu:6.2f} ms of CPU")
                 sides = ("bare", "ours")[-len(shown) :]
                 print(f"{name:33}", *(f"{w} {text}" for w, text in zip(sides, shown, strict=True)))

@@ -245,10 +245,10 @@ def main() -> None:
     lines = []
     for name, cases in figures.items():
         for case, f in cases.items():
-            found = sum(x > HALF for x in f["typical"])
+            above_half = sum(x > HALF for x in f["typical"])
             low, high = f["typical"][0], f["typical"][-1]
             lines.append(
-                (name, case, f"{f['sample']:.3f}", f"{low:.3f} to {high:.3f}", f"{found} of 8")
+                (name, case, f"{f['sample']:.3f}", f"{low:.3f} to {high:.3f}", f"{above_half} of 8")
             )
     print(
         table(

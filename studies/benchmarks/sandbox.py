@@ -268,8 +268,8 @@ def main() -> int:
     figures, left_out = asyncio.run(measure(options, rounds))
     scaled = lambda s: {k: v * 1000 if k != "n" else v for k, v in s.items()}  # noqa: E731
     rows = [
-        [name, shown(scaled(found)), f"{figures['added_seconds'][name]['median'] * 1000:+.1f}"]
-        for name, found in figures["seconds"].items()
+        [name, shown(scaled(summary)), f"{figures['added_seconds'][name]['median'] * 1000:+.1f}"]
+        for name, summary in figures["seconds"].items()
     ]
     print(table(["way", "ms", "ms beyond the plain interpreter"], rows))
     rates = figures["runs_per_second"]
@@ -277,7 +277,7 @@ def main() -> int:
     counts = [
         [
             name,
-            *(f"{found['median']:.0f}" for found in by.values()),
+            *(f"{summary['median']:.0f}" for summary in by.values()),
             f"{cpu[name]['median'] * 1000:.1f}",
         ]
         for name, by in rates.items()

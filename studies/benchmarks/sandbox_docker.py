@@ -50,7 +50,7 @@ async def full(service: Docker) -> None:
 
 
 async def measured(rounds: int, programs: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {
+    measurements: dict[str, list[float]] = {
         name: []
         for name in ("plain", "waiting", "waiting, no interpreter", "fresh", "overrun", "rate")
     }
@@ -69,35 +69,37 @@ async def measured(rounds: int, programs: int) -> dict[str, list[float]]:
         for _ in range(rounds):
             for name, call in calls.items():
                 await full(waiting)  # and nothing is started ahead meanwhile
-                found[name].append(await milliseconds(call))
+                measurements[name].append(await milliseconds(call))
         await full(waiting)
         began = time.perf_counter()
         await asyncio.gather(*(one(waiting) for _ in range(programs)))
-        found["rate"].append(programs / (time.perf_counter() - began))
+        measurements["rate"].append(programs / (time.perf_counter() - began))
         for _ in range(rounds):
             await full(waiting)
             result = await waiting.run({}, ["sleep", "60"], limits=ProgramLimits(seconds=0.5))
             assert result.status == "timeout"
-            found["overrun"].append((result.usage.seconds - 0.5) * 1000)
-    return found
+            measurements["overrun"].append((result.usage.seconds - 0.5) * 1000)
+    return measurements
 
 
 def main() -> int:
     options = arguments(__doc__).parse_args()
     rounds, programs = (2, 4) if options.quick else (options.rounds or 20, 60)
-    found = asyncio.run(measured(rounds, programs))
+    measurements = asyncio.run(measured(rounds, programs))
     rows = []
     for name in ("plain", "waiting", "waiting, no interpreter", "fresh"):
-        over = statistics.median(a - b for a, b in zip(found[name], found["plain"], strict=True))
-        summary = spread(found[name])
+        over = statistics.median(
+            a - b for a, b in zip(measurements[name], measurements["plain"], strict=True)
+        )
+        summary = spread(measurements[name])
         quartiles = f"{summary['q1']:.1f}-{summary['q3']:.1f}"
         rows.append(
             [name, f"{summary['median']:.1f}", quartiles, f"{summary['min']:.1f}", f"{over:+.1f}"]
         )
     print(table(["milliseconds", "median", "quartiles", "least", "over plain"], rows))
-    late = spread(found["overrun"])
+    late = spread(measurements["overrun"])
     print(
-        f"\n{found['rate'][0]:.1f} programs a second over {programs}, of which {POOL} had a "
+        f"\n{measurements['rate'][0]:.1f} programs a second over {programs}, of which {POOL} had a "
         f"container that waited"
     )
     print(
@@ -105,7 +107,7 @@ def main() -> int:
         f"{late['max']:.0f} ms"
     )
     conditions = {"rounds": rounds, "programs": programs, "pool": POOL, "slots": 4}
-    figures = {name: spread(values) for name, values in found.items()}
+    figures = {name: spread(values) for name, values in measurements.items()}
     write("sandbox_docker", figures, quick=options.quick, about=conditions)
     return 0
 

@@ -143,11 +143,11 @@ def main() -> None:
             f"{peak:.0f} MB"
         )
         wall, cpu = time.perf_counter(), time.process_time()
-        found = sum(id_ in [hit.passage.id for hit in index.search(q, 5)] for q, id_ in questions)
+        hits = sum(id_ in [hit.passage.id for hit in index.search(q, 5)] for q, id_ in questions)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         print(
             f"index, one thread: {len(questions) / wall:,.0f}/s of wall time, "
-            f"{len(questions) / cpu:,.0f}/s of CPU time, recall at 5 {found / len(questions):.3f}, "
+            f"{len(questions) / cpu:,.0f}/s of CPU time, recall at 5 {hits / len(questions):.3f}, "
             f"{resident_mb(os.getpid()):.0f} MB"
         )
         over_http(corpus, cache, [q for q, _ in questions])

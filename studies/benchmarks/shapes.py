@@ -148,8 +148,8 @@ def _tokenizer(words: Sequence[str]):  # type: ignore[no-untyped-def]
 
 
 def _prompts(tokenizer, rng: random.Random, words: Sequence[str]) -> list[str]:  # type: ignore[no-untyped-def]
-    found: list[str] = []
-    while len(found) < PROMPTS:
+    texts: list[str] = []
+    while len(texts) < PROMPTS:
         length, text = rng.randint(*PROMPT_TOKENS), ""
         while True:
             text = f"{text} {rng.choice(words)}".strip()
@@ -162,8 +162,8 @@ def _prompts(tokenizer, rng: random.Random, words: Sequence[str]) -> list[str]: 
             if size >= length:
                 break
         if size == length:
-            found.append(text)
-    return found
+            texts.append(text)
+    return texts
 
 
 def make(size: str) -> Path:

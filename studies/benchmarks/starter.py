@@ -87,10 +87,10 @@ async def untrained(kinds: Sequence[str], tasks: int) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"kind": kind}
             for name, temperature in (("sampled", TEMPERATURE), ("greedy", 0.0)):
                 sampling = Sampling(temperature=temperature, max_tokens=48)
-                found = await evaluate(
+                evaluation = await evaluate(
                     Small(kind=kind), engine, split="test", tasks=tasks, sampling=sampling
                 )
-                row[name] = found.accuracy.value if found.accuracy else None
+                row[name] = evaluation.accuracy.value if evaluation.accuracy else None
             print(row, flush=True)
             rows.append(row)
     return rows
@@ -165,18 +165,18 @@ class Side:
         self.log.close()
         text = (self.place / "log").read_text(encoding="utf-8")
         checks = re.findall(r"warm start: (\d+) updates.*?dev (?:about )?([\d.]+)%", text)
-        found: dict[str, Any] = {"checks": [[int(step), float(dev)] for step, dev in checks]}
+        row: dict[str, Any] = {"checks": [[int(step), float(dev)] for step, dev in checks]}
         for report in self.place.glob("cache/models/*/quintain.json"):
-            found["warm_start_seconds"] = json.loads(report.read_text(encoding="utf-8"))[
+            row["warm_start_seconds"] = json.loads(report.read_text(encoding="utf-8"))[
                 "warm_start"
             ]["seconds"]
         summary = self.place / "runs" / "run" / "summary.json"
         if summary.exists():
             held_out = json.loads(summary.read_text(encoding="utf-8"))["held_out"]
-            found |= {when: held_out[when]["accuracy"] for when in ("before", "after")}
-        elif "warm_start_seconds" in found:
+            row |= {when: held_out[when]["accuracy"] for when in ("before", "after")}
+        elif "warm_start_seconds" in row:
             raise RuntimeError(text[-2000:])
-        return found
+        return row
 
 
 def line(row: dict[str, Any]) -> str:

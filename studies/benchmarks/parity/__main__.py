@@ -121,11 +121,11 @@ def theirs(
     if run.returncode:
         raise RuntimeError(f"TRL's side ended with status {run.returncode}:\n{run.stderr[-4000:]}")
     output = torch.load(found_file)
-    found = {
+    results = {
         kind: {name: Found(**one) for name, one in cases.items()}
         for kind, cases in output["found"].items()
     }
-    return found, output["versions"]
+    return results, output["versions"]
 
 
 def relative(
@@ -164,10 +164,10 @@ def compared(
     )
 
 
-def complaints(case: Case, found: Mapping[str, Compared]) -> list[str]:
+def complaints(case: Case, compared_by_kind: Mapping[str, Compared]) -> list[str]:
     """Return what speaks against a case."""
     lines = []
-    for kind, one in found.items():
+    for kind, one in compared_by_kind.items():
         if one.worst > LIMITS[kind]:
             lines.append(
                 f"{case.name}, {kind}: differs by {one.worst:.1e}, allowed {LIMITS[kind]:.0e}"
@@ -191,12 +191,12 @@ def compare(
         folder = Path(scratch)
         given = {**world(folder), "types": list(kinds)}
         others, versions = theirs(given, folder, only)
-        found: dict[str, Results] = {case.name: {} for case in cases}
+        results: dict[str, Results] = {case.name: {} for case in cases}
         for kind in kinds:
             for case in cases:
                 ours = compute(case, folder, given["states"], given["logps"], getattr(torch, kind))
-                found[case.name][kind] = compared(case, ours, others[kind], cases)
-    return found, versions
+                results[case.name][kind] = compared(case, ours, others[kind], cases)
+    return results, versions
 
 
 def shown(value: float | None) -> str:
@@ -217,7 +217,7 @@ def main() -> int:
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("quintain").setLevel(logging.ERROR)  # what rows warn about is meant here
-    found, versions = compare(args.only, ["float64"] if args.quick else tuple(LIMITS))
+    results, versions = compare(args.only, ["float64"] if args.quick else tuple(LIMITS))
     cases = {case.name: case for case in CASES}
     head = (
         "method",
@@ -237,14 +237,15 @@ def main() -> int:
             "" if args.quick else shown(one["float32"].worst),
             cases[name].note,
         )
-        for name, one in found.items()
+        for name, one in results.items()
     ]
     print(table(head, rows))
     print("\nnot compared")
     print("\n".join(f"- {what}: {why}" for what, why in ABSENT))
     if not args.only:
         figures = {
-            name: {kind: vars(one) for kind, one in kinds.items()} for name, kinds in found.items()
+            name: {kind: vars(one) for kind, one in kinds.items()}
+            for name, kinds in results.items()
         }
         write(
             "parity",
@@ -252,7 +253,7 @@ def main() -> int:
             quick=args.quick,
             about={"limits": LIMITS, "peers": versions, "absent": dict(ABSENT)},
         )
-    lines = [line for name, one in found.items() for line in complaints(cases[name], one)]
+    lines = [line for name, one in results.items() for line in complaints(cases[name], one)]
     if lines:
         print("\n".join(lines), file=sys.stderr)
     return bool(lines)

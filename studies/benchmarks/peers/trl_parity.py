@@ -232,7 +232,7 @@ def preference(
             train_dataset=dataset,
             processing_class=tokenizer,
         )
-        found = [
+        examples = [
             {
                 "prompt_ids": list(best.prompt),
                 "chosen_ids": list(best.ids),
@@ -240,7 +240,7 @@ def preference(
             }
             for best, worst in reply_pairs
         ]
-        return trainer, trainer.data_collator(found)
+        return trainer, trainer.data_collator(examples)
     from trl.experimental.cpo import CPOConfig, CPOTrainer
 
     trainer = CPOTrainer(
@@ -293,7 +293,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     given = torch.load(args.given)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in given["types"]:
             dtype = getattr(torch, name)
@@ -307,7 +307,7 @@ def main() -> None:
                 dtype=dtype,
                 scratch=scratch,
             )
-            found[name] = {
+            results[name] = {
                 case.name: compute(case, setting) for case in CASES if args.only in case.name
             }
     versions = {
@@ -315,7 +315,7 @@ def main() -> None:
         "transformers": transformers.__version__,
         "torch": str(torch.__version__),
     }
-    torch.save({"found": found, "versions": versions}, args.found)
+    torch.save({"found": results, "versions": versions}, args.found)
 
 
 if __name__ == "__main__":
