@@ -146,8 +146,16 @@ def read(root: Path) -> Checkout:
             members |= modules(folder, folder)
     scripts = {k: v for f in ("studies", "tools") for k, v in modules(root / f, root).items()}
     package = root / "core" / PACKAGE
-    top = frozenset(p.name for p in package.iterdir() if p.name != "__pycache__")
+    top = frozenset(p.name for p in package.iterdir() if has_content(p))
     return Checkout(modules(package, root / "core"), members, scripts, top)
+
+
+def has_content(path: Path) -> bool:
+    """Return whether *path* is a file, or a folder with one that is not compiled; after a move git
+    leaves the old folder behind with its ``__pycache__``.
+    """
+    files = path.rglob("*") if path.is_dir() else [path]
+    return any(file.is_file() and "__pycache__" not in file.parts for file in files)
 
 
 def modules(folder: Path, base: Path) -> dict[str, Module]:

@@ -167,6 +167,18 @@ def test_folder_of_data_at_the_top_is_found(planted: Planted) -> None:
     assert planted.new("root_files") == ["quintain/planted"]
 
 
+def test_folder_of_a_move_is_none(tmp_path: Path) -> None:
+    """What Python compiled stays where a folder was moved away; it is no part of the package."""
+    package = tmp_path / "core" / "quintain"
+    for file in ("moved/__pycache__/old.cpython-311.pyc", "moved/inner/__pycache__/old.pyc"):
+        (package / file).parent.mkdir(parents=True)
+        (package / file).touch()
+    assert layout.read(tmp_path).top == frozenset()
+
+    (package / "moved/data.json").touch()
+    assert layout.read(tmp_path).top == {"moved"}
+
+
 @pytest.mark.parametrize(
     "form", ["from {} import {}", LATE, TYPE_ONLY], ids="eager late typed".split()
 )
