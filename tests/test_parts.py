@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from .conftest import pytest_collection_modifyitems
+from .lanes import mostly_slow
 from .tools import load_tool
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,3 +98,13 @@ def test_every_test_file_is_measured_once() -> None:
     ]
 
     assert sorted(files) == sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+def test_parameters_of_which_none_is_fast_are_refused() -> None:
+    """A renamed parameter would otherwise move all proofs to `make test-slow`."""
+    first, second = mostly_slow(["a", "b"], ["a", "c"])
+
+    assert first == "a"
+    assert [mark.name for mark in second.marks] == ["slow"]
+    with pytest.raises(ValueError, match="no parameter is called c"):
+        mostly_slow(["a", "b"], ["c"])

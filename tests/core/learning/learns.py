@@ -21,7 +21,7 @@ from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder
 
 SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)))
-"""Of learning runs: one in each test run, the others in `make test-all`."""
+"""Of learning runs: one in each test run, the others in `make test-slow`."""
 
 
 @reward(range=(0, 1))

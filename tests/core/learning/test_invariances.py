@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from quintain.learning.microbatch import FlatTokens
 from quintain.learning.pieces.advantages import Step
 from quintain.types.transcript import TrainingSequence
 
+from ...lanes import mostly_slow
 from ..models.tiny import tiny_model
 from . import batches
 from .algorithms import INSTALLED
@@ -43,9 +45,13 @@ if "gspo" in INSTALLED:  # `quintain-algorithms` is installed
             name="dvp-coarse", prune=0.05, kl=KL(where="loss", estimator="k2", coefficient=0.1)
         ),
     ]
+FAST = "reinforce grpo grpo+tis gspo reinforce_pp dppo_top dvp-coarse sft".split()
+"""Of each way to get from a batch to a gradient one: raw and relative advantages, weights of tokens
+and of sequences, returns per token, distributions, pruned samples, none at all.
+"""
 CLOSE: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-11}
 every_algorithm = pytest.mark.parametrize(
-    "algorithm", VARIANTS, ids=lambda algorithm: algorithm.name
+    "algorithm", mostly_slow(VARIANTS, FAST, name=attrgetter("name")), ids=attrgetter("name")
 )
 
 
@@ -168,7 +174,9 @@ RELATIVE = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", RELATIVE, ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize(
+    "algorithm", mostly_slow(RELATIVE, FAST, name=attrgetter("name")), ids=attrgetter("name")
+)
 def test_groups_without_signal_give_exactly_nothing(algorithm: Algorithm) -> None:
     """Equal rewards, and groups of one: no gradient at all, skipped or not."""
     algorithm = algorithm.replace(overlong=0.0, epochs=1)
@@ -321,15 +329,16 @@ def test_skipping_idle_samples_changes_no_gradient(algorithm: Algorithm) -> None
     )
 
 
-@pytest.mark.parametrize(
-    "algorithm, precision",
-    [
-        *((algorithm, "float32") for algorithm in VARIANTS),
-        (ALGORITHMS["reinforce"].replace(name="ema", advantage="ema"), "fp16"),
-    ],
-    ids=lambda value: getattr(value, "name", value),
-)
-def test_resume_is_bitwise(algorithm: Algorithm, precision: str) -> None:
+@every_algorithm
+def test_resume_is_bitwise(algorithm: Algorithm) -> None:
+    resumes(algorithm, "float32")
+
+
+def test_resume_is_bitwise_in_half_precision() -> None:
+    resumes(ALGORITHMS["reinforce"].replace(name="ema", advantage="ema"), "fp16")
+
+
+def resumes(algorithm: Algorithm, precision: str) -> None:
     """Three steps at once; or one, its state, and two more in a new learner of other weights."""
     steps = [
         replace(

@@ -1,4 +1,7 @@
-"""Every algorithm of `quintain-algorithms` teaches a tiny model, in a second or two."""
+"""Every algorithm of `quintain-algorithms` teaches a tiny model, in a second or two. `make test`
+runs one with weights of whole sequences and one that prunes samples; what the others compute is
+compared with formulas there.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ import pytest
 import quintain_algorithms
 
 from ...core.learning.learns import SEEDS, rises
+from ...lanes import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 NAMES = [getattr(quintain_algorithms, name).name for name in quintain_algorithms.__all__]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, ["gspo", "dvp"]))
 def test_success_rises(name: str, seed: int) -> None:
     """By a tenth at least, with the algorithm's own defaults."""
     before, after = rises(name, seed)

@@ -16,6 +16,7 @@ from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder
 
 from ...core.learning import learns
+from ...lanes import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -36,7 +37,7 @@ are enough.
 
 
 @pytest.mark.parametrize("seed", learns.SEEDS)
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", mostly_slow(CHANGES, ["ppo", "vineppo"]))
 def test_success_rises(name: str, seed: int) -> None:
     before, after = learns.rises(name, seed, steps=STEPS[name], **CHANGES[name])
     assert after >= before + 0.1

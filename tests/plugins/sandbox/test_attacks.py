@@ -29,6 +29,7 @@ from quintain_sandbox.landlock import ConfinedSandbox
 from quintain_sandbox.program import ENVIRONMENT
 from quintain_sandbox.users import give_back_user, take_user
 
+from ...lanes import asked_for, mostly_slow
 from .programs import ATTACKS, FIRST_RUN, PRELUDE, SECOND_RUN, Attack
 from .programs_honest import COMPILED, FILES, HONEST, SHARED_MEMORY, SOCKETS
 from .service import (
@@ -47,6 +48,17 @@ LANES = 4
 NEXT = Program(argv=["python3", "-c", "import json, site; print(6 * 7)"], limits=PATIENT)
 """The honest program after each attack. It reads start-up files and the working directory, as
 programs do.
+"""
+
+
+KERNEL = """
+print|threads|process pool|subprocess|temporary file|a second module|sqlite|local server|pair of sockets|80 MB of memory
+|10 MB in a file|signal handler|alarm handler|fork and wait|mmap|ctypes|user and home|named pipe|shared memory
+|lock of a file|time zones|links|permissions of files|a child of asyncio|40 threads|lower its own limits|record locks
+|a script of the shell
+""".replace("\n", "").split("|")
+"""Honest programs that ask the kernel for something, which a box may refuse by mistake: these are in
+each test run, the others compute.
 """
 
 
@@ -128,15 +140,6 @@ def in_lanes(
     for thread in threads:
         thread.join()
     return found
-
-
-def asked_for(request: pytest.FixtureRequest, parameter: str) -> list[Any]:
-    """The values of a parameter among the tests that are to run, so that one test does not run all
-    programs.
-    """
-    items = [item for item in request.session.items if item.path == request.path]
-    calls = [item.callspec.params for item in items if hasattr(item, "callspec")]
-    return [call[parameter] for call in calls if parameter in call]
 
 
 def unmet(sandbox: ProbedSandbox, attack: Attack) -> list[str]:
@@ -271,7 +274,7 @@ def printed(outcome: ProgramResult | Exception) -> str:
     return outcome.stdout.decode("utf-8", "replace").strip()
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", mostly_slow(HONEST, KERNEL))
 def test_an_honest_program_passes(
     sandbox: ProbedSandbox, honest: dict[str, ProgramResult | Exception], name: str
 ) -> None:

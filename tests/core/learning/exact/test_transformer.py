@@ -22,6 +22,7 @@ from quintain.interfaces.pieces import Piece
 from quintain.learning import Batch, Learner
 from quintain.learning.optimizer_step import OptimizerStep
 
+from ....lanes import mostly_slow
 from ...models.tiny import tiny_model, with_exact_norms
 from ..algorithms import INSTALLED
 from .bench import Bench, pruned, sample_of
@@ -155,7 +156,14 @@ sequence_mask-k3-mean dvp-coarse dvp+kl dvp+otb kl-k1-score kl-k1-reward mask_tr
 """.split()
 
 
-@pytest.mark.parametrize("name", [*CORE, *CHOSEN])
+FAST = """
+turn_level-mean batch_norm-environment dual dppo_top-1 gspo+tis_sequence sequence_mask-k3-mean dvp+kl kl-k1-reward
+mask_truncated
+""".split()
+"""Of `CHOSEN`, with all of `CORE`, in each test run; test_softmax.py has all, on tables instead of a transformer."""
+
+
+@pytest.mark.parametrize("name", mostly_slow([*CORE, *CHOSEN], [*CORE, *FAST]))
 def test_every_update_of_two_epochs_of_two_minibatches(name: str) -> None:
     """The first is on-policy but for the sampler; the later ones are not. The second epoch takes the groups in either
     order.
