@@ -58,7 +58,9 @@ def compared(
             service = judge
             if not isinstance(service, JudgeService):
                 url = await stack.enter_async_context(JudgeServer(service).up())
-                service = JudgeService(base_url=url, cache="none", retries=1, backoff=0.001)
+                service = JudgeService(
+                    base_url=url, cache="none", retries=1, backoff=0.001, outage=0.1
+                )
             await stack.enter_async_context(service)
             pair, chapters = (authors[model], authors[against]), tasks_of(STORY, "test", tasks)
             return await quality(
