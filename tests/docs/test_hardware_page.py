@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from quintain.models.lora import with_adapters
-from quintain.recipe.load import bundled
+from quintain.recipe.extends import bundled
 from quintain.recipe.memory import memory_of
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quintain.cli import main
-from quintain.recipe.load import bundled
+from quintain.recipe.extends import bundled
 from quintain.recipe.tables import Recipe
 
 from ..core.models.tiny import save_tiny

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quintain.console.screen import Screen
-from quintain.recipe.load import bundled
+from quintain.recipe.extends import bundled
 from quintain.recipe.tables import Recipe
 from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder

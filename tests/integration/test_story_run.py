@@ -13,7 +13,7 @@ import pytest
 from quintain.cli import main
 from quintain.cli.like import settings_of
 from quintain.console.screen import Screen
-from quintain.recipe.load import bundled
+from quintain.recipe.extends import bundled
 from quintain.recipe.tables import Recipe
 from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder

@@ -15,9 +15,9 @@ from quintain.interfaces.environment import Demonstration, Environment, control
 from quintain.interfaces.learner import AnyLearner
 from quintain.interfaces.reward import Reward, group_reward, reward
 from quintain.interfaces.service import Judge, Sandbox, Service, Workers, need
+from quintain.interfaces.shared_module import SharesModule
 from quintain.interfaces.tools import Tool, ToolSpec
 from quintain.learning import Learner
-from quintain.models.sharing import SharesModule
 from quintain.testing import EnvironmentSuite, RewardSuite, ScriptedEngine, rollout, run_episode
 from quintain.types.rollout import Rollout, Score, Turn
 from quintain.types.sampling import Sampling

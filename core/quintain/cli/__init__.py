@@ -95,11 +95,16 @@ class Commands(click.Group):
 def _completed(command: click.Command) -> click.Command:
     """*command*, which the completions of plugins have seen if a shell asks for words."""
 
-    from ..registry.lookup import current
+    from ..registry.lookup import current, strict_plugins
 
     if "_QUINTAIN_COMPLETE" in os.environ:
         for completion in current().components("completion"):
-            current().resolve(completion)(command)
+            try:
+                current().resolve(completion)(command)
+            except PluginError:
+                # A shell that asks for words shows no message, and others complete theirs.
+                if strict_plugins():
+                    raise
     return command
 
 

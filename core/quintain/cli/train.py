@@ -200,7 +200,7 @@ def _recipe(
     lr: float | None = None,
     **keys: Any,
 ) -> Recipe:
-    from ..recipe.load import BUNDLED, bundled
+    from ..recipe.extends import BUNDLED, bundled
     from ..recipe.resolve import is_component
     from ..recipe.rewards import as_expression
     from ..recipe.tables import Recipe

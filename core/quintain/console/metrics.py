@@ -1,8 +1,9 @@
 """The metrics of a step: plain numbers under dotted names.
 
 ``loss``, ``entropy``, ``ratio.max`` and so on come from the learner unchanged (see
-`quintain.learning.meter`); the others are computed here from the groups. Metrics that do not apply
-to a step are omitted. ``docs/health.md`` explains each name; plugins raise alerts about them.
+`quintain.learning.meter`). Collectors, curricula, rewards (`quintain.rollouts.scoring`) and the
+check of the sampler add theirs; the others are computed here from the groups. Metrics that do not
+apply to a step are omitted. ``docs/health.md`` explains each name; plugins raise alerts about them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def step_metrics(
         groups: all groups of the step, with rejected ones.
         rejected: number of rejected groups, by reason.
         learned: metrics of the learner.
-        held_out: metrics of an evaluation, if there was one (see `held_out`).
+        held_out: metrics of an evaluation, if there was one (see `held_out_metrics`).
         seconds: time by phase.
     """
     everything = [r for g in groups for r in g.rollouts]

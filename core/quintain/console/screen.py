@@ -282,7 +282,8 @@ def for_terminal(out: TextIO | None = None, *, quiet: bool = False) -> Screen:
     return LiveScreen(out) if out.isatty() and not quiet else Screen(out, quiet=quiet, dated=True)
 
 
-# The line of a step: a metric and its text.
+# The line of a step: a metric and its text. Plugins add none; their alerts and the notices of a
+# curriculum are lines of their own.
 SHOWN = (
     ("success", "{:.0%} of samples right"),
     ("reward.mean", "reward {:.2f}"),

@@ -88,8 +88,10 @@ class TokenEngine(Engine):
     """Token ids in, token ids and log-probs out; the only kind that can train. The chat layer
     drives it.
 
-    One that can decode the learner's own module also has the class method `SharesModule.sharing`;
-    the weights of any other arrive through `update`.
+    Implement `sample`, `score`, `update` and, for what has to start, ``__aenter__``. One that can
+    decode the learner's own module also has the class method `sharing` of
+    `quintain.interfaces.shared_module.SharesModule`; the weights of any other arrive through
+    `update`. One that never trains raises a `UsageError` there.
 
     Attributes:
         tokenizer: text to ids and back, and the chat template.

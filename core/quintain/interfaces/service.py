@@ -109,6 +109,9 @@ class Likelihood(Protocol):
 class Sandbox(Service):
     """Runs untrusted programs elsewhere: their failures are values, the sandbox's own an
     `InfrastructureError`.
+
+    This is the least that one offers. `quintain_sandbox.ProbedSandbox` adds limits and the type of
+    the result.
     """
 
     @abstractmethod

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from .. import lazy_names
 
 if TYPE_CHECKING:
+    from ..interfaces.shared_module import shares_module as shares_module
     from ..interfaces.tokenizer import ChatTokenizer as ChatTokenizer
     from .adapter_files import merge_adapters as merge_adapters
     from .forward import Forward as Forward
@@ -27,14 +28,13 @@ if TYPE_CHECKING:
     from .load import as_device as as_device
     from .load import load_model as load_model
     from .load import load_pretrained as load_pretrained
-    from .sharing import shares_module as shares_module
     from .tokenizer import HFTokenizer as HFTokenizer
     from .tool_calls import parse as parse
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".sharing": "shares_module",
+        "..interfaces.shared_module": "shares_module",
         "..interfaces.tokenizer": "ChatTokenizer",
         ".adapter_files": "merge_adapters",
         ".forward": "Forward TokenSequence",

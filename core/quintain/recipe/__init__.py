@@ -12,8 +12,8 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from .check import check_recipe as check_recipe
-    from .load import BUNDLED as BUNDLED
-    from .load import bundled as bundled
+    from .extends import BUNDLED as BUNDLED
+    from .extends import bundled as bundled
     from .resolve import chosen as chosen
     from .resolve import is_model_source as is_model_source
     from .resolve import opened_environments as opened_environments
@@ -31,7 +31,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".check": "check_recipe",
-        ".load": "BUNDLED bundled",
+        ".extends": "BUNDLED bundled",
         ".sources": "ModelRequest ModelSource model_source",
         ".resolve": (
             "chosen is_model_source opened_environments pinned resolve_algorithm "

@@ -16,9 +16,9 @@ from ..evaluation.evaluation import first_tasks
 from ..interfaces.algorithm import Algorithm, GroupStats
 from ..interfaces.environment import Environment
 from ..interfaces.service import Service
+from ..interfaces.shared_module import shares_module
 from ..models.hf import check_available
 from ..models.load import as_device
-from ..models.sharing import shares_module
 from ..registry.binding import NotStartedError, Unstarted, check_args, signature_of
 from ..registry.lookup import current
 from ..services.manager import find_service, start_order

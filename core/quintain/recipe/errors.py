@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..errors import did_you_mean
-from .load import KEY, RecipeLayer, holder
+from .extends import KEY, RecipeLayer, holder
 
 Loc = Sequence[int | str]
 _LONGEST = 300

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import torch
 
 from ..errors import RunError, UsageError
+from ..interfaces.shared_module import SuggestsSlots, shares_module
 from ..models.forward import TOKEN_BUDGET
 from ..models.head import CHUNK_ELEMENTS
 from ..models.hf import config_folder
 from ..models.layers import cache_shape
 from ..models.load import DTYPES, cache_bytes
 from ..models.lora import base_of, with_adapters
-from ..models.sharing import SuggestsSlots, shares_module
 from .plan import RunPlan
 
 PROMPT = 512

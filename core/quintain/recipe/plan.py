@@ -14,7 +14,7 @@ from ..console.screen import Screen
 from ..interfaces.algorithm import Algorithm
 from ..interfaces.curriculum import Curriculum
 from ..interfaces.schedule import Schedule
-from ..models.sharing import shares_module
+from ..interfaces.shared_module import shares_module
 from ..registry.discovery import short_name
 from ..registry.lookup import current
 from ..types.sampling import Sampling

@@ -327,15 +327,19 @@ def costly_service(recipe: Recipe, algorithm: Algorithm) -> str:
 
 
 def with_model(use: str, args: Mapping[str, Any]) -> ComponentTable:
-    """Return the service *use*; if it is an engine of this machine, the run that its model names
-    becomes a path, or raises.
+    """Return the service *use*; if it is an engine, the run that its model names becomes a path.
+
+    Raises:
+        UnknownNameError: no run has the name, and the engine asks no server, which may know it.
     """
-    if (
-        find_service(use).kind == "engine"
-        and short_name(use) != "openai"
-        and isinstance(args.get("model"), str)
-    ):
-        args = {**args, "model": model_named(args["model"])[0]}
+    component = find_service(use)
+    if component.kind == "engine" and isinstance(model := args.get("model"), str):
+        entry = current().entry(component)
+        try:
+            args = {**args, "model": model_named(model)[0]}
+        except UnknownNameError:
+            if entry is None or "network" not in entry.needs:
+                raise
     return ComponentTable(use=use, args=dict(args))
 
 

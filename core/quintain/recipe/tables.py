@@ -33,8 +33,8 @@ from ..registry.lookup import current
 from ..store.toml import DEEPEST, read_toml
 from ..types.sampling import Sampling
 from .errors import describe, short, synonyms
-from .load import BUNDLED, RecipeLayer, bundled, layers, merged, not_text, put
-from .load import KEY as EXTENDS
+from .extends import BUNDLED, RecipeLayer, bundled, layers, merged, not_text, put
+from .extends import KEY as EXTENDS
 
 Name = Annotated[str, Field(min_length=1)]
 Args = dict[str, Any]

@@ -15,23 +15,27 @@ from typing import Literal
 CORE = "quintain"
 
 GROUPS = {
-    "environment": "quintain.environments",
-    "reward": "quintain.rewards",
-    "algorithm": "quintain.algorithms",
-    "engine": "quintain.engines",
-    "learner": "quintain.learners",
+    "environment": "quintain.environments",  # quintain.Environment
+    "reward": "quintain.rewards",  # quintain.Reward, made by @reward or @group_reward
+    "algorithm": "quintain.algorithms",  # quintain.Algorithm
+    "engine": "quintain.engines",  # quintain.Engine, or TokenEngine for one that can train
+    "learner": "quintain.learners",  # quintain.interfaces.learner.PolicyLearner
+    # quintain.interfaces.curriculum.Curriculum; the sampling plan of an algorithm chooses "adaptive"
     "curriculum": "quintain.curricula",
-    "collector": "quintain.collectors",
-    "model": "quintain.models",
-    "schedule": "quintain.schedules",
-    "service": "quintain.services",
-    "tool_format": "quintain.tool_formats",
-    "command": "quintain.commands",
-    "check": "quintain.checks",
-    "completion": "quintain.completions",
+    "collector": "quintain.collectors",  # quintain.run.collect.Collector; a schedule names it
+    "model": "quintain.models",  # quintain.recipe.ModelSource
+    "schedule": "quintain.schedules",  # quintain.interfaces.schedule.Schedule
+    "service": "quintain.services",  # quintain.Service
+    "tool_format": "quintain.tool_formats",  # what quintain.models.tokenizer asks of one
+    "command": "quintain.commands",  # a click command
+    "check": "quintain.checks",  # a function, see quintain.registry.checks
+    "completion": "quintain.completions",  # a function that takes a click command
+    # a module or object with functions quintain_on_*, see quintain.interfaces.events
     "hooks": "quintain.plugins",
 }
-"""Kind of component to entry-point group, in the order of `quintain list`."""
+"""Kind of component to entry-point group, in the order of `quintain list`. Behind each stands its
+contract.
+"""
 
 KINDS = {group: kind for kind, group in GROUPS.items()}
 

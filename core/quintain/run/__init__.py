@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .fixed_model import FixedModelEngine as FixedModelEngine
     from .fixed_model import fixed_copy as fixed_copy
     from .hooks import Hooks as Hooks
+    from .hooks import hookimpl as hookimpl
     from .run import Run as Run
 
 __getattr__, __dir__ = lazy_names(
@@ -29,7 +30,7 @@ __getattr__, __dir__ = lazy_names(
         ".build": "embedded_engine learner_options run_training seed_everything",
         ".collect": "Collected Collector check_failures",
         ".fixed_model": "FixedModelEngine fixed_copy",
-        ".hooks": "Hooks",
+        ".hooks": "Hooks hookimpl",
         ".run": "Run",
     },
 )

@@ -19,8 +19,8 @@ from ..interfaces.curriculum import Curriculum
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
 from ..interfaces.learner import AnyLearner
+from ..interfaces.shared_module import SuggestsSlots, shares_module
 from ..models.load import LoadedModel, cache_bytes
-from ..models.sharing import SuggestsSlots, shares_module
 from ..process.interrupts import run_coroutine, stop_on_signal
 from ..recipe.memory import free_beside, memory_advice, memory_of, tokens_of
 from ..recipe.plan import RunPlan

@@ -8,6 +8,8 @@ import pytest
 from click.shell_completion import BashComplete
 
 from quintain.cli import main, root
+from quintain.registry.discovery import Component, discover
+from quintain.registry.lookup import Registry
 
 
 def completions(line: str, incomplete: str = "") -> list[str]:
@@ -53,6 +55,20 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_names_are_completed(runs: None, line: str, incomplete: str, expected: list[str]) -> None:
     assert expected == completions(line, incomplete)
+
+
+def test_a_broken_completion_of_a_plugin_leaves_the_others(
+    runs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words that other plugins complete are still offered."""
+    broken = Component(
+        kind="completion", target="no_such_module:completed", distribution="broken", name="broken"
+    )
+    registry = Registry([*discover(), broken])
+    monkeypatch.setattr("quintain.registry.lookup.current", lambda: registry)
+    monkeypatch.delenv("QUINTAIN_STRICT_PLUGINS", raising=False)
+
+    assert completions("train --env", "arith") == ["arithmetic"]
 
 
 def test_completion_is_clicks(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from quintain.errors import RecipeError
 from quintain.interfaces.agent import Limits
 from quintain.recipe.errors import line_of
-from quintain.recipe.load import bundled
+from quintain.recipe.extends import bundled
 from quintain.recipe.resolve import is_model_source
 from quintain.recipe.tables import LimitsTable, Recipe, override
 

@@ -18,7 +18,7 @@ from quintain.console.screen import Screen
 from quintain.engines.embedded.engine import SLOTS, EmbeddedEngine
 from quintain.learning.learner import Learner
 from quintain.models.load import cache_bytes
-from quintain.recipe.load import bundled
+from quintain.recipe.extends import bundled
 from quintain.recipe.memory import activations, memory_of, module_on_paper
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe

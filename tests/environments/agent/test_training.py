@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.recipe.load import bundled
+from quintain.recipe.extends import bundled
 
 from ...docs.pages import page
 from .shown_recipes import two_steps

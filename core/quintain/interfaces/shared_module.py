@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from ..interfaces.engine import TokenEngine
-from ..interfaces.tokenizer import ChatTokenizer
+from .engine import TokenEngine
+from .tokenizer import ChatTokenizer
 
 
 @runtime_checkable
