@@ -78,22 +78,19 @@ class Environment(Generic[T, R]):
 
     ``T`` is the class of the tasks, ``R`` what `rollout` returns. For several turns, read `guess`
     in quintain_env_games.
-
-    Attributes:
-        reward: of an episode. 1 and more counts as a success.
-        shaping: added to the reward in training, counted in no accuracy.
-        limits: of an episode.
-        system: the system message of every task that has none.
     """
 
     reward: ClassVar[Reward]
+    """Of an episode; 1 and more counts as a success."""
     shaping: ClassVar[Reward | None] = None
+    """Added to the reward in training, counted in no accuracy."""
     yardstick: ClassVar[Reward | None] = None
     """A score that is reported beside the reward and never trains. Where the reward is a proxy, it
     tells progress from exploits of the proxy.
     """
     limits: ClassVar[Limits] = Limits(turns=1)
     system: ClassVar[str] = ""
+    """The system message of every task that has none."""
     early: ClassVar[float] = 0.0
     """The outcome of an episode that a limit or a fault of the policy ended before there was a
     result.
