@@ -26,7 +26,7 @@ DOCS = ROOT / "docs"
 
 API = {
     "quintain": "Environments, rewards and the pieces of algorithms. Needs no torch.",
-    "quintain.testing": "A scripted engine and suites of tests for environments and rewards.",
+    "quintain.testing": "A scripted engine, and rollouts for the tests of rewards.",
     "quintain.types": "Records of an episode, besides those of `quintain`.",
     "quintain.interfaces": "What a plugin implements, besides what `quintain` has.",
     "quintain.registry": "From a name in a recipe to a component.",

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     )
     from .interfaces.reward import Reward, group_reward, reward
     from .interfaces.sampling_plan import SamplingPlan
-    from .interfaces.server_watch import ServerWatch
     from .interfaces.service import Judge, Judgement, Likelihood, Sandbox, Service, Workers, need
     from .interfaces.tools import Tool, ToolSpec, as_tool
     from .run.replays import Replay
@@ -57,7 +56,7 @@ __all__ = [  # noqa: RUF022 - in alphabetical order, whatever the case
     "InfrastructureError", "Judge", "Judgement", "KL", "lazy_names", "Likelihood", "LimitReached",
     "Limits", "Message", "need", "objective", "optimizer_step", "per_group", "Piece", "PolicyFault",
     "QuintainError", "Replay", "Reply", "Reward", "reward", "Rollout", "Sampled", "Sampling",
-    "SamplingPlan", "Sandbox", "Score", "ServerWatch", "Service", "Task", "Termination",
+    "SamplingPlan", "Sandbox", "Score", "Service", "Task", "Termination",
     "ThinkingBudget", "TokenEngine", "Tool", "ToolCall", "ToolError", "ToolSpec", "Transcript",
     "Turn", "Weights", "Workers",
 ]  # fmt: skip
@@ -102,7 +101,6 @@ __getattr__, __dir__ = lazy_names(
         ),
         ".interfaces.reward": "Reward group_reward reward",
         ".interfaces.sampling_plan": "SamplingPlan",
-        ".interfaces.server_watch": "ServerWatch",
         ".interfaces.service": "Judge Judgement Likelihood Sandbox Service Workers need",
         ".interfaces.tools": "Tool ToolSpec as_tool",
         ".run.replays": "Replay",

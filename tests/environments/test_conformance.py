@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quintain.registry.lookup import current
-from quintain.testing import EnvironmentSuite
+from quintain_authoring import EnvironmentSuite
 from quintain_code.procedural import CodeProcedural
 from quintain_env_agent import AgentProgram, SandboxedAgent
 from quintain_gateway import Gateway

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .curriculum import TaskReader as TaskReader
     from .curriculum import TaskStream as TaskStream
     from .curriculum import shuffled as shuffled
+    from .environment import SPLITS as SPLITS
     from .environment import yielded as yielded
     from .events import CheckpointSaved as CheckpointSaved
     from .events import EvaluationEnd as EvaluationEnd
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .events import StepMeasured as StepMeasured
     from .pieces import Kind as Kind
     from .pieces import every_piece as every_piece
+    from .reward import RewardContext as RewardContext
     from .schedule import EpisodeOrder as EpisodeOrder
     from .schedule import Schedule as Schedule
 
@@ -34,9 +36,10 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".curriculum": "WINDOW Curriculum Pick TaskReader TaskStream shuffled",
-        ".environment": "yielded",
+        ".environment": "SPLITS yielded",
         ".events": "CheckpointSaved EvaluationEnd Event RunEnd RunStart StepEnd StepMeasured",
         ".pieces": "Kind every_piece",
+        ".reward": "RewardContext",
         ".schedule": "EpisodeOrder Schedule",
     },
 )

@@ -12,6 +12,7 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from .binding import Signature as Signature
+    from .binding import bind as bind
     from .binding import signature_of as signature_of
     from .binding import type_name as type_name
     from .discovery import KINDS as KINDS
@@ -26,16 +27,19 @@ if TYPE_CHECKING:
     from .manifest import Entry as Entry
     from .manifest import Manifest as Manifest
     from .pieces import import_algorithms as import_algorithms
+    from .settings import settings_of as settings_of
+    from .settings import takes as takes
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".binding": "Signature signature_of type_name",
+        ".binding": "Signature bind signature_of type_name",
         ".discovery": "KINDS Component normalise short_name without_components",
         ".known": "known_plugins",
         ".local": "meant",
         ".lookup": "Registry current",
         ".manifest": "Entry Manifest",
         ".pieces": "import_algorithms",
+        ".settings": "settings_of takes",
     },
 )

@@ -2,13 +2,12 @@
 
 ::
 
-    from quintain.testing import EnvironmentSuite, rollout, run_episode
-
-    class TestMine(EnvironmentSuite):
-        environment = Mine
+    from quintain.testing import rollout
 
     def test_right_answer():
         assert reward.score(rollout(task, "42")).total == 1
+
+The suites of every environment and reward come with ``quintain-authoring``.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from ..types.task import Task
     from .scripted import Script
     from .scripted import ScriptedEngine as ScriptedEngine
-    from .suites import EnvironmentSuite as EnvironmentSuite
-    from .suites import RewardSuite as RewardSuite
 
 T = TypeVar("T", bound="Task")
 
@@ -39,7 +36,6 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".scripted": "ScriptedEngine",
-        ".suites": "EnvironmentSuite RewardSuite",
     },
     "isolated_plugins",
     "rollout",

@@ -12,8 +12,6 @@ import pytest
 if TYPE_CHECKING:
     from ..registry.lookup import Registry
 
-pytest.register_assert_rewrite("quintain.testing.suites")
-
 
 @pytest.fixture
 def quintain_run() -> Callable[..., Any]:

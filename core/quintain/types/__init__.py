@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .rollout import trained as trained
     from .sampling import decoding as decoding
     from .sampling import derived_seed as derived_seed
+    from .task import content_hash as content_hash
     from .task import messages_of as messages_of
 
 __getattr__, __dir__ = lazy_names(
@@ -30,6 +31,6 @@ __getattr__, __dir__ = lazy_names(
         ".json_text": "encodable levels read_json",
         ".rollout": "SCORE_TOLERANCE AnyGroup AnyRollout reaches trained",
         ".sampling": "decoding derived_seed",
-        ".task": "messages_of",
+        ".task": "content_hash messages_of",
     },
 )

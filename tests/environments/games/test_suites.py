@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quintain import Service
-from quintain.testing import EnvironmentSuite
+from quintain_authoring import EnvironmentSuite
 from quintain_env_games import Customer, Duel, Guess, Maze, Opponent, Returns, Tools
 
 

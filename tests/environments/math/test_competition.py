@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from quintain.errors import UsageError
-from quintain.testing import EnvironmentSuite, rollout
+from quintain.testing import rollout
+from quintain_authoring import EnvironmentSuite
 from quintain_env_math import AIME, Math
 from quintain_env_math.competition import REQUESTS, kind_of
 

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.errors import UsageError
-from quintain.testing import EnvironmentSuite, rollout
+from quintain.testing import rollout
+from quintain_authoring import EnvironmentSuite
 from quintain_env_math import GSM8K, Arithmetic, Countdown
 from quintain_env_math.arithmetic import Problem, right_digits, right_number, worked
 from quintain_env_math.countdown import LONGEST, evaluate, reaches_target

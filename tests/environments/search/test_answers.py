@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from quintain import Task, ToolCall
 from quintain.errors import RewardFault
-from quintain.testing import RewardSuite, rollout
+from quintain.testing import rollout
+from quintain_authoring import RewardSuite
 from quintain_env_search import (
     SearchResult,
     SearchTask,

@@ -22,7 +22,8 @@ from quintain.errors import RewardFault, UsageError
 from quintain.evaluation.evaluation import check_controls
 from quintain.interfaces.reward import RewardContext
 from quintain.models import HFTokenizer
-from quintain.testing import EnvironmentSuite, rollout, run_episode
+from quintain.testing import rollout, run_episode
+from quintain_authoring import EnvironmentSuite
 from quintain_env_story import (
     Scorer,
     Story,

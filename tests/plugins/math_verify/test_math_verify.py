@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain.errors import InfrastructureError, RewardFault, UsageError
-from quintain.testing import RewardSuite, rollout
+from quintain.testing import rollout
 from quintain.types.task import Task
+from quintain_authoring import RewardSuite
 from quintain_math_verify import Verdict, VerdictKind, Verifier, math_equal, shared_verifier
 
 from ...lanes import mostly_slow

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from quintain import Message, Rollout, Service, Task, Turn
 from quintain.errors import RewardFault, UsageError
-from quintain.testing import RewardSuite, rollout
+from quintain.testing import rollout
+from quintain_authoring import RewardSuite
 from quintain_reward_model import ProcessRewardModel, process_reward
 
 from ...core.models.tiny import byte_tokenizer, save_tiny, tiny_model

@@ -16,7 +16,8 @@ import pytest
 from quintain import InfrastructureError, Message, PolicyFault, Rollout, Score, Task
 from quintain.errors import Interrupted, RewardFault, UsageError
 from quintain.recipe import EnvironmentTable, resolve_environment_table
-from quintain.testing import RewardSuite, rollout
+from quintain.testing import rollout
+from quintain_authoring import RewardSuite
 from quintain_reward_model import Scorer
 
 TASK = Task(prompt=[Message("system", "Be brief."), Message("user", "Hi")], answer="")

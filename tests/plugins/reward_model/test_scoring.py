@@ -17,7 +17,8 @@ from transformers import AutoModelForSequenceClassification
 
 from quintain import Message, Reward, Rollout, Score, Service, Task
 from quintain.errors import BindingError, EpisodeError, RewardFault, UsageError
-from quintain.testing import RewardSuite, rollout
+from quintain.testing import rollout
+from quintain_authoring import RewardSuite
 from quintain_reward_model import (
     ModelScore,
     RewardModel,

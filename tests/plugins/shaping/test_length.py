@@ -21,7 +21,8 @@ from quintain.learning import Batch, Sample
 from quintain.learning.pieces.advantages import Step
 from quintain.registry.binding import bind
 from quintain.registry.pieces import find
-from quintain.testing import RewardSuite, rollout
+from quintain.testing import rollout
+from quintain_authoring import RewardSuite
 from quintain_shaping import length_cosine, length_kimi, length_l1, soft_overlong
 
 from ...core.learning import batches

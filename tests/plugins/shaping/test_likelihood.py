@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from quintain import Rollout, Sampled, Task, Transcript
 from quintain.errors import RewardFault
-from quintain.testing import RewardSuite, rollout
+from quintain.testing import rollout
 from quintain.types.transcript import Recorder
+from quintain_authoring import RewardSuite
 from quintain_shaping import mean_log_prob
 
 TASK = Task(prompt="?", answer="4")

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.testing import RewardSuite, rollout
+from quintain.testing import rollout
 from quintain.types.rollout import Turn
 from quintain.types.task import Task
+from quintain_authoring import RewardSuite
 from quintain_shaping import format_tags
 from quintain_shaping.format import keeps_template
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from quintain import Rollout, Task, Turn
 from quintain.errors import BindingError, RewardFault
 from quintain.registry.binding import bind
-from quintain.testing import RewardSuite, rollout
+from quintain.testing import rollout
+from quintain_authoring import RewardSuite
 from quintain_shaping import boxed, keyword, language_consistency, repetition
 from quintain_shaping.text import scripts
 

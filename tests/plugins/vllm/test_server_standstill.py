@@ -22,12 +22,13 @@ import pytest
 
 import quintain_openai.client
 import quintain_vllm.server
-from quintain import InfrastructureError, Message, Sampling, ServerWatch
+from quintain import InfrastructureError, Message, Sampling
 from quintain.errors import UsageError
 from quintain.learning import ModuleWeights
 from quintain.models import HFTokenizer
 from quintain.recipe import Recipe
 from quintain.recipe.check import check_recipe
+from quintain_openai import ServerWatch
 from quintain_openai.client import OpenAIEngine
 from quintain_vllm import VLLMServer, WeightSyncError
 from quintain_vllm.handover import shape_of

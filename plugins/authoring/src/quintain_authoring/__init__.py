@@ -1,1 +1,21 @@
-"""Commands for authors: `quintain new`, `quintain check`, `quintain rescore`."""
+"""Commands for authors (`quintain new`, `quintain check`, `quintain rescore`), and the suites that
+the tests of an environment or a reward subclass::
+
+    from quintain_authoring import EnvironmentSuite
+
+    class TestMine(EnvironmentSuite):
+        environment = Mine
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quintain import lazy_names
+
+if TYPE_CHECKING:
+    from .suites import EnvironmentSuite as EnvironmentSuite
+    from .suites import RewardSuite as RewardSuite
+
+# The suites need pytest; the commands do not.
+__getattr__, __dir__ = lazy_names(__name__, {".suites": "EnvironmentSuite RewardSuite"})

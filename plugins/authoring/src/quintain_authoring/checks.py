@@ -29,13 +29,14 @@ from quintain.recipe import EnvironmentTable, resolve_environment_table
 from quintain.registry import Component, current, signature_of
 from quintain.run import Hooks
 from quintain.services import BY_OPTION, Choice, opened
-from quintain.testing import EnvironmentSuite, RewardSuite, ScriptedEngine, rollout
+from quintain.testing import ScriptedEngine, rollout
 from quintain.tracebacks import defined_at
 from quintain.types import reaches
 
 from .class_checks import check_class, check_parameters, oddities
 from .descriptions import stale_description
 from .guard import Stuck
+from .suites import EnvironmentSuite, RewardSuite
 
 Status = Literal["ok", "failed", "warning", "skipped"]
 QUESTION = Task(prompt="What is 6 times 7?", answer="42")

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from quintain import Algorithm, Piece
+from quintain.registry import settings_of
 
 _SECTION = re.compile(r"^(?:Args|Attributes):\n((?:[ \t]+.*\n?|\n)+)", re.M)
 """A section of a docstring that describes parameters; group 1 is its text."""
@@ -35,7 +36,7 @@ def doc_of(component: Any) -> str:
 def parameter_docs(component: Any) -> dict[str, str]:
     """Return the text per name in the sections ``Args:`` and ``Attributes:`` of a component's
     docstring or of a docstring itself; ``a, b: text`` describes both. A class has those of its
-    bases, too.
+    bases and of the settings that it takes, too.
     """
     if isinstance(component, type):
         bases = [base for base in component.__mro__[:0:-1] if base is not object]
@@ -44,7 +45,9 @@ def parameter_docs(component: Any) -> dict[str, str]:
             for base in bases
             for name, text in parameter_docs(inspect.cleandoc(base.__doc__ or "")).items()
         }
-        return inherited | parameter_docs(_docstring(component))
+        settings = settings_of(component)
+        taken = parameter_docs(settings) if settings is not None else {}
+        return inherited | taken | parameter_docs(_docstring(component))
     doc = component if isinstance(component, str) else _docstring(component)
     docs: dict[str, str] = {}
     for section in _SECTION.finditer(inspect.cleandoc(doc)):

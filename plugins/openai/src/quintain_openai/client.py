@@ -13,11 +13,14 @@ from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
-from quintain import Engine, Message, Reply, Sampling, ServerWatch, ToolSpec
+from quintain import Engine, Message, Reply, Sampling, ToolSpec
 from quintain.errors import InfrastructureError, LimitReached, UsageError
+from quintain.registry import takes
 
 from . import protocol
 from .retries import RETRIED, wait_before_retry
+from .server_watch import ServerWatch
+from .settings import ChatSettings
 
 __all__ = ["OpenAIEngine"]
 
@@ -34,81 +37,49 @@ class OpenAIEngine(Engine):
     refusal, the episode ends as an infrastructure error. A prompt that the server finds too long is
     `LimitReached`: the policy's fault.
 
-    Args:
-        base_url: up to and including ``/v1``. A user and password in it are sent as basic
-            authentication and shown nowhere.
-        model: as the server calls it; empty takes the only one that it serves.
-        api_key: *name* of the environment variable that holds the key; empty means
-            ``OPENAI_API_KEY`` for api.openai.com and no key elsewhere, so that a key never goes to
-            a host it was not meant for.
-        timeout: seconds for one request, and for a server that stands still: one that answers
-            nothing, whatever it is asked, is named after 10 s, and fails its requests after this
-            time, retries included.
-        retries: after the first try.
-        backoff: seconds before the first retry; doubles each time.
-        concurrency: requests worth having in flight.
-        limit_key: what the server calls the limit on new tokens; newer hosted models want
-            ``max_completion_tokens``.
-        max_bytes: size of an answer; a longer one is not read to its end, and the episode ends as
-            an infrastructure error.
-        extra: further fields for each request, such as ``{"chat_template_kwargs":
-            {"enable_thinking": false}}``.
-
     Attributes:
         longest: tokens of the longest sequence of each served model, where the server says it (vLLM
             does).
     """
 
-    def __init__(
-        self,
-        *,
-        base_url: str = "http://127.0.0.1:8000/v1",
-        model: str = "",
-        api_key: str = "",
-        timeout: float = 600.0,
-        retries: int = 4,
-        backoff: float = 0.5,
-        concurrency: int = 64,
-        limit_key: str = "max_tokens",
-        max_bytes: int = 64_000_000,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.base_url, host, login = _without_login(base_url)
-        self.model = model
-        self.name = f"openai:{protocol.shortened(model, 100) or host}"
-        self._key_name = api_key or (
+    @takes(ChatSettings)
+    def __init__(self, **settings: Any) -> None:
+        """Prepare requests with `ChatSettings`; nothing is asked until the engine is entered.
+
+        Raises:
+            UsageError: the URL or the key cannot be used.
+        """
+        self._settings = chosen = ChatSettings(**settings)
+        self.base_url, host, login = _without_login(chosen.base_url)
+        self.model = chosen.model
+        self.name = f"openai:{protocol.shortened(self.model, 100) or host}"
+        self._key_name = chosen.api_key or (
             "OPENAI_API_KEY" if host.lower().partition(":")[0] == "api.openai.com" else ""
         )
-        self._key = _key_of(self._key_name, required=bool(api_key))
+        self._key = _key_of(self._key_name, required=bool(chosen.api_key))
         if self._key and login:
             raise UsageError(
                 f"base_url has a password and ${self._key_name} a key; leave one of them out"
             )
         self._authorization = f"Bearer {self._key}" if self._key else login
-        self._timeout = timeout
-        self._retries = retries
-        self._backoff = backoff
-        self._concurrency = concurrency
-        self._limit_key = limit_key
-        self._max_bytes = max_bytes
-        self._extra = dict(extra or {})
+        self._extra = dict(chosen.extra or {})
         self._served: tuple[str, ...] = ()
         self.longest: Mapping[str, int] = {}
         self._http: aiohttp.ClientSession | None = None
         self._watch = ServerWatch(
             f"the server at {self.base_url}",
-            timeout=timeout,
+            timeout=chosen.timeout,
             setting="the engine's timeout",
             sign_of_life=self._answers,
         )
 
     @property
     def concurrency(self) -> int | None:
-        return self._concurrency
+        return self._settings.concurrency
 
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=self._timeout),
+            timeout=aiohttp.ClientTimeout(total=self._settings.timeout),
             connector=aiohttp.TCPConnector(limit=0),  # the number of episodes bounds it
             headers={"Authorization": self._authorization} if self._authorization else {},
         )
@@ -136,14 +107,16 @@ class OpenAIEngine(Engine):
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
     ) -> Reply:
         body = (
-            protocol.request_body(self.model, messages, tools, sampling, limit_key=self._limit_key)
+            protocol.request_body(
+                self.model, messages, tools, sampling, limit_key=self._settings.limit_key
+            )
             | self._extra
         )
         status, text = await self.send("POST", "/chat/completions", sampling.seed, body)
-        if self._limit_key in body and protocol.says_limit(status, text):
+        if self._settings.limit_key in body and protocol.says_limit(status, text):
             # The context leaves less than the limit, so the context is the limit, as for every
             # other engine.
-            del body[self._limit_key]
+            del body[self._settings.limit_key]
             status, text = await self.send("POST", "/chat/completions", sampling.seed, body)
         if protocol.says_context(status, text):
             raise LimitReached("context", f"{self.name}: {protocol.said_by(text)}")
@@ -206,7 +179,7 @@ class OpenAIEngine(Engine):
 
     async def _send(self, method: str, path: str, seed: int | None, body: Any) -> tuple[int, str]:
         asked = 0.0
-        for attempt in range(self._retries + 1):
+        for attempt in range(self._settings.retries + 1):
             try:
                 status, text, asked = await self.send_once(method, path, body)
             except (OSError, TimeoutError, aiohttp.ClientError) as e:
@@ -218,10 +191,12 @@ class OpenAIEngine(Engine):
                     return status, text
                 failure = self.refusal(status, text)
                 message = str(failure)
-            if attempt < self._retries:
+            if attempt < self._settings.retries:
                 rng = Random(None if seed is None else seed + attempt)
-                await asyncio.sleep(wait_before_retry(self._backoff, attempt, rng, asked=asked))
-        tries = self._retries + 1
+                await asyncio.sleep(
+                    wait_before_retry(self._settings.backoff, attempt, rng, asked=asked)
+                )
+        tries = self._settings.retries + 1
         raise InfrastructureError(
             f"{method} {self.base_url}{path} failed {tries} times; last: {message}"
         ) from failure
@@ -244,7 +219,7 @@ class OpenAIEngine(Engine):
         async with self._http.request(
             method, self.base_url + path, **content, allow_redirects=False
         ) as response:
-            most = self._max_bytes if method == "POST" else _MOST_LISTED
+            most = self._settings.max_bytes if method == "POST" else _MOST_LISTED
             data = bytearray()
             async for part in response.content.iter_any():  # decompressed
                 data += part

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self
 
 from quintain import Sampled, Sampling, TokenEngine, Weights
 from quintain.errors import InfrastructureError, LimitReached, UsageError
+from quintain.registry import takes
 
 from . import protocol
 from .client import OpenAIEngine
+from .settings import CompletionSettings, RequestSettings
 
 if TYPE_CHECKING:
     from quintain.models import ChatTokenizer
@@ -29,45 +32,21 @@ class OpenAITokenEngine(TokenEngine):
     does not train. The recorded log-probs are the server's: start vLLM with ``--logprobs-mode
     processed_logprobs``, or those of a temperature other than 1 are not those of the sampled
     distribution.
-
-    Args:
-        tokenizer: folder or Hugging Face id of the tokenizer that the server uses.
-        context: longest sequence that the server takes; 0 asks its list of models.
-        base_url, model, api_key, timeout, retries, backoff, concurrency, max_bytes, extra: see
-            `OpenAIEngine`.
     """
 
-    def __init__(
-        self,
-        *,
-        tokenizer: str,
-        context: int = 0,
-        base_url: str = "http://127.0.0.1:8000/v1",
-        model: str = "",
-        api_key: str = "",
-        timeout: float = 600.0,
-        retries: int = 4,
-        backoff: float = 0.5,
-        concurrency: int = 64,
-        max_bytes: int = 64_000_000,
-        extra: Mapping[str, Any] | None = None,
-    ) -> None:
-        if context < 0:
-            raise UsageError(f"context is {context}; expected at least 1, or 0 to ask the server")
-        self._client = OpenAIEngine(
-            base_url=base_url,
-            model=model,
-            api_key=api_key,
-            timeout=timeout,
-            retries=retries,
-            backoff=backoff,
-            concurrency=concurrency,
-            max_bytes=max_bytes,
-            extra=extra,
-        )
-        self._folder = tokenizer
-        self._extra = dict(extra or {})
-        self.context = context
+    @takes(CompletionSettings)
+    def __init__(self, **settings: Any) -> None:
+        """Prepare requests with `CompletionSettings`; nothing is asked until the engine is entered.
+
+        Raises:
+            UsageError: the URL, the key or the context cannot be used.
+        """
+        chosen = CompletionSettings(**settings)
+        shared = {f.name: getattr(chosen, f.name) for f in fields(RequestSettings)}
+        self._client = OpenAIEngine(**shared)
+        self._folder = chosen.tokenizer
+        self._extra = dict(chosen.extra or {})
+        self.context = chosen.context
         self.name = self._client.name
 
     @property

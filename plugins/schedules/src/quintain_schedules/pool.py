@@ -6,14 +6,14 @@ import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator
 
 from quintain import InfrastructureError, Sampled, Sampling, Task, TokenEngine, Weights
 from quintain.errors import RunError, UsageError, did_you_mean
-from quintain.registry import current, signature_of
+from quintain.registry import current, signature_of, takes
 from quintain.rollouts import cut_where_stopped
 from quintain.types import derived_seed
 
@@ -31,6 +31,48 @@ def _known(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(_known)]
 Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolSettings:
+    """What `EnginePool` takes.
+
+    Attributes:
+        engine: of the replicas, a `TokenEngine`.
+        count: of replicas, where *replicas* lists none.
+        replicas: arguments of each replica, such as ``[{url = "http://a:8000"}, {url =
+            "http://b:8000"}]``.
+        settings: arguments of all replicas.
+        slots: sequences that a replica decodes at once.
+        segment: tokens after which a turn may move to another replica: it becomes several requests,
+            each with a seed of its own. 0 samples a turn by one request, which does not move.
+        late: replicas that an update between turns may leave behind; they end their turns, get new
+            ones only if all others fail, and take the next update.
+
+    Raises:
+        UsageError: a setting is out of range.
+    """
+
+    engine: Name = "embedded"
+    count: int = 2
+    replicas: Sequence[Table] = ()
+    settings: Table | None = None
+    slots: int = SLOTS
+    segment: int = 0
+    late: int = 0
+
+    def __post_init__(self) -> None:
+        if self.slots < 1 or self.segment < 0 or not 0 <= self.late < len(self.of_each):
+            raise UsageError(
+                f"a pool of {len(self.of_each)} replicas, {self.late} of them late, with "
+                f"{self.slots} slots and segments of {self.segment} tokens; expected at least 1 "
+                "replica, fewer late ones, 1 slot, and 0 tokens"
+            )
+
+    @property
+    def of_each(self) -> Sequence[Table]:
+        """The arguments of each replica."""
+        return self.replicas or [{}] * self.count
 
 
 class EnginePool(TokenEngine):
@@ -52,48 +94,18 @@ class EnginePool(TokenEngine):
 
     name = "pool"
 
-    def __init__(
-        self,
-        model: str = "",
-        *,
-        engine: Name = "embedded",
-        count: int = 2,
-        replicas: Sequence[Table] = (),
-        settings: Table | None = None,
-        slots: int = SLOTS,
-        segment: int = 0,
-        late: int = 0,
-    ) -> None:
-        """Load *model*, a folder or a hub name, into each replica.
-
-        Args:
-            engine: of the replicas, a `TokenEngine`.
-            count: of replicas, where *replicas* lists none.
-            replicas: arguments of each replica, such as ``[{url = "http://a:8000"}, {url =
-                "http://b:8000"}]``.
-            settings: arguments of all replicas.
-            slots: sequences that a replica decodes at once.
-            segment: tokens after which a turn may move to another replica: it becomes several
-                requests, each with a seed of its own. 0 samples a turn by one request, which does
-                not move.
-            late: replicas that an update between turns may leave behind; they end their turns, get
-                new ones only if all others fail, and take the next update.
+    @takes(PoolSettings)
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        """Load *model*, a folder or a hub name, into each replica, with `PoolSettings`.
 
         Raises:
             UsageError: a setting is out of range, or the engine has no such argument.
         """
-        kind = _kind(engine)
-        self._open(
-            kind,
-            engine,
-            replicas or [{}] * count,
-            {"model": model, "slots": slots},
-            settings,
-            segment,
-            late,
-        )
+        chosen = PoolSettings(**settings)
+        self._open(chosen, _kind(chosen.engine), {"model": model})
 
     @classmethod
+    @takes(PoolSettings)
     def sharing(
         cls,
         module: Any,
@@ -101,15 +113,9 @@ class EnginePool(TokenEngine):
         *,
         dtype: str | None = None,
         copy: bool = False,
-        engine: Name = "embedded",
-        count: int = 2,
-        replicas: Sequence[Table] = (),
-        settings: Table | None = None,
-        slots: int = SLOTS,
-        segment: int = 0,
-        late: int = 0,
+        **settings: Any,
     ) -> EnginePool:
-        """Return a pool for a learner's *module*; the other arguments are those of the constructor.
+        """Return a pool for a learner's *module*, with `PoolSettings`.
 
         Args:
             copy: turns are sampled while the learner updates.
@@ -117,11 +123,12 @@ class EnginePool(TokenEngine):
         Raises:
             UsageError: a setting is out of range, or the engine has no such argument.
         """
-        pool, kind = cls.__new__(cls), _kind(engine)
-        common = {"dtype": dtype, "slots": slots, **({"copy": True} if copy else {})}
+        pool, chosen = cls.__new__(cls), PoolSettings(**settings)
+        kind = _kind(chosen.engine)
+        common = {"dtype": dtype, **({"copy": True} if copy else {})}
         make = kind.sharing if hasattr(kind, "sharing") else kind
         first = (module, tokenizer) if make is not kind else ()
-        pool._open(make, engine, replicas or [{}] * count, common, settings, segment, late, *first)
+        pool._open(chosen, make, common, *first)
         return pool
 
     @classmethod
@@ -132,44 +139,36 @@ class EnginePool(TokenEngine):
             kind.check_available({**(args.get("settings") or {}), **replica})
 
     def _open(
-        self,
-        make: Callable[..., Any],
-        engine: str,
-        replicas: Sequence[Table],
-        common: Table,
-        settings: Table | None,
-        segment: int,
-        late: int,
-        *first: Any,
+        self, settings: PoolSettings, make: Callable[..., Any], common: Table, *first: Any
     ) -> None:
-        slots = common["slots"]
-        if slots < 1 or segment < 0 or not 0 <= late < len(replicas):
-            raise UsageError(
-                f"a pool of {len(replicas)} replicas, {late} of them late, with {slots} slots and "
-                f"segments of {segment} tokens; expected at least 1 replica, fewer late ones, 1 "
-                "slot, and 0 tokens"
-            )
         known = [field.name for field in signature_of(make).fields]
         common = {
             name: value
-            for name, value in {"reproducible": False, **common}.items()
+            for name, value in {
+                "reproducible": False,
+                "slots": settings.slots,
+                **common,
+            }.items()
             if name in known
         }
         self._replicas: list[TokenEngine] = []
-        for args in ({**(settings or {}), **replica_settings} for replica_settings in replicas):
+        for args in (
+            {**(settings.settings or {}), **replica_settings}
+            for replica_settings in settings.of_each
+        ):
             if unknown := [name for name in args if name not in known]:
                 near = did_you_mean(unknown[0], known)
                 raise UsageError(
-                    f"pool: the engine {engine!r} has no argument {unknown[0]!r}{near}"
+                    f"pool: the engine {settings.engine!r} has no argument {unknown[0]!r}{near}"
                 )
             self._replicas.append(make(*first, **{**common, **args}))
-        self._slots, self._segment, self._late, self._key = slots, segment, late, ""
+        self._settings, self._key = settings, ""
         self._begin()
 
     def _begin(self) -> None:
         one = self._replicas[0]
-        count, moves = len(self._replicas), self._segment > 0
-        self._router = Router(count, self._slots, one.version, moves=moves)
+        count, moves = len(self._replicas), self._settings.segment > 0
+        self._router = Router(count, self._settings.slots, one.version, moves=moves)
         self._updating = asyncio.Lock()
         tokenizer: Any = getattr(one, "tokenizer", None)  # some engines load it when they start
         self.tokenizer = tokenizer
@@ -230,10 +229,12 @@ class EnginePool(TokenEngine):
                 and replica.version != reply.versions[-1]
             ):
                 reply = None  # of older weights, on a replica that failed: the turn starts again
-            if not self._segment:
+            if not self._settings.segment:
                 return replica.sample(ids, sampling)
             done = reply.ids if reply else ()
-            part = sampling.replace(max_tokens=max(1, min(self._segment, limit - len(done))))
+            part = sampling.replace(
+                max_tokens=max(1, min(self._settings.segment, limit - len(done)))
+            )
             if done and sampling.seed is not None:  # the same seed would repeat its random numbers
                 part = part.replace(seed=derived_seed(sampling.seed, "segment", len(done)))
             return replica.sample([*ids, *done], part)
@@ -242,7 +243,11 @@ class EnginePool(TokenEngine):
             while True:
                 part = await self._called(turn, continued)
                 reply = _joined(self.tokenizer, reply, part, sampling.stop)
-                if not self._segment or reply.finish != "length" or len(reply.ids) >= limit:
+                if (
+                    not self._settings.segment
+                    or reply.finish != "length"
+                    or len(reply.ids) >= limit
+                ):
                     return reply
 
     async def score(
@@ -287,7 +292,10 @@ class EnginePool(TokenEngine):
         Raises:
             RunError: no replica took them, or one has other weights than it was sent.
         """
-        each, late = range(len(self._replicas)), 0 if self.in_flight_updates else self._late
+        each, late = (
+            range(len(self._replicas)),
+            0 if self.in_flight_updates else self._settings.late,
+        )
         outcomes: dict[int, Exception | None] = {}
 
         def enough() -> bool:

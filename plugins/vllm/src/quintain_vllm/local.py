@@ -11,12 +11,13 @@ from typing import Any
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 from quintain.models import HFTokenizer
+from quintain.registry import takes
 
 from .arguments import ENVIRONMENT, check_installed
 from .base import SyncedEngine, VLLMOutput, checkpoint
 from .canary import base_of
 from .errors import WeightSyncError
-from .settings import LocalSettings, takes
+from .settings import LocalSettings
 from .thread import EngineThread
 from .transports import Memory
 

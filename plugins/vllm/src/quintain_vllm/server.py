@@ -20,15 +20,17 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from quintain import InfrastructureError, ServerWatch
+from quintain import InfrastructureError
 from quintain.errors import RunError, UsageError
 from quintain.models import HFTokenizer
+from quintain.registry import takes
+from quintain_openai import ServerWatch
 
 from .arguments import ENVIRONMENT, check_installed
 from .base import SyncedEngine, VLLMOutput, checkpoint
 from .canary import base_of
 from .handover import shape_of
-from .settings import ServerSettings, takes
+from .settings import ServerSettings
 from .transports import transport_named
 
 MODEL = "policy"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from inspect import Parameter
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from quintain.errors import UsageError
 
@@ -22,7 +18,6 @@ OWN_OPTIONS = (
 )
 """Fields of ``vllm.EngineArgs`` on which log-probs, versions and weight updates depend."""
 SEVERAL_WORKERS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,29 +116,3 @@ class ServerSettings(Settings):
         super().__post_init__()
         if not self.timeout > 0:
             raise UsageError(f"timeout is {self.timeout:g}; expected seconds, more than 0")
-
-
-def takes(settings: type[Settings]) -> Callable[[Function], Function]:
-    """Decorate a constructor: its ``**keywords`` are the fields of *settings*, by which recipes are
-    checked.
-    """
-
-    def with_fields(function: Function) -> Function:
-        hints = typing.get_type_hints(settings)
-        fields = [
-            Parameter(f.name, Parameter.KEYWORD_ONLY, default=_default(f), annotation=hints[f.name])
-            for f in dataclasses.fields(settings)
-        ]
-        own = [
-            p
-            for p in inspect.signature(function).parameters.values()
-            if p.kind is not p.VAR_KEYWORD
-        ]
-        function.__signature__ = inspect.Signature([*own, *fields])  # type: ignore[attr-defined]
-        return function
-
-    return with_fields
-
-
-def _default(setting: dataclasses.Field[Any]) -> Any:
-    return {} if setting.default is dataclasses.MISSING else setting.default

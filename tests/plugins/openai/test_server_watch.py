@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from quintain import InfrastructureError, ServerWatch
+from quintain import InfrastructureError
+from quintain_openai import ServerWatch
 
 
 def watch(timeout: float, signs: object = None) -> ServerWatch:

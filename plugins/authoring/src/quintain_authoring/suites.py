@@ -14,23 +14,29 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from ..errors import EpisodeError, UsageError
-from ..evaluation.controls import ControlEngine
-from ..evaluation.evaluation import rescore
-from ..interfaces.engine import Engine
-from ..interfaces.environment import SPLITS, Demonstration, Environment, yielded
-from ..interfaces.reward import Reward, RewardContext, RewardFunction
-from ..interfaces.rollout_request import RolloutRequest
-from ..interfaces.service import Service, Workers
-from ..registry.binding import bind
-from ..registry.known import known_plugins
-from ..registry.lookup import current
-from ..rollouts.runner import RolloutContext, run_groups
-from ..types.rollout import SCORE_TOLERANCE, Group, Rollout, Score, reaches
-from ..types.sampling import Sampling
-from ..types.task import Message, Task, ToolCall, content_hash
-from .byte_tokenizer import render_calls
-from .scripted import ScriptedEngine
+from quintain import (
+    Demonstration,
+    Engine,
+    Environment,
+    Group,
+    Message,
+    Reward,
+    Rollout,
+    Sampling,
+    Score,
+    Service,
+    Task,
+    Workers,
+)
+from quintain.errors import EpisodeError, UsageError
+from quintain.evaluation import ControlEngine, rescore
+from quintain.interfaces import SPLITS, RewardContext, yielded
+from quintain.registry import bind, current, known_plugins
+from quintain.rollouts import RolloutContext, RolloutRequest, run_groups
+from quintain.testing import ScriptedEngine
+from quintain.types import SCORE_TOLERANCE, content_hash, reaches
+
+__all__ = ["EnvironmentSuite", "RewardSuite"]
 
 R = TypeVar("R")
 
@@ -46,7 +52,7 @@ ODD_REPLIES = (
     "<tool_call>\n{not json\n</tool_call>",
     "\\boxed{\\frac{1}{0}}",
     "word " * 500,
-    render_calls([ToolCall(name="no_such_tool", arguments={"x": [1, None]})]),
+    '\n<tool_call>\n{"name": "no_such_tool", "arguments": {"x": [1, null]}}\n</tool_call>',
 )
 """What a policy may say on a bad day; none of it may break an environment."""
 
@@ -354,7 +360,7 @@ class RewardSuite(_Suite):
             assert together == first, "a rollout scores differently beside others"
 
     def test_scores_stay_in_the_declared_range(self) -> None:
-        if not isinstance(self.reward, RewardFunction) or self.reward.range is None:
+        if self.reward.range is None:
             pytest.skip("the reward declares no range")
         low, high = self.reward.range
         outside = [s.total for s in self.scores(self.cases()) if not low <= s.total <= high]

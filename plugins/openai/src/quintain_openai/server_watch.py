@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from ..errors import InfrastructureError
+from quintain import InfrastructureError
+
+__all__ = ["ServerWatch"]
 
 _log = logging.getLogger(__name__)
 
