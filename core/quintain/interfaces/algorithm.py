@@ -30,7 +30,8 @@ class GroupStats:
 
     Attributes:
         outcomes: reward without shaping, per valid sample.
-        totals: outcome plus shaping, per valid sample.
+        totals: outcome plus shaping plus the overlong punishment, per valid sample; a KL term in
+            the reward is not known yet.
         requested: samples requested, failed ones included.
     """
 
@@ -159,7 +160,8 @@ class Algorithm:
         advantage, objective, correction, aggregation, group_filter: the pieces.
         optimizer_step: replaces the learner's optimizer; ``None`` keeps it.
         ratio_to: the denominator of the importance ratio: ``prox`` (the learner's policy at the
-            start of the update) or ``mu`` (the sampler's).
+            start of the update) or ``mu`` (the sampler's). Under a schedule with staleness a run
+            takes ``mu`` where the recipe says nothing (`quintain.recipe.resolve`).
         kl: penalty for leaving ref.
         epochs: passes over a batch.
         minibatches: optimizer steps per pass, each on whole groups.
@@ -167,7 +169,8 @@ class Algorithm:
             the denominators of the loss (overlong filtering; DAPO, 2503.14476, section 3.4).
         overlong: soft overlong punishment of the longest turn over this last share of the maximum
             length: the total falls linearly from 0 to -1 (DAPO, 2503.14476, equation 13, 4,096 of
-            20,480), the outcome is unchanged.
+            20,480), the outcome is unchanged. Where the turns of a sample are not known, all of its
+            tokens are one turn.
         reset_optimizer: reset moments before every batch (mirror descent; Kimi k1.5, 2501.12599,
             section 2.3.2).
         float32_head: the learner computes logits in float32; the sampler does so if its ``dtype``

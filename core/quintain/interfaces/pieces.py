@@ -1,7 +1,8 @@
 """Pieces: the named functions that make up an algorithm.
 
 Importing this module needs no torch; the pieces themselves are torch functions and live in
-`quintain.learning` or in a plugin.
+`quintain.learning` or in a plugin. A recipe finds a piece by its name if an installed algorithm
+imports its module; any other is named ``module:attribute``.
 """
 
 from __future__ import annotations
@@ -259,6 +260,10 @@ def _decorator(
 
 
 def _over_groups(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the advantage that calls *function* with the rewards of each group of a step
+    (`quintain.learning.pieces.advantages.Step`).
+    """
+
     @functools.wraps(function)
     def over_groups(step: Any, **args: Any) -> list[float]:
         values = [0.0] * len(step.rewards)

@@ -454,9 +454,9 @@ class Learner:
         batch = flat_tokens.batch
         if algorithm.mask_truncated:
             part = [i for i in part if not batch.samples[i].truncated]
-        weight_S = torch.zeros(len(batch.samples), dtype=torch.float64)
+        token_weight_S = torch.zeros(len(batch.samples), dtype=torch.float64)
         if part:
-            weight_S[list(part)] = torch.tensor(
+            token_weight_S[list(part)] = torch.tensor(
                 algorithm.aggregation(batch.only(part)), dtype=torch.float64
             )
         active = self._active(flat_tokens, part, advantage_N)
@@ -473,7 +473,7 @@ class Learner:
             policies=prepared.policies,
             temperature=batch.temperature,
             advantage_N=advantage_N,
-            weight_N=weight_S.index_select(0, flat_tokens.sample).to(
+            weight_N=token_weight_S.index_select(0, flat_tokens.sample).to(
                 self.scorer.device, self.scorer.dtype
             ),
             meter=meter,

@@ -40,7 +40,9 @@ def weighted_loss(algorithm: Algorithm, t: LossInputs, weight_N: Tensor) -> Weig
     """Sum the objective's terms, each times the aggregation weight of its tokens and the
     correction's weight.
 
-    A KL penalty in the loss is a term of each token, without correction.
+    A KL penalty in the loss is a term of each token, without correction. It weighs c per token,
+    also where the objective's term is a sum over the sample (``sequence_clip``) and so weighs more:
+    with the aggregation ``sequence`` the loss is 1/S sum_i [term_i + beta / T_i sum_t k_t].
 
     Args:
         weight_N: c of each token, from the aggregation over the whole optimizer step.
@@ -50,9 +52,9 @@ def weighted_loss(algorithm: Algorithm, t: LossInputs, weight_N: Tensor) -> Weig
     """
     returned = algorithm.objective(t)
     terms, diagnostics = returned if isinstance(returned, tuple) else (returned, {})
-    weight = weight_N if algorithm.objective.level == "token" else t.sample_sum(weight_N)
-    weight = t.group_sum(weight) if algorithm.objective.level == "group" else weight
-    _check(algorithm.objective, terms, weight)
+    term_weight = weight_N if algorithm.objective.level == "token" else t.sample_sum(weight_N)
+    term_weight = t.group_sum(term_weight) if algorithm.objective.level == "group" else term_weight
+    _check(algorithm.objective, terms, term_weight)
     correction = algorithm.correction(t).detach()
     _check(
         algorithm.correction,
@@ -60,11 +62,11 @@ def weighted_loss(algorithm: Algorithm, t: LossInputs, weight_N: Tensor) -> Weig
         weight_N if algorithm.correction.level == "token" else t.sample_sum(weight_N),
     )
     if algorithm.correction.level == "sequence" and algorithm.objective.level == "token":
-        loss = (weight * t.spread(correction) * terms).sum()
-    elif not algorithm.corrected:
-        loss = (weight * terms).sum()
+        loss = (term_weight * t.spread(correction) * terms).sum()
+    elif not algorithm.corrected:  # weights of 1 for tokens fit no terms of samples or groups
+        loss = (term_weight * terms).sum()
     else:
-        loss = (weight * correction * terms).sum()
+        loss = (term_weight * correction * terms).sum()
     if algorithm.kl.in_loss:
         loss = loss + algorithm.kl.coefficient * (weight_N * kl_terms(t, algorithm.kl)).sum()
     return WeightedLoss(loss=loss, diagnostics=diagnostics, correction=correction)

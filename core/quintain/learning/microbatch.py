@@ -133,8 +133,8 @@ def micro_batches(
     samples = flat_tokens.batch.samples
     chosen = set(indices)
     groups = [
-        [i for i in indices if i in chosen and samples[i].tokens]
-        for indices in flat_tokens.batch.groups
+        [i for i in group if i in chosen and samples[i].tokens]
+        for group in flat_tokens.batch.groups
     ]
     prefix_groups = [
         part

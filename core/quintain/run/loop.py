@@ -2,7 +2,8 @@
 weights, record.
 
 Where the terms of the policy gradient are: the reward is computed in `quintain.rollouts.scoring` as
-each episode ends, the advantage in the algorithm's advantage function
+each episode ends, and punished for length or for leaving ref by the learner where the algorithm
+does so in the reward; the advantage in the algorithm's advantage function
 (`quintain.learning.pieces.advantages`), the loss in `quintain.learning.loss`. `Run` (run/run.py)
 holds the objects that take part and the state of the run.
 """
@@ -92,7 +93,8 @@ async def train_step(run: Run) -> bool:
         update_metrics: dict[str, float] = {}
         with clock("update"):
             if batch.tokens:
-                # Log-probs under prox (the learner now) and ref, both frozen.
+                # Log-probs under ref, and under prox (the learner now) where something reads them
+                # before the first pass of the update, which gives them otherwise.
                 scored = await run.apart(lambda: run.learner.prepare(batch))
                 # reward less a baseline, per sample or token
                 advantages = await run.learner.compute_advantages(scored)

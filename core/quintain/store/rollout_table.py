@@ -28,6 +28,8 @@ def schema() -> pyarrow.Schema:
     sampling log-prob (0 if not sampled), weight version (-1 if not sampled) and source
     (`quintain.types.transcript.TokenSource`); the rest is in ``rollout``. ``advantages`` are
     `advantages_of` the rollout, ``advantage`` is their mean; both are null if it did not train.
+    They are those of the sampled tokens of all branches, so they fit ``token_*`` only where there is
+    one branch.
     """
     import pyarrow as pa
 

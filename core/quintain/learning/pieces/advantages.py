@@ -2,8 +2,8 @@
 that a tolerance of 1e-6 is above their rounding.
 
 A group (or a batch, where that is the baseline) whose rewards differ by no more than ``tolerance``
-gets exactly 0. Otherwise dividing rounding errors by their spread would turn constant rewards of
-0.7 into advantages of a hundred.
+times max(1, the largest magnitude) gets exactly 0. Otherwise dividing rounding errors by their
+spread would turn constant rewards of 0.7 into advantages of a hundred.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Step:
 
     Attributes:
         batch: the samples.
-        rewards: total reward per sample, less the KL term where that is in the reward.
+        rewards: total reward per sample plus the overlong punishment, less the KL term where that
+            is in the reward.
         penalty: coefficient times KL estimate of each token, where the KL is in the reward, else
             ``None``; [N]. The entry of a sample in `rewards` is its total plus the overlong
             punishment less the sum of `penalty` over its tokens.
@@ -136,7 +137,7 @@ NormalisedOver = Literal["batch", "environment"]
 def batch_mean(
     step: Step, *, over: NormalisedOver = "batch", tolerance: float = TOLERANCE
 ) -> list[float]:
-    """R - mean(batch). Its expectation is (N - 1) / N of the true gradient for N independent
+    """R - mean(batch). Its expectation is (S - 1) / S of the true gradient for S independent
     samples of one task.
 
     Args:

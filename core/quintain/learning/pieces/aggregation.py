@@ -3,7 +3,11 @@ any micro-batch is formed.
 
 The loss is sum_k c_k term_k. A term weighs what its tokens weigh together: c for a token, T c for a
 sample of T tokens, the sum of those for a group. Nothing is averaged afterwards, so a mean of means
-cannot arise. Tokens that a correction masks still count here.
+cannot arise. Tokens that a correction masks still count here, truncated samples that the algorithm
+leaves out (``mask_truncated``) do not.
+
+The batch that an aggregation sees is one minibatch. S is the number of its samples, T_i that of the
+trained tokens of sample i, P that of its groups.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from ..batch import Batch
 
 @aggregation
 def token(batch: Batch) -> list[float]:
-    """1 / (tokens of the batch): every token weighs the same, as in the code of DAPO's authors and
+    """1 / sum_i T_i: every token weighs the same, as in the code of DAPO's authors and
     in most trainers.
 
     The equations that define a token mean (DAPO, 2503.14476, equation 8; CISPO, 2506.13585,
@@ -27,16 +31,16 @@ def token(batch: Batch) -> list[float]:
 
 @aggregation
 def sequence(batch: Batch) -> list[float]:
-    """1 / (N T_i): every sample weighs the same, a token of a long one less (GRPO, 2402.03300,
-    equation 3, where N is G in the expectation over prompts; here it is that of the batch, which
-    differs where groups differ in size).
+    """1 / (S T_i): every sample weighs the same, a token of a long one less (GRPO, 2402.03300,
+    equation 3, where S is the group size in the expectation over prompts; here it is that of the
+    minibatch, which differs where groups differ in size).
     """
     return [1 / (len(batch.samples) * max(1, sample.tokens)) for sample in batch.samples]
 
 
 @aggregation
 def constant(batch: Batch, *, length: int | None = None) -> list[float]:
-    """1 / (N L), L configured, not measured (Dr. GRPO, 2503.20783, section 3.1): the gradient of
+    """1 / (S L), L configured, not measured (Dr. GRPO, 2503.20783, section 3.1): the gradient of
     the expected reward, over L.
 
     Args:
