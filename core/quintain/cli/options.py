@@ -30,8 +30,10 @@ class CommandWithHints(click.Command):
             replacement = self.replacements.get(e.option_name.lstrip("-").replace("-", "_").lower())
             if replacement is None:
                 raise
-            at = next(i for i, word in enumerate(words) if word.partition("=")[0] == e.option_name)
-            value = words[at].partition("=")[2] or next(iter(words[at + 1 :]), "VALUE")
+            position = next(
+                i for i, word in enumerate(words) if word.partition("=")[0] == e.option_name
+            )
+            value = words[position].partition("=")[2] or next(iter(words[position + 1 :]), "VALUE")
             words_instead = replacement.format(shlex.quote(value))
             raise click.UsageError(
                 f"no such option {e.option_name}: write {words_instead}", ctx

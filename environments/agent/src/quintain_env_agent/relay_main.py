@@ -119,8 +119,8 @@ class Host:
 class Client(asyncio.StreamReaderProtocol):
     """One connection of the agent. If it is lost, its request is given up."""
 
-    def __init__(self, host: Host, most: int) -> None:
-        self.host, self.most = host, most
+    def __init__(self, host: Host, body_limit: int) -> None:
+        self.host, self.body_limit = host, body_limit
         self.task: asyncio.Task[None] | None = None
         super().__init__(asyncio.StreamReader(limit=HEAD), self.connected)
 
@@ -168,7 +168,7 @@ class Client(asyncio.StreamReaderProtocol):
     async def exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request and its response; whether another may follow."""
         method, path, version, headers = await read_head(reader)
-        body = await read_body(reader, writer, headers, self.most)
+        body = await read_body(reader, writer, headers, self.body_limit)
         async with self.host.most_open:
             number, replies = await self.host.open(
                 method=method[:METHOD],
@@ -207,7 +207,7 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[str, str, str, dict[s
 async def read_body(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, headers: dict[str, str], limit: int
 ) -> bytes:
-    """Return the body of a request, of at most *most* bytes."""
+    """Return the body of a request, of at most *limit* bytes."""
     chunked = "chunked" in headers.get("transfer-encoding", "").lower()
     length = headers.get("content-length", "0")
     if not chunked and not (length.isascii() and length.isdigit()):
@@ -280,14 +280,14 @@ def head_of(
 
 
 class Kept(asyncio.Protocol):
-    """The first *most* bytes of a stream; the rest is read and dropped."""
+    """The first *limit* bytes of a stream; the rest is read and dropped."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.data = most, bytearray()
+    def __init__(self, limit: int) -> None:
+        self.limit, self.data = limit, bytearray()
         self.closed = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
-        self.data += data[: max(0, self.most - len(self.data))]
+        self.data += data[: max(0, self.limit - len(self.data))]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed.set_result(None)

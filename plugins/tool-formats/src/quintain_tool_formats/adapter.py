@@ -108,7 +108,7 @@ class TokenizerFormat:
                     self._exchange(message, given[i + 1 : end], tools, open_end=end == len(given))
                 )
             elif message.role == "tool":
-                prepared.extend(self._results(given[i:end], asked=treatment.sampled == "text"))
+                prepared.extend(self._results(given[i:end], has_calls=treatment.sampled == "text"))
             else:
                 prepared.append(message)
                 end = i + 1
@@ -137,8 +137,8 @@ class TokenizerFormat:
             text = "\n".join(filter(None, [message.content, self.form.render_calls(calls, tools)]))
             message = replace(message, content=text, calls=())
         calls = tuple(self._call(call) for call in message.calls)
-        asked = treatment.sampled == "text" or bool(calls)
-        rows = list(self._results(results, asked=asked))
+        has_calls = treatment.sampled == "text" or bool(calls)
+        rows = list(self._results(results, has_calls=has_calls))
         if len(calls) < 2 or treatment.parallel:
             yield replace(message, calls=calls)
             yield from rows
@@ -178,12 +178,12 @@ class TokenizerFormat:
             arguments = to_json(dict(arguments))
         return replace(call, name=call.name or UNREADABLE, id=_id(call.id), arguments=arguments)
 
-    def _results(self, results: Sequence[Message], *, asked: bool) -> Iterator[Message]:
-        """Results as the template takes them; of the user where no call *asked* for them."""
+    def _results(self, results: Sequence[Message], *, has_calls: bool) -> Iterator[Message]:
+        """Results as the template takes them; of the user unless *has_calls*."""
         marked = not self.treatment.lists_tools
         for m in results:
             call = ToolCall(name=m.name or UNREADABLE, id=_id(m.call_id))
-            as_user = self.treatment.results == "user" or not asked
+            as_user = self.treatment.results == "user" or not has_calls
             content = self.form.render_result(call, m.content) if marked or as_user else m.content
             yield replace(
                 m,
