@@ -109,21 +109,23 @@ async def answer(
 
 
 async def _chat(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:
-    asked = chat.request_of(body)
-    answers = await endpoint.submit(asked)
-    whole = chat.response(asked, answers, secrets.token_hex(12))
+    request = chat.request_of(body)
+    answers = await endpoint.submit(request)
+    whole = chat.response(request, answers, secrets.token_hex(12))
     return (
-        _stream(chat.stream(whole, with_usage=asked.stream_usage)) if asked.stream else _json(whole)
+        _stream(chat.stream(whole, with_usage=request.stream_usage))
+        if request.stream
+        else _json(whole)
     )
 
 
 async def _responses(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:
-    asked = responses.request_of(body, endpoint.histories)
-    (reply,) = await endpoint.submit(asked)
+    request = responses.request_of(body, endpoint.histories)
+    (reply,) = await endpoint.submit(request)
     response_id = f"resp_{secrets.token_hex(12)}"
-    whole = responses.response(body, asked, reply, response_id)
-    responses.remember(endpoint.histories, asked, reply, whole)
-    return _stream(responses.stream(whole)) if asked.stream else _json(whole)
+    whole = responses.response(body, request, reply, response_id)
+    responses.remember(endpoint.histories, request, reply, whole)
+    return _stream(responses.stream(whole)) if request.stream else _json(whole)
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -105,8 +105,8 @@ class EnginePlayer:
         if self._policy.heed:
             changes |= request.sampling
         if request.max_tokens is not None:
-            most = self._policy.sampling.max_tokens
-            changes["max_tokens"] = min(request.max_tokens, most or request.max_tokens)
+            limit = self._policy.sampling.max_tokens
+            changes["max_tokens"] = min(request.max_tokens, limit or request.max_tokens)
         if request.stop:
             changes["stop"] = (*self._policy.sampling.stop, *request.stop)
         return self._policy.sampling.replace(**changes)

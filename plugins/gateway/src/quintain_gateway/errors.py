@@ -57,6 +57,6 @@ def unsupported(param: str, message: str) -> ApiError:
     return ApiError(400, "unsupported_parameter", message, param=param)
 
 
-def too_large(most: int) -> ApiError:
-    """413: the body is larger than *most* bytes."""
-    return ApiError(413, "request_too_large", f"the body is larger than {most:,} bytes")
+def too_large(limit: int) -> ApiError:
+    """413: the body is larger than *limit* bytes."""
+    return ApiError(413, "request_too_large", f"the body is larger than {limit:,} bytes")

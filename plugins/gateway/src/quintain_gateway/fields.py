@@ -60,11 +60,13 @@ def get(
     return value
 
 
-def positive(body: Mapping[str, Any], name: str, most: int | None = None) -> int | None:
+def positive(body: Mapping[str, Any], name: str, limit: int | None = None) -> int | None:
     """Return a whole number from 1 up, or ``None``."""
     value = get(body, name, int, None)
-    if value is not None and not 1 <= value <= (most or value):
-        raise invalid(f"{name} is {value}; expected 1{f' to {most}' if most else ' or more'}", name)
+    if value is not None and not 1 <= value <= (limit or value):
+        raise invalid(
+            f"{name} is {value}; expected 1{f' to {limit}' if limit else ' or more'}", name
+        )
     return value if value is None else int(value)
 
 
@@ -141,8 +143,8 @@ def tool_of(function: Any, where: str) -> ToolSpec:
         raise invalid(message, f"{where}.parameters", "invalid_type")
     parameters = get(function, "parameters", dict, None, f"{where}.")
     description = get(function, "description", str, "", f"{where}.")
-    about = {} if parameters is None else {"parameters": parameters}
-    return ToolSpec(name=name, description=description, **about)
+    fields = {} if parameters is None else {"parameters": parameters}
+    return ToolSpec(name=name, description=description, **fields)
 
 
 def distinct(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
@@ -215,18 +217,18 @@ def with_schema(
     """
     if schema is None or schema == {"type": "object"}:
         return tuple(messages)
-    asked = (
+    instruction = (
         f"Reply with JSON alone, without any other text, that fits this "
         f"schema:\n{json.dumps(schema)}"
     )
     if messages[0].role == "system":
-        return (Message("system", f"{messages[0].content}\n\n{asked}"), *messages[1:])
-    return (Message("system", asked), *messages)
+        return (Message("system", f"{messages[0].content}\n\n{instruction}"), *messages[1:])
+    return (Message("system", instruction), *messages)
 
 
 def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `Sampling` that a request may set, where its engine is not trained."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name in (*_RANGES, "seed"):
         value = get(body, name, int if name == "seed" else (int, float), None)
         if value is None:
@@ -234,8 +236,8 @@ def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
         low, high = _RANGES.get(name, (value, value))
         if not low <= value <= high:
             raise invalid(f"{name} is {value}; expected {low} to {high}", name)
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields
 
 
 def stops_of(body: Mapping[str, Any]) -> tuple[str, ...]:

@@ -195,7 +195,7 @@ def stream(whole: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _item_events(index: int, item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    at = {"output_index": index, "item_id": item["id"]}
+    place = {"output_index": index, "item_id": item["id"]}
     empty: dict[str, dict[str, Any]] = {
         "function_call": {"arguments": ""},
         "message": {"content": []},
@@ -209,22 +209,22 @@ def _item_events(index: int, item: Mapping[str, Any]) -> Iterator[tuple[str, dic
     )
     if item["type"] == "function_call":
         for piece in pieces(item["arguments"]):
-            yield "function_call_arguments.delta", {**at, "delta": piece}
+            yield "function_call_arguments.delta", {**place, "delta": piece}
         yield (
             "function_call_arguments.done",
-            {**at, "name": item["name"], "arguments": item["arguments"]},
+            {**place, "name": item["name"], "arguments": item["arguments"]},
         )
     elif item["type"] == "message":
         (part,) = item["content"]
-        at["content_index"] = 0
-        yield "content_part.added", {**at, "part": {**part, "text": "", "logprobs": []}}
+        place["content_index"] = 0
+        yield "content_part.added", {**place, "part": {**part, "text": "", "logprobs": []}}
         for k, piece in enumerate(pieces(part["text"])):
             yield (
                 "output_text.delta",
-                {**at, "delta": piece, "logprobs": [] if k else part["logprobs"]},
+                {**place, "delta": piece, "logprobs": [] if k else part["logprobs"]},
             )
-        yield "output_text.done", {**at, "text": part["text"], "logprobs": part["logprobs"]}
-        yield "content_part.done", {**at, "part": part}
+        yield "output_text.done", {**place, "text": part["text"], "logprobs": part["logprobs"]}
+        yield "content_part.done", {**place, "part": part}
     yield "output_item.done", {"output_index": index, "item": item}
 
 
@@ -246,11 +246,11 @@ def _output(request: TurnRequest, answer: PolicyTurn, response_id: str) -> list[
     if answer.text or not turn.calls:
         logprobs = logprobs_of(request, answer) if request.logprobs else []
         part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": logprobs}
-        about = {"id": f"msg_{tail}", "role": "assistant", "status": status}
-        items.append({"type": "message", **about, "content": [part]})
+        fields = {"id": f"msg_{tail}", "role": "assistant", "status": status}
+        items.append({"type": "message", **fields, "content": [part]})
     for i, call in enumerate(turn.calls):
-        about = {"id": f"fc_{tail}_{i}", "call_id": call.id, "status": status}
+        fields = {"id": f"fc_{tail}_{i}", "call_id": call.id, "status": status}
         items.append(
-            {"type": "function_call", **about, "name": call.name, "arguments": arguments_of(call)}
+            {"type": "function_call", **fields, "name": call.name, "arguments": arguments_of(call)}
         )
     return items

@@ -137,10 +137,10 @@ class Server:
         self.check(request)
         endpoint = await self.endpoint_for(api.bearer(request.headers.get("Authorization", "")))
         body = await request.read()
-        asked = api.ApiRequest(
+        api_request = api.ApiRequest(
             method=method, path=request.path, content_type=request.content_type, body=body
         )
-        return await api.answer(endpoint, asked, self.models)
+        return await api.answer(endpoint, api_request, self.models)
 
 
 def is_loopback(host: str) -> bool:

@@ -171,8 +171,8 @@ def _plain(transcript: Any) -> dict[str, Any]:
         {"parent": b.parent, "fork": b.fork, **{c: list(getattr(b, c)) for c in columns}}
         for b in transcript.branches
     ]
-    about = ("policy", "tokenizer", "temperature")
-    return {"branches": branches, **{name: getattr(transcript, name) for name in about}}
+    names = ("policy", "tokenizer", "temperature")
+    return {"branches": branches, **{name: getattr(transcript, name) for name in names}}
 
 
 def _digest(key: str) -> str:

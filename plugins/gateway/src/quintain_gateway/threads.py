@@ -94,15 +94,16 @@ class Threads:
     def _extended(self, digests: Sequence[bytes]) -> tuple[Thread, int]:
         """Return the thread for a prompt, and how many of its messages it has already."""
         for known in range(len(digests) - 1, 0, -1):
-            found = self._ends.get(digests[known])
-            if not found:
+            candidates = self._ends.get(digests[known])
+            if not candidates:
                 continue
             idle = next(
-                (t for t, turns in found if turns == t.turns and not t.busy and not t.asked), None
+                (t for t, turns in candidates if turns == t.turns and not t.busy and not t.asked),
+                None,
             )
             if idle is not None:
                 return idle, known
-            thread, turns = found[0]
+            thread, turns = candidates[0]
             name = self._name()
             return Thread(
                 thread.player.fork(name, turns), name, turns, errors=dict(thread.errors)

@@ -186,13 +186,13 @@ class OpenAIBackend(Backend):
     async def start(self) -> None:
         await self._client.__aenter__()
         self.name = self._client.name
-        about = [
+        settings = [
             self._client.base_url,
             self._client.model,
             self._constrain,
             sorted(self._extra.items()),
         ]
-        self.identity = hashlib.sha256(repr(about).encode()).hexdigest()
+        self.identity = hashlib.sha256(repr(settings).encode()).hexdigest()
 
     async def stop(self) -> None:
         await self._client.__aexit__()

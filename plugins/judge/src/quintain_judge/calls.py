@@ -205,8 +205,8 @@ class Caller:
         number in a recording.
         """
         s = self.settings
-        about = [FORMAT, judge, prompt.digest, s.max_tokens, s.temperature, s.seed, vote]
-        return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+        parts = [FORMAT, judge, prompt.digest, s.max_tokens, s.temperature, s.seed, vote]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     async def call(
         self, backend: Backend, prompt: Prompt, vote: int = 0, *, fresh: bool = False
@@ -266,8 +266,8 @@ class Caller:
 
     def _record(self, backend: Backend, prompt: Prompt, vote: int, answer: JudgeAnswer) -> None:
         if self._recording is not None:
-            about = {"instruction": prompt.instruction, "texts": dict(prompt.texts)}
-            self._recording.put(self.key(f"judge {backend.number}", prompt, vote), answer, about)
+            question = {"instruction": prompt.instruction, "texts": dict(prompt.texts)}
+            self._recording.put(self.key(f"judge {backend.number}", prompt, vote), answer, question)
 
     def _readable(self, key: str, prompt: Prompt, answer: JudgeAnswer) -> tuple[Any, str]:
         try:

@@ -208,17 +208,23 @@ def report(
     fooled: list[str] = []
     refused: list[str] = []
     changed: list[bool] = []
-    for kind, found in verdicts.items():
+    for kind, kind_verdicts in verdicts.items():
         canaries = BY_KIND[kind]
-        wrong = [c.answer for c, v in zip(canaries, found, strict=True) if not c.right and v]
-        right = [c.answer for c, v in zip(canaries, found, strict=True) if c.right and not v]
+        wrong = [
+            c.answer for c, v in zip(canaries, kind_verdicts, strict=True) if not c.right and v
+        ]
+        right = [
+            c.answer for c, v in zip(canaries, kind_verdicts, strict=True) if c.right and not v
+        ]
         number = sum(c.right for c in canaries)
         kinds[kind] = {"rejected": len(right) / number}
         if number < len(canaries):
             kinds[kind]["accepted"] = len(wrong) / (len(canaries) - number)
         fooled += wrong
         refused += right
-        changed += [a != b for a, b in zip(found, first.get(kind, found), strict=True)]
+        changed += [
+            a != b for a, b in zip(kind_verdicts, first.get(kind, kind_verdicts), strict=True)
+        ]
     return CanaryReport(
         kinds=kinds,
         changed=sum(changed) / len(changed),

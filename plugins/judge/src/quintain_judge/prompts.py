@@ -75,14 +75,14 @@ class Prompt:
     @cached_property
     def digest(self) -> str:
         """A hash of all that the judge reads, except delimiters."""
-        asked = [
+        parts = [
             self.instruction,
             self.texts,
             self.form.schema(),
             self.form.instruction(),
             self.longest,
         ]
-        content = json.dumps([*asked, self.template, sorted(self.words.items())])
+        content = json.dumps([*parts, self.template, sorted(self.words.items())])
         return hashlib.sha256(content.encode(errors="replace")).hexdigest()
 
     def messages(self, seed: int = 0, attempt: int = 0) -> list[Message]:
@@ -100,11 +100,12 @@ class Prompt:
         if self.template:
             body = self.template.format_map(_Fields({**self.words, **blocks}))
         rules = RULES.format(key=key)
-        asked = rules if self.template else f"{self.instruction}\n\n{rules}"
+        instructions = rules if self.template else f"{self.instruction}\n\n{rules}"
         return [
             Message(
                 "system",
-                f"{asked}\n\nReply with one JSON object and nothing else: {self.form.example()}",
+                f"{instructions}\n\nReply with one JSON object and nothing else: "
+                f"{self.form.example()}",
             ),
             Message("user", f"{body}\n\nThese were all texts ({key}). Give your verdict as JSON."),
         ]

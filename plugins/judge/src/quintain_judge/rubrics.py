@@ -131,10 +131,10 @@ async def rubric_for(
         InfrastructureError: the search failed, or the judge wrote nothing that can be read or used.
         UsageError: rules judge, which write nothing.
     """
-    asked = await judge.write(_QUERIES, [("prompt", prompt)], Texts(("query",), max_queries))
-    written = list(dict.fromkeys(" ".join(row["query"].split()) for row in asked))
-    found = await asyncio.gather(*map(search, written))
-    texts = [("prompt", prompt), *((f"results {n}", text) for n, text in enumerate(found, 1))]
+    query_rows = await judge.write(_QUERIES, [("prompt", prompt)], Texts(("query",), max_queries))
+    written = list(dict.fromkeys(" ".join(row["query"].split()) for row in query_rows))
+    results = await asyncio.gather(*map(search, written))
+    texts = [("prompt", prompt), *((f"results {n}", text) for n, text in enumerate(results, 1))]
     rows = await judge.write(_CRITERIA, texts, Texts(("criterion", "kind", "source"), max_criteria))
     criteria: dict[str, dict[str, Any]] = {}
     for row in rows:
@@ -184,7 +184,7 @@ async def write_rubrics(
 
     async def row(task: Prompted) -> dict[str, Any] | InfrastructureError:
         try:
-            criteria, asked = await rubric_for(
+            criteria, queries = await rubric_for(
                 judge, task.text, search, max_queries=max_queries, max_criteria=max_criteria
             )
         except InfrastructureError as e:
@@ -196,7 +196,7 @@ async def write_rubrics(
             "prompt": task.prompt,
             **task.columns,
             "criteria": [*kept, *criteria],
-            "queries": asked,
+            "queries": queries,
         }
 
     for start in range(0, len(todo), TOGETHER):

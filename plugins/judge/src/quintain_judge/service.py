@@ -363,7 +363,7 @@ class JudgeService(CallSettings, JudgeModels, Service):
         if self.offline:
             return Judgement(score=self.ruled(reply, criterion))
         form = Levels(tuple((text, score) for text, score in levels)) if levels else self.form
-        asked = criterion_prompt(
+        question = criterion_prompt(
             prompt,
             reply,
             criterion,
@@ -371,10 +371,10 @@ class JudgeService(CallSettings, JudgeModels, Service):
             reference=reference,
             template=self.templates.get("criterion", ""),
         )
-        return await self._scored(asked)
+        return await self._scored(question)
 
-    async def _scored(self, asked: Prompt, *, fresh: bool = False) -> Judgement:
-        verdicts = await self._verdicts(asked, fresh=fresh)
+    async def _scored(self, question: Prompt, *, fresh: bool = False) -> Judgement:
+        verdicts = await self._verdicts(question, fresh=fresh)
         scores = [float(score) for score, _ in verdicts]
         if len(scores) > 1 and pstdev(scores) > self.max_spread:
             raise Disagreement(
@@ -410,8 +410,10 @@ class JudgeService(CallSettings, JudgeModels, Service):
     ) -> bool:
         async def right(yes: str, no: str) -> bool:
             template = self.templates.get("reference", "")
-            asked = reference_prompt(prompt, answer, reference, yes=yes, no=no, template=template)
-            return bool(await self._majority(asked, fresh=fresh) == yes)
+            question = reference_prompt(
+                prompt, answer, reference, yes=yes, no=no, template=template
+            )
+            return bool(await self._majority(question, fresh=fresh) == yes)
 
         if not self.swap:
             return await right("A", "B")
@@ -458,10 +460,10 @@ class JudgeService(CallSettings, JudgeModels, Service):
         if self.offline:
             one, two = (sum(rules.decided(c, reply) for c in criteria) for reply in (first, second))
             return 0.5 + 0.5 * ((one > two) - (one < two))
-        asked = pair_prompt(
+        question = pair_prompt(
             prompt, first, second, criteria, template=self.templates.get("pair", "")
         )
-        return {"A": 1.0, "B": 0.0, "tie": 0.5}[await self._majority(asked, fresh=fresh)]
+        return {"A": 1.0, "B": 0.0, "tie": 0.5}[await self._majority(question, fresh=fresh)]
 
     async def ranks(
         self, prompt: Any, replies: Sequence[str], criteria: Sequence[str]
@@ -496,8 +498,8 @@ class JudgeService(CallSettings, JudgeModels, Service):
         self, prompt: Any, replies: Sequence[str], criteria: Sequence[str]
     ) -> dict[str, float]:
         labels = tuple(str(i) for i in range(1, len(replies) + 1))
-        asked = ranking_prompt(prompt, dict(zip(labels, replies, strict=True)), criteria)
-        rankings = [ranking for ranking, _ in await self._verdicts(asked)]
+        question = ranking_prompt(prompt, dict(zip(labels, replies, strict=True)), criteria)
+        rankings = [ranking for ranking, _ in await self._verdicts(question)]
         worst = len(labels) - 1
         return {
             reply: fmean(1 - ranking.index(label) / worst for ranking in rankings)
@@ -533,8 +535,10 @@ class JudgeService(CallSettings, JudgeModels, Service):
                 "rules write nothing: name a judge that does ([services.judge] with args.base_url)"
             )
         await self._canaries_if_due()
-        asked = Prompt(instruction=instruction, texts=tuple(texts), form=form, longest=self.longest)
-        verdict, _ = await self._call(self.backends[0], asked)
+        question = Prompt(
+            instruction=instruction, texts=tuple(texts), form=form, longest=self.longest
+        )
+        verdict, _ = await self._call(self.backends[0], question)
         return verdict
 
     # ---------------------------------------------------------------- calls
@@ -596,15 +600,15 @@ class JudgeService(CallSettings, JudgeModels, Service):
     @property
     def alert(self) -> str:
         """What the last canaries say against the judge; empty if nothing."""
-        found = self.canaries
-        if found is None or not (found.fooled or found.refused or found.changed):
+        canaries = self.canaries
+        if canaries is None or not (canaries.fooled or canaries.refused or canaries.changed):
             return ""
         shares = (
-            f"{found.accepted:.1%} of wrong answers accepted, {found.rejected:.1%} of right ones "
-            f"rejected, {found.changed:.1%} of verdicts changed"
+            f"{canaries.accepted:.1%} of wrong answers accepted, {canaries.rejected:.1%} of right "
+            f"ones rejected, {canaries.changed:.1%} of verdicts changed"
         )
-        accepted = f"; it accepted {found.fooled!r}" if found.fooled else ""
-        rejected = f"; it rejected {found.refused!r}" if found.refused else ""
+        accepted = f"; it accepted {canaries.fooled!r}" if canaries.fooled else ""
+        rejected = f"; it rejected {canaries.refused!r}" if canaries.refused else ""
         return f"{shares}{accepted}{rejected}."
 
     async def judge_canaries(self) -> CanaryReport:
@@ -623,15 +627,17 @@ class JudgeService(CallSettings, JudgeModels, Service):
 
         async def met(c: RubricCanary) -> bool:
             template = self.templates.get("criterion", "")
-            asked = criterion_prompt(c.prompt, c.reply, c.criterion, self.form, template=template)
-            return (await self._scored(asked, fresh=True)).score >= MET
+            question = criterion_prompt(
+                c.prompt, c.reply, c.criterion, self.form, template=template
+            )
+            return (await self._scored(question, fresh=True)).score >= MET
 
         async def won(c: PairCanary) -> bool:
             return await self.prefers(c.prompt, c.better, c.worse, [c.criterion], fresh=True) == 1
 
-        async def verdict(asked: Awaitable[bool]) -> bool:
+        async def verdict(decision: Awaitable[bool]) -> bool:
             try:
-                return await asked
+                return await decision
             except Disagreement:
                 return False
 

@@ -84,10 +84,10 @@ def _parses(text: str) -> bool:
         return all(structure.is_name(m) or _parses(m) for m in members if m)
     for member in members:
         for variant in structure.variants(member):
-            found = quantity(variant)
-            if found is None:
+            parsed = quantity(variant)
+            if parsed is None:
                 return False
-            expression(found.value)
+            expression(parsed.value)
     return True
 
 
@@ -207,7 +207,7 @@ def _sets(gold: str, answer: str) -> bool | None:
         or structure.matrix(answer)
     ):
         return None
-    found = []
+    number_sets = []
     for text in (gold, answer):
         members, signs = structure.relation(text)
         if (
@@ -217,13 +217,13 @@ def _sets(gold: str, answer: str) -> bool | None:
             and sets.looks_like_set(members[1])
         ):
             text = members[1]
-        found.append(sets.number_set(text))
-    if found[0] is None or found[1] is None:
+        number_sets.append(sets.number_set(text))
+    if number_sets[0] is None or number_sets[1] is None:
         return None
     names = [sets.subject(text) for text in (gold, answer)]
     if all(names) and not _same_name(*names):
         return False
-    return sets.same_sets(*found)
+    return sets.same_sets(*number_sets)
 
 
 def _matrices(gold: str, answer: str) -> bool | None:
@@ -345,25 +345,25 @@ def _elements(text: str) -> tuple[str, list[str]] | None:
         and (pair[0] == r"\{" or len(structure.items(pair[1])) > 1)
     ):
         kind = {r"\{": "set", "{": "set"}.get(pair[0], "tuple")
-        found = [
+        elements = [
             v
             for i in structure.items(pair[1])
             for v in (structure.variants(i) if kind == "set" else [i])
         ]
-        return kind, found
+        return kind, elements
     parts = [v for i in structure.items(text) for v in structure.variants(i)]
     return ("list", parts) if len(parts) > 1 else None
 
 
 def _assignments(elements: list[str]) -> dict[str, str]:
     """Values by name where every element is ``name = value`` with its own name; else nothing."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for element in elements:
         members, signs = structure.relation(element)
-        if signs != ["="] or not structure.is_name(members[0]) or members[0] in found:
+        if signs != ["="] or not structure.is_name(members[0]) or members[0] in values:
             return {}
-        found[members[0]] = members[1]
-    return {} if all(re.fullmatch(r"([A-Za-z])_\{?\d\}?", k) for k in found) else found
+        values[members[0]] = members[1]
+    return {} if all(re.fullmatch(r"([A-Za-z])_\{?\d\}?", k) for k in values) else values
 
 
 def _values(elements: list[str]) -> list[str]:
@@ -384,11 +384,11 @@ def _same_elements(a: list[str], b: list[str]) -> bool:
 
 
 def _distinct(elements: list[str]) -> list[str]:
-    found: list[str] = []
+    distinct: list[str] = []
     for element in elements:
-        if not any(element == other or _quietly_same(element, other) for other in found):
-            found.append(element)
-    return found
+        if not any(element == other or _quietly_same(element, other) for other in distinct):
+            distinct.append(element)
+    return distinct
 
 
 def _quietly_same(a: str, b: str) -> bool:
@@ -457,9 +457,9 @@ def _same_name(a: str, b: str) -> bool:
 
 
 def _numeric(text: str) -> bool:
-    found = quantity(text)
+    parsed = quantity(text)
     try:
-        return found is not None and not expression(found.value).free_symbols
+        return parsed is not None and not expression(parsed.value).free_symbols
     except Unreadable:
         return False
 

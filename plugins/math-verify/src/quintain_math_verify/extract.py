@@ -203,7 +203,7 @@ def _retracted(after: str, retractions: list[re.Match[str]]) -> bool:
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
     """Start, end and content of the outermost balanced boxes of *text*, in order, in one pass."""
-    found: list[tuple[int, int, str]] = []
+    boxes: list[tuple[int, int, str]] = []
     # for each open brace: start and content of its box
     open_braces: list[tuple[int, int] | None] = []
     for match in _BRACE.finditer(text):
@@ -213,14 +213,14 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
         elif token == "}":
             box = open_braces.pop() if open_braces else None
             if box is not None:
-                while found and found[-1][0] > box[0]:
-                    found.pop()  # nested in this one
-                found.append((box[0], match.end(), text[box[1] : match.start()]))
+                while boxes and boxes[-1][0] > box[0]:
+                    boxes.pop()  # nested in this one
+                boxes.append((box[0], match.end(), text[box[1] : match.start()]))
         elif match["bare"]:
-            found.append((match.start(), match.end(), match["bare"].rstrip(".")))
+            boxes.append((match.start(), match.end(), match["bare"].rstrip(".")))
         elif token.endswith("{") and len(token) > 2:
             open_braces.append((match.start(), match.end()))
-    return found
+    return boxes
 
 
 def _last_group(text: str, boxes: list[tuple[int, int, str]]) -> list[str]:

@@ -68,9 +68,9 @@ def number_set(text: str) -> Any | None:
     text = text.strip()
     if text in _NUMBER_SETS:
         return _NUMBER_SETS[text]
-    found = _operated(text)
-    if found is not None:
-        return found
+    result = _operated(text)
+    if result is not None:
+        return result
     pair = bracketed(text)
     if pair is not None and pair[0] == r"\{":
         return _braced(pair[1])

@@ -66,11 +66,11 @@ def tokens(text: str) -> list[str]:
 
 def split(text: str, separators: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Parts of *text* between *separators* outside brackets, and the separators found."""
-    parts, found, current, depth = [], [], "", 0
+    parts, separators_found, current, depth = [], [], "", 0
     for token in tokens(text):
         if token in separators and depth <= 0:
             parts.append(current.strip())
-            found.append(token)
+            separators_found.append(token)
             current = ""
             continue
         if token in OPENING or token.startswith(r"\begin"):
@@ -78,7 +78,7 @@ def split(text: str, separators: tuple[str, ...]) -> tuple[list[str], list[str]]
         elif token in _CLOSING or token.startswith(r"\end"):
             depth -= 1
         current += token
-    return [*parts, current.strip()], found
+    return [*parts, current.strip()], separators_found
 
 
 def items(text: str) -> list[str]:
@@ -95,15 +95,17 @@ def bracketed(text: str) -> tuple[str, str, str] | None:
     """Opening, content and closing of *text* that is one bracket pair; the kinds may differ, as in
     intervals.
     """
-    found = tokens(text)
-    if len(found) < 2 or found[0] not in OPENING or found[-1] not in _CLOSING:
+    token_list = tokens(text)
+    if len(token_list) < 2 or token_list[0] not in OPENING or token_list[-1] not in _CLOSING:
         return None
     depth = 0
-    for i, token in enumerate(found):
+    for i, token in enumerate(token_list):
         depth += (token in OPENING) - (token in _CLOSING)
-        if depth == 0 and i < len(found) - 1:
+        if depth == 0 and i < len(token_list) - 1:
             return None
-    return (found[0], "".join(found[1:-1]).strip(), found[-1]) if depth == 0 else None
+    return (
+        (token_list[0], "".join(token_list[1:-1]).strip(), token_list[-1]) if depth == 0 else None
+    )
 
 
 def unwrapped(text: str) -> str:
@@ -222,9 +224,9 @@ def variants(text: str) -> list[str]:
         return [text]
     parts = re.split(r"\\pm(?![A-Za-z])", text)
     if 2 < len(parts) <= MOST_SIGNS + 1 and not re.search(r"\\mp(?![A-Za-z])", text):
-        found = [parts[0] + "".join(s + p for s, p in zip(signs, parts[1:], strict=True))
+        texts = [parts[0] + "".join(s + p for s, p in zip(signs, parts[1:], strict=True))
                  for signs in product("+-", repeat=len(parts) - 1)]  # fmt: skip
-        return [v.removeprefix("+") for v in found]
+        return [v.removeprefix("+") for v in texts]
     plus = re.sub(r"\\mp(?![A-Za-z])", "-", re.sub(r"\\pm(?![A-Za-z])", "+", text))
     minus = re.sub(r"\\mp(?![A-Za-z])", "+", re.sub(r"\\pm(?![A-Za-z])", "-", text))
     return [plus.removeprefix("+"), minus]

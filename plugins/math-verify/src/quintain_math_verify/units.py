@@ -196,7 +196,7 @@ def _words(text: str) -> list[tuple[str, int]] | None:
     plain = re.sub(r"\s+\^", "^", re.sub(r"\bper\b", "/", plain))
     if re.search(r"[\d](?<!\^\d)(?<!\^\{\d)(?<!-\d)|[<>=,;?]", plain):
         return None
-    found: list[tuple[str, int]] = []
+    powers: list[tuple[str, int]] = []
     sign, power = 1, 1
     for token in re.finditer(r"/|([A-Za-z][A-Za-z'-]*)(?:\.)?\s*(?:\^\{?(-?\d)\}?)?", plain):
         if token[0] == "/":
@@ -207,8 +207,8 @@ def _words(text: str) -> list[tuple[str, int]] | None:
             return None
         if word.lower() in ("square", "sq", "squared", "cubic", "cubed"):
             exponent = 2 if word.lower().startswith("sq") else 3
-            if word.lower().endswith("ed") and found:
-                found[-1] = (found[-1][0], found[-1][1] * exponent)
+            if word.lower().endswith("ed") and powers:
+                powers[-1] = (powers[-1][0], powers[-1][1] * exponent)
             elif word.lower().endswith("ed"):
                 return None  # of the number
             else:
@@ -216,9 +216,9 @@ def _words(text: str) -> list[tuple[str, int]] | None:
             continue
         exponent = sign * power * int(token[2] or 1)
         speed = _SPEEDS.get(word.lower())
-        found += [(speed[0], exponent), (speed[1], -exponent)] if speed else [(word, exponent)]
+        powers += [(speed[0], exponent), (speed[1], -exponent)] if speed else [(word, exponent)]
         power = 1
-    return found if len(found) <= 6 else None
+    return powers if len(powers) <= 6 else None
 
 
 def _singular(word: str) -> str:

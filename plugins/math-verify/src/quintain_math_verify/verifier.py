@@ -138,19 +138,19 @@ class Verifier:
         reference = _reference(gold)
         if not reference:
             raise UsageError(f"the reference answer {gold[:80]!r} is empty")
-        found = final_answers(reply, boxed_only=boxed_only)
-        if not found:
+        candidates = final_answers(reply, boxed_only=boxed_only)
+        if not candidates:
             return Verdict(kind=VerdictKind.NO_ANSWER, reason="no answer found")
-        shown = "; ".join(found)[:200]
-        if found == [gold.strip()] and not _meaningless(reference):
+        shown = "; ".join(candidates)[:200]
+        if candidates == [gold.strip()] and not _meaningless(reference):
             return Verdict(kind=VerdictKind.CORRECT, answer=shown)
-        if any(len(a) > 2 * LONGEST for a in found):
+        if any(len(a) > 2 * LONGEST for a in candidates):
             return Verdict(
                 kind=VerdictKind.TOO_LARGE,
                 answer=shown,
                 reason=f"more than {2 * LONGEST} characters",
             )
-        answers = tuple(filter(None, map(_normalised, found)))
+        answers = tuple(filter(None, map(_normalised, candidates)))
         if not answers:
             return Verdict(kind=VerdictKind.NO_ANSWER, answer=shown, reason="the answer is empty")
         key = (reference, answers)

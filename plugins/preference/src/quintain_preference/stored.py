@@ -80,13 +80,13 @@ def read_preferences(path: Path) -> list[Preference]:
         raise UsageError(
             f"there is no file {str(path)!r}; expected JSON lines with prompt, chosen and rejected"
         )
-    found: list[Preference] = []
+    preferences: list[Preference] = []
     faults: list[str] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
         try:
-            found.append(_preference(_Row.model_validate(json.loads(line))))
+            preferences.append(_preference(_Row.model_validate(json.loads(line))))
         except ValidationError as e:
             first = e.errors(include_url=False)[0]
             place = ".".join(
@@ -101,9 +101,9 @@ def read_preferences(path: Path) -> list[Preference]:
     if faults:
         more = f"\n{len(faults)} lines in all" if len(faults) > SHOWN else ""
         raise UsageError("\n".join(faults[:SHOWN]) + more)
-    if not found:
+    if not preferences:
         raise UsageError(f"{path}: no rows; expected JSON lines with prompt, chosen and rejected")
-    return found
+    return preferences
 
 
 def _preference(row: _Row) -> Preference:

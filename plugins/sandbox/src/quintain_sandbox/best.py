@@ -58,17 +58,17 @@ class BestSandbox(ProbedSandbox):
                 raise UsageError(f"sandbox.providers has {name!r}{did_you_mean(name, PROVIDERS)}")
         super().__init__(slots=slots, enforce=enforce)
         self.providers = tuple(providers)
-        further = {"docker": docker, "bubblewrap": bubblewrap, "landlock": landlock}
+        provider_settings = {"docker": docker, "bubblewrap": bubblewrap, "landlock": landlock}
         self._services = {
-            name: self._configured(name, further[name] or {}) for name in self.providers
+            name: self._configured(name, provider_settings[name] or {}) for name in self.providers
         }
 
-    def _configured(self, name: str, further: Mapping[str, Any]) -> ProbedSandbox:
+    def _configured(self, name: str, settings: Mapping[str, Any]) -> ProbedSandbox:
         known = inspect.signature(PROVIDERS[name]).parameters
-        for argument in further:
+        for argument in settings:
             if argument not in known:
                 raise UsageError(f"sandbox.{name} has {argument!r}{did_you_mean(argument, known)}")
-        return PROVIDERS[name](**{"slots": self.slots, "enforce": self.enforce, **further})
+        return PROVIDERS[name](**{"slots": self.slots, "enforce": self.enforce, **settings})
 
     async def __aenter__(self) -> Self:
         reasons = []

@@ -190,8 +190,8 @@ def seccomp_filter(machine: str = "", *, host: Collection[str] = ()) -> bytes:
         raise InfrastructureError(
             f"no seccomp filter for {machine!r}; sandboxes support {', '.join(MACHINES)}"
         )
-    further = {name: number for name, number in HOST[machine].items() if name in host}
-    return b"".join(_program(*MACHINES[machine], further, x32=machine == "x86_64"))
+    host_calls = {name: number for name, number in HOST[machine].items() if name in host}
+    return b"".join(_program(*MACHINES[machine], host_calls, x32=machine == "x86_64"))
 
 
 def host_rules(*, own_user: bool, abi: int) -> frozenset[str]:
@@ -205,7 +205,7 @@ def host_rules(*, own_user: bool, abi: int) -> frozenset[str]:
 
 
 def _program(
-    architecture: int, calls: Mapping[str, int], further: Mapping[str, int], *, x32: bool
+    architecture: int, calls: Mapping[str, int], host_calls: Mapping[str, int], *, x32: bool
 ) -> Iterator[bytes]:
     yield _step(LOAD, ARCHITECTURE)
     yield _step(EQUAL, architecture, 1, 0)
@@ -223,7 +223,7 @@ def _program(
         calls["clone"],
         [_step(LOAD, low), _step(ANY_BIT, NEW_NAMESPACES, 0, 1), _refuse(errno.EPERM)],
     )
-    yield from _host_rules(calls, further) if further else _families(calls)
+    yield from _host_rules(calls, host_calls) if host_calls else _families(calls)
     kinds = [
         _step(EQUAL, TERMINAL_INPUT[0], 1, 0),
         _step(EQUAL, TERMINAL_INPUT[1], 0, 1),
@@ -244,17 +244,17 @@ def _families(calls: Mapping[str, int]) -> Iterator[bytes]:
         )
 
 
-def _host_rules(calls: Mapping[str, int], further: Mapping[str, int]) -> Iterator[bytes]:
-    for name, number in sorted(further.items(), key=lambda item: item[1]):
+def _host_rules(calls: Mapping[str, int], host_calls: Mapping[str, int]) -> Iterator[bytes]:
+    for name, number in sorted(host_calls.items(), key=lambda item: item[1]):
         if name not in OF_PROCESSES and name not in OF_CLASSES:
             yield _step(EQUAL, number, 0, 1)
             yield _refuse(errno.EPERM)
     itself = [_step(EQUAL, 0, 1, 0), _refuse(errno.EPERM)]
     for name in sorted(OF_PROCESSES):
-        yield from _rule(further[name], [_step(LOAD, ARGUMENTS), *itself])
+        yield from _rule(host_calls[name], [_step(LOAD, ARGUMENTS), *itself])
     for name, process in OF_CLASSES.items():
         of_process = [_step(LOAD, ARGUMENTS), _step(EQUAL, process, 1, 0), _refuse(errno.EPERM)]
-        yield from _rule(further[name], [*of_process, _step(LOAD, ARGUMENTS + 8), *itself])
+        yield from _rule(host_calls[name], [*of_process, _step(LOAD, ARGUMENTS + 8), *itself])
     # A socket that is not connected reaches servers by their path, for which Landlock has no rule
     # before version 9. A pair of datagram sockets sends to a path, too; streams and packets in
     # order do not.

@@ -104,9 +104,9 @@ def program(order: dict[str, Any], seccomp: bytes, error: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     for name, value in order["limits"].items():
         kind = getattr(resource, f"RLIMIT_{name}")
-        most = resource.getrlimit(kind)[1]  # which in some containers not even root may raise
-        least = value if most == resource.RLIM_INFINITY else min(value, most)
-        resource.setrlimit(kind, (least, least))
+        hard_limit = resource.getrlimit(kind)[1]  # which in some containers not even root may raise
+        limit = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
+        resource.setrlimit(kind, (limit, limit))
     if order["user"] is not None:
         become(order["user"])
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of the user would clear it

@@ -154,10 +154,10 @@ class ConfinedBox(LaunchedBox):
             data = os.read(self._status, CHUNK) if ready else b""
             if not data:
                 os.set_blocking(self.stderr, False)
-                said = b""
+                error_text = b""
                 with contextlib.suppress(OSError):
-                    said = os.read(self.stderr, CHUNK)
-                raise self._failure(said)
+                    error_text = os.read(self.stderr, CHUNK)
+                raise self._failure(error_text)
             self._report += data
         os.set_blocking(self._status, False)
         with contextlib.suppress(ProcessLookupError):  # it has ended

@@ -165,8 +165,10 @@ class DockerBox(Box):
         self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
         self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
         self.ended = os.eventfd(0, os.EFD_CLOEXEC)
-        own = (stdout, stderr, os.dup(self.ended))
-        mover = threading.Thread(target=self._move, args=own, name="docker streams", daemon=True)
+        descriptors = (stdout, stderr, os.dup(self.ended))
+        mover = threading.Thread(
+            target=self._move, args=descriptors, name="docker streams", daemon=True
+        )
         self._stack.callback(mover.join)
         for descriptor in (self.ended, self.stdout, self.stderr):
             self._stack.callback(os.close, descriptor)  # ends the thread where it waits to write
@@ -224,10 +226,10 @@ class DockerBox(Box):
             state = self._final_state()
             self._out_of_memory = self._out_of_memory or bool(state["OOMKilled"])
         if code is None and ended_by is None and not self._out_of_memory:
-            said = stderr[-500:].decode("utf-8", "replace").strip()
+            error_text = stderr[-500:].decode("utf-8", "replace").strip()
             raise InfrastructureError(
                 f"docker did not run {self._program.argv[0]!r} to its end: the engine closed the "
-                f"connection, or something outside ended the container; {said}"
+                f"connection, or something outside ended the container; {error_text}"
             )
         cpu_seconds = self._usage.cpu_seconds or self._frames.cpu_seconds
         usage = replace(
@@ -299,7 +301,7 @@ class Frames:
         """
         deadline = time.monotonic() + START_SECONDS
         pending = memoryview(data)
-        held = self._held[STDERR]
+        buffer = self._held[STDERR]
         while True:
             left = deadline - time.monotonic()
             poll = select.poll()
@@ -316,9 +318,11 @@ class Frames:
                     return ""
                 for kind, content in self._whole():
                     self._held[kind] += content
-                if (at := held.find(self._marker)) >= 0 and len(held) > at + len(self._marker):
-                    word = chr(held[at + len(self._marker)])
-                    del held[: at + len(self._marker) + 1]
+                position = buffer.find(self._marker)
+                end = position + len(self._marker)
+                if position >= 0 and len(buffer) > end:
+                    word = chr(buffer[end])
+                    del buffer[: end + 1]
                     return word
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
@@ -332,9 +336,9 @@ class Frames:
             yield from self._passed()
         else:
             return
-        for kind, held in self._held.items():  # no more marks
-            if kind not in self._marked and held:
-                yield kind, bytes(held)
+        for kind, buffer in self._held.items():  # no more marks
+            if kind not in self._marked and buffer:
+                yield kind, bytes(buffer)
 
     def _receive(self) -> bool:
         """Read what is there; whether the connection is open."""
@@ -360,19 +364,25 @@ class Frames:
 
     def _passed(self) -> Iterator[tuple[int, bytes]]:
         """Yield what certainly is output of the program."""
-        for kind, held in self._held.items():
+        for kind, buffer in self._held.items():
             if kind in self._marked:
                 continue
-            at = held.find(self._marker)
-            if at < 0:
-                at = len(held) - _overlap(held, self._marker)
-            elif kind == STDOUT or held.count(b"\n", at) >= 3 or len(held) > at + REPORT:
+            position = buffer.find(self._marker)
+            if position < 0:
+                position = len(buffer) - _overlap(buffer, self._marker)
+            elif (
+                kind == STDOUT
+                or buffer.count(b"\n", position) >= 3
+                or len(buffer) > position + REPORT
+            ):
                 self._marked.add(kind)
                 if kind == STDERR:
-                    self._read_report(held[at + len(self._marker) :].decode("ascii", "replace"))
-            if at:
-                yield kind, bytes(held[:at])
-                del held[:at]
+                    self._read_report(
+                        buffer[position + len(self._marker) :].decode("ascii", "replace")
+                    )
+            if position:
+                yield kind, bytes(buffer[:position])
+                del buffer[:position]
 
     def _read_report(self, report: str) -> None:
         """The exit status, and two lines of ``times``: of the shell, and of its children."""
@@ -383,10 +393,11 @@ class Frames:
         )
 
 
-def _overlap(held: bytearray, marker: bytes) -> int:
-    """Length of the longest end of *held* that begins *marker*."""
+def _overlap(buffer: bytearray, marker: bytes) -> int:
+    """Length of the longest end of *buffer* that begins *marker*."""
     return next(
-        (n for n in range(min(len(held), len(marker) - 1), 0, -1) if held.endswith(marker[:n])), 0
+        (n for n in range(min(len(buffer), len(marker) - 1), 0, -1) if buffer.endswith(marker[:n])),
+        0,
     )
 
 

@@ -85,13 +85,13 @@ class ContainerEngine:
     def import_image(self, archive: IO[bytes], name: str, tag: str, changes: list[str]) -> str:
         """Make an image of a tar archive; its id."""
         with self._reported("cannot import an image"):
-            said = self._api.import_image_from_data(
+            answer = self._api.import_image_from_data(
                 archive, repository=name, tag=tag, changes=changes
             )
-            report = json.loads(said.strip().splitlines()[-1])
+            report = json.loads(answer.strip().splitlines()[-1])
             if "status" not in report:  # such as {"error": "... no space left on device"}
                 raise docker.errors.APIError(
-                    str(report), explanation=str(report.get("error", said))
+                    str(report), explanation=str(report.get("error", answer))
                 )
             self._api.tag(report["status"], name, tag)  # podman calls it latest
             return str(report["status"])
@@ -122,9 +122,9 @@ class ContainerEngine:
         streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
         with self._reported("cannot attach to a container"):
             stream = self._api.attach_socket(container, params=streams)
-        own = socket.socket(fileno=os.dup(stream.fileno()))
+        connection = socket.socket(fileno=os.dup(stream.fileno()))
         stream._response.close()  # the client's hold on it; the connection stays open by the copy
-        return own
+        return connection
 
     def start(self, container: str) -> None:
         """Start its first process."""
@@ -164,8 +164,8 @@ class ContainerEngine:
     def containers(self) -> dict[str, Mapping[str, str]]:
         """Return the labels of all containers of sandboxes, also of other trainers, by id."""
         with self._reported("cannot list containers"):
-            found = self._api.containers(all=True, filters={"label": LABEL})
-        return {str(item["Id"]): item["Labels"] for item in found}
+            rows = self._api.containers(all=True, filters={"label": LABEL})
+        return {str(item["Id"]): item["Labels"] for item in rows}
 
     @contextlib.contextmanager
     def _reported(self, failure: str) -> Iterator[None]:
@@ -176,15 +176,15 @@ class ContainerEngine:
                     probe.connect(self.url.removeprefix("unix://"))
             yield
         except docker.errors.APIError as e:
-            said = str(e.explanation or e)
-            if "no space left" in said or "disk quota" in said:
+            error_text = str(e.explanation or e)
+            if "no space left" in error_text or "disk quota" in error_text:
                 raise InfrastructureError(
-                    f"the container engine's disk is full; {FULL} ({said})"
+                    f"the container engine's disk is full; {FULL} ({error_text})"
                 ) from e
-            if e.status_code == 404 and "image" in said.lower():
+            if e.status_code == 404 and "image" in error_text.lower():
                 raise InfrastructureError(f"the container engine at {self.url} {failure}") from e
             raise InfrastructureError(
-                f"the container engine at {self.url} refused a call: {said[:300]}"
+                f"the container engine at {self.url} refused a call: {error_text[:300]}"
             ) from e
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as e:
             raise InfrastructureError(f"no container engine answers at {self.url}; {START}") from e

@@ -85,14 +85,14 @@ def _empty(folder: int, top: int, depth: int = 0) -> bool:
     """Remove the entries of *folder*, some of them after a move to *top*; whether there were
     any.
     """
-    found = False
+    removed_any = False
     with os.scandir(folder) as entries:
         names = [
             (entry.name, entry.is_dir(follow_symlinks=False))
             for entry in itertools.islice(entries, 100_000)
         ]
     for name, is_folder in names:
-        found = True
+        removed_any = True
         if not is_folder:
             os.unlink(name, dir_fd=folder)
             continue
@@ -110,7 +110,7 @@ def _empty(folder: int, top: int, depth: int = 0) -> bool:
         finally:
             os.close(inner)
         os.rmdir(name, dir_fd=folder)
-    return found
+    return removed_any
 
 
 def remove_stale_folders(place: Path) -> None:

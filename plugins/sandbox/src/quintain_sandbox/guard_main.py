@@ -125,11 +125,11 @@ def descendants(ancestor: int) -> list[int]:
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
                 parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-    found: list[int] = []
+    processes: list[int] = []
     level = {ancestor}
     while level := {process for process, parent in parents.items() if parent in level}:
-        found += level
-    return found
+        processes += level
+    return processes
 
 
 def send(process: int, number: int) -> None:

@@ -131,9 +131,9 @@ def _add_tools(image: Image) -> list[Path]:
     """Tools by their names; several names of one file become links to it."""
     places: list[Path] = []
     for name in TOOLS:
-        found = shutil.which(name, path="/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
-        real = Path(found or "").resolve()
-        if found is None or not _is_elf(real):
+        path = shutil.which(name, path="/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+        real = Path(path or "").resolve()
+        if path is None or not _is_elf(real):
             if name in NEEDED:
                 raise InfrastructureError(
                     f"the image needs {name!r}, which this machine does not have on its PATH"
@@ -196,7 +196,7 @@ def _add_module(image: Image, path: Path, target: str) -> None:
 
 def _with_requirements(names: Iterable[str]) -> Iterator[Distribution]:
     """Distributions and, of what they require, those that are installed."""
-    asked, todo, seen = set(names), list(names), set[str]()
+    requested, todo, seen = set(names), list(names), set[str]()
     while todo:
         name = todo.pop(0)
         key = re.sub(r"[-_.]+", "-", name).lower()
@@ -204,27 +204,27 @@ def _with_requirements(names: Iterable[str]) -> Iterator[Distribution]:
             continue
         seen.add(key)
         try:
-            found = distribution(name)
+            installed = distribution(name)
         except PackageNotFoundError as e:
-            if name in asked:
+            if name in requested:
                 raise UsageError(
                     f"{name!r} is not installed here; the image takes packages of this machine: pip install {name}"
                 ) from e
             continue
-        yield found
+        yield installed
         todo += [
             m[0]
-            for r in found.requires or ()
+            for r in installed.requires or ()
             if "extra ==" not in r and (m := re.match(r"[\w.-]+", r))
         ]
 
 
-def _add_distribution(image: Image, found: Distribution) -> list[Path]:
+def _add_distribution(image: Image, installed: Distribution) -> list[Path]:
     """Return the files of a distribution; the extension modules among them."""
     target = _site_packages()
     extensions = []
-    for file in found.files or ():
-        path = Path(str(found.locate_file(file))).resolve()
+    for file in installed.files or ():
+        path = Path(str(installed.locate_file(file))).resolve()
         if ".." in file.parts or "__pycache__" in file.parts or not path.is_file():
             continue
         _add_module(image, path, f"{target}/{file}")
@@ -245,11 +245,11 @@ def _add_libraries(image: Image, binaries: Iterable[Path]) -> None:
 
     Libraries outside the loader's own folders, such as one beside a Python in a home folder, go beside libc.
     """
-    found: dict[str, Path] = {}
+    libraries: dict[str, Path] = {}
     for binary in dict.fromkeys(binaries):
-        found |= _needed_libraries(binary)
+        libraries |= _needed_libraries(binary)
     libc = next(
-        (place for place in found if re.search(r"/(libc\.so|libc\.musl|ld-musl)", place)), None
+        (place for place in libraries if re.search(r"/(libc\.so|libc\.musl|ld-musl)", place)), None
     )
     if libc is None:
         raise InfrastructureError(
@@ -257,10 +257,10 @@ def _add_libraries(image: Image, binaries: Iterable[Path]) -> None:
         )
     beside = Path(libc).parent
     if (unwinder := beside / "libgcc_s.so.1").exists():  # loaded by name when a thread ends
-        found[str(unwinder)] = unwinder
-    for place, path in found.items():
-        own = re.match(r"/(usr/)?lib(32|64|x32)?/", place)
-        target = (place if own else str(beside / Path(place).name)).lstrip("/")
+        libraries[str(unwinder)] = unwinder
+    for place, path in libraries.items():
+        is_standard = re.match(r"/(usr/)?lib(32|64|x32)?/", place)
+        target = (place if is_standard else str(beside / Path(place).name)).lstrip("/")
         image.files[target if target.startswith("usr/") else f"usr/{target}"] = (
             path.resolve(),
             0o755,

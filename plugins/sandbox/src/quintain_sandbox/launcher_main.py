@@ -170,19 +170,19 @@ def reap(ends: dict[int, int]) -> None:
     killed = False
     while True:
         try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             break
-        if found is None:
+        if child is None:
             break
-        _, status, usage = os.wait4(found.si_pid, 0)
-        end = ends.pop(found.si_pid, None)
+        _, status, usage = os.wait4(child.si_pid, 0)
+        end = ends.pop(child.si_pid, None)
         if end is None:
             continue  # an orphan
         killed |= os.WIFSIGNALED(status)
         report = {
             "status": os.waitstatus_to_exitcode(status),
-            "user": found.si_uid,
+            "user": child.si_uid,
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "memory": usage.ru_maxrss * 1024,
         }

@@ -172,10 +172,10 @@ async def measure(run: ProgramRunner) -> dict[str, Guarantee]:
         OSError: the host has no room for them.
     """
     checks = (_look, _disk, _memory, _forks, _output)
-    found: dict[str, Guarantee] = dict.fromkeys(AXES, Guarantee.ABSENT)
+    guarantees: dict[str, Guarantee] = dict.fromkeys(AXES, Guarantee.ABSENT)
     for levels in await asyncio.gather(*(check(run) for check in checks)):
-        found.update(levels)
-    return found | await _time(run)  # alone, because the others load the machine
+        guarantees.update(levels)
+    return guarantees | await _time(run)  # alone, because the others load the machine
 
 
 async def _python(
@@ -243,15 +243,15 @@ async def _look_around(run: ProgramRunner, folder: str, file: str) -> dict[str, 
     try:
         saw: dict[str, Any] = json.loads(result.stdout)
     except ValueError as e:
-        said = result.stderr[-500:].decode("utf-8", "replace")
+        error_text = result.stderr[-500:].decode("utf-8", "replace")
         raise InfrastructureError(
-            f"a canary of the sandbox ended with {result.status}: {said}"
+            f"a canary of the sandbox ended with {result.status}: {error_text}"
         ) from e
     levels = {
         axis: Guarantee.ENFORCED if kept is True else Guarantee.ABSENT for axis, kept in saw.items()
     }
-    own = result.usage.user not in (0, os.getuid(), None)
-    return levels | {"users": Guarantee.ENFORCED if own else Guarantee.ABSENT}
+    has_own_user = result.usage.user not in (0, os.getuid(), None)
+    return levels | {"users": Guarantee.ENFORCED if has_own_user else Guarantee.ABSENT}
 
 
 async def _disk(run: ProgramRunner) -> dict[str, Guarantee]:

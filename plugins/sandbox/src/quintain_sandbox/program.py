@@ -210,7 +210,7 @@ def process_limits(
         supervisors: processes of the provider that the same user has.
     """
     limits = program.limits
-    found = {
+    limits_by_name = {
         "CPU": ceil(limits.cpu_seconds),
         "CORE": 0,
         "FSIZE": limits.disk,
@@ -218,7 +218,7 @@ def process_limits(
         "NOFILE": max(limits.open_files, len(program.files) + 24),
     }
     if own_user:
-        found["NPROC"] = limits.processes + supervisors
+        limits_by_name["NPROC"] = limits.processes + supervisors
     if not memory_is_counted:
-        found["AS"] = limits.memory
-    return found
+        limits_by_name["AS"] = limits.memory
+    return limits_by_name

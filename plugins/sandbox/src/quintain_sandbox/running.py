@@ -250,9 +250,9 @@ class RunningProgram:
         """Count bytes that reached its standard input, or never will. The caller holds the lock."""
         self._unsent -= size
         still = []
-        for most, loop, drained in self._drains:
-            if self._unsent > most:
-                still.append((most, loop, drained))
+        for limit, loop, drained in self._drains:
+            if self._unsent > limit:
+                still.append((limit, loop, drained))
                 continue
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 loop.call_soon_threadsafe(_resolve, drained)

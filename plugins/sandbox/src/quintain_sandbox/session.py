@@ -151,11 +151,11 @@ class SandboxSession:
             line = b""
         if line != b"ready\n":
             result = await self._program.close()
-            said = (
+            error_text = (
                 result.stderr[-500:].decode("utf-8", "replace").strip() or f"status {result.status}"
             )
             raise InfrastructureError(
-                f"a session needs a python3 of 3.9 or later in the box: {said}"
+                f"a session needs a python3 of 3.9 or later in the box: {error_text}"
             )
 
     async def run(

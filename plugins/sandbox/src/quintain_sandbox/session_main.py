@@ -158,12 +158,12 @@ class Processes:
 
 def children(pid: int) -> set[int]:
     """Return the children of all threads of a process."""
-    found: set[int] = set()
+    processes: set[int] = set()
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
-                found.update(map(int, file.read().split()))
-    return found
+                processes.update(map(int, file.read().split()))
+    return processes
 
 
 def state(path: str) -> tuple[bytes, int]:
@@ -372,9 +372,9 @@ class Supervisor:
         began = time.monotonic()
         if self.python is None:
             self.python = self.start_python()
-        process, handle, said, requests, answers = self.python
+        process, handle, output_pipe, requests, answers = self.python
         streams = Streams(output)
-        streams.take("stdout", said)
+        streams.take("stdout", output_pipe)
         streams.watch(handle)
         answer = Streams(4 * output + 1024)
         answer.take("answer", answers)
@@ -422,7 +422,7 @@ class Supervisor:
     def start_python(self) -> tuple[subprocess.Popen[bytes], int, int, int, int]:
         requests, theirs = os.pipe()[::-1]
         answers, mine = os.pipe()
-        said, out = os.pipe()
+        output_pipe, out = os.pipe()
         try:
             process = subprocess.Popen(
                 ["python3", "-I", "-c", START, str(theirs), str(mine)],
@@ -433,14 +433,14 @@ class Supervisor:
                 start_new_session=True,
             )
         except BaseException:
-            for descriptor in (requests, answers, said):
+            for descriptor in (requests, answers, output_pipe):
                 os.close(descriptor)
             raise
         finally:
             for descriptor in (theirs, mine, out):
                 os.close(descriptor)
         os.write(requests, INTERPRETER.encode())
-        return process, os.pidfd_open(process.pid), said, requests, answers
+        return process, os.pidfd_open(process.pid), output_pipe, requests, answers
 
     def end_python(self) -> None:
         assert self.python is not None

@@ -35,9 +35,9 @@ def section() -> dict[str, list[str] | list[list[str]]]:
 
 
 async def _section() -> dict[str, list[str] | list[list[str]]]:
-    found = {name: await _probed(make()) for name, make in PROVIDERS.items()}
+    outcomes = {name: await _probed(make()) for name, make in PROVIDERS.items()}
     notes, levels = [], {}
-    for name, outcome in found.items():
+    for name, outcome in outcomes.items():
         if isinstance(outcome, str):
             notes.append(f"{name} does not start: {outcome}")
             levels[name] = dict.fromkeys(AXES, "-")
@@ -48,8 +48,8 @@ async def _section() -> dict[str, list[str] | list[list[str]]]:
             if level is not Guarantee.ENFORCED:
                 weak.setdefault(fix, []).append(axis)
         notes += [f"{name} ({', '.join(axes)}): {fix}" for fix, axes in weak.items()]
-    rows = [[axis, *(levels[name][axis] for name in found)] for axis in AXES]
-    return {"columns": ["axis", *found], "rows": rows, "notes": notes}
+    rows = [[axis, *(levels[name][axis] for name in outcomes)] for axis in AXES]
+    return {"columns": ["axis", *outcomes], "rows": rows, "notes": notes}
 
 
 async def _probed(service: ProbedSandbox) -> str | dict[str, tuple[Guarantee, str]]:

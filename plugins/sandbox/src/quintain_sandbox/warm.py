@@ -159,10 +159,10 @@ class WarmInterpreters:
                     return box
         os.set_blocking(box.stderr, False)
         with contextlib.suppress(BlockingIOError):
-            said = os.read(box.stderr, 1 << 16)[-500:].decode("utf-8", "replace").strip()
+            error_text = os.read(box.stderr, 1 << 16)[-500:].decode("utf-8", "replace").strip()
         box.close()
         raise InfrastructureError(
-            f"a warm interpreter did not start: {said or 'it was killed, or said nothing'}"
+            f"a warm interpreter did not start: {error_text or 'it was killed, or said nothing'}"
         )
 
     def close(self) -> None:

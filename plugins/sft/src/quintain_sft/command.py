@@ -190,10 +190,10 @@ def sft(
     _end(report, place, as_json)
 
 
-def _announce(screen: Screen, source: ExampleSource, asked: int) -> None:
+def _announce(screen: Screen, source: ExampleSource, requested: int) -> None:
     from .sources import reasons
 
-    more = "; there may be more, see --examples" if len(source.examples) == asked else ""
+    more = "; there may be more, see --examples" if len(source.examples) == requested else ""
     left = f"; left out: {reasons(source.left_out)}" if source.left_out else ""
     screen.note(
         f"{len(source.examples):,} examples from {source.kind} of {source.name}{more}{left}"

@@ -58,4 +58,4 @@ class Example:
     @property
     def thinks(self) -> bool:
         """Whether some message that trains begins with a thought."""
-        return any(split_thought(self.messages[at].content)[0] for at in self.replies)
+        return any(split_thought(self.messages[index].content)[0] for index in self.replies)

@@ -74,12 +74,13 @@ class Selection:
 
     def reason_to_skip(self, rollout: Rollout[Any, Any]) -> str:
         """Return why *rollout* is left out; empty where it is not."""
-        own = [turn for turn in rollout.turns if not turn.player]
-        if not rollout.valid or not own:
+        policy_turns = [turn for turn in rollout.turns if not turn.player]
+        if not rollout.valid or not policy_turns:
             return "failed"
         if not reaches(rollout.outcome.of_player("") if rollout.outcome else 0.0, self.min_reward):
             return f"below a reward of {self.min_reward:g}"
-        return "cut off by a limit" if own[-1].finish == "length" and not self.truncated else ""
+        cut = policy_turns[-1].finish == "length"
+        return "cut off by a limit" if cut and not self.truncated else ""
 
 
 def source_of(
@@ -252,7 +253,7 @@ def _conversation(record: Mapping[str, Any], where: str) -> Example:
             raise UsageError(f'{where}: "content" of the {role} is {content!r}; expected text')
         thought = row.get("reasoning_content") or row.get("reasoning") or ""
         messages.append(Message(role, join_thought(str(thought), content) if thought else content))
-    replies = tuple(at for at, m in enumerate(messages) if m.role == "assistant" and at)
+    replies = tuple(index for index, m in enumerate(messages) if m.role == "assistant" and index)
     if not replies:
         raise UsageError(f"{where}: the assistant answers nothing, so there is nothing to imitate")
     return Example(messages=tuple(messages), replies=replies)
@@ -299,16 +300,16 @@ def example_of(rollout: Rollout[Any, Any]) -> Example:
     messages = list(rollout.messages)
     replies: list[int] = []
     # From the end, since a prompt may hold answers too, as examples.
-    for at in reversed(range(len(messages))):
+    for index in reversed(range(len(messages))):
         turn = turns[len(turns) - 1 - len(replies)] if len(replies) < len(turns) else None
-        old = messages[at]
+        old = messages[index]
         if (
             turn
             and old.role == "assistant"
             and (old.content, old.reasoning) == (turn.reply, turn.reasoning)
         ):
-            messages[at] = Message("assistant", turn.text)
-            replies.append(at)
+            messages[index] = Message("assistant", turn.text)
+            replies.append(index)
     transcript = rollout.transcripts.get("")
     return Example(
         messages=tuple(messages),
@@ -333,16 +334,17 @@ def mixed(example: Example, think: bool) -> Example:
     if example.calls or not example.replies:  # these are taken only as they were sampled
         return replace(example, exact=(), tokenizer="")
     messages = list(example.messages)
-    asked = next(
-        (at for at in reversed(range(example.replies[0])) if messages[at].role == "user"), None
+    question = next(
+        (index for index in reversed(range(example.replies[0])) if messages[index].role == "user"),
+        None,
     )
-    if asked is not None:
-        old = messages[asked]
-        messages[asked] = replace(old, content=old.content + (THINK if think else NO_THINK))
-    for at in example.replies:
-        thought, reply = split_thought(messages[at].content)
+    if question is not None:
+        old = messages[question]
+        messages[question] = replace(old, content=old.content + (THINK if think else NO_THINK))
+    for index in example.replies:
+        thought, reply = split_thought(messages[index].content)
         text = join_thought(thought, reply) if think and thought else NO_THOUGHT + reply
-        messages[at] = Message("assistant", text)
+        messages[index] = Message("assistant", text)
     return replace(example, messages=tuple(messages), exact=(), tokenizer="")
 
 

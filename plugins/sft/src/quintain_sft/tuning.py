@@ -190,8 +190,8 @@ def with_thoughts(
             "thought, or leave it out"
         )
     chosen = [
-        example.thinks and Random(derived_seed(seed, "think", at)).random() < share
-        for at, example in enumerate(source.examples)
+        example.thinks and Random(derived_seed(seed, "think", index)).random() < share
+        for index, example in enumerate(source.examples)
     ]
     return [mixed(e, keep) for e, keep in zip(source.examples, chosen, strict=True)], sum(chosen)
 
