@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from quintain_preference.stored import (
     by_prompt,
     encoded,
     label_batch,
-    orders,
     pair_batch,
     read_preferences,
 )
@@ -121,18 +119,6 @@ def test_no_prompt_is_on_both_sides(tmp_path: Path) -> None:
     assert (len(trained), len(apart)) == (36, 12) and sorted(trained + apart) == list(range(48))
     assert not {rows[i].row.prompt for i in trained} & {rows[i].row.prompt for i in apart}
     assert by_prompt(rows, 0.25, 1) != (trained, apart) and by_prompt(rows[:4], 0.5, 0)[1] == []
-
-
-def test_every_row_trains_once_per_epoch_and_the_order_depends_on_the_seed() -> None:
-    two = list(orders(5, epochs=2, batch=2, seed=3))
-
-    assert [len(part) for part in two] == [2, 2, 1] * 2
-    assert sorted(chain(*two[:3])) == sorted(chain(*two[3:])) == list(range(5))
-    assert (
-        two
-        == list(orders(5, epochs=2, batch=2, seed=3))
-        != list(orders(5, epochs=2, batch=2, seed=4))
-    )
 
 
 def test_all_faults_of_a_file_are_named(tmp_path: Path) -> None:

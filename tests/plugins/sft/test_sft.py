@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from quintain_sft.sources import (
     examined,
     rows_of,
 )
-from quintain_sft.supervised import end_of_turn
-from quintain_sft.tuning import EpochUpdate, tune
+from quintain_sft.supervised import EpochUpdate, end_of_turn
+from quintain_sft.tuning import tune
 
 from ...core.models.tiny import save_tiny, tiny_model
 from .kit import PARROT, TOKENIZER, lines, said, scored, source_of
@@ -296,19 +296,14 @@ def test_ctrl_c_saves(
 ) -> None:
     """One is heard after the update that runs; the model so far is whole."""
     model, out = save_tiny(tmp_path / "m"), tmp_path / "out"
-    shown = command._shown
+    show = command._show
 
-    def interrupted(screen: Screen) -> Callable[[EpochUpdate], None]:
-        show = shown(screen)
+    def interrupted(screen: Screen, update: EpochUpdate) -> None:
+        show(screen, update)
+        if update.number == 40:  # of 800
+            signal.raise_signal(signal.SIGINT)
 
-        def progress(update: EpochUpdate) -> None:
-            show(update)
-            if update.number == 40:  # of 800
-                signal.raise_signal(signal.SIGINT)
-
-        return progress
-
-    monkeypatch.setattr(command, "_shown", interrupted)
+    monkeypatch.setattr(command, "_show", interrupted)
     words = (
         "sft",
         f"{PARROT}:Echo",

@@ -1,13 +1,17 @@
-"""The supervised training loop: one update per batch, and the caller decides between two."""
+"""The training loop on stored examples: one update per batch."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
 
 import pytest
 import torch
 from tests.core.models.tiny import tiny_model
 
 from quintain.learning import Learner, TrainingSequence
-from quintain_sft.supervised import supervised_updates
+from quintain_sft.supervised import EpochUpdate, by_epoch, orders
 
 
 def sequence(*ids: int) -> TrainingSequence:
@@ -19,13 +23,30 @@ def sequence(*ids: int) -> TrainingSequence:
 BATCHES = [[sequence(5, 6, 7, 8)], [sequence(1, 2, 3), sequence(4, 5, 6)], [sequence(9, 8, 7)]]
 
 
-def test_each_batch_is_one_supervised_step() -> None:
+def tuned(learner: Learner, batches: Iterator[list[TrainingSequence]], last: int = 9) -> list[Any]:
+    """Train on *batches* in one epoch, until update *last*; return the updates."""
+    seen: list[EpochUpdate] = []
+    (taken,) = by_epoch(
+        learner,
+        batches,
+        learner.supervised_step,
+        lr=lambda index: 1e-2 / (index + 1),
+        planned=len(BATCHES),
+        epochs=1,
+        progress=seen.append,
+        stop=lambda: len(seen) == last,
+    )
+    assert taken == seen
+    return taken
+
+
+def test_each_batch_is_one_step() -> None:
     """The weights are those of the learner's own steps at the same rates; the warm-up scales what
     *lr* says.
     """
     by_loop, by_hand = (Learner(tiny_model(), lr=1e-2, warmup_steps=2) for _ in range(2))
 
-    updates = list(supervised_updates(by_loop, BATCHES, lr=lambda index: 1e-2 / (index + 1)))
+    updates = tuned(by_loop, iter(BATCHES))
 
     assert [u.number for u in updates] == [1, 2, 3]
     assert [u.tokens for u in updates] == [2, 4, 2]
@@ -37,13 +58,38 @@ def test_each_batch_is_one_supervised_step() -> None:
         assert torch.equal(one, other)
 
 
-def test_leaving_the_loop_stops_between_two_updates() -> None:
-    """No further batch is drawn, and no update is under way."""
-    learner, drawn = Learner(tiny_model(), lr=1e-2), iter(BATCHES)
+def test_stop_ends_between_two_updates() -> None:
+    """No update is under way, and none follows."""
+    learner = Learner(tiny_model(), lr=1e-2)
 
-    for update in supervised_updates(learner, drawn, lr=lambda index: 1e-2):
-        if update.number == 2:
-            break
-
+    assert len(tuned(learner, iter(BATCHES), last=2)) == 2
     assert learner.updates == 2
-    assert [BATCHES[2]] == list(drawn)
+
+
+def test_updates_are_told_apart_by_epoch() -> None:
+    """Of four updates in two epochs, two belong to each."""
+    learner, seen = Learner(tiny_model(), lr=1e-2), list[EpochUpdate]()
+    taken = by_epoch(
+        learner,
+        BATCHES[:2] * 2,
+        learner.supervised_step,
+        lr=lambda index: 1e-2,
+        planned=4,
+        epochs=2,
+        progress=seen.append,
+        stop=lambda: False,
+    )
+    assert [[(u.number, u.epoch) for u in epoch] for epoch in taken] == [
+        [(1, 1), (2, 1)],
+        [(3, 2), (4, 2)],
+    ]
+
+
+def test_every_row_trains_once_per_epoch_and_the_order_depends_on_the_seed() -> None:
+    two = list(orders(5, epochs=2, batch=2, seed=3, purpose="test"))
+
+    assert [len(part) for part in two] == [2, 2, 1] * 2
+    assert sorted(chain(*two[:3])) == sorted(chain(*two[3:])) == list(range(5))
+    assert two == list(orders(5, epochs=2, batch=2, seed=3, purpose="test"))
+    assert two != list(orders(5, epochs=2, batch=2, seed=4, purpose="test"))
+    assert two != list(orders(5, epochs=2, batch=2, seed=3, purpose="other"))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from quintain.cli import Count
-from quintain_sft import print_as_json, training_options
+from quintain_sft import TrainingOptions, show_update, training_options
 
 if TYPE_CHECKING:
-    from quintain.console import Screen
-
-    from .tuning import PreferenceReport, PreferenceUpdate
+    from .tuning import PreferenceReport
 
 EPILOG = """
 \b
@@ -34,14 +31,11 @@ The same losses on the policy's own samples, ranked by a reward:
 """
 LOSSES = {"dpo": "DPO", "dpo_norm": "DPO_NORM", "simpo": "SIMPO", "kto": "KTO"}
 """The algorithm of each loss, by its name in `algorithms`, which imports torch."""
-FRESH_LR, PRETRAINED_LR = 1e-4, 1e-6
 
 
 @click.command(epilog=EPILOG)
 @click.argument("rows", type=click.Path(path_type=Path))
-@training_options(
-    rows="rows", out="preference/ROWS-N", epochs=1, lr="1e-6; 1e-4 for the default model"
-)
+@training_options(rows="rows", out="preference/ROWS-N", epochs=1, lr=1e-6, fresh_lr=1e-4)
 @click.option(
     "--loss",
     type=click.Choice(list(LOSSES)),
@@ -70,19 +64,11 @@ FRESH_LR, PRETRAINED_LR = 1e-4, 1e-6
 )
 def preference(
     rows: Path,
-    model: str,
+    training: TrainingOptions,
     loss: str,
     beta: float | None,
-    out: Path | None,
-    epochs: int,
-    lr: float | None,
-    batch: int,
     held_out: float,
     seed: int,
-    overrides: Sequence[str],
-    folder: str,
-    quiet: bool,
-    as_json: bool,
 ) -> None:
     """Train a model on stored preferences: pairs of a chosen and a rejected reply, or replies with
     a label.
@@ -90,10 +76,7 @@ def preference(
     The reference is the model before training. Ctrl-C saves what is trained so far and stops. The
     result is a folder in Hugging Face format.
     """
-    from quintain.console import for_terminal
-    from quintain.process import stop_on_signal
-    from quintain.store import save_model
-    from quintain_sft import base_model, base_recipe, learner_settings, reserved
+    from quintain_sft import base_model, save
 
     from . import algorithms
     from .stored import read_preferences
@@ -102,53 +85,30 @@ def preference(
     algorithm = getattr(algorithms, LOSSES[loss])
     if beta is not None:
         algorithm = algorithm.replace(objective={"beta": beta})
-    lr = lr if lr is not None else FRESH_LR if model == "default" else PRETRAINED_LR
     stored = read_preferences(rows)
-    recipe = base_recipe(
-        "quintain preference", "none", model, folder=folder, lr=lr, seed=seed, overrides=overrides
-    )
-    with (
-        reserved(out, Path("preference"), rows.name) as place,
-        for_terminal(quiet=quiet or as_json) as screen,
-        stop_on_signal(
-            screen, "stopping after this update and saving; once more to stop at once"
-        ) as stop,
-    ):
+    recipe = training.recipe("quintain preference", "none", seed=seed)
+    with training.started(Path("preference"), rows.name) as (place, screen, stop):
         loaded = base_model(recipe, screen)
         learner, report = tune(
             loaded,
             stored,
             algorithm,
-            epochs=epochs,
-            lr=recipe.learner.lr,
-            batch=batch,
+            **training.settings(recipe),
             held_out=held_out,
-            seed=seed,
-            options=learner_settings(recipe, overrides),
-            progress=_shown(screen),
+            progress=lambda update: show_update(
+                screen, update, f"loss {update.loss:.4f}  lr {update.lr:.1e}"
+            ),
             stop=stop,
         )
         if report.updates:
-            screen.phase(f"saving {place}")
-            save_model(place, learner, loaded.tokenizer, {"preference": report.to_json()})
-    _end(report, place, as_json)
-
-
-def _shown(screen: Screen) -> Any:
-    def progress(update: PreferenceUpdate) -> None:
-        if update.number == 1:
-            screen.phase("training", total=update.updates)
-        screen.update(update.number, update.updates, f"loss {update.loss:.4f}  lr {update.lr:.1e}")
-
-    return progress
+            place = save(place, learner, loaded, "preference", report, screen)
+    _end(report, place, training.as_json)
 
 
 def _end(report: PreferenceReport, out: Path, as_json: bool) -> None:
-    if print_as_json(report, out, as_json):
+    if report.print_as_json(out, as_json):
         return
-    click.echo(
-        f"{out}: {report.parameters:,} parameters, {report.updates} updates on {report.rows:,} rows"
-    )
+    report.print_size(out, f"{report.rows:,} rows")
     if report.left_out:
         click.echo(f"left out: {report.left_out:,} rows longer than the model's context")
     click.echo(f"loss by epoch: {', '.join(f'{loss:.4f}' for loss in report.losses)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -240,13 +240,3 @@ def by_prompt(
     for place, row in enumerate(rows):
         places[row.row.prompt in apart].append(place)
     return places
-
-
-def orders(count: int, *, epochs: int, batch: int, seed: int) -> Iterator[list[int]]:
-    """Yield the rows of each update by number: every row once per epoch, in an order of *seed* and
-    the epoch.
-    """
-    for epoch in range(epochs):
-        order = list(range(count))
-        Random(derived_seed(seed, "preference", epoch)).shuffle(order)
-        yield from (order[start : start + batch] for start in range(0, count, batch))

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from quintain import Algorithm
@@ -14,6 +15,7 @@ from quintain.errors import UsageError
 from quintain.evaluation import proportion
 from quintain.learning import Learner
 from quintain.models import LoadedModel
+from quintain_sft import EpochUpdate, TuningReport, by_epoch, orders
 
 from .algorithms import DPO, KTO
 from .stored import (
@@ -22,7 +24,6 @@ from .stored import (
     by_prompt,
     encoded,
     label_batch,
-    orders,
     pair_batch,
 )
 
@@ -35,49 +36,26 @@ pass, so a larger number, whose reference point is less biased (`kto`), needs mo
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceUpdate:
-    """One optimizer step of *updates*; *loss* is that of its rows before it."""
-
-    number: int
-    updates: int
-    loss: float
-    lr: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreferenceReport:
+class PreferenceReport(TuningReport):
     """The outcome of training on stored preferences.
 
     Attributes:
+        loss: the algorithm whose loss was minimised.
         rows: that trained, each once per epoch; *left_out* are longer than the model's context.
         held_out: rows that did not train; no prompt of theirs did.
         measure: what the loss compares, in words with the unit.
         accuracy: share of the held-out pairs whose chosen reply has more of it, with its 95 %
             interval over prompts; ``None`` without pairs.
         separation: mean of it over wanted less unwanted held-out replies.
-        losses: of each epoch, each measured before the update on its rows.
-        finished: false where training was stopped early.
     """
 
     loss: str
-    model: str
     rows: int
     left_out: int
     held_out: int
-    updates: int
-    losses: tuple[float, ...]
     measure: str
     accuracy: tuple[float, float, float] | None
     separation: float | None
-    finished: bool
-    seed: int
-    lr: float
-    parameters: int
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def tune(
@@ -91,7 +69,7 @@ def tune(
     held_out: float = 0.1,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
-    progress: Callable[[PreferenceUpdate], None] = lambda update: None,
+    progress: Callable[[EpochUpdate], None] = lambda update: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Learner, PreferenceReport]:
     """Train *model* in place on *rows*; return the learner and the report.
@@ -131,25 +109,27 @@ def tune(
     settings = {"warmup_steps": round(WARMUP * planned), **(options or {})}
     learner = Learner(model.module, algorithm, lr=lr, **settings)
     rising = min(settings["warmup_steps"], planned - 1)
-    losses: list[list[float]] = [[] for _ in range(epochs)]
-    done = 0
-    for part in orders(len(trained), epochs=epochs, batch=batch, seed=seed):
-        if stop():
-            break
+
+    def step(part: Sequence[int]) -> Mapping[str, float]:
         chosen = [trained[i] for i in part]
-        learner.lr = lr * min(1.0, (planned - done) / (planned - rising))
-        if labels:
-            samples, values = label_batch(
-                chosen, prompts, model.tokenizer, model.context, share=SHARING
-            )
-            metrics = learner.step(samples, advantages=values)
-        else:
-            metrics = learner.step(pair_batch(chosen))
-        losses[done * epochs // planned].append(metrics["loss"])
-        done += 1
-        progress(
-            PreferenceUpdate(number=done, updates=planned, loss=metrics["loss"], lr=metrics["lr"])
+        if not labels:
+            return learner.step(pair_batch(chosen))
+        samples, values = label_batch(
+            chosen, prompts, model.tokenizer, model.context, share=SHARING
         )
+        return learner.step(samples, advantages=values)
+
+    taken = by_epoch(
+        learner,
+        orders(len(trained), epochs=epochs, batch=batch, seed=seed, purpose="preference"),
+        step,
+        lr=lambda index: lr * min(1.0, (planned - index) / (planned - rising)),
+        planned=planned,
+        epochs=epochs,
+        progress=progress,
+        stop=stop,
+    )
+    done = sum(map(len, taken))
     accuracy, separation = gains(learner, tested)
     return learner, PreferenceReport(
         loss=algorithm.name,
@@ -158,7 +138,7 @@ def tune(
         left_out=left_out,
         held_out=len(tested),
         updates=done,
-        losses=tuple(sum(of) / len(of) for of in losses if of),
+        losses=tuple(fmean(update.loss for update in epoch) for epoch in taken if epoch),
         measure=measure_of(algorithm).text,
         accuracy=accuracy,
         separation=separation,

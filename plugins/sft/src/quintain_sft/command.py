@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from quintain.cli import Count
 from quintain.errors import UsageError
 
-from .ending import print_as_json
-from .options import training_options
+from .options import TrainingOptions, show_update, training_options
 
 if TYPE_CHECKING:
     from quintain.console import Screen
 
     from .sources import ExampleSource
-    from .tuning import EpochUpdate, SFTReport
+    from .supervised import EpochUpdate
+    from .tuning import SFTReport
 
 EPILOG = """
 \b
@@ -33,8 +33,6 @@ Examples:
 Then: quintain train --model FOLDER --env ENVIRONMENT, or quintain eval ENVIRONMENT --model FOLDER
 """
 
-FRESH_LR, PRETRAINED_LR = 1e-3, 1e-5
-
 
 @click.command(epilog=EPILOG)
 @click.argument("source")
@@ -42,7 +40,8 @@ FRESH_LR, PRETRAINED_LR = 1e-3, 1e-5
     rows="examples",
     out="sft/SOURCE-N",
     epochs=3,
-    lr="1e-5; 1e-3 for the default model",
+    lr=1e-5,
+    fresh_lr=1e-3,
     model="default",
 )
 @click.option(
@@ -98,11 +97,7 @@ FRESH_LR, PRETRAINED_LR = 1e-3, 1e-5
 )
 def sft(
     source: str,
-    model: str,
-    out: Path | None,
-    epochs: int,
-    lr: float | None,
-    batch: int,
+    training: TrainingOptions,
     examples: int,
     min_reward: float,
     truncated: bool,
@@ -112,10 +107,6 @@ def sft(
     args: Sequence[str],
     services: Sequence[str],
     service_args: Sequence[str],
-    overrides: Sequence[str],
-    folder: str,
-    quiet: bool,
-    as_json: bool,
 ) -> None:
     """Train a model on the replies of SOURCE by supervised learning: a warm start for reinforcement
     learning, or the distillation of rollouts.
@@ -128,36 +119,19 @@ def sft(
     Ctrl-C saves what is trained so far and stops. The result is a folder in Hugging Face format.
     """
     from quintain.cli import services_of
-    from quintain.console import for_terminal
-    from quintain.process import stop_on_signal
 
-    from .base import base_model, base_recipe, learner_settings, reserved
+    from .base import base_model
+    from .place import save
     from .sources import Selection, source_of
-    from .tuning import save, tune
+    from .tuning import tune
 
-    lr = lr if lr is not None else FRESH_LR if model == "default" else PRETRAINED_LR
-    recipe = base_recipe(
-        "quintain sft",
-        source,
-        model,
-        folder=folder,
-        lr=lr,
-        seed=seed,
-        args=args,
-        overrides=overrides,
-    )
+    recipe = training.recipe("quintain sft", source, seed=seed, args=args)
     chosen = services_of(services, service_args)
     selection = Selection(min_reward=min_reward, truncated=truncated, count=examples)
-    with (
-        reserved(out, Path("sft"), source) as place,
-        for_terminal(quiet=quiet or as_json) as screen,
-        stop_on_signal(
-            screen, "stopping after this update and saving; once more to stop at once"
-        ) as stop,
-    ):
+    with training.started(Path("sft"), source) as (place, screen, stop):
         screen.phase(f"reading {source}")
         examples_source = source_of(
-            recipe.environments[0], selection, folder=folder, services=chosen
+            recipe.environments[0], selection, folder=training.folder, services=chosen
         )
         if (args or chosen) and examples_source.kind != "demonstrations":
             option = "--arg sets a field" if args else "--service fills a slot"
@@ -169,25 +143,15 @@ def sft(
         learner, report = tune(
             loaded,
             examples_source,
-            epochs=epochs,
-            lr=recipe.learner.lr,
-            batch=batch,
+            **training.settings(recipe),
             think=think,
             dedupe=dedupe,
-            seed=seed,
-            options=learner_settings(recipe, overrides),
-            progress=_shown(screen),
+            progress=lambda update: _show(screen, update),
             stop=stop,
         )
         if report.updates:
-            screen.phase(f"saving {place}")
-            saved = save(place, learner, loaded, report)
-            if saved != place:
-                screen.warn(
-                    f"{place} was filled by somebody else meanwhile; the model is in {saved}"
-                )
-            place = saved
-    _end(report, place, as_json)
+            place = save(place, learner, loaded, "sft", report, screen)
+    _end(report, place, training.as_json)
 
 
 def _announce(screen: Screen, source: ExampleSource, requested: int) -> None:
@@ -200,30 +164,22 @@ def _announce(screen: Screen, source: ExampleSource, requested: int) -> None:
     )
 
 
-def _shown(screen: Screen) -> Any:
-    def progress(update: EpochUpdate) -> None:
-        if update.number == 1:
-            screen.phase("training", total=update.updates)
-        rate = update.tokens / max(update.seconds, 1e-9)
-        screen.update(
-            update.number,
-            update.updates,
-            f"epoch {update.epoch}/{update.epochs}  loss {update.loss:.3f}  lr {update.lr:.1e}  "
-            f"{rate:,.0f} tokens/s",
-        )
-
-    return progress
+def _show(screen: Screen, update: EpochUpdate) -> None:
+    rate = update.tokens / max(update.seconds, 1e-9)
+    show_update(
+        screen,
+        update,
+        f"epoch {update.epoch}/{update.epochs}  loss {update.loss:.3f}  lr {update.lr:.1e}  "
+        f"{rate:,.0f} tokens/s",
+    )
 
 
 def _end(report: SFTReport, out: Path, as_json: bool) -> None:
-    if print_as_json(report, out, as_json):
+    if report.print_as_json(out, as_json):
         return
     from .sources import reasons
 
-    click.echo(
-        f"{out}: {report.parameters:,} parameters, {report.updates} updates on {report.examples:,} "
-        f"examples"
-    )
+    report.print_size(out, f"{report.examples:,} examples")
     if report.thinking is not None:
         click.echo(
             f"with thought: {report.thinking:,}; without: {report.examples - report.thinking:,}"

@@ -3,64 +3,100 @@ batch.
 
 Examples are conversations in which some assistant messages are to be imitated;
 `quintain_sft.demonstrations` has those of an environment. `encode_conversation` turns one into
-token sequences, `supervised_updates` trains on batches of them.
+token sequences, `by_epoch` trains on batches of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
 
 from quintain import Message, Sampled, ToolSpec
 from quintain.errors import UsageError
 from quintain.learning import Learner, TrainingSequence
 from quintain.models import ChatTokenizer, parse
 from quintain.rollouts import Conversation
+from quintain.types import derived_seed
+
+Rows = TypeVar("Rows")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupervisedUpdate:
-    """One optimizer step.
+class EpochUpdate:
+    """One optimizer step of *updates*, in epoch *epoch* (from 1) of *epochs*.
 
     Attributes:
         number: from 1.
-        loss: before the update, in nats per trained token.
+        loss: before the update, of its examples.
         tokens: that trained.
         lr: learning rate after the warm-up factor.
     """
 
     number: int
+    updates: int
+    epoch: int
+    epochs: int
     loss: float
     tokens: int
     lr: float
     seconds: float
 
 
-def supervised_updates(
-    learner: Learner, batches: Iterable[Sequence[TrainingSequence]], *, lr: Callable[[int], float]
-) -> Iterator[SupervisedUpdate]:
-    """Take one optimizer step per batch and yield its metrics.
-
-    The body of the caller's loop runs between two updates: there it evaluates, saves or leaves the
-    loop. No update is under way then.
+def by_epoch(
+    learner: Learner,
+    batches: Iterable[Rows],
+    step: Callable[[Rows], Mapping[str, float]],
+    *,
+    lr: Callable[[int], float],
+    planned: int,
+    epochs: int,
+    progress: Callable[[EpochUpdate], None],
+    stop: Callable[[], bool],
+) -> list[list[EpochUpdate]]:
+    """Take one optimizer step of *learner* per batch and return the updates of each epoch.
 
     Args:
+        step: takes the step and returns its metrics.
         lr: the learning rate of an update by its index, from 0; the learner's warm-up scales it.
+        planned: number of batches of all epochs together.
+        progress: called after each update.
+        stop: called before each update; true ends training.
 
     Raises:
-        UsageError: a batch holds no token that trains.
         RunError: a gradient is not finite.
     """
+    taken: list[list[EpochUpdate]] = [[] for _ in range(epochs)]
     for index, batch in enumerate(batches):
+        if stop():
+            break
         learner.lr = lr(index)
-        metrics = learner.supervised_step(batch)
-        yield SupervisedUpdate(
+        metrics = step(batch)
+        epoch = index * epochs // planned
+        update = EpochUpdate(
             number=index + 1,
+            updates=planned,
+            epoch=epoch + 1,
+            epochs=epochs,
             loss=metrics["loss"],
             tokens=int(metrics["tokens"]),
             lr=metrics["lr"],
             seconds=metrics["seconds"],
         )
+        taken[epoch].append(update)
+        progress(update)
+    return taken
+
+
+def orders(count: int, *, epochs: int, batch: int, seed: int, purpose: str) -> Iterator[list[int]]:
+    """Yield the rows of each update by number: every row once per epoch, in an order that depends
+    on *seed*, *purpose* and the epoch alone.
+    """
+    for epoch in range(epochs):
+        order = list(range(count))
+        Random(derived_seed(seed, purpose, epoch)).shuffle(order)
+        yield from (order[start : start + batch] for start in range(0, count, batch))
 
 
 def encode_conversation(

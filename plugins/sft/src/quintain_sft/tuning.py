@@ -6,70 +6,46 @@ examples. Examples come from `quintain_sft.sources`.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from quintain.errors import StorageError, UsageError
-from quintain.learning import Learner, TrainingSequence
+from quintain.errors import UsageError
+from quintain.learning import Learner
 from quintain.models import LoadedModel
-from quintain.store import free_name, save_model
 from quintain.types import derived_seed
 
-from .example import Example, Tokens
+from .example import Example
+from .report import TuningReport
 from .sources import ExampleSource, examined, mixed, reasons
-from .supervised import SupervisedUpdate, supervised_updates
+from .supervised import EpochUpdate, by_epoch, orders
 
 WARMUP = 0.03
 """Share of the updates over which the learning rate rises."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochUpdate(SupervisedUpdate):
-    """One of *updates* updates, in epoch *epoch* (from 1) of *epochs*."""
-
-    updates: int
-    epoch: int
-    epochs: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SFTReport:
-    """The outcome of supervised fine-tuning.
+class SFTReport(TuningReport):
+    """The outcome of supervised fine-tuning; its losses are in nats per token.
 
     Attributes:
         examples: token sequences that trained, each once per epoch.
         thinking: how many examples keep a thought; ``None`` where --think was not given.
         left_out: number of examples that did not train, by reason.
-        losses: of each epoch, in nats per token, each measured before the update on its tokens.
-        finished: false where training was stopped early.
+        tokens: that trained, each once per epoch.
     """
 
     source: str
     kind: str
     environment: str
-    model: str
     examples: int
     thinking: int | None
     left_out: Mapping[str, int]
     epochs: int
-    updates: int
     tokens: int
-    losses: tuple[float, ...]
-    finished: bool
-    seed: int
-    lr: float
-    parameters: int
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def tune(
@@ -120,23 +96,24 @@ def tune(
         raise UsageError(
             f"nothing in {source.name!r} is fit to train {model.path!r}: {reasons(left_out)}"
         )
-    per_epoch = -(-len(rows) // batch)
-    planned = epochs * per_epoch
+    planned = epochs * -(-len(rows) // batch)
     learner = Learner(
         model.module, lr=lr, **{"warmup_steps": round(WARMUP * planned), **(options or {})}
     )
-    updates = supervised_updates(
+    taken = by_epoch(
         learner,
-        _batches(rows, epochs=epochs, batch=batch, seed=seed),
+        (
+            [rows[i].sequence() for i in part]
+            for part in orders(len(rows), epochs=epochs, batch=batch, seed=seed, purpose="sft")
+        ),
+        learner.supervised_step,
         lr=lambda index: lr * (1 - index / planned),
+        planned=planned,
+        epochs=epochs,
+        progress=progress,
+        stop=stop,
     )
-    done, tokens, loss_sums = 0, [0] * epochs, [0.0] * epochs
-    while not stop() and (update := next(updates, None)) is not None:
-        done = update.number
-        epoch = (done - 1) // per_epoch
-        tokens[epoch] += update.tokens
-        loss_sums[epoch] += update.loss * update.tokens
-        progress(EpochUpdate(**vars(update), updates=planned, epoch=epoch + 1, epochs=epochs))
+    done = sum(map(len, taken))
     return learner, SFTReport(
         source=source.name,
         kind=source.kind,
@@ -147,9 +124,12 @@ def tune(
         left_out=dict(left_out),
         epochs=epochs,
         updates=done,
-        tokens=sum(tokens),
+        tokens=sum(update.tokens for epoch in taken for update in epoch),
         losses=tuple(
-            total / count for total, count in zip(loss_sums, tokens, strict=True) if count
+            sum(update.loss * update.tokens for update in epoch)
+            / sum(update.tokens for update in epoch)
+            for epoch in taken
+            if epoch
         ),
         finished=done == planned,
         seed=seed,
@@ -157,17 +137,6 @@ def tune(
         parameters=model.parameters,
         seconds=time.monotonic() - began,
     )
-
-
-def _batches(
-    rows: Sequence[Tokens], *, epochs: int, batch: int, seed: int
-) -> Iterator[list[TrainingSequence]]:
-    """Yield all rows once per epoch, in an order that depends on *seed* and the epoch alone."""
-    for epoch in range(epochs):
-        order = list(range(len(rows)))
-        Random(derived_seed(seed, "sft", epoch)).shuffle(order)
-        for start in range(0, len(order), batch):
-            yield [rows[i].sequence() for i in order[start : start + batch]]
 
 
 def with_thoughts(
@@ -194,44 +163,3 @@ def with_thoughts(
         for index, example in enumerate(source.examples)
     ]
     return [mixed(e, keep) for e, keep in zip(source.examples, chosen, strict=True)], sum(chosen)
-
-
-def save(folder: Path, learner: Learner, model: LoadedModel, report: SFTReport) -> Path:
-    """Write a model *folder* in Hugging Face format; its ``quintain.json`` holds *report*.
-
-    Returns:
-        *folder*, or a new folder beside it where another process has filled it meanwhile:
-        ``name-2`` for ``name-1``, ``name-1`` for ``name``.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    place = folder
-    while True:
-        try:
-            save_model(place, learner, model.tokenizer, {"sft": report.to_json()})
-            return place
-        except StorageError:
-            if not filled(place):
-                raise
-        place = new_folder(folder.parent, re.sub(r"-\d+\Z", "", folder.name))
-
-
-def filled(path: Path) -> bool:
-    """Return whether *path* is a file or a folder that is not empty, which a model must not
-    replace.
-    """
-    return path.is_file() or (path.is_dir() and any(path.iterdir()))
-
-
-def new_folder(parent: Path, stem: str) -> Path:
-    """Make the first free folder of ``stem-1``, ``stem-2``, ... in *parent*, also where others do
-    so at the moment.
-    """
-    while True:
-        path = parent / free_name(parent, stem)
-        try:
-            path.mkdir()
-            return path
-        except FileExistsError:
-            continue

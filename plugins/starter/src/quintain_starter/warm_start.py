@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -28,7 +27,6 @@ from quintain_sft import (
     demonstrations_of,
     encode_conversation,
     end_of_turn,
-    supervised_updates,
 )
 
 from .architecture import CONTEXT
@@ -228,12 +226,14 @@ async def warm_start(
                 [await anext(examples) for _ in range(settings.batch)]
                 for _ in range(settings.check_every)
             ]
-            updates = []
-            for update in supervised_updates(learner, batches, lr=partial(_constant, rate)):
-                updates.append(update)
-                updated(steps + len(updates))
+            learner.lr = rate
+            losses = []
+            for batch in batches:
+                update = learner.supervised_step(batch)
+                losses.append(update["loss"])
+                tokens += int(update["tokens"])
+                updated(steps + len(losses))
                 await asyncio.sleep(0)  # where a signal ends it
-            tokens += sum(update.tokens for update in updates)
             longest = max(longest, *(sum(sequence.mask) for batch in batches for sequence in batch))
             await engine.update(learner.weights())
             greedy = _greedy(longest)
@@ -248,7 +248,7 @@ async def warm_start(
             check = WarmStartCheck(
                 steps=steps + settings.check_every,
                 accuracy=measured,
-                loss=math.fsum(update.loss for update in updates) / len(updates),
+                loss=math.fsum(losses) / len(losses),
                 lr=rate,
                 rough=rough,
                 inside=inside,
@@ -275,11 +275,6 @@ async def warm_start(
         checks=tuple(checks),
         demonstrations=missing is None,
     )
-
-
-def _constant(rate: float, update: int) -> float:
-    """Return *rate* as the learning rate of each update."""
-    return rate
 
 
 def _greedy(longest: int) -> Sampling:
