@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from quintain.cli import main
-from quintain.cli.like import settings_of
 from quintain.cli.summary import next_commands
 from quintain.errors import UsageError
 from quintain.recipe import Recipe, bundled, check_recipe
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.resolve import pinned
 from quintain.store.run_folder import RunFolder
+from quintain_evaluate.like import settings_of
 
 from ..small_run import small_recipe
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from quintain.cli import main
-from quintain.cli.like import settings_of
 from quintain.console.screen import Screen
 from quintain.recipe.extends import bundled
 from quintain.recipe.tables import Recipe
 from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder
+from quintain_evaluate.like import settings_of
 
 from ..core.models.tiny import save_tiny
 from .recipes import brief, metrics_of, recipe_run

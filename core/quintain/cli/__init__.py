@@ -19,17 +19,15 @@ from ..errors import PluginError, QuintainError, UnknownNameError, UsageError
 from ..tracebacks import said_by
 
 if TYPE_CHECKING:
-    from .evaluate import services_of as services_of
+    from .options import CommandWithHints as CommandWithHints
     from .options import Count as Count
+    from .options import arguments_of as arguments_of
     from .options import service_options as service_options
+    from .options import services_of as services_of
     from .train import sigterm_as_ctrl_c as sigterm_as_ctrl_c
 
 COMMANDS = {
     "train": ("quintain.cli.train:train", "Train a model with a recipe, or resume a run."),
-    "eval": (
-        "quintain.cli.evaluate:evaluate",
-        "Evaluate a model, a server or a control policy on an environment.",
-    ),
 }
 """Location and one-line help of each command, by name; a row imports nothing."""
 
@@ -46,8 +44,7 @@ CLOSED_PIPE = 141  # 128 + SIGPIPE, as a shell has it for `cat FILE | head`
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".evaluate": "services_of",
-        ".options": "Count service_options",
+        ".options": "CommandWithHints Count arguments_of service_options services_of",
         ".train": "sigterm_as_ctrl_c",
     },
     "main",

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from .estimates import proportion as proportion
     from .estimates import rank_correlation as rank_correlation
     from .estimates import wilson as wilson
+    from .evaluation import ControlCheck as ControlCheck
     from .evaluation import Evaluation as Evaluation
+    from .evaluation import check_controls as check_controls
     from .evaluation import evaluate as evaluate
     from .evaluation import frozen_heap as frozen_heap
     from .evaluation import rescore as rescore
@@ -29,6 +31,6 @@ __getattr__, __dir__ = lazy_names(
         ".answers": "final_answer word_f1",
         ".controls": "ControlEngine",
         ".estimates": "proportion rank_correlation wilson",
-        ".evaluation": "Evaluation evaluate frozen_heap rescore tasks_of",
+        ".evaluation": "ControlCheck Evaluation check_controls evaluate frozen_heap rescore tasks_of",
     },
 )

@@ -76,8 +76,8 @@ class Environment(Generic[T, R]):
                 for a in range(10):
                     yield Sum(prompt=f"{a} + {a}?", answer=str(2 * a))
 
-    ``T`` is the class of the tasks, ``R`` what `rollout` returns. For several turns, read `guess`
-    in quintain_env_games.
+    ``T`` is the class of the tasks, ``R`` what `rollout` returns. For several turns, read the
+    environment `guess`.
     """
 
     reward: ClassVar[Reward]

@@ -35,8 +35,8 @@ class Schedule:
     Attributes:
         max_staleness: maximum of weight versions between the sampling of a token and its update. Up
             to this number of batches is sampled ahead (capacity admission; AReaL, 2505.24298,
-            section 5.1); 0 samples nothing ahead. The collector refuses older groups
-            (`quintain_schedules`); what the loss does about the others is `Algorithm.ratio_to`.
+            section 5.1); 0 samples nothing ahead. A collector that samples ahead
+            refuses older groups; what the loss does about the others is `Algorithm.ratio_to`.
         in_flight_updates: the engine takes new weights in the middle of sequences, which continue
             under them; else it starts no turn until the turns that are being sampled end.
         recompute_kv: after an update in flight, keys and values of unfinished sequences are

@@ -110,8 +110,8 @@ class Sandbox(Service):
     """Runs untrusted programs elsewhere: their failures are values, the sandbox's own an
     `InfrastructureError`.
 
-    This is the least that one offers. `quintain_sandbox.ProbedSandbox` adds limits and the type of
-    the result.
+    This is the least that one offers. `ProbedSandbox` of the plugin for sandboxes adds limits and
+    the type of the result.
     """
 
     @abstractmethod

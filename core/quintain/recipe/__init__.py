@@ -14,15 +14,19 @@ if TYPE_CHECKING:
     from .check import check_recipe as check_recipe
     from .extends import BUNDLED as BUNDLED
     from .extends import bundled as bundled
+    from .plan import EvaluationPlan as EvaluationPlan
+    from .resolve import EnvironmentSpec as EnvironmentSpec
     from .resolve import chosen as chosen
     from .resolve import is_model_source as is_model_source
     from .resolve import opened_environments as opened_environments
     from .resolve import pinned as pinned
     from .resolve import resolve_algorithm as resolve_algorithm
     from .resolve import resolve_environment_table as resolve_environment_table
+    from .rewards import as_expression as as_expression
     from .sources import ModelRequest as ModelRequest
     from .sources import ModelSource as ModelSource
     from .sources import model_source as model_source
+    from .tables import ComponentTable as ComponentTable
     from .tables import EnvironmentTable as EnvironmentTable
     from .tables import Recipe as Recipe
     from .tables import override as override
@@ -32,11 +36,13 @@ __getattr__, __dir__ = lazy_names(
     {
         ".check": "check_recipe",
         ".extends": "BUNDLED bundled",
+        ".plan": "EvaluationPlan",
         ".sources": "ModelRequest ModelSource model_source",
         ".resolve": (
-            "chosen is_model_source opened_environments pinned resolve_algorithm "
-            "resolve_environment_table"
+            "EnvironmentSpec chosen is_model_source opened_environments pinned "
+            "resolve_algorithm resolve_environment_table"
         ),
-        ".tables": "EnvironmentTable Recipe override",
+        ".rewards": "as_expression",
+        ".tables": "ComponentTable EnvironmentTable Recipe override",
     },
 )

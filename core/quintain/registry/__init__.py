@@ -13,6 +13,7 @@ from .. import lazy_names
 if TYPE_CHECKING:
     from .binding import Signature as Signature
     from .binding import bind as bind
+    from .binding import check_args as check_args
     from .binding import signature_of as signature_of
     from .binding import type_name as type_name
     from .discovery import KINDS as KINDS
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".binding": "Signature bind signature_of type_name",
+        ".binding": "Signature bind check_args signature_of type_name",
         ".discovery": "KINDS Component normalise short_name without_components",
         ".known": "known_plugins",
         ".local": "meant",

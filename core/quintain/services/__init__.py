@@ -13,11 +13,12 @@ from .. import lazy_names
 if TYPE_CHECKING:
     from .manager import BY_OPTION as BY_OPTION
     from .manager import Choice as Choice
+    from .manager import find_service as find_service
     from .manager import opened as opened
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".manager": "BY_OPTION Choice opened",
+        ".manager": "BY_OPTION Choice find_service opened",
     },
 )

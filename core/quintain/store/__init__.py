@@ -12,6 +12,7 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from .checkpoint import save_model as save_model
+    from .rollout_table import to_parquet as to_parquet
     from .run_folder import RunFolder as RunFolder
     from .run_folder import current_run as current_run
     from .runs import find_run as find_run
@@ -28,6 +29,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".checkpoint": "save_model",
+        ".rollout_table": "to_parquet",
         ".run_folder": "RunFolder current_run",
         ".runs": "find_run free_name model_named",
         ".storage": "lock_owner plain steps_in storing take_lock write_atomically",

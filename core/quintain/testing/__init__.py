@@ -7,7 +7,7 @@
     def test_right_answer():
         assert reward.score(rollout(task, "42")).total == 1
 
-The suites of every environment and reward come with ``quintain-authoring``.
+The suites of every environment and reward are those of the plugin with `quintain check`.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("torch", reason="training needs quintain[train]")
 
 from quintain.cli import main
-from quintain.cli.evaluate import REPLACEMENTS as OF_EVAL
 from quintain.cli.train import REPLACEMENTS as OF_TRAIN
 from quintain.cli.train import train
+from quintain_evaluate.command import REPLACEMENTS as OF_EVAL
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,6 @@ import pytest
 pytest.importorskip("torch", reason="training needs quintain[train]")
 
 from quintain.cli import main
-from quintain.cli.like import settings_of
 from quintain.cli.summary import curves
 from quintain.console.screen import program
 from quintain.errors import UsageError
@@ -36,6 +35,7 @@ from quintain.types.rollout import Rollout
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
 from quintain.types.transcript import Sampled
+from quintain_evaluate.like import settings_of
 from quintain_viewer.runs import list_runs
 
 

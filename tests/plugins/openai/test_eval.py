@@ -18,7 +18,7 @@ from .http_kit import in_thread, openai_server
 
 @pytest.fixture
 def plugins() -> Iterator[None]:
-    with isolated(keep=["quintain", "quintain-openai"]) as registry:
+    with isolated(keep=["quintain", "quintain-evaluate", "quintain-openai"]) as registry:
         registry.add("environment", "doubling", Doubling)
         yield
 

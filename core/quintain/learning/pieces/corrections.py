@@ -2,7 +2,7 @@
 gradient.
 
 A correction weighs the objective only; the KL term is not weighed. Denominators keep the tokens
-that a correction masks. More of them are in `quintain_algorithms.corrections`.
+that a correction masks. Plugins with algorithms have more of them.
 """
 
 from __future__ import annotations

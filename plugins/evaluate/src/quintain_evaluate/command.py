@@ -15,18 +15,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..console.screen import for_terminal, printable
-from ..errors import UsageError
-from .options import CommandWithHints, Count, service_options
+from quintain.cli import CommandWithHints, Count, arguments_of, service_options, services_of
+from quintain.console import for_terminal, printable
+from quintain.errors import UsageError
 
 if TYPE_CHECKING:
-    from ..console.screen import Screen
-    from ..evaluation.evaluation import ControlCheck, Evaluation
-    from ..interfaces.engine import Engine
-    from ..recipe.resolve import EnvironmentSpec
-    from ..recipe.tables import EnvironmentTable
-    from ..registry.binding import Signature
-    from ..services.manager import Choice
+    from quintain import Engine
+    from quintain.console import Screen
+    from quintain.evaluation import ControlCheck, Evaluation
+    from quintain.recipe import EnvironmentSpec, EnvironmentTable
+    from quintain.registry import Signature
+    from quintain.services import Choice
+
     from .like import EvaluationSettings
 
 FORMATS = (".jsonl", ".parquet")
@@ -165,13 +165,10 @@ def evaluate(
     quintain eval gsm8k --engine http://127.0.0.1:8000 --samples 8 --k 1,4,8
     quintain eval ./mine.py:Mine --controls
     """
-    from ..models.hf import check_folder
-    from ..process.interrupts import run_stoppable
-    from ..registry.binding import check_args, signature_of
-    from ..registry.lookup import current
-    from ..store.rollout_table import to_parquet
-    from ..store.runs import model_named
-    from ..store.storage import write_atomically
+    from quintain.models import check_folder
+    from quintain.process import run_stoppable
+    from quintain.registry import check_args, current, signature_of
+    from quintain.store import model_named, to_parquet, write_atomically
 
     if like is not None and environment is not None:
         raise click.UsageError("--like names the environment of the run; leave out ENVIRONMENT")
@@ -240,11 +237,10 @@ def _settings(
     """Return the settings of the run *like*, changed by the options that were given; without one,
     those of *environment* and all *options*.
     """
-    from ..recipe.rewards import as_expression
-    from ..recipe.tables import EnvironmentTable
-    from ..store.run_folder import RunFolder
-    from ..store.runs import find_run
-    from ..types.sampling import Sampling
+    from quintain import Sampling
+    from quintain.recipe import EnvironmentTable, as_expression
+    from quintain.store import RunFolder, find_run
+
     from .like import EvaluationSettings, settings_of
 
     if like is None:
@@ -289,11 +285,13 @@ def _spec(
         whole_file: whether a file of data that *table* names is no file of training, which the
             environment cuts into splits. One that the command line names never is.
     """
-    from ..recipe.resolve import resolve_environment_table
+    from quintain.recipe import resolve_environment_table
 
     spec = resolve_environment_table(table)
     data = options["data"]
-    own = _fields([*options["args"], *([f"data={data}"] if data else [])], spec.component, "--arg")
+    own = arguments_of(
+        [*options["args"], *([f"data={data}"] if data else [])], spec.component, "--arg"
+    )
     spec = replace(spec, args={**spec.args, **own})
     return replace(spec, args=_of_whole_file(spec)) if whole_file or "data" in own else spec
 
@@ -307,10 +305,9 @@ async def _evaluated(
     how: dict[str, Any],
     screen: Screen,
 ) -> Evaluation:
-    from ..evaluation.controls import ControlEngine
-    from ..evaluation.evaluation import evaluate as measure
-    from ..evaluation.evaluation import tasks_of
-    from ..services.manager import BY_OPTION, opened
+    from quintain.evaluation import ControlEngine, tasks_of
+    from quintain.evaluation import evaluate as measure
+    from quintain.services import BY_OPTION, opened
 
     async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
         environment = spec.make(services)
@@ -330,8 +327,8 @@ async def _evaluated(
 async def _controls(
     spec: EnvironmentSpec, choices: Mapping[str, Choice], how: Mapping[str, Any]
 ) -> tuple[ControlCheck, ...]:
-    from ..evaluation.evaluation import check_controls
-    from ..services.manager import BY_OPTION, opened
+    from quintain.evaluation import check_controls
+    from quintain.services import BY_OPTION, opened
 
     async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
         return await check_controls(spec.make(services), services=services, **how)
@@ -344,7 +341,7 @@ def _of_whole_file(spec: EnvironmentSpec) -> Mapping[str, Any]:
     Environments that cut a file into splits have the field ``splits`` for it. Only training needs
     the cut.
     """
-    from ..registry.binding import signature_of
+    from quintain.registry import signature_of
 
     chosen = (
         click.get_current_context().get_parameter_source("split") is not ParameterSource.DEFAULT
@@ -375,57 +372,6 @@ def _alone(option: str, *others: str) -> None:
         )
 
 
-def services_of(
-    pairs: Sequence[str], args: Sequence[str], under: Mapping[str, Choice] | None = None
-) -> dict[str, Choice]:
-    """Return the service of each slot in ``--service`` and ``--service-arg``; by default that of
-    *under*, with its settings under those that are given, else the service named like the slot.
-    """
-    from ..recipe.resolve import with_model
-    from ..recipe.tables import override
-    from ..registry.lookup import current
-    from ..services.manager import find_service
-
-    under = under or {}
-    names = {slot: choice.use for slot, choice in under.items()}
-    for pair in pairs:
-        slot, _, name = (part.strip() for part in pair.partition("="))
-        if not slot or not name:
-            raise UsageError(f"--service {pair!r}: expected SLOT=NAME, as in judge=llm")
-        names[slot] = name
-    settings: dict[str, list[str]] = {}
-    for pair in args:
-        path = override(pair)[0]
-        if len(path) != 2:
-            raise UsageError(
-                f"--service-arg {pair!r}: expected SLOT.KEY=VALUE, as in judge.base_url=http://..."
-            )
-        settings.setdefault(path[0], []).append(pair.partition(".")[2])
-    choices: dict[str, Choice] = {}
-    for slot in [*names, *(s for s in settings if s not in names)]:
-        use = names.get(slot, slot)
-        component = current().resolve(find_service(use))
-        own = _fields(settings.get(slot, ()), component, "--service-arg")
-        choices[slot] = with_model(use, {**(under[slot].args if slot in under else {}), **own})
-    return choices
-
-
-def _fields(pairs: Sequence[str], component: Any, option: str) -> dict[str, Any]:
-    """Parse ``key=value`` options; a value is TOML, or plain text if the field is text."""
-    from ..recipe.tables import override
-    from ..registry.binding import signature_of
-
-    fields = {f.name: f for f in signature_of(component).fields}
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        (key, *rest), value, written = override(pair)
-        if rest:
-            raise UsageError(f"{option} {pair!r}: expected KEY=VALUE without a dot in the key")
-        text = key in fields and fields[key].type is str and not isinstance(value, str)
-        values[key] = written if text else value
-    return values
-
-
 def _ks(text: str) -> tuple[int, ...]:
     parts = [p.strip() for p in text.split(",") if p.strip()]
     if not all(p.isdecimal() and len(p) < 10 for p in parts):
@@ -444,14 +390,12 @@ def _takes_model(signature: Signature) -> bool:
 
 def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
     """Return the engine *name*, not started."""
-    from ..interfaces.engine import Engine
-    from ..registry.binding import bind, signature_of
-    from ..registry.discovery import short_name
-    from ..registry.lookup import current
+    from quintain import Engine
+    from quintain.registry import bind, current, short_name, signature_of
 
     url = name if name.startswith(("http://", "https://")) else ""
     component = current().load("engine", "openai" if url else name)
-    args = _fields(pairs, component, "--engine-arg")
+    args = arguments_of(pairs, component, "--engine-arg")
     if url:
         path = url.partition("//")[2].partition("/")[2]
         args["base_url"] = url if path.strip("/") else url.rstrip("/") + "/v1"

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..interfaces.algorithm import Algorithm
-    from ..recipe.tables import ComponentTable, EnvironmentTable, Recipe
-    from ..services.manager import Choice
-    from ..store.run_folder import RunFolder
-    from ..types.sampling import Sampling
+    from quintain import Algorithm, Sampling
+    from quintain.recipe import ComponentTable, EnvironmentTable, Recipe
+    from quintain.services import Choice
+    from quintain.store import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +45,7 @@ def settings_of(folder: RunFolder) -> EvaluationSettings:
     Raises:
         UsageError: the recipe does not fit what is installed.
     """
-    from ..recipe.plan import EvaluationPlan
-    from ..recipe.resolve import resolve_algorithm
-    from ..recipe.tables import Recipe
+    from quintain.recipe import EvaluationPlan, Recipe, resolve_algorithm
 
     recipe = Recipe.parse(folder.recipe())
     algorithm = resolve_algorithm(recipe)
@@ -73,10 +70,9 @@ def settings_of(folder: RunFolder) -> EvaluationSettings:
 
 def _services_of(recipe: Recipe, algorithm: Algorithm, run: str) -> dict[str, ComponentTable]:
     """Return the services that the first environment needs, as they are without a learner."""
-    from ..recipe.resolve import chosen, resolve_environment_table
-    from ..recipe.tables import ComponentTable
-    from ..registry.lookup import current
-    from ..services.manager import find_service
+    from quintain.recipe import ComponentTable, chosen, resolve_environment_table
+    from quintain.registry import current
+    from quintain.services import find_service
 
     services = chosen(recipe, algorithm)
     slots = resolve_environment_table(recipe.environments[0]).slots

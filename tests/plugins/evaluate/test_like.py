@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from quintain import Environment, Rollout, Service, Task, need, reward
-from quintain.cli.like import settings_of
 from quintain.recipe import Recipe, resolve_environment_table
 from quintain.recipe.plan import RunPlan
 from quintain.registry.lookup import isolated
 from quintain.store import RunFolder
+from quintain_evaluate.like import settings_of
 
-from ..evaluation.evaluations import called
+from ...core.evaluation.evaluations import called
 
 RECIPE = """
 [run]
@@ -90,7 +90,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolder]:
     (tmp_path / "others.txt").write_text("eight nine")
     (tmp_path / "runs" / "own").mkdir(parents=True)
     (tmp_path / "runs" / "own" / "recipe.toml").write_text(RECIPE)
-    with isolated(keep=["quintain", "quintain-starter"]) as registry:
+    with isolated(keep=["quintain", "quintain-evaluate", "quintain-starter"]) as registry:
         registry.add("environment", "lines", Lines)
         registry.add("service", "arbiter", Arbiter)
         registry.add("reward", "same", same)

@@ -19,7 +19,7 @@ from quintain.registry.lookup import isolated
 from quintain.types.rollout import Rollout
 from quintain.types.task import Message, Task
 
-from ..evaluation.evaluations import Doubling, Endless, Hackable, OnlyTrain, called
+from ...core.evaluation.evaluations import Doubling, Endless, Hackable, OnlyTrain, called
 
 
 class Even(Service):
@@ -41,7 +41,7 @@ class Refereed(Doubling):
 
 @pytest.fixture
 def plugins() -> Iterator[None]:
-    with isolated(keep=["quintain"]) as registry:
+    with isolated(keep=["quintain", "quintain-evaluate"]) as registry:
         for component in (Doubling, Endless, OnlyTrain, Hackable):
             registry.add("environment", component.__name__.lower(), component)
         registry.add("environment", "refereed", Refereed)
@@ -300,7 +300,7 @@ def test_eval_of_a_model_folder_and_of_a_run(
 ) -> None:
     pytest.importorskip("torch", reason="the embedded engine needs quintain[train]")
     spec = importlib.util.spec_from_file_location(
-        "tiny_models", Path(__file__).parents[1] / "models" / "tiny.py"
+        "tiny_models", Path(__file__).parents[2] / "core" / "models" / "tiny.py"
     )
     assert spec is not None and spec.loader is not None
     models = importlib.util.module_from_spec(spec)

@@ -1,0 +1,1 @@
+"""``quintain eval``: a model, a server, a run or a control policy on an environment."""
