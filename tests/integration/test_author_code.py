@@ -224,6 +224,7 @@ def test_an_import_that_blocks_is_named(tmp_path: Path) -> None:
     assert "s for <module> (slow.py, line 2), which blocks" in err
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_a_fork_does_not_become_a_second_trainer(tmp_path: Path) -> None:
     """The child of a bare `os.fork` ends as soon as it returns to Quintain."""
     process = start(tmp_path, "train", str(recipe(tmp_path, "forks", steps=2)))
