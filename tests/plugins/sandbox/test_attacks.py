@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ programs do.
 """
 
 
+FIRST_OF_NEEDS = set({attack.needs: attack.name for attack in reversed(ATTACKS)}.values())
+"""An attack for every set of guarantees that one needs: these are in each test run."""
 KERNEL = """
 print|threads|process pool|subprocess|temporary file|a second module|sqlite|local server|pair of sockets|80 MB of memory
 |10 MB in a file|signal handler|alarm handler|fork and wait|mmap|ctypes|user and home|named pipe|shared memory
@@ -200,7 +203,11 @@ def test_there_are_enough_programs() -> None:
     assert len(HONEST) >= 120
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+@pytest.mark.parametrize(
+    "attack",
+    mostly_slow(ATTACKS, FIRST_OF_NEEDS, name=attrgetter("name")),
+    ids=attrgetter("name"),
+)
 def test_an_attack_is_held_and_the_next_honest_program_works(
     sandbox: ProbedSandbox,
     outcomes: dict[str, Outcome | Exception],

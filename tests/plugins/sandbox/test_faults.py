@@ -71,7 +71,14 @@ def launchers() -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGSEGV, marks=pytest.mark.slow),
+    ],
+)
 def test_a_launcher_that_dies_ends_everything_of_it(
     sandbox: Bubblewrap, number: signal.Signals
 ) -> None:

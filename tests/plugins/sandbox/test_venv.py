@@ -46,7 +46,13 @@ def output(sandbox: ProbedSandbox, code: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "settings", [("bubblewrap", {}), ("bubblewrap", {"warm": 1}), ("landlock", {})], ids=str
+    "settings",
+    [
+        pytest.param(("bubblewrap", {}), marks=pytest.mark.slow),
+        ("bubblewrap", {"warm": 1}),
+        ("landlock", {}),
+    ],
+    ids=str,
 )
 def test_programs_have_the_packages_of_the_environment_and_cannot_change_them(
     venv: Path, settings: tuple[str, dict[str, int]]

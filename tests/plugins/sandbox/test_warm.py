@@ -19,6 +19,7 @@ from quintain_sandbox import AXES, Bubblewrap, Guarantee, ProgramLimits, Program
 from quintain_sandbox.program import Program
 from quintain_sandbox.warm import WarmInterpreters, serves
 
+from ...lanes import mostly_slow
 from .programs import ATTACKS, PRELUDE
 from .programs_honest import FILES, HONEST
 from .service import left_behind
@@ -76,6 +77,14 @@ def seen(result: ProgramResult) -> tuple[Any, ...]:
     return result.status, result.exit, result.stdout, result.stderr, result.truncated
 
 
+FIRST = """
+arguments|names of main|flags and paths|the environment|descriptors|resource limits|signals|streams|input
+|text before an error|a traceback|an error of the syntax|exit with a number|a crash|an end without clean-up
+|a thread that outlives main|clean-up at exit|its own source|spawned processes|imports of files|hashes differ by run
+""".replace("\n", "").split("|")
+"""Of the programs below one for each thing that a new interpreter prepares: these are in each test
+run.
+"""
 SAME = {
     "arguments": "import sys; print(sys.argv, __file__, __name__, sys.orig_argv)",
     "names of main": "print(sorted(globals())); print(__doc__, __spec__, __package__, __cached__, __annotations__)",
@@ -152,7 +161,7 @@ def same_text(result: ProgramResult) -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", mostly_slow(SAME, FIRST))
 def test_a_program_sees_the_same_in_a_warm_interpreter(sandbox: Bubblewrap, name: str) -> None:
     """Status, exit status and both streams are equal, byte for byte, for a script."""
     files = {"main.py": SAME[name].encode(), "d/x": b"x", "d/other.py": b"x = 5"}
