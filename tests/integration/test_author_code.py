@@ -99,9 +99,10 @@ def test_an_evaluation_whose_author_calls_exit_fails(where: str, tmp_path: Path)
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_failures_leave_the_other_rollouts(tmp_path: Path) -> None:
-    """Also where threads of the author never end, and where a task of the author exits, which ends
-    an event loop.
+    """In a whole process; tests/core/rollouts/test_author_failures.py shows each alone. Also where
+    threads of the author never end, and where a task of the author exits, which ends an event loop.
     """
     modes = "cancels, exits in a task, waits without end, keeps a thread, leaves a thread"
     status, out, err = finish(

@@ -40,7 +40,7 @@ from quintain_openai import OpenAITokenEngine
 from ..core.models.tiny import byte_tokenizer
 
 CONTEXT = 2000
-TIMEOUT = 4.0  # of a request; a loaded machine needs more than the milliseconds of an answer
+TIMEOUT = 2.0  # of a request; a loaded machine needs more than the milliseconds of an answer
 ENDS = {
     "": "finished",
     # of the server

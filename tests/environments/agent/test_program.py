@@ -394,7 +394,10 @@ def test_orphans_end_with_the_program_and_a_time_out_ends_all() -> None:
     assert not remains()
 
 
-@pytest.mark.parametrize("then, kind", [("", "finished"), ("sleep", "timeout")])
+@pytest.mark.parametrize(
+    "then, kind",
+    [("", "finished"), pytest.param("sleep", "timeout", marks=pytest.mark.slow)],
+)
 def test_a_process_that_left_session_and_environment_ends_too(
     then: str, kind: str, tmp_path: Path
 ) -> None:

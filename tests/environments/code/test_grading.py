@@ -378,7 +378,12 @@ COLLIDING = (
     [
         (WRITES.replace("LINE", COLLIDING), "assert f(1) == 2", "timeout"),
         (WRITES.replace("LINE", "b'[' * (15 << 20) + b'\\n'"), "assert f(1) == 2", "error"),
-        ("def f(n):\n    return range(10**18)\n", "assert sum(f(3)) == 6", "timeout"),
+        pytest.param(
+            "def f(n):\n    return range(10**18)\n",
+            "assert sum(f(3)) == 6",
+            "timeout",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["colliding set", "brackets", "range"],
 )
