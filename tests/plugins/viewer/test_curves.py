@@ -20,7 +20,7 @@ from quintain.types.rollout import Score
 from quintain_alerts.conditions import ALERTS
 from quintain_viewer import add_legend, draw, picture
 
-from ...core.console.test_health import evaluation, group, rollout
+from ...core.console.test_metrics import evaluation, group, rollout
 
 
 @pytest.mark.parametrize("status", ["finished", "interrupted", "failed"])
