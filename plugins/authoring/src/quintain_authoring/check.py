@@ -226,9 +226,9 @@ def find(name: str, kind: str | None) -> Component:
     """
     registry = current()
     if ":" in name:
-        found = registry.find(kind or "environment", name)
+        component = registry.find(kind or "environment", name)
         return Component(
-            kind=kind or kind_of(registry.resolve(found), name),
+            kind=kind or kind_of(registry.resolve(component), name),
             name=name,
             target=name,
             origin="local",

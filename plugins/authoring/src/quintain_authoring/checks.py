@@ -94,8 +94,8 @@ def tried(name: str, call: Callable[[], str | None]) -> Check:
 
 def described(error: Exception) -> str:
     """Type and message of *error*, and file and line that raised it."""
-    at = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 def check_manifest(component: Component) -> list[Check]:
@@ -253,8 +253,8 @@ def tasks_elsewhere(use: str, args: Mapping[str, Any], count: int) -> dict[str, 
         except subprocess.TimeoutExpired:
             raise PluginError("its tasks are not there within 120 s in another process") from None
         if done.returncode or not out.exists():
-            said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-            raise PluginError(f"another process cannot load the environment: {said[-300:]}")
+            error_text = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+            raise PluginError(f"another process cannot load the environment: {error_text[-300:]}")
         ids: dict[str, list[str]] = json.loads(out.read_text(encoding="utf-8"))
         return ids
 
@@ -300,8 +300,8 @@ def check_reward(
             try:
                 super().test_scores_repeat()
             except AssertionError as e:
-                said = str(e).partition("\n")[0]
-                raise AssertionError(f"{said} (`quintain check --stateful`)") from e
+                first_line = str(e).partition("\n")[0]
+                raise AssertionError(f"{first_line} (`quintain check --stateful`)") from e
 
     def parameters() -> None:
         check_parameters(scored)
@@ -367,15 +367,15 @@ def check_algorithm(component: Component) -> list[Check]:
         old = -torch.rand(8, dtype=torch.float64) - 0.1
         logp = (old + 0.3 * torch.randn(8, dtype=torch.float64)).requires_grad_()
         advantage = torch.tensor([1.0, -1.0] * 4, dtype=torch.float64)
-        at = torch.arange(8) // 2
+        sample = torch.arange(8) // 2
         inputs = LossInputs(
             logp=logp,
             mu_logp=old,
             prox_logp=old,
             advantage=advantage,
             entropy=-old,
-            sample=at,
-            group=at // 2,
+            sample=sample,
+            group=sample // 2,
         )
         try:
             terms = loaded.objective(inputs)
@@ -460,7 +460,7 @@ def suite_checks(
             kind.teardown_class()
         yield start
         return
-    suite, told = kind(), dict[str, str]()  # messages, with the check that had them first
+    suite, first_check = kind(), dict[str, str]()  # messages, with the check that had them first
     names = dict.fromkeys(
         name for base in reversed(kind.__mro__) for name in vars(base) if name.startswith("test_")
     )
@@ -472,7 +472,9 @@ def suite_checks(
             *((title, partial(check, suite)) for title, check in extra_checks),
         ]:
             row = tried(title, call)
-            earlier = told.setdefault(row.message, title) if row.status == "failed" else title
+            earlier = (
+                first_check.setdefault(row.message, title) if row.status == "failed" else title
+            )
             yield row if earlier == title else replace(row, message=f"the same as in {earlier!r}")
             if title == "every split has tasks":
                 if long := too_long(suite) if row.status == "ok" else "":
@@ -497,9 +499,9 @@ def too_long(suite: EnvironmentSuite) -> str:
         with suppress(QuintainError):  # the check before says so
             length = sum(len(str(task.prompt)) for task in suite.tasks(split, 1))
             if length > LONGEST_PROMPT:
-                at = defined_at(type(suite.build()).tasks)
+                place = defined_at(type(suite.build()).tasks)
                 return (
-                    f"a prompt of {split!r} has {length:,} characters ({at}); expected at most "
+                    f"a prompt of {split!r} has {length:,} characters ({place}); expected at most "
                     f"{LONGEST_PROMPT:,}"
                 )
     return ""

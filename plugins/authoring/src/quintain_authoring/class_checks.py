@@ -53,10 +53,10 @@ def check_class(component: type[Environment[Any, Any]]) -> None:
         raise UsageError(
             f"{component.__name__} ({defined_at(component)}) has no method tasks(self, split){fix}"
         )
-    own = [c for c in component.__mro__ if issubclass(c, Environment) and c is not Environment]
+    classes = [c for c in component.__mro__ if issubclass(c, Environment) and c is not Environment]
     if faults := [
         fault
-        for c in own
+        for c in classes
         for fault in _faults(c, {n for n in vars(c) if c is _owner(component, n)})
     ]:
         raise UsageError("\n".join(faults))
@@ -104,8 +104,10 @@ def oddities(component: type[Environment[Any, Any]]) -> Iterator[str]:
             and not name.startswith("_")
             and not hasattr(Environment, name)
         ):
-            found = (n for n, line in enumerate(lines, start) if re.match(rf"\s*{name}\s*=", line))
-            where = f"{_file(component)}, line {next(found, start)}"
+            line_numbers = (
+                n for n, line in enumerate(lines, start) if re.match(rf"\s*{name}\s*=", line)
+            )
+            where = f"{_file(component)}, line {next(line_numbers, start)}"
             yield (
                 f"{component.__name__}.{name} ({where}) has no annotation, so no recipe and no "
                 f"--arg can set it; write `{name}: {type(value).__name__} = {value!r:.40}`, or "

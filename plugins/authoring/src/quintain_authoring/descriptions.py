@@ -38,15 +38,15 @@ def stale_description(component: Component) -> str:
     entry = manifest.entry(component) if manifest else None
     if entry is None:
         return ""  # the check of the manifest says so
-    own = own_description(registry.resolve(component))
+    description = own_description(registry.resolve(component))
     toml = f"summary of {component.name!r} in {package}/quintain.toml"
     place = f"the code of {component.name!r}"
-    about = str(metadata(component.distribution).json.get("summary", ""))
-    first = " ".join(own.partition("\n\n")[0].split())
+    project_description = str(metadata(component.distribution).json.get("summary", ""))
+    first = " ".join(description.partition("\n\n")[0].split())
     texts = {
         place: first,
         toml: entry.summary,
-        f"description in pyproject.toml of {component.distribution}": about,
+        f"description in pyproject.toml of {component.distribution}": project_description,
     }
     template = [name for name, text in texts.items() if text in TEMPLATES]
     if template and (set(texts.values()) - TEMPLATES - {""} or not is_template(component, package)):
@@ -59,8 +59,8 @@ def stale_description(component: Component) -> str:
     differs = component.kind == "algorithm" and first != entry.summary
     unrelated = (
         component.kind in ("environment", "reward")
-        and own
-        and not words(own) & words(entry.summary)
+        and description
+        and not words(description) & words(entry.summary)
     )
     if differs or unrelated:
         return (

@@ -287,12 +287,14 @@ def next_commands(kind: str, name: str, folder: Path) -> list[str]:
 
 def distribution_files(kind: str, name: str, episode: str = "single-turn") -> dict[str, str]:
     """Return the texts of the distribution, by path; *episode* is that of an environment."""
-    about, module = KINDS[kind], name.replace("-", "_")
+    component_kind, module = KINDS[kind], name.replace("-", "_")
     of_environment = kind == "environment"
     summary, folder = (
-        (EPISODES[episode], f"{kind}/{episode}") if of_environment else (about.summary, kind)
+        (EPISODES[episode], f"{kind}/{episode}")
+        if of_environment
+        else (component_kind.summary, kind)
     )
-    distribution = f"{about.prefix}{name.replace('_', '-')}"
+    distribution = f"{component_kind.prefix}{name.replace('_', '-')}"
     values = {
         "kind": kind,
         "name": name,
@@ -302,12 +304,12 @@ def distribution_files(kind: str, name: str, episode: str = "single-turn") -> di
         "function": module,
         "constant": module.upper(),
         "class": "".join(word.capitalize() for word in module.split("_")),
-        "component_kind": about.component,
-        "group": about.group,
+        "component_kind": component_kind.component,
+        "group": component_kind.group,
         "summary": summary,
         "tags": json.dumps(["example", *([episode] if of_environment else [])]),
-        "requires": about.requires,
-        "target": about.target,
+        "requires": component_kind.requires,
+        "target": component_kind.target,
         "source": "src/{{package}}/{{module}}.py",
         "commands": "\n".join(next_commands(kind, name, Path(distribution))[1:]),
     }
@@ -317,17 +319,19 @@ def distribution_files(kind: str, name: str, episode: str = "single-turn") -> di
             text = re.sub(r"{{(\w+)}}", lambda match: values[match[1]], text)
         return text
 
-    own = {
+    component_templates = {
         "src/{{package}}/{{module}}.py": f"{folder}/component.py",
         "tests/test_{{module}}.py": f"{folder}/test_component.py",
     }
     templates = files("quintain_authoring") / "templates"
     texts = {
         path: (templates / f"{template}.tmpl").read_text(encoding="utf-8")
-        for path, template in (COMMON | own).items()
+        for path, template in (COMMON | component_templates).items()
     }
     head = f'"""{summary}"""\n'
-    texts["src/{{package}}/__init__.py"] = head + (f"\n{about.exports}\n" if about.exports else "")
+    texts["src/{{package}}/__init__.py"] = head + (
+        f"\n{component_kind.exports}\n" if component_kind.exports else ""
+    )
     return {filled(path): filled(text) for path, text in sorted(texts.items())}
 
 

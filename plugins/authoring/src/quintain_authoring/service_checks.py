@@ -46,12 +46,14 @@ def check_service(
     rows = [tried("class", its_class)]
     if rows[0].status == "failed":
         return rows
-    own = sorted({need.slot for need in signature_of(loaded).needs} & {"policy", "learner"})
+    needed_slots = sorted(
+        {need.slot for need in signature_of(loaded).needs} & {"policy", "learner"}
+    )
     states: list[Mapping[str, Any]] = []
 
     def starts() -> None:
-        if own:
-            pytest.skip(f"it needs the {' and the '.join(own)} of a run")
+        if needed_slots:
+            pytest.skip(f"it needs the {' and the '.join(needed_slots)} of a run")
         states.append(asyncio.run(state_of(component, args, services, {})))
 
     def saved() -> None:

@@ -139,7 +139,9 @@ class OpenAIEngine(Engine):
             }
             self._served = tuple(models)
             self.longest = {
-                name: most for name, most in models.items() if type(most) is int and most > 0
+                name: context
+                for name, context in models.items()
+                if type(context) is int and context > 0
             }
         if self.model:
             return
@@ -178,10 +180,10 @@ class OpenAIEngine(Engine):
         return object()
 
     async def _send(self, method: str, path: str, seed: int | None, body: Any) -> tuple[int, str]:
-        asked = 0.0
+        retry_after = 0.0
         for attempt in range(self._settings.retries + 1):
             try:
-                status, text, asked = await self.send_once(method, path, body)
+                status, text, retry_after = await self.send_once(method, path, body)
             except (OSError, TimeoutError, aiohttp.ClientError) as e:
                 # aiohttp's connection errors are OSErrors too; all of them may pass.
                 failure: Exception = e
@@ -194,7 +196,7 @@ class OpenAIEngine(Engine):
             if attempt < self._settings.retries:
                 rng = Random(None if seed is None else seed + attempt)
                 await asyncio.sleep(
-                    wait_before_retry(self._settings.backoff, attempt, rng, asked=asked)
+                    wait_before_retry(self._settings.backoff, attempt, rng, asked=retry_after)
                 )
         tries = self._settings.retries + 1
         raise InfrastructureError(
@@ -219,14 +221,14 @@ class OpenAIEngine(Engine):
         async with self._http.request(
             method, self.base_url + path, **content, allow_redirects=False
         ) as response:
-            most = self._settings.max_bytes if method == "POST" else _MOST_LISTED
+            limit = self._settings.max_bytes if method == "POST" else _MOST_LISTED
             data = bytearray()
             async for part in response.content.iter_any():  # decompressed
                 data += part
-                if len(data) > most:
+                if len(data) > limit:
                     raise InfrastructureError(
-                        f"{self.base_url}{path} answered more than {most:,} bytes; check the server"
-                        + (", or raise the engine's max_bytes" if method == "POST" else "")
+                        f"{self.base_url}{path} answered more than {limit:,} bytes; check the "
+                        "server" + (", or raise the engine's max_bytes" if method == "POST" else "")
                     )
             wait = _seconds(response.headers.get("Retry-After", ""))
             return response.status, data.decode(errors="replace"), wait
@@ -284,8 +286,9 @@ def _without_login(url: str) -> tuple[str, str, str]:
             f"base_url is {protocol.shortened(bare)!r}; expected something like "
             f"http://127.0.0.1:8000/v1"
         )
-    user, at, host = parts.netloc.rpartition("@")
-    return bare, host, f"Basic {base64.b64encode(unquote(user).encode()).decode()}" if at else ""
+    user, separator, host = parts.netloc.rpartition("@")
+    login = base64.b64encode(unquote(user).encode()).decode()
+    return bare, host, f"Basic {login}" if separator else ""
 
 
 def _key_of(name: str, *, required: bool) -> str:

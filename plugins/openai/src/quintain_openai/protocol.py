@@ -181,15 +181,15 @@ def said_by(text: str) -> str:
     return shortened(inner)
 
 
-def shortened(value: Any, most: int = 300) -> str:
-    """*value* as one line of at most *most* characters, without control characters: a terminal
+def shortened(value: Any, limit: int = 300) -> str:
+    """*value* as one line of at most *limit* characters, without control characters: a terminal
     would obey them.
     """
     text = " ".join(
-        (value if isinstance(value, str) else json.dumps(value, default=str))[: 10 * most].split()
+        (value if isinstance(value, str) else json.dumps(value, default=str))[: 10 * limit].split()
     )
     text = "".join(c if c.isprintable() else "\ufffd" for c in text)
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def parsed(text: str) -> Any:

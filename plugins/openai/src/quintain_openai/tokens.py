@@ -128,14 +128,14 @@ class OpenAITokenEngine(TokenEngine):
         self, body: dict[str, Any], ids: Sequence[int], seed: int | None
     ) -> tuple[Any, Any]:
         """Return the first choice of a completion of *ids*, and the whole answer."""
-        asked = {
+        request = {
             **body,
             "prompt": list(ids),
             "logprobs": 0,
             "return_token_ids": True,
             **self._extra,
         }
-        status, text = await self._client.send("POST", "/completions", seed, asked)
+        status, text = await self._client.send("POST", "/completions", seed, request)
         if protocol.says_context(status, text):
             raise LimitReached("context", f"{self.name}: {protocol.said_by(text)}")
         if status != 200:

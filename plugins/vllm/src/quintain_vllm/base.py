@@ -271,10 +271,10 @@ class SyncedEngine(TokenEngine):
 
     async def _next_logp(self, ids: Sequence[int], token: int, temperature: float) -> float:
         fields = {**_ONE, "temperature": temperature, "logprob_token_ids": [token]}
-        asked = (await self._generate(ids, fields)).asked
-        if asked is None:
+        logp = (await self._generate(ids, fields)).asked
+        if logp is None:
             raise InfrastructureError(f"{self.name} gave no log-prob of token {token}")
-        return asked
+        return logp
 
     # -- weights
 
@@ -396,8 +396,8 @@ class SyncedEngine(TokenEngine):
             following = await self._generate(
                 ids, {**_ONE, "temperature": temperature, "logprobs": 0}
             )
-            own = (expected[-1] / temperature).log_softmax(-1)[following.ids[0]]
-            difference = max(difference, abs(following.logps[0] - float(own)))
+            expected_logp = (expected[-1] / temperature).log_softmax(-1)[following.ids[0]]
+            difference = max(difference, abs(following.logps[0] - float(expected_logp)))
         difference = max(difference, await self._difference(expected, ids))
         tolerance = self.settings.canary_tolerance or TOLERANCE.get(self.dtype, HALF_TOLERANCE)
         if difference <= tolerance and unties_embeddings(module):
@@ -540,13 +540,13 @@ def _write_shape(module: Any, tokenizer: HFTokenizer, folder: Path, *, weights: 
     if weights:
         from safetensors.torch import save_file
 
-        own = {
+        parameters = {
             n.replace(".base_layer", ""): p.detach()
             for n, p in base.named_parameters()
             if ".lora_" not in n
         }
         save_file(
-            {n: p.to("cpu").contiguous() for n, p in own.items()},
+            {n: p.to("cpu").contiguous() for n, p in parameters.items()},
             folder / "model.safetensors",
             {"format": "pt"},
         )

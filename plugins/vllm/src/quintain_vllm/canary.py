@@ -49,9 +49,9 @@ class Reference:
         if self._copy is None:
             self._copy = self._blank()
         tensors = weights.tensors()
-        own = dict(self._copy.named_parameters())
+        parameters = dict(self._copy.named_parameters())
         with torch.no_grad():
-            for name, parameter in own.items():
+            for name, parameter in parameters.items():
                 parameter.copy_(tensors[name])
         return self._copy
 

@@ -164,14 +164,14 @@ class VLLMServer(SyncedEngine):
         self._model = models[0]["id"]
         self.context = min(self.context, models[0].get("max_model_len") or self.context)
 
-    def _check_shape(self, found: Mapping[str, Any]) -> None:
+    def _check_shape(self, served: Mapping[str, Any]) -> None:
         """Raise a `UsageError` if the server was started with another model: its workers would fail
         half-way through the first weight update, and it could serve nobody after.
         """
         wrong = [
-            f"{name} {found[name]!r} instead of {value!r}"
+            f"{name} {served[name]!r} instead of {value!r}"
             for name, value in shape_of(self._config).items()
-            if name in found and found[name] != value
+            if name in served and served[name] != value
         ]
         if wrong:
             raise UsageError(
@@ -186,8 +186,8 @@ class VLLMServer(SyncedEngine):
             port = free.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         command = server_command(self._engine_args({}), port)
-        own = {"VLLM_SERVER_DEV_MODE": "1", "QUINTAIN_VLLM_PARENT": str(os.getpid())}
-        environment = {**ENVIRONMENT, **os.environ, **own}
+        server_variables = {"VLLM_SERVER_DEV_MODE": "1", "QUINTAIN_VLLM_PARENT": str(os.getpid())}
+        environment = {**ENVIRONMENT, **os.environ, **server_variables}
         if self.settings.adapters:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if self._transport.backend == "ipc":
@@ -309,11 +309,14 @@ class VLLMServer(SyncedEngine):
         self._count += 1
         request_id = f"quintain-{os.getpid()}-{secrets.token_hex(4)}-{self._count}"
         params = dict(fields)
-        asked = params.get("logprob_token_ids")
-        if asked:
+        scored_ids = params.get("logprob_token_ids")
+        if scored_ids:
             # the answer lists as many tokens as are asked for, and the sampled one is the first of
             # them
-            params |= {"logprobs": 2, "logprob_token_ids": [*asked, 1 if asked[0] == 0 else 0]}
+            params |= {
+                "logprobs": 2,
+                "logprob_token_ids": [*scored_ids, 1 if scored_ids[0] == 0 else 0],
+            }
         body = {
             "request_id": request_id,
             "model": self._model,
@@ -332,7 +335,7 @@ class VLLMServer(SyncedEngine):
             )
             raise
         try:
-            return _answer_of(answer, ids, asked)
+            return _answer_of(answer, ids, scored_ids)
         except (KeyError, TypeError, IndexError, StopIteration) as e:
             raise InfrastructureError(
                 f"vLLM's answer cannot be read ({type(e).__name__}: {e}): {str(answer)[:300]}"
@@ -463,7 +466,7 @@ def _check_flags(info: Mapping[str, Any]) -> None:
 
 
 def _answer_of(
-    answer: Mapping[str, Any], prompt: Sequence[int], asked: Sequence[int] | None
+    answer: Mapping[str, Any], prompt: Sequence[int], scored_ids: Sequence[int] | None
 ) -> VLLMOutput:
     choice = answer["choices"][0]
     rows = (choice.get("logprobs") or {}).get("content") or []
@@ -473,10 +476,10 @@ def _answer_of(
         pairs = zip(prompt[1:], answer["prompt_logprobs"][1:], strict=True)
         prompt_logps = tuple(row[str(token)]["logprob"] for token, row in pairs)
     wanted = None
-    if asked:
+    if scored_ids:
         first = rows[0]
         both = [first, *first["top_logprobs"]]
-        wanted = next(entry["logprob"] for entry in both if entry["token_id"] == asked[0])
+        wanted = next(entry["logprob"] for entry in both if entry["token_id"] == scored_ids[0])
     spans = choice.get("weight_versions") or ()
     return VLLMOutput(
         ids=tuple(choice["token_ids"]),

@@ -57,10 +57,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.slots < 1:
             raise UsageError(f"slots is {self.slots}; expected at least 1")
-        if own := sorted({*OWN_OPTIONS} & {*self.options}):
+        if reserved := sorted({*OWN_OPTIONS} & {*self.options}):
             raise UsageError(
-                f"options.{own[0]} is set by the engine: log-probs or versions would be wrong; "
-                f"leave it out"
+                f"options.{reserved[0]} is set by the engine: log-probs or versions would be "
+                f"wrong; leave it out"
             )
         if self.adapters and self.sleep_level == 2:
             raise UsageError(
