@@ -113,8 +113,10 @@ def services_of(
     for slot in [*names, *(s for s in settings if s not in names)]:
         use = names.get(slot, slot)
         component = current().resolve(find_service(use))
-        own = arguments_of(settings.get(slot, ()), component, "--service-arg")
-        choices[slot] = with_model(use, {**(under[slot].args if slot in under else {}), **own})
+        service_args = arguments_of(settings.get(slot, ()), component, "--service-arg")
+        choices[slot] = with_model(
+            use, {**(under[slot].args if slot in under else {}), **service_args}
+        )
     return choices
 
 

@@ -86,7 +86,7 @@ def words(text: str) -> set[str]:
 
 def is_template(component: Component, package: str) -> bool:
     """Return whether the code of *component* is what `quintain new` wrote."""
-    kinds = [name for name, about in KINDS.items() if about.component == component.kind]
+    kinds = [name for name, row in KINDS.items() if row.component == component.kind]
     spec, file = find_spec(package), f"{component.name.replace('-', '_')}.py"
     path = Path(spec.origin if spec and spec.origin else "").parent / file
     if not path.is_file():

@@ -289,11 +289,11 @@ def _spec(
 
     spec = resolve_environment_table(table)
     data = options["data"]
-    own = arguments_of(
+    changes = arguments_of(
         [*options["args"], *([f"data={data}"] if data else [])], spec.component, "--arg"
     )
-    spec = replace(spec, args={**spec.args, **own})
-    return replace(spec, args=_of_whole_file(spec)) if whole_file or "data" in own else spec
+    spec = replace(spec, args={**spec.args, **changes})
+    return replace(spec, args=_of_whole_file(spec)) if whole_file or "data" in changes else spec
 
 
 async def _evaluated(
