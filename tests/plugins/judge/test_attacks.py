@@ -524,7 +524,7 @@ def test_j8_one_rejected_answer_alerts_and_goes_on() -> None:
 
     async def use(judge: JudgeService) -> Any:
         score = (await judge.grade(QUESTION, "In 1932.", "Names the year.")).score
-        return score, judge.alert, judge.metrics()
+        return score, judge.canaries.alert, judge.metrics()
 
     score, alert, metrics = judged(server, use, canary_every=10)
     assert (
@@ -572,7 +572,7 @@ def test_j8_a_judge_that_drifts_halts_and_is_asked_every_n_steps() -> None:
             before = len(server.bodies)
             await judge.grade(QUESTION, f"In {1900 + judge.step}.", "Names the year.")
             sizes.append(len(server.bodies) - before)
-        return sizes, judge.canaries, judge.alert
+        return sizes, judge.canaries.latest, judge.canaries.alert
 
     sizes, canaries, alert = judged(server, steady, canary_every=3)
     assert sizes[0] == sizes[3] > 1 and [sizes[i] for i in (1, 2, 4)] == [1, 1, 1]

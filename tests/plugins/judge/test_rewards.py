@@ -165,7 +165,7 @@ def test_a_run_folder_has_the_counts_and_a_run_the_alert(tmp_path: Path) -> None
         judge.quintain_on_run_start(RunStart(run="r", folder=str(tmp_path), step=4, recipe={}))
         assert judge.step == 5
         await group(judge, judge_score(rubric="Names the year."))
-        judge.canaries = CanaryReport(
+        judge.canaries.latest = CanaryReport(
             kinds={"rubric": {"accepted": 0.0, "rejected": 0.0}}, changed=0.05
         )
         alerts: dict[str, str] = {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from quintain import lazy_names
 
 if TYPE_CHECKING:
+    from .canaries import JudgeHalted as JudgeHalted
     from .gate import emptiness as emptiness
     from .gate import injection as injection
     from .naming import judge_named as judge_named
@@ -23,11 +24,10 @@ if TYPE_CHECKING:
     from .rubrics import usable as usable
     from .rules import check as check
     from .rules import checkable as checkable
-    from .service import Disagreement as Disagreement
     from .service import EngineJudge as EngineJudge
-    from .service import JudgeHalted as JudgeHalted
     from .service import JudgeService as JudgeService
     from .service import PolicyJudge as PolicyJudge
+    from .verdicts import Disagreement as Disagreement
     from .verdicts import Texts as Texts
     from .verdicts import UnreadableVerdict as UnreadableVerdict
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        ".canaries": "JudgeHalted",
         ".gate": "emptiness injection",
         ".naming": "judge_named",
         ".pairs": "Comparison ReplyPair compare",
@@ -43,7 +44,7 @@ __getattr__, __dir__ = lazy_names(
         ".rows": "drop_later read_rows",
         ".rubrics": "usable",
         ".rules": "check checkable",
-        ".service": "Disagreement EngineJudge JudgeHalted JudgeService PolicyJudge",
-        ".verdicts": "Texts UnreadableVerdict",
+        ".service": "EngineJudge JudgeService PolicyJudge",
+        ".verdicts": "Disagreement Texts UnreadableVerdict",
     },
 )

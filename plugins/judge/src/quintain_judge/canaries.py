@@ -4,8 +4,13 @@ J8).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from quintain.errors import Interrupted
+
+from .guard import GuardSettings
 
 
 @dataclass(frozen=True)
@@ -231,3 +236,73 @@ def report(
         fooled=fooled[0] if fooled else "",
         refused=refused[0] if refused else "",
     )
+
+
+class JudgeHalted(Interrupted):
+    """The judge accepts wrong answers or has changed; the run stops as after Ctrl-C."""
+
+
+class CanaryWatch:
+    """Remembers the verdicts on the canaries and stops a run whose judge fails them.
+
+    Attributes:
+        latest: the report of the last batch.
+        first: the verdicts of the first batch, by kind; later ones are compared with them.
+        step: of the last batch.
+    """
+
+    def __init__(self, settings: GuardSettings) -> None:
+        self._settings = settings
+        self._lock = asyncio.Lock()
+        self.latest: CanaryReport | None = None
+        self.first: dict[str, list[bool]] = {}
+        self.step: int | None = None
+
+    def reported(self, verdicts: dict[str, list[bool]]) -> CanaryReport:
+        """Return the report of *verdicts* by kind, beside those of the first batch."""
+        self.first = self.first or verdicts
+        return report(verdicts, self.first)
+
+    async def judge_if_due(self, step: int, judge: Callable[[], Awaitable[CanaryReport]]) -> None:
+        """*judge* the canaries, if that is due at *step*.
+
+        Raises:
+            JudgeHalted: too many wrong answers are accepted or right ones rejected, or verdicts
+                have changed.
+        """
+        s = self._settings
+        if not s.canary_every:
+            return
+        async with self._lock:
+            last = self.step
+            if last is not None and step - last < s.canary_every:
+                return
+            self.step = step
+            try:
+                self.latest = await judge()
+            except BaseException:
+                self.step = last  # no verdict on the judge: it is due still
+                raise
+        if self.alert and (
+            self.latest.accepted > s.canary_limit
+            or self.latest.rejected > s.canary_rejected
+            or self.latest.changed > s.canary_drift
+        ):
+            raise JudgeHalted(
+                f"the judge failed its canaries at step {step}: {self.alert} Use another "
+                "judge model, or raise canary_limit, canary_rejected or canary_drift, and resume"
+            )
+
+    @property
+    def alert(self) -> str:
+        """What the last canaries say against the judge; empty if nothing."""
+        found = self.latest
+        if found is None or not (found.fooled or found.refused or found.changed):
+            return ""
+        shares = (
+            f"{found.accepted:.1%} of wrong answers accepted, {found.rejected:.1%} of right ones "
+            f"rejected, {found.changed:.1%} of verdicts changed"
+        )
+        accepted = f"; it accepted {found.fooled!r}" if found.fooled else ""
+        rejected = f"; it rejected {found.refused!r}" if found.refused else ""
+        return f"{shares}{accepted}{rejected}."

@@ -5,6 +5,7 @@ replies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from string import Formatter
 
 from quintain import Message
@@ -25,6 +26,25 @@ _NEEDED = {
     "reference": {"reference", "answer"},
     "pair": {"criteria", "A", "B"},
 }
+
+
+@dataclass(kw_only=True)
+class QuestionSettings:
+    """What is asked, and how often: settings of a judge service.
+
+    Attributes:
+        votes: samples per judge and question (self-consistency); above 1 with a *temperature* above
+            0.
+        swap: ask about pairs, rankings and references a second time with the labels in the other
+            order.
+        templates: the user's message by kind of question (``criterion``, ``reference``, ``pair``),
+            with fields in braces for the texts; delimiters, rules and the form of the verdict are
+            added to it.
+    """
+
+    votes: int = 1
+    swap: bool = True
+    templates: dict[str, str] = field(default_factory=dict)
 
 
 def checked_templates(templates: Mapping[str, str]) -> None:

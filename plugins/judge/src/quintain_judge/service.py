@@ -7,16 +7,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count
 from pathlib import Path
-from statistics import fmean, pstdev
-from typing import Any, ClassVar, Literal, Self
+from statistics import fmean
+from typing import Any, ClassVar, Self
 
 from quintain import Engine, InfrastructureError, Judgement, Service, need
-from quintain.errors import Interrupted, UsageError
+from quintain.errors import UsageError
 from quintain.interfaces import RunStart, StepEnd, StepMeasured
 from quintain.store import current_run
 
@@ -38,12 +37,14 @@ from .canaries import (
     RUBRIC_CANARIES,
     Canary,
     CanaryReport,
+    CanaryWatch,
     PairCanary,
     RubricCanary,
-    report,
 )
+from .guard import Guard, GuardSettings
 from .prompts import Prompt
 from .questions import (
+    QuestionSettings,
     checked_templates,
     criterion_prompt,
     pair_prompt,
@@ -51,31 +52,20 @@ from .questions import (
     reference_prompt,
 )
 from .rows import drop_later
-from .stops import Stops
-from .verdicts import Form, Levels, Scale
+from .verdicts import Disagreement, Form, Levels, VerdictSettings, majority
 
 COUNTS = "judge.jsonl"
 """In the folder of a run: what its judges did, a line per step and judge."""
 LEDGER = "judge-ledger-{}.json"
 """In the folder of a run: what it has spent on each of its judges."""
-LARGEST_SPREAD = 0.5
-"""Largest standard deviation of scores from 0 to 1."""
 MET = 0.5
 """Score from which a criterion of a canary counts as met."""
 
 
-class Disagreement(InfrastructureError):
-    """The verdicts of a panel, of votes or of swapped labels differ: there is no verdict, and the
-    rollout is masked.
-    """
-
-
-class JudgeHalted(Interrupted):
-    """The judge accepts wrong answers or has changed; the run stops as after Ctrl-C."""
-
-
 @dataclass(kw_only=True)
-class JudgeService(CallSettings, JudgeModels, Service):
+class JudgeService(
+    QuestionSettings, JudgeModels, CallSettings, VerdictSettings, GuardSettings, Service
+):
     """A judge behind any URL with OpenAI's protocol, a panel of such judges, or, without a URL,
     fixed rules.
 
@@ -84,38 +74,14 @@ class JudgeService(CallSettings, JudgeModels, Service):
     `InfrastructureError`, which masks the rollout. The rules decide the criteria of
     `quintain_judge.rules` and no others; they need no network.
 
+    What it asks, whom, how the calls are made, how verdicts are read and what guards the judge are
+    the settings of the classes that it is made of.
+
     Attributes:
-        votes: samples per judge and question (self-consistency); above 1 with a *temperature* above
-            0.
-        swap: ask about pairs, rankings and references a second time with the labels in the other
-            order.
-        on_disagreement: of the two orders of a pair: ``tie`` or ``mask``.
-        max_spread: standard deviation of the scores of a panel or of votes above which there is no
-            verdict; scores lie in 0 to 1, so that it is 0.5 at most.
-        scale: highest score of a criterion.
-        lowest: lowest score of a criterion.
-        verdict_key: name of the score in the verdict on a criterion.
-        reasons: whether the judge writes a reason before the score of a criterion.
-        templates: the user's message by kind of question (``criterion``, ``reference``, ``pair``),
-            with fields in braces for the texts; delimiters, rules and the form of the verdict are
-            added to it.
-        longest: characters of a reply that the judge reads; a longer one is stopped as by the gate,
-            so that nothing hides in what is not read. Of longer prompts and references the middle
-            is left out.
-        gate: give answers without content the lowest score without a call.
-        injections: ``zero`` gives answers that speak to the judge the lowest score; ``flag`` has
-            them judged and counts them.
-        gate_alert: share of the replies of a step that are stopped above which a run raises an
-            alert.
         cache: file of the answers; empty is ``$QUINTAIN_CACHE/judge.sqlite``, ``none`` keeps them
             in memory.
         record: append every answer to this file, for tests.
         replay: answer from this file alone, without any judge.
-        canary_every: steps between two batches of answers with known verdicts; 0 is never.
-        canary_limit: share of accepted wrong answers of a kind above which the run stops.
-        canary_rejected: share of rejected right answers of a kind above which the run stops.
-        canary_drift: share of verdicts that differ from those of the first batch above which the
-            run stops.
     """
 
     running: ClassVar[set[int]] = set()
@@ -123,26 +89,9 @@ class JudgeService(CallSettings, JudgeModels, Service):
     ``judge.jsonl`` and in the name of its ledger.
     """
 
-    votes: int = 1
-    swap: bool = True
-    on_disagreement: Literal["tie", "mask"] = "tie"
-    max_spread: float = 0.45
-    scale: int = 2
-    lowest: int = 0
-    verdict_key: str = "score"
-    reasons: bool = True
-    templates: dict[str, str] = field(default_factory=dict)
-    longest: int = 60_000
-    gate: bool = True
-    injections: Literal["zero", "flag"] = "zero"
-    gate_alert: float = 0.2
     cache: str = ""
     record: str = ""
     replay: str = ""
-    canary_every: int = 0
-    canary_limit: float = 0.01
-    canary_rejected: float = 0.5
-    canary_drift: float = 0.1
 
     def __post_init__(self) -> None:
         if self.votes < 1 or self.canary_every < 0 or self.longest < 1:
@@ -158,25 +107,13 @@ class JudgeService(CallSettings, JudgeModels, Service):
             raise UsageError(f"judge: timeout is {self.timeout}; expected more than 0 seconds")
         if self.panel and self.base_url:
             raise UsageError("judge: give base_url or panel, not both")
-        if not 0 <= self.max_spread <= LARGEST_SPREAD:
-            raise UsageError(
-                f"judge: max_spread is {self.max_spread}, which no scores from 0 to 1 exceed; "
-                f"expected 0 to {LARGEST_SPREAD}, where {LARGEST_SPREAD} accepts every spread"
-            )
-        if self.verdict_key == "reason":
-            raise UsageError(
-                'judge: verdict_key is "reason", which is the key of the reason; name it otherwise'
-            )
         checked_templates(self.templates)
-        self.form = Scale(self.lowest, self.scale, self.verdict_key, self.reasons)
+        self.form = self.criterion_form()
         self.step = 0
         self.number = 0
         self._counts_file: Path | None = None
-        self.stops = Stops()
-        self.canaries: CanaryReport | None = None
-        self._first_canaries: dict[str, list[bool]] = {}
-        self._canary_step: int | None = None
-        self._canary_lock = asyncio.Lock()
+        self.guard = Guard(self)
+        self.canaries = CanaryWatch(self)
         self.backends: list[Backend] = self._judges()
         for number, backend in enumerate(self.backends):
             backend.number = number
@@ -257,8 +194,8 @@ class JudgeService(CallSettings, JudgeModels, Service):
             return {}
         return {
             **self.calls.state(),
-            "canaries": dict(self._first_canaries),
-            "canary_step": self._canary_step,
+            "canaries": dict(self.canaries.first),
+            "canary_step": self.canaries.step,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -266,7 +203,7 @@ class JudgeService(CallSettings, JudgeModels, Service):
         if self.calls is not None and state:
             self.calls.resume(state["ledger"], Spending(**state["spent"]))
             first = state.get("canaries", {})
-            self._first_canaries = (
+            self.canaries.first = (
                 dict(first) if isinstance(first, Mapping) else {"reference": list(first)}
             )
 
@@ -279,15 +216,15 @@ class JudgeService(CallSettings, JudgeModels, Service):
 
     def quintain_on_step_measured(self, event: StepMeasured) -> None:
         """Raise the alerts."""
-        if self.alert:
-            event.alerts["judge_canaries"] = f"judge_canaries: {self.alert}"
-        if stopped := self.stops.alert(self.gate_alert):
+        if alert := self.canaries.alert:
+            event.alerts["judge_canaries"] = f"judge_canaries: {alert}"
+        if stopped := self.guard.alert():
             event.alerts["judge_gate"] = f"judge_gate: {stopped}"
 
     def quintain_on_step_end(self, event: StepEnd) -> None:
         """Write a line with the counts so far, and advance the step."""
         self.step = event.step + 1
-        if self._counts_file and (not self.offline or self.stops.counts["gated"]):
+        if self._counts_file and (not self.offline or self.guard.counts["gated"]):
             row = {"step": event.step, "judge": self.number, **self.metrics()}
             with self._counts_file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -297,23 +234,7 @@ class JudgeService(CallSettings, JudgeModels, Service):
         """Return why *reply* gets the lowest score without a call; empty if it is judged. Rules are
         not talked to.
         """
-        reason = gate.emptiness(reply, short=True) if self.gate else ""
-        if not (reason or self.offline):
-            if len(reply) > self.longest:
-                reason = (
-                    f"longer than the judge reads ({len(reply):,} characters; longest = "
-                    f"{self.longest:,})"
-                )
-            else:
-                reason = self._speaks(reply)
-        return self.stops.seen(self.step, reply, reason)
-
-    def _speaks(self, text: str) -> str:
-        """Return why *text* is not judged, because it speaks to the judge."""
-        reason = gate.injection(text) if self.gate else ""
-        if reason:
-            self.stops.flag(self.step, text)
-        return reason if self.injections == "zero" else ""
+        return self.guard.stopped(self.step, reply, offline=self.offline)
 
     def ruled(self, reply: str, criterion: str) -> float:
         """1 or 0: whether *reply* meets *criterion*, by rules. Without content it meets nothing
@@ -323,9 +244,7 @@ class JudgeService(CallSettings, JudgeModels, Service):
             UsageError: no rule decides the criterion.
         """
         met = rules.decided(criterion, reply)
-        return met and float(
-            not (self.gate and gate.emptiness(reply, short=True) and rules.decided(criterion, ""))
-        )
+        return met and float(not (self.guard.empty(reply) and rules.decided(criterion, "")))
 
     async def grade(self, prompt: Any, reply: str, rubric: str) -> Judgement:
         """Return how well *reply* to *prompt* meets *rubric*, from 0 to 1. Its lines are criteria
@@ -371,17 +290,7 @@ class JudgeService(CallSettings, JudgeModels, Service):
             reference=reference,
             template=self.templates.get("criterion", ""),
         )
-        return await self._scored(question)
-
-    async def _scored(self, question: Prompt, *, fresh: bool = False) -> Judgement:
-        verdicts = await self._verdicts(question, fresh=fresh)
-        scores = [float(score) for score, _ in verdicts]
-        if len(scores) > 1 and pstdev(scores) > self.max_spread:
-            raise Disagreement(
-                f"scores {', '.join(f'{s:.2f}' for s in scores)} spread over more than "
-                f"{self.max_spread}"
-            )
-        return Judgement(score=fmean(scores), reason=verdicts[0][1])
+        return self.mean(await self._verdicts(question))
 
     async def matches(self, prompt: Any, reply: str, reference: str) -> Judgement:
         """1 if the final answer of *reply* is right by *reference*, else 0.
@@ -397,13 +306,9 @@ class JudgeService(CallSettings, JudgeModels, Service):
             return Judgement(score=1.0, reason="equal to the reference")
         if self.offline:
             return Judgement(score=0.0, reason="not equal to the reference")
-        if reason := self.stops.seen(self.step, final, self._stopped_answer(final)):
+        if reason := self.guard.stopped_answer(self.step, final):
             return Judgement(score=0.0, reason=f"not judged: {reason}")
         return Judgement(score=float(await self._match(prompt, final, reference)))
-
-    def _stopped_answer(self, final: str) -> str:
-        """Return why a final answer is wrong without a call."""
-        return (gate.emptiness(final) if self.gate else "") or self._speaks(final)
 
     async def _match(
         self, prompt: Any, answer: str, reference: str, *, fresh: bool = False
@@ -413,7 +318,7 @@ class JudgeService(CallSettings, JudgeModels, Service):
             question = reference_prompt(
                 prompt, answer, reference, yes=yes, no=no, template=template
             )
-            return bool(await self._majority(question, fresh=fresh) == yes)
+            return majority(await self._verdicts(question, fresh=fresh)) == yes
 
         if not self.swap:
             return await right("A", "B")
@@ -463,7 +368,8 @@ class JudgeService(CallSettings, JudgeModels, Service):
         question = pair_prompt(
             prompt, first, second, criteria, template=self.templates.get("pair", "")
         )
-        return {"A": 1.0, "B": 0.0, "tie": 0.5}[await self._majority(question, fresh=fresh)]
+        verdict = majority(await self._verdicts(question, fresh=fresh))
+        return {"A": 1.0, "B": 0.0, "tie": 0.5}[verdict]
 
     async def ranks(
         self, prompt: Any, replies: Sequence[str], criteria: Sequence[str]
@@ -561,55 +467,9 @@ class JudgeService(CallSettings, JudgeModels, Service):
         ]
         return [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
 
-    async def _majority(self, prompt: Prompt, *, fresh: bool = False) -> str:
-        verdicts = await self._verdicts(prompt, fresh=fresh)
-        verdict, count = Counter(str(v) for v, _ in verdicts).most_common(1)[0]
-        if 2 * count <= len(verdicts):
-            raise Disagreement(f"no majority among {len(verdicts)} verdicts")
-        return verdict
-
     async def _canaries_if_due(self) -> None:
-        """Judge the canaries, if that is due at this step.
-
-        Raises:
-            JudgeHalted: too many wrong answers are accepted or right ones rejected, or verdicts
-                have changed.
-        """
-        if not self.canary_every or self.replay:
-            return
-        async with self._canary_lock:
-            last = self._canary_step
-            if last is not None and self.step - last < self.canary_every:
-                return
-            self._canary_step = self.step
-            try:
-                self.canaries = await self.judge_canaries()
-            except BaseException:
-                self._canary_step = last  # no verdict on the judge: it is due still
-                raise
-        if self.alert and (
-            self.canaries.accepted > self.canary_limit
-            or self.canaries.rejected > self.canary_rejected
-            or self.canaries.changed > self.canary_drift
-        ):
-            raise JudgeHalted(
-                f"the judge failed its canaries at step {self.step}: {self.alert} Use another "
-                "judge model, or raise canary_limit, canary_rejected or canary_drift, and resume"
-            )
-
-    @property
-    def alert(self) -> str:
-        """What the last canaries say against the judge; empty if nothing."""
-        canaries = self.canaries
-        if canaries is None or not (canaries.fooled or canaries.refused or canaries.changed):
-            return ""
-        shares = (
-            f"{canaries.accepted:.1%} of wrong answers accepted, {canaries.rejected:.1%} of right "
-            f"ones rejected, {canaries.changed:.1%} of verdicts changed"
-        )
-        accepted = f"; it accepted {canaries.fooled!r}" if canaries.fooled else ""
-        rejected = f"; it rejected {canaries.refused!r}" if canaries.refused else ""
-        return f"{shares}{accepted}{rejected}."
+        if not self.replay:
+            await self.canaries.judge_if_due(self.step, self.judge_canaries)
 
     async def judge_canaries(self) -> CanaryReport:
         """Return the verdicts on the canaries of all kinds, through the gate, asked again."""
@@ -630,7 +490,7 @@ class JudgeService(CallSettings, JudgeModels, Service):
             question = criterion_prompt(
                 c.prompt, c.reply, c.criterion, self.form, template=template
             )
-            return (await self._scored(question, fresh=True)).score >= MET
+            return self.mean(await self._verdicts(question, fresh=True)).score >= MET
 
         async def won(c: PairCanary) -> bool:
             return await self.prefers(c.prompt, c.better, c.worse, [c.criterion], fresh=True) == 1
@@ -649,23 +509,22 @@ class JudgeService(CallSettings, JudgeModels, Service):
         batches = await asyncio.gather(
             *(asyncio.gather(*map(verdict, batch)) for batch in questions.values())
         )
-        verdicts = dict(zip(questions, batches, strict=True))
-        self._first_canaries = self._first_canaries or verdicts
-        return report(verdicts, self._first_canaries)
+        return self.canaries.reported(dict(zip(questions, batches, strict=True)))
 
     def metrics(self) -> dict[str, float]:
         """Counts since the start and what the run has spent."""
         if self.calls is None:
-            return dict(self.stops.counts)
+            return dict(self.guard.counts)
         spent = self.calls.total
         money = {
             "spent.calls": spent.calls,
             "spent.tokens": spent.tokens,
             "spent.money": spent.money,
         }
-        shares = self.canaries.metrics() if self.canaries else {}
+        latest = self.canaries.latest
+        shares = latest.metrics() if latest else {}
         canaries = {f"canaries.{name}": value for name, value in shares.items()}
-        return {**self.stops.counts, **self.calls.counts, **money, **canaries}
+        return {**self.guard.counts, **self.calls.counts, **money, **canaries}
 
 
 @dataclass(kw_only=True)

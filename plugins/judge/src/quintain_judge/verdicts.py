@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean, pstdev
+from typing import Any, Literal
 
-from quintain import InfrastructureError
+from quintain import InfrastructureError, Judgement
 from quintain.errors import UsageError
 
 _FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
@@ -299,3 +301,78 @@ def _start(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     line = "".join(c if c.isprintable() else " " for c in " ".join(text[:400].split()))
     return repr(line if len(line) <= 120 else line[:117] + "...")
+
+
+LARGEST_SPREAD = 0.5
+"""Largest standard deviation of scores from 0 to 1."""
+
+
+class Disagreement(InfrastructureError):
+    """The verdicts of a panel, of votes or of swapped labels differ: there is no verdict, and the
+    rollout is masked.
+    """
+
+
+@dataclass(kw_only=True)
+class VerdictSettings:
+    """How verdicts are read: settings of a judge service.
+
+    Attributes:
+        scale: highest score of a criterion.
+        lowest: lowest score of a criterion.
+        verdict_key: name of the score in the verdict on a criterion.
+        reasons: whether the judge writes a reason before the score of a criterion.
+        on_disagreement: of the two orders of a pair: ``tie`` or ``mask``.
+        max_spread: standard deviation of the scores of a panel or of votes above which there is no
+            verdict; scores lie in 0 to 1, so that it is 0.5 at most.
+    """
+
+    scale: int = 2
+    lowest: int = 0
+    verdict_key: str = "score"
+    reasons: bool = True
+    on_disagreement: Literal["tie", "mask"] = "tie"
+    max_spread: float = 0.45
+
+    def criterion_form(self) -> Scale:
+        """Return the form of the verdict on a criterion.
+
+        Raises:
+            UsageError: a setting is out of range.
+        """
+        if not 0 <= self.max_spread <= LARGEST_SPREAD:
+            raise UsageError(
+                f"judge: max_spread is {self.max_spread}, which no scores from 0 to 1 exceed; "
+                f"expected 0 to {LARGEST_SPREAD}, where {LARGEST_SPREAD} accepts every spread"
+            )
+        if self.verdict_key == "reason":
+            raise UsageError(
+                'judge: verdict_key is "reason", which is the key of the reason; name it otherwise'
+            )
+        return Scale(self.lowest, self.scale, self.verdict_key, self.reasons)
+
+    def mean(self, verdicts: Sequence[tuple[Any, str]]) -> Judgement:
+        """Return the mean score of *verdicts*, each with its reason, and the first reason.
+
+        Raises:
+            Disagreement: the scores spread over more than `max_spread`.
+        """
+        scores = [float(score) for score, _ in verdicts]
+        if len(scores) > 1 and pstdev(scores) > self.max_spread:
+            raise Disagreement(
+                f"scores {', '.join(f'{s:.2f}' for s in scores)} spread over more than "
+                f"{self.max_spread}"
+            )
+        return Judgement(score=fmean(scores), reason=verdicts[0][1])
+
+
+def majority(verdicts: Sequence[tuple[Any, str]]) -> str:
+    """Return the verdict that more than half of *verdicts* have.
+
+    Raises:
+        Disagreement: there is none.
+    """
+    verdict, count = Counter(str(v) for v, _ in verdicts).most_common(1)[0]
+    if 2 * count <= len(verdicts):
+        raise Disagreement(f"no majority among {len(verdicts)} verdicts")
+    return verdict
