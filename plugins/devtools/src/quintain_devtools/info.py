@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, is_dataclass, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -366,20 +366,17 @@ def print_all(name: str, components: Sequence[Details], *, whole: bool) -> None:
 
     console = Console()
 
-    def length(show: Callable[..., None], details: Details, *more: Any) -> int:
+    lengths = []
+    for details in components:
         with console.capture() as text:
-            show(details, console, *more)
-        return text.get().count("\n")
-
-    lengths = [length(print_details, details) for details in components]
+            print_details(details, console)
+        lengths.append(text.get().count("\n"))
     too_long = console.is_terminal and not whole and sum(lengths) >= console.height
     hidden = 0
     for details, lines in zip(components, lengths, strict=True):
         space = console.height - 3 - sum(lengths) + lines
         if not too_long or details.line.error or not details.fields:
             print_details(details, console)
-        elif details.algorithm is None and length(print_details, details, True) <= space:
-            print_details(details, console, True)
         else:
             print_short(details, console, space)
             hidden += len(details.fields) + len(details.services)
@@ -388,8 +385,8 @@ def print_all(name: str, components: Sequence[Details], *, whole: bool) -> None:
         console.print(Text(f"\nshortened: `quintain info {name} --all` has {rest}", style="dim"))
 
 
-def print_details(details: Details, console: Any, brief: bool = False) -> None:
-    """Print all of *details*, or *brief*, without what the settings do not need."""
+def print_details(details: Details, console: Any) -> None:
+    """Print all of *details*."""
     from rich.text import Text
 
     line = details.line
@@ -402,7 +399,7 @@ def print_details(details: Details, console: Any, brief: bool = False) -> None:
         ("published with", shown(details.more.get("published", {}))),
         *(("note", note) for note in details.more.get("notes", ())),
     ):
-        if text and not brief:
+        if text:
             console.print(Text(f"{label}: {text}"))
     if line.error:
         console.print(Text(f"error: {line.error}", style="red"))
@@ -411,12 +408,7 @@ def print_details(details: Details, console: Any, brief: bool = False) -> None:
     if rows:
         console.print(_table(("setting", "default", "meaning"), rows))
     doc = plain(without_parameters(details.doc, [row[0] for row in rows]))  # the table has them
-    if (
-        doc
-        and not brief
-        and details.algorithm is None
-        and doc.rstrip(".") != line.summary.rstrip(".")
-    ):
+    if doc and details.algorithm is None and doc.rstrip(".") != line.summary.rstrip("."):
         console.print(Text("\n" + doc, style="dim"))
     print_recipe(details, console)
 
