@@ -316,13 +316,6 @@ def _list_and_other(
         and re.fullmatch(r"-?\d+,\d+", answer)
     ):
         return same(gold, answer.replace(",", "."))  # a decimal comma
-    if (
-        kind == "list"
-        and a is not None
-        and re.fullmatch(r"\d+(?:,\d+)+", gold)
-        and answer == gold.replace(",", "")
-    ):
-        return True
     if kind == "set" and len(elements) == 1:
         return same(elements[0], other)
     if sets.looks_like_set(gold) or sets.looks_like_set(answer):
