@@ -64,7 +64,7 @@ MET = 0.5
 
 @dataclass(kw_only=True)
 class JudgeService(
-    QuestionSettings, JudgeModels, CallSettings, VerdictSettings, GuardSettings, Service
+    GuardSettings, VerdictSettings, CallSettings, QuestionSettings, JudgeModels, Service
 ):
     """A judge behind any URL with OpenAI's protocol, a panel of such judges, or, without a URL,
     fixed rules.

@@ -27,8 +27,6 @@ PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 STATUS, ORDER, SECCOMP = 3, 4, 5
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 """System calls of Landlock, with these numbers on all architectures."""
-SCOPES = 0b11
-"""No abstract sockets of and no signals to processes outside; version 6 and later."""
 KILL_SECONDS = 1.5
 
 libc = ctypes.CDLL(None, use_errno=True)
