@@ -221,6 +221,12 @@ class DefaultModel(WarmStart, ModelSource):
                 "an environment has no demonstrations: reinforcement learning begins with the "
                 f"general starter as it is, {report.accuracy:.1%} right on dev"
             )
+        elif report.jumped:
+            below, above = report.jumped
+            screen.warn(
+                f"the warm start jumped over its target of {_percent(self.target)}: {below:.1%} "
+                f"right on dev, then {above:.1%}; it keeps the nearer one, {report.accuracy:.1%}"
+            )
         elif not report.reached:
             screen.warn(
                 f"the warm start ended at {report.accuracy:.1%} on dev after {report.steps} "
@@ -235,7 +241,7 @@ class DefaultModel(WarmStart, ModelSource):
             return f"{line}  above the target: stays as it is"
         if check.accuracy > self.target[1]:
             if check.halvings > HALVINGS:
-                return f"{line}  above the target again: ends with the model of the previous check"
+                return f"{line}  above the target again: ends with the nearest check"
             return (
                 f"{line}  above the target: restores the previous check and halves the learning "
                 f"rate"

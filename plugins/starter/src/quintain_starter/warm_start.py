@@ -31,6 +31,9 @@ from quintain_sft import (
 
 from .architecture import CONTEXT
 
+ROUNDING = 1e-9
+"""Differences of accuracies that count as none."""
+
 FIRST_LOOK = 40
 """Tasks of a check that are tried first; where next to none of them is right, the others are left
 out.
@@ -126,6 +129,8 @@ class WarmStartReport:
         tokens: that trained, those of updates that were taken back included.
         demonstrations: false where an environment has none, so that a trained model stayed as it
             was.
+        jumped: the accuracies below and above the target between which it ended because no check
+            found one inside; the nearer one was kept. None where it did not jump.
     """
 
     reached: bool
@@ -137,6 +142,7 @@ class WarmStartReport:
     parameters: int
     checks: tuple[WarmStartCheck, ...]
     demonstrations: bool = True
+    jumped: tuple[float, float] | None = None
 
 
 async def warm_start(
@@ -154,7 +160,9 @@ async def warm_start(
     report.
 
     Where a check finds accuracy above the target, the weights go back to those of the check before
-    it and training continues at half the learning rate, with new examples.
+    it and training continues at half the learning rate, with new examples. If none of that ends in
+    the target, the model keeps the weights whose accuracy is nearer to it: those below, or those of
+    the lowest jump over it.
 
     Args:
         environments: their demonstrations take turns, and their accuracies are averaged.
@@ -183,36 +191,17 @@ async def warm_start(
     accuracy, lr, longest = 0.0, settings.lr, 1
     checks: list[WarmStartCheck] = []
     missing: NoDemonstrationsError | None = None
+    jump: tuple[WarmStartCheck, dict[str, Any]] | None = None  # the lowest one, with its weights
     async with engine:
         tasks = [tasks_of(environment, "dev", settings.tasks) for environment in environments]
         accepted = copy.deepcopy(learner.state_dict())
         if trained:
-            try:
-                shown = [await anext(examples) for _ in range(settings.batch)]
-                longest, least = max(sum(sequence.mask) for sequence in shown), low / 2
-            except NoDemonstrationsError as error:
-                missing, longest, least = error, REPLY_TOKENS, 0.0
-            accuracy, rough = await _accuracy(
-                engine, environments, tasks, _greedy(longest), services, least=least
+            first, longest, missing = await _check_of_trained(
+                engine, environments, tasks, examples, settings, services
             )
-            if missing and not accuracy:
-                count = sum(map(len, tasks))
-                raise NoDemonstrationsError(
-                    f"{missing} (the general starter solves 0 of {count} dev tasks)"
-                ) from missing
-            inside = settings.settle if accuracy >= low else 0
-            checks.append(
-                WarmStartCheck(
-                    steps=0,
-                    accuracy=accuracy,
-                    loss=None,
-                    lr=0.0,
-                    rough=rough,
-                    inside=inside,
-                    halvings=0,
-                )
-            )
-            progress(checks[-1])
+            accuracy, inside = first.accuracy, first.inside
+            checks.append(first)
+            progress(first)
         while (
             not missing
             and steps < settings.max_steps
@@ -257,6 +246,8 @@ async def warm_start(
             checks.append(check)
             progress(check)
             if above:
+                if jump is None or measured < jump[0].accuracy:
+                    jump = check, copy.deepcopy(learner.state_dict())
                 # Adam's moments go back with the weights; the examples do not, or the same jump
                 # would come again.
                 learner.load_state_dict(copy.deepcopy(accepted))
@@ -264,6 +255,13 @@ async def warm_start(
             else:
                 steps, accuracy = check.steps, measured
                 accepted = copy.deepcopy(learner.state_dict())
+    jumped = None
+    if jump is not None and accuracy < low:
+        over, weights = jump
+        jumped = accuracy, over.accuracy
+        if _above_is_nearer(jumped, settings.target):
+            learner.load_state_dict(weights)
+            steps, accuracy = over.steps, over.accuracy
     return learner, WarmStartReport(
         reached=inside > 0,
         accuracy=accuracy,
@@ -274,7 +272,58 @@ async def warm_start(
         parameters=model.parameters,
         checks=tuple(checks),
         demonstrations=missing is None,
+        jumped=jumped,
     )
+
+
+async def _check_of_trained(
+    engine: TokenEngine,
+    environments: Sequence[AnyEnvironment],
+    tasks: Sequence[Sequence[Task]],
+    examples: AsyncIterator[TrainingSequence],
+    settings: WarmStart,
+    services: Mapping[str, Any],
+) -> tuple[WarmStartCheck, int, NoDemonstrationsError | None]:
+    """Check a model that has learned something before its first update; return the check, the
+    longest reply of the first batch in tokens, and the error of an environment without
+    demonstrations.
+
+    Raises:
+        NoDemonstrationsError: an environment has none, and the model solves no task.
+    """
+    low, missing = settings.target[0], None
+    try:
+        shown = [await anext(examples) for _ in range(settings.batch)]
+        longest, least = max(sum(sequence.mask) for sequence in shown), low / 2
+    except NoDemonstrationsError as error:
+        missing, longest, least = error, REPLY_TOKENS, 0.0
+    accuracy, rough = await _accuracy(
+        engine, environments, tasks, _greedy(longest), services, least=least
+    )
+    if missing and not accuracy:
+        count = sum(map(len, tasks))
+        raise NoDemonstrationsError(
+            f"{missing} (the general starter solves 0 of {count} dev tasks)"
+        ) from missing
+    check = WarmStartCheck(
+        steps=0,
+        accuracy=accuracy,
+        loss=None,
+        lr=0.0,
+        rough=rough,
+        inside=settings.settle if accuracy >= low else 0,
+        halvings=0,
+    )
+    return check, longest, missing
+
+
+def _above_is_nearer(jumped: tuple[float, float], target: tuple[float, float]) -> bool:
+    """Return whether the accuracy above *target* is nearer to it than the one below. At the same
+    distance it is not: below, more is left to learn.
+    """
+    below, above = jumped
+    low, high = target
+    return above - high < low - below - ROUNDING
 
 
 def _greedy(longest: int) -> Sampling:
