@@ -1,4 +1,4 @@
-"""Forty-one mistakes of authors: what `quintain check` says names the file, the line and the
+"""Mistakes of authors: what `quintain check` says names the file, the line and the
 fix.
 """
 
@@ -16,7 +16,7 @@ from quintain.registry import current
 from quintain_authoring import checks
 
 HEAD = """
-from quintain import Agent, Environment, Rollout, Score, Task, reward
+from quintain import Agent, Demonstration, Environment, Rollout, Score, Task, control, reward
 @reward(range=(0, 1))
 def right(rollout: Rollout) -> float:
     return float(rollout.reply == rollout.task.answer)
@@ -80,6 +80,17 @@ REPLY = method(
 LOOP = method("async def rollout(self, task, agent):\n    for turn in agent.turns():\n        pass")
 NO_MESSAGE = method("async def rollout(self, task, agent):\n    await agent.turn()")
 STATE = method("async def rollout(self, task, agent):\n    self.n = 1")
+WRONG_REPLY = method(
+    "def demonstrations(self, split):\n    for task in self.tasks(split):\n"
+    "        wrong = '7' if task.answer == '0' else task.answer\n"
+    "        yield Demonstration(prompt=task.prompt, reply=wrong)"
+)
+WRONG_EPISODES = method("@control()\ndef demonstrator(self, task, messages):\n    return '7'")
+WRONG_ORACLE = method("@control(scores='max')\ndef oracle(self, task, messages):\n    return '7'")
+WEIGHTED = (
+    "@reward\ndef bad(rollout, *, weight=1.0):\n    return weight\n"
+    "class E(Base):\n    reward = bad(wieght=0.5)"
+)
 BIG = method(
     "def tasks(self, split):\n    return [Task(prompt=split + 2_000_000 * ' word', answer='1')]"
 )
@@ -164,6 +175,23 @@ MISTAKES = {
     "mutable default": Mistake(method("names: list[str] = []"), "class E",
     "write `names: tuple[str, ...] = ()`"),
     "no annotation": Mistake(method("size = 3"), "size = 3", "write `size: int = 3`", "class"),
+    "wrong demonstration": Mistake(WRONG_REPLY, "def demonstrations",
+    "('train 0') with the reply '7' scored 0; expected 1", "demonstrations score full reward"),
+    "wrong demonstrator": Mistake(WRONG_EPISODES, "@control", "with the reply '7' scored 0",
+    "demonstrations score full reward"),
+    "wrong oracle": Mistake(WRONG_ORACLE, "@control", "scored 0.0 with '7'",
+    "controls score as marked"),
+    "misspelt reward": Mistake("class E(Base):\n    reward = rigth", "reward = rigth",
+    "did you mean 'right'?"),
+    "misspelt field": Mistake("class E(Base):\n    rewrad = right", "class E",
+    "E.rewrad is a reward, but no attribute that an environment reads; did you mean 'reward'?"),
+    "misspelt shaping": Mistake("class E(Base):\n    shapng = right", "class E",
+    "did you mean 'shaping'?"),
+    "name of a reward": Mistake("class E(Base):\n    reward = 'rigth'", "class E",
+    "expected a reward without quotes, such as right"),
+    "misspelt setting": Mistake(WEIGHTED, "bad(wieght", "did you mean 'weight'?"),
+    "misspelt option": Mistake("@reward(rnage=(0, 1))\ndef bad(rollout):\n    pass\n" + REWARD,
+    "@reward(rnage", "did you mean 'range'?"),
     "no base": Mistake("class E:\n    reward = right", "class E", "write `class E(Environment)`"),
     "no reward": Mistake(
         "class E(Environment):\n    def tasks(self, split):\n        return []", "class E",
@@ -267,3 +295,73 @@ def test_eval_and_train_name_the_mistakes_of_a_class(folder: Path, capsys: Any) 
             "m_verl_twice.py, line 10): it takes data_source, solution_str"
             in capsys.readouterr().err
         )
+
+
+PARTLY = """
+class E(Base):
+    async def rollout(self, task, agent):
+        agent.user(task.prompt)
+        await agent.turn()
+        if task.answer != "0":
+            raise RuntimeError("no connection")
+@reward
+def counts(rollout):
+    assert rollout.task.answer == "0"
+    return 1.0
+"""
+
+
+def test_an_episode_without_a_result_is_not_scored(folder: Path, capsys: Any) -> None:
+    """A reward is asked about the episodes that ended with a result, and the others are named: a
+    failure is no zero.
+    """
+    (folder / "m_partly.py").write_text(HEAD + PARTLY)
+
+    status = main(["check", "m_partly.py:counts", "--env", "m_partly.py:E", "--episodes", "2"])
+
+    report = capsys.readouterr().out
+    assert status == 0
+    assert "environment_error: RuntimeError: no connection (m_partly.py, line 16)" in report
+    assert re.search(r"warning +episodes end with a result", report)
+
+
+def test_a_reward_without_an_episode_is_not_checked(folder: Path, capsys: Any) -> None:
+    """Where no episode has a result, that is the fault, not "ok"."""
+    (folder / "m_none.py").write_text(HEAD + PARTLY.replace('"0"', '"none"'))
+
+    status = main(["check", "m_none.py:counts", "--env", "m_none.py:E", "--episodes", "2"])
+
+    assert status == 1
+    assert re.search(r"failed +episodes end with a result", capsys.readouterr().out)
+
+
+def test_a_probe_that_fails_is_not_a_wrong_reply(folder: Path, capsys: Any) -> None:
+    """Long replies break this environment; the replies that a check tries say so."""
+    (folder / "m_probe.py").write_text(
+        HEAD
+        + scored(
+            "if len(rollout.reply) > 500 and 'word' not in rollout.reply and '9' * 99 not in "
+            "rollout.reply:\n        raise RuntimeError('too long')\n"
+            "    return right.function(rollout)"
+        )
+    )
+
+    status, messages = told(capsys, "m_probe.py:E")
+
+    assert status == 1
+    assert (
+        "'the numbers 0 to 200' broke it: reward_error"
+        in messages["replies that may exploit the reward"]
+    )
+
+
+def test_right_demonstrations_are_no_mistake(folder: Path, capsys: Any) -> None:
+    """Those of a task, and one that belongs to none and can only be imitated."""
+    shown = method(
+        "def demonstrations(self, split):\n    yield Demonstration(prompt='hello', reply='hi')\n"
+        "    for task in self.tasks(split):\n"
+        "        yield Demonstration(prompt=task.prompt, reply=task.answer)"
+    )
+    (folder / "m_right.py").write_text(HEAD + shown)
+
+    assert told(capsys, "m_right.py:E") == (0, {})

@@ -34,6 +34,7 @@ from quintain.tracebacks import defined_at
 from quintain.types import reaches
 
 from .class_checks import check_class, check_parameters, oddities
+from .demonstration_checks import demonstrations
 from .descriptions import stale_description
 from .guard import Stuck
 from .suites import EnvironmentSuite, RewardSuite
@@ -182,12 +183,15 @@ def check_environment(
 
     EnvironmentChecks.args, EnvironmentChecks.episodes = args, episodes
     extra_checks: list[tuple[str, Callable[[Any], str | None]]] = [
+        ("demonstrations score full reward", demonstrations),
         ("each turn follows a message", first_messages),
         ("the reward repeats", rewards_repeat),
         ("replies that may exploit the reward", probes),
     ]
     for row in suite_checks(EnvironmentChecks, extra_checks):
         target = loaded.tasks if re.search("task|split", row.name) else loaded
+        if named := re.match(r"control '(\w+)'", row.message):
+            target = getattr(loaded, named[1])
         located = row.status != "failed" or re.search(r", line \d|^the same as", row.message)
         yield (
             row
@@ -201,9 +205,9 @@ def rewards_repeat(suite: EnvironmentSuite) -> None:
     scored = suite.build().reward
     if scored.needs or scored.group:
         pytest.skip("it needs services, or a group")
-    played = [r for r in suite.play(ControlEngine(suite.build(), "oracle")) if r.valid][:1]
+    played = [r for r in suite.play(ControlEngine(suite.build(), "oracle")) if has_result(r)][:1]
     if not played:
-        pytest.skip("no episode ends with a score")
+        pytest.skip("no episode ends with a result")
     scores = [suite.run(scored.ascore(played[0])).total for _ in range(3)]
     if len(set(scores)) > 1:
         gave = ", ".join(f"{score:g}" for score in scores)
@@ -279,6 +283,7 @@ def check_reward(
         reward = scored
         repeatable = not stateful
         played: ClassVar[list[Rollout[Any, Any]]] = []
+        without_result: ClassVar[list[Rollout[Any, Any]]] = []
 
         @classmethod
         def opened_services(cls) -> AbstractAsyncContextManager[Mapping[str, Any]]:
@@ -291,7 +296,9 @@ def check_reward(
             cls.played = [rollout(QUESTION, text) for text in REPLIES]
             if spec:
                 made = spec.make(cls.started)
-                cls.played = cls.run(rollouts_of(made, spec.component, cls.started, episodes))
+                played = cls.run(rollouts_of(made, spec.component, cls.started, episodes))
+                cls.played = [r for r in played if has_result(r)]
+                cls.without_result = [r for r in played if not has_result(r)]
 
         def cases(self) -> list[Rollout[Any, Any]]:
             return self.played
@@ -311,6 +318,19 @@ def check_reward(
     if first.status == "failed":
         return
 
+    def with_result(suite: Any) -> str:
+        if not suite.without_result:
+            return ""
+        first = suite.without_result[0]
+        count, total = len(suite.without_result), len(suite.played) + len(suite.without_result)
+        said = (
+            f"{count} of {total} episodes of {environment} have no result and are not scored; task "
+            f"{first.task.id} ended with {first.termination.kind}: {first.termination.reason}"
+        )
+        if not suite.played:
+            raise AssertionError(said)
+        return said
+
     def all_scored(suite: Any) -> None:
         for played in suite.played:
             try:
@@ -327,7 +347,8 @@ def check_reward(
                 raise AssertionError(f"the reply {played.reply!r:.80} breaks it: {e}{fix}") from e
 
     extra_checks: list[tuple[str, Callable[[Any], str | None]]] = [
-        ("scores every rollout", all_scored)
+        ("episodes end with a result", with_result),
+        ("scores every rollout", all_scored),
     ]
     if scored.group:
         extra_checks.append(("scores each rollout of a group", groups_scored))
@@ -537,9 +558,20 @@ async def rollouts_of(
             for i, t in enumerate(tasks)
         ]
         played += [
-            r for group in await run_groups(requests, context) for r in group.rollouts if r.turns
+            r
+            for group in await run_groups(requests, context)
+            for r in group.rollouts
+            if r.turns or not has_result(r)  # an error takes the turns along
         ]
     return played
+
+
+def has_result(played: Rollout[Any, Any]) -> bool:
+    """Return whether the environment returned a result, which is what a reward scores. An episode
+    that a limit, a fault or an error ended has none.
+    """
+    ended = played.termination
+    return not ended.early and (not ended.ours or ended.kind == "reward_error")
 
 
 def first_messages(suite: EnvironmentSuite) -> None:
@@ -575,11 +607,14 @@ def probes(suite: EnvironmentSuite) -> str:
         "all answers in boxes": " ".join(f"\\boxed{{{a}}}" for a in answers),
         "the numbers 0 to 200": " ".join(map(str, range(201))),
     }
-    right = {
-        name: sum(r.outcome is not None and reaches(r.outcome.of_player("")) for r in played)
-        for name, reply in replies.items()
-        if (played := suite.play(ScriptedEngine(replies=reply), concurrency=suite.episodes))
-    }
+    right: dict[str, int] = {}
+    for name, reply in replies.items():
+        played = suite.play(ScriptedEngine(replies=reply), concurrency=suite.episodes)
+        for r in played:
+            assert r.outcome is not None, (
+                f"the reply {name!r} broke it: {r.termination.kind}: {r.termination.reason}"
+            )
+        right[name] = sum(reaches(r.outcome.of_player("")) for r in played if r.outcome)
     lines = [
         f"{name}: right on {n} of {suite.episodes} tasks at most" for name, n in right.items() if n
     ]

@@ -7,6 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from quintain.tracebacks import defined_at
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 AWAITED = ("turn", "run")
 """Methods of an agent that are coroutines."""
+REWARDS = ("reward", "shaping", "yardstick")
+"""Attributes of an environment that are rewards."""
 OF_OTHERS = {
     "prompt": "",
     "completion": "",
@@ -47,6 +50,19 @@ def check_class(component: type[Environment[Any, Any]]) -> None:
         )
     if isinstance(given, Reward):
         check_parameters(given)
+    if isinstance(given, str):
+        near = next(iter(get_close_matches(given, dir(inspect.getmodule(component)))), given)
+        raise UsageError(
+            f"{component.__name__}.reward is the text {given!r} ({defined_at(component)}); "
+            f"expected a reward without quotes, such as {near}"
+        )
+    for name, value in vars(component).items():
+        misspelt = name not in REWARDS and get_close_matches(name, REWARDS)
+        if isinstance(value, Reward) and misspelt:
+            raise UsageError(
+                f"{component.__name__}.{name} is a reward, but no attribute that an environment "
+                f"reads{did_you_mean(name, REWARDS)} ({defined_at(component)})"
+            )
     if component.tasks is Environment.tasks:
         names = [name for name, value in vars(component).items() if inspect.isfunction(value)]
         fix = did_you_mean("tasks", names) or "; it yields the tasks of train, dev or test"
