@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -230,6 +231,20 @@ def test_a_signal_saves_and_the_run_resumes(
     assert undisturbed[: len(done)] == done
     here(place, "train", "--resume", name)
     assert undisturbed == metrics(place, name)
+
+
+def test_a_run_without_a_checkpoint_says_that_it_begins_again(
+    place: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    shutil.copytree(place / "runs" / "calm", place / "runs" / "bare")
+    shutil.rmtree(place / "runs" / "bare" / "checkpoints")
+
+    _, err = here(place, "train", "--resume", "bare")
+
+    assert f"no checkpoint was saved: begins again, {STEPS} steps are repeated" in " ".join(
+        err.split()
+    )
+    assert undisturbed == metrics(place, "bare")
 
 
 def test_a_second_process_on_the_same_run_is_refused(

@@ -111,6 +111,8 @@ async def _run_training(
             run.restore(checkpoint)
             screen.note(f"continuing after step {run.state.step} of {plan.steps}")
         else:
+            if repeated := sum(1 for record in folder.metrics() if record["step"] > 0):
+                screen.note(f"no checkpoint was saved: begins again, {repeated} steps are repeated")
             folder.truncate_after(-1)  # also the metrics of step 0
         folder.append(provenance(plan, model.module), folder.provenance_path)
         rows = getattr(engine, "slots", 0)  # an engine of another process has its own memory

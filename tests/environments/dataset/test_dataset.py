@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,26 @@ def test_lines_that_are_not_utf8_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"qa.csv:3, column 4: byte 0xe9 is not UTF-8; save the file as UTF-8"
     ):
+        list(Dataset(path="qa.csv").tasks("train"))
+
+
+def test_a_line_that_is_not_utf8_hides_no_other_fault(tmp_path: Path) -> None:
+    """Of lines of JSON, which are read one by one; all in the order of the file."""
+    lines = [b'{"question": "a", "answer": "1"}', b"{", b'{"question": "caf\xe9", "answer": "2"}']
+    lines += [b'{"question": "", "answer": "3"}', b"[]"]
+    Path("qa.jsonl").write_bytes(b"\n".join(lines))
+
+    with pytest.raises(UsageError) as raised:
+        list(Dataset(path="qa.jsonl").tasks("train"))
+
+    places = re.findall(r"qa\.jsonl:(\d+)", str(raised.value))
+    assert places == ["2", "3", "4", "5"]
+
+
+def test_utf16_is_named(tmp_path: Path) -> None:
+    Path("qa.csv").write_text("question,answer\na,1\n", encoding="utf-16")
+
+    with pytest.raises(UsageError, match="qa.csv: UTF-16; save.*iconv -f UTF-16"):
         list(Dataset(path="qa.csv").tasks("train"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,6 +170,7 @@ def _loaded(
             except UsageError as e:
                 faults.append(_bare(e))
     if faults:
+        faults.sort(key=_place)
         more = (
             f"{len(faults)} faults in {path}; the first {SHOWN}:"
             if len(faults) > SHOWN
@@ -193,6 +195,12 @@ def _loaded(
     remarks = _remarks(splits, len(rows), cut) + "".join(_oddities(parsed))
     _log.warning("dataset %s: %s; %s%s", path, columns, counts, remarks)
     return {name: tuple(tasks.values()) for name, tasks in splits.items()}
+
+
+def _place(fault: str) -> tuple[str, int]:
+    """Return file and line of a fault, for sorting; those without a line come first."""
+    found = re.match(r"(.+?):(\d+)\b", fault)
+    return (found[1], int(found[2])) if found else ("", 0)
 
 
 def _bare(error: UsageError) -> str:

@@ -78,31 +78,36 @@ def _of_file(file: Path, faults: list[str]) -> Iterator[Record]:
         data = file.read_bytes()
     except OSError as e:
         raise UsageError(f"dataset: cannot read {file}: {e}") from e
-    try:
-        text = data.decode("utf-8-sig")  # spreadsheets write a byte order mark
-    except UnicodeDecodeError:
-        faults += _not_utf8(file, data)
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        faults.append(f"{file}: UTF-16; save the file as UTF-8 (iconv -f UTF-16 -t UTF-8)")
         return
+    unreadable = dict(_not_utf8(file, data))
+    faults += unreadable.values()
+    if unreadable and suffix in (".csv", ".tsv", ".json"):
+        return
+    # Spreadsheets write a byte order mark. Other lines of JSON are read all the same.
+    text = data.decode("utf-8-sig", errors="replace")
     if suffix in (".csv", ".tsv"):
         yield from _of_csv(file, text, "," if suffix == ".csv" else "\t", faults)
     elif suffix == ".json":
         yield from _of_json(file, text, faults)
     else:
         for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
+            if line.strip() and number not in unreadable:
                 yield from _of_object(f"{file}:{number}", line, faults)
 
 
-def _not_utf8(file: Path, data: bytes) -> Iterator[str]:
-    """Yield a fault for each line of *data* that is not UTF-8."""
+def _not_utf8(file: Path, data: bytes) -> Iterator[tuple[int, str]]:
+    """Yield number and fault of each line of *data* that is not UTF-8."""
     for number, line in enumerate(data.split(b"\n"), 1):
         try:
             line.decode()
         except UnicodeDecodeError as e:
             byte = f"byte 0x{line[e.start]:02x} is not UTF-8"
             yield (
+                number,
                 f"{file}:{number}, column {e.start + 1}: {byte}; save the file as UTF-8 (iconv -f "
-                f"LATIN1 -t UTF-8)"
+                f"LATIN1 -t UTF-8)",
             )
 
 
