@@ -11,6 +11,7 @@ from ..errors import RecipeError, did_you_mean
 from ..store.toml import read_toml
 
 KEY = "extends"
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
 
 
 class RecipeLayer(NamedTuple):
@@ -53,7 +54,10 @@ def _layer(text: str, source: str) -> RecipeLayer:
     try:
         data = read_toml(text)
     except ValueError as e:
-        raise RecipeError(f"{source} is not TOML: {e}") from e
+        fix = ""
+        if source.endswith(DATA_SUFFIXES):
+            fix = f"; an environment reads data: quintain train ENVIRONMENT --arg path={source}"
+        raise RecipeError(f"{source} is not TOML: {e}{fix}") from e
     return RecipeLayer(source, text, data, data.pop(KEY, None))
 
 

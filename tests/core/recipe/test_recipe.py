@@ -237,6 +237,13 @@ def test_all_errors_at_once_each_with_its_line() -> None:
     assert len(lines) == 4
 
 
+def test_a_data_file_in_place_of_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+
+    with pytest.raises(RecipeError, match="quintain train ENVIRONMENT --arg path="):
+        Recipe.load(tmp_path / "rows.jsonl")
+
+
 def test_files(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     path.write_text(SMALL)

@@ -365,3 +365,26 @@ def test_right_demonstrations_are_no_mistake(folder: Path, capsys: Any) -> None:
     (folder / "m_right.py").write_text(HEAD + shown)
 
     assert told(capsys, "m_right.py:E") == (0, {})
+
+
+def test_a_file_in_place_of_what_is_in_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The components of the file are named."""
+    (folder / "sorting.py").write_text("class Sorting:\n    pass\n")
+
+    assert main(["check", "sorting.py"]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "sorting.py is a file; name the component in it: sorting.py:Sorting" in message
+
+
+def test_a_function_of_another_library_is_no_reward_of_a_class(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first advice is the one that works."""
+    (folder / "theirs.py").write_text(
+        "def score(prompts, completions, **more):\n    return [0.0]\n"
+    )
+
+    assert main(["check", "theirs.py:score"]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "works without @reward as --reward theirs.py:score" in message
+    assert "above its `def`" not in message

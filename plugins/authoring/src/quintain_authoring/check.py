@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +18,8 @@ from quintain.cli import Count, service_options, services_of
 from quintain.errors import UnknownNameError, UsageError
 from quintain.registry import Component, current, without_components
 from quintain.tracebacks import defined_at
+
+from .class_checks import other_signature
 
 KINDS = ("environment", "reward", "algorithm", "hooks", "service")
 OTHER_KINDS = (
@@ -241,6 +245,16 @@ def find(name: str, kind: str | None) -> Component:
             return registry.find(kind or matches[0], name)
     if undeclared := without_components(name):
         raise UnknownNameError(undeclared)
+    if name.endswith(".py") and Path(name).is_file():
+        tree = ast.parse(Path(name).read_text(encoding="utf-8"))
+        defined = [
+            f"{name}:{node.name}"
+            for node in tree.body
+            if isinstance(node, ast.ClassDef)
+            or (isinstance(node, ast.FunctionDef) and node.decorator_list)
+        ]
+        inside = f": {', '.join(defined)}" if defined else f", such as {name}:NAME"
+        raise UsageError(f"{name} is a file; name the component in it{inside}")
     known = [c.name for c in registry.components()]
     hint = (
         "Install its distribution first (pip install -e .); `quintain doctor` names faults in one"
@@ -264,9 +278,14 @@ def kind_of(value: Any, name: str) -> str:
         return "hooks"
     fix = ""
     if isinstance(value, FunctionType):
+        other = other_signature(value)
         fix = (
-            f"; if it is a reward, write `@reward` above its `def`, or use it as it is: --reward "
-            f"{name}"
+            f"; {other}"
+            if other
+            else (
+                f"; if it is a reward, write `@reward` above its `def`, or use it as it is: --reward "
+                f"{name}"
+            )
         )
     elif isinstance(value, type):
         fix = f"; if it is an environment, write `class {value.__name__}(Environment)`"

@@ -43,7 +43,10 @@ def check_class(component: type[Environment[Any, Any]]) -> None:
     """
     given = inspect.getattr_static(component, "reward", None)
     if inspect.isfunction(given) and not isinstance(given, Reward):
-        fix = _foreign(given) or "write `@reward` above its `def` (from quintain import reward)"
+        fix = (
+            other_signature(given)
+            or "write `@reward` above its `def` (from quintain import reward)"
+        )
         raise UsageError(
             f"{component.__name__}.reward is the function {given.__name__!r} "
             f"({defined_at(given)}); {fix}"
@@ -91,7 +94,7 @@ def check_parameters(given: Any) -> None:
     if given.parts or not hasattr(given, "config"):
         return
     where = f"reward {given.name!r} ({defined_at(function)})"
-    if fix := _foreign(function):
+    if fix := other_signature(function):
         raise UsageError(f"{where}: {fix}")
     wanted = [
         n
@@ -152,7 +155,7 @@ def _source(component: type) -> tuple[list[str], int]:
         return [], 0
 
 
-def _foreign(function: Any) -> str:
+def other_signature(function: Any) -> str:
     """Return what to write instead of a function with the parameters of another library; empty if
     it takes a rollout.
     """
