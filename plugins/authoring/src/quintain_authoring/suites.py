@@ -214,7 +214,7 @@ class EnvironmentSuite(_Suite):
         for split in self.splits:
             ids = [t.id for t in self.tasks(split)]
             twice = sorted({i for i in ids if ids.count(i) > 1})
-            assert not twice, f"{split!r} repeats the tasks {twice[:5]}"
+            assert not twice, f"{split!r} repeats the tasks {twice[:5]}; yield each once"
 
     def test_splits_are_disjoint(self) -> None:
         content = {
@@ -223,7 +223,10 @@ class EnvironmentSuite(_Suite):
         for a, b in itertools.combinations(self.splits, 2):
             both = content[a].keys() & content[b].keys()
             assert not both, (
-                f"{len(both)} tasks are in {a!r} and {b!r}: {content[a][min(both)]}" if both else ""
+                f"{len(both)} tasks are in {a!r} and {b!r}: {content[a][min(both)]}; choose the split "
+                "of a task by a hash of its prompt"
+                if both
+                else ""
             )
 
     def test_tasks_survive_storage(self) -> None:
@@ -242,7 +245,8 @@ class EnvironmentSuite(_Suite):
                 got = r.outcome.total
                 message = f"scored {r.outcome.total} with {r.reply!r:.200}; expected"
                 assert scores != "max" or reaches(got, self.highest), (
-                    f"{where} {message} {self.highest}"
+                    f"{where} {message} {self.highest}; mend the reward, or the control (`oracle` "
+                    "replies task.answer: override it where an episode needs calls)"
                 )
                 assert scores != "min" or got <= self.lowest + SCORE_TOLERANCE, (
                     f"{where} {message} {self.lowest}"
