@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -99,9 +100,7 @@ def on_podman() -> Iterator[str]:
         serve = [*podman, "--runtime", runtime, "system", "service", "--time=0", url]
         with subprocess.Popen(serve, cwd=folder, stderr=subprocess.DEVNULL) as service:
             try:
-                await_nothing(
-                    lambda: [] if Path(folder, "socket").exists() else ["no socket"], 30.0
-                )
+                await_nothing(lambda: refusals(f"{folder}/socket"), 30.0)
                 build_image("quintain-sandbox", url=url, progress=lambda line: None)
                 yield url
             finally:
@@ -110,6 +109,16 @@ def on_podman() -> Iterator[str]:
                 subprocess.run(
                     [*podman, "system", "reset", "--force"], check=False, capture_output=True
                 )
+
+
+def refusals(path: str) -> list[str]:
+    """Why nothing can connect to a socket; it is there a moment before its server listens."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError as error:
+            return [str(error)]
+    return []
 
 
 def processes_of(user: int | None) -> list[str]:
