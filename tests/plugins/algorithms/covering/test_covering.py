@@ -9,22 +9,37 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 from quintain.errors import UsageError
+from quintain.interfaces.algorithm import Algorithm
 from quintain.interfaces.pieces import every_piece
+from quintain.registry.discovery import discover
+from quintain.registry.lookup import Registry
 
 from .pairs import Row, completed, covering, every_pair, forbidden, pairs_of, reads
-from .world import FACTORS, OPTIONS, RULES, algorithm_of, compare, method_of
+from .world import (
+    FACTORS,
+    HISTORIES,
+    OPTIONS,
+    RULES,
+    algorithm_of,
+    compare,
+    method_of,
+    trained_here,
+    world,
+)
 
 SEVERAL_UPDATES = {
     **FACTORS,
     "updates": [x for x in FACTORS["updates"] if x != "1x1"],
     "optimizer_step": ["adamw"],
 }
-OFF_POLICY, _ = covering(SEVERAL_UPDATES, RULES)
+ALL_RULES = (*RULES, *HISTORIES)
+OFF_POLICY, _ = covering(SEVERAL_UPDATES, ALL_RULES)
 """Theta moves away from prox in all of these."""
-REST, NEVER = covering(FACTORS, RULES, before=OFF_POLICY)
+REST, NEVER = covering(FACTORS, ALL_RULES, before=OFF_POLICY)
 ROWS = [*OFF_POLICY, *REST]
 
 
@@ -40,8 +55,8 @@ def test_every_allowed_pair_occurs() -> None:
     assert {pair for row in ROWS for pair in pairs_of(row)} == set(every_pair(FACTORS)) - NEVER
     several = set(every_pair(SEVERAL_UPDATES)) - NEVER
     assert several - {pair for row in OFF_POLICY for pair in pairs_of(row)} == set()
-    assert all(forbidden(dict(pair), RULES) for pair in NEVER)
-    assert not any(forbidden(row, RULES) for row in ROWS)
+    assert all(forbidden(dict(pair), ALL_RULES) for pair in NEVER)
+    assert not any(forbidden(row, ALL_RULES) for row in ROWS)
     assert 150 < len(ROWS) < 300
 
 
@@ -81,6 +96,51 @@ def test_forbidden_combinations_are_refused_before_training() -> None:
         assert len(str(failure.value)) > 60, name
 
 
+def test_histories_are_refused_with_the_way_out() -> None:
+    """Only what the rules forbid: the rows hold every other pair."""
+    refusals = [
+        (rule, history, advantage)
+        for rule in HISTORIES
+        for history, advantage in product(FACTORS["history"], FACTORS["advantage"])
+        if rule(history, advantage)
+    ]
+    assert {rule for rule, *_ in refusals} == set(HISTORIES)
+    for _, history, advantage in refusals:
+        row = completed({"history": history, "advantage": advantage}, FACTORS, RULES, set(), 0)
+        assert row is not None
+        with pytest.raises(UsageError, match="take an(other)? a"):
+            trained_here(row, algorithm_of(row))
+
+
+PUBLISHED: dict[str, Algorithm] = {
+    component.name: Registry([component]).resolve(component)
+    for component in discover()
+    if component.kind == "algorithm"
+    and component.distribution in ("quintain", "quintain-algorithms", "quintain-classic")
+}
+ORDERED = {"gae", "optimal_token", "process_norm", "reinforce_pp", "turn_level"}
+
+
+@pytest.mark.parametrize("history", ["tree", "overlapping"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_algorithms_over_trees(name: str, history: str) -> None:
+    """They refuse, or their update does not depend on which branches share a micro-batch."""
+    advantage = PUBLISHED[name].advantage.name
+    row = {"advantage": advantage, "history": history, "skip_idle": "yes"}
+    if advantage == "vine" or (history == "overlapping" and advantage in ORDERED):
+        with pytest.raises(UsageError, match="take an(other)? a"):
+            trained_here({**row, "micro_batches": "one"}, PUBLISHED[name])
+        return
+
+    (one, _), (many, _) = (
+        trained_here({**row, "micro_batches": count}, PUBLISHED[name]) for count in ("one", "many")
+    )
+
+    assert np.abs(one.table - world(history).theta).max() > 1e-3
+    np.testing.assert_allclose(many.gradients, one.gradients, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(many.table, one.table, rtol=0, atol=1e-8)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_other_combinations_on_other_batches(seed: int) -> None:
@@ -92,7 +152,7 @@ def test_other_combinations_on_other_batches(seed: int) -> None:
             allowed = [
                 value
                 for value in FACTORS[name]
-                if completed({**start, name: value}, FACTORS, RULES, set(), 0)
+                if completed({**start, name: value}, FACTORS, ALL_RULES, set(), 0)
             ]
             start = {**start, name: draws.choice(allowed)}
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ from . import reference as ref
 from .pairs import Row
 from .reference import Answer, Array, Method, Penalty, Trainer, Update
 
-VOCAB = 96
+VOCAB = 128
 TEMPERATURE = 0.8
 LONGEST = 4
 STEP_SIZE, EPSILON = 0.2, 1e-3
@@ -136,6 +136,7 @@ FACTORS = {
     "reset_optimizer": ["no", "yes"],
     "skip_idle": ["yes", "no"],
     "micro_batches": ["one", "many"],
+    "history": ["turns", "tree", "overlapping"],
 }
 
 WITHOUT_RATIO = ("policy_gradient",)
@@ -189,6 +190,22 @@ RULES = (
     punished_rewards, several_natural_steps, pruned_fisher,
 )  # fmt: skip
 """What cannot be combined; each is a `UsageError` before training."""
+
+
+def order_unknown(history: str, advantage: str) -> bool:
+    """Credit by what comes after a token, where the turns of a sample overlap in time. Samples have
+    scores of turns here; `reinforce_pp` and `process_norm` do not ask without any.
+    """
+    by_order = ("reinforce_pp", "process_norm", "turn_level", "optimal_token", "gae")
+    return history == "overlapping" and advantage in by_order
+
+
+def several_answers(history: str, advantage: str) -> bool:
+    return history != "turns" and advantage == "vine"
+
+
+HISTORIES = (order_unknown, several_answers)
+"""What an algorithm cannot make of a batch; each is a `UsageError` at the batch."""
 
 
 def algorithm_of(row: Row) -> Algorithm:
@@ -273,6 +290,8 @@ class World:
     batches: tuple[Drawn, Drawn]
 
 
+BRANCHES = 6
+"""Of a sample whose history is a tree, at most."""
 SIZES = (4, 3, 2, 1, 2)
 """Of the groups: two undecided ones, one solved whose shaping differs, a single sample, one without
 any difference.
@@ -280,13 +299,18 @@ any difference.
 
 
 @cache
-def world(plain: bool, seed: int = 0) -> World:
-    """Batches of several turns, with observations between them and branches; *plain* ones have
-    single turns.
+def world(history: str, seed: int = 0) -> World:
+    """Two batches.
+
+    Args:
+        history: ``answers``: single turns. ``turns``: several, with observations between them, and
+            a history that is rewritten once. ``tree``: up to `BRANCHES` branches that begin in the
+            middle of others, at their ends or anew. ``overlapping``: the same, with turns that do
+            not lie in the order of time.
     """
-    draws = np.random.default_rng((seed, plain))
+    draws = np.random.default_rng((seed, ("turns", "answers", "tree", "overlapping").index(history)))
     chosen: list[tuple[int, int]] = []
-    shapes = [_shapes(draws, plain, chosen) for _ in range(2)]
+    shapes = [_shapes(draws, history, chosen) for _ in range(2)]
     prox = draws.normal(size=(VOCAB, VOCAB))
     for row, token in chosen:  # sampled tokens are likely ones, from 5 to 90 per cent
         prox[row, token] += draws.uniform(2, 6.5)
@@ -302,35 +326,63 @@ def world(plain: bool, seed: int = 0) -> World:
     return World(theta=prox, ref=theirs["ref"], batches=cast(Any, batches))
 
 
+def world_of(row: Row, seed: int) -> World:
+    """The batches of *row*. VinePPO cuts single answers, and refuses trees."""
+    answers = row["advantage"] == "vine" and row["history"] == "turns"
+    return world("answers" if answers else row["history"], seed)
+
+
+Columns = tuple[tuple[int, ...], tuple[bool, ...]]
+"""Ids and mask of a branch."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """A sample before it has log-probs: *branches* of ids and mask."""
 
-    branches: tuple[tuple[tuple[int, ...], tuple[bool, ...]], ...]
+    branches: tuple[Columns, ...]
     turns: tuple[int, ...]
     scores: tuple[float, ...]
     group: int
     outcome: float
     shaping: float
     truncated: bool
+    overlapping: bool
 
 
-def _shapes(draws: Any, plain: bool, chosen: list[tuple[int, int]]) -> list[Shape]:
+def _begun(draws: Any, turn: int, branches: Sequence[Columns], ids: Iterator[int]) -> Columns:
+    """What *turn* of a tree follows: the beginning of a branch up to any of its tokens or all of
+    it, with an observation; or a new history. Nothing of it trains again.
+    """
+    if turn % 3 == 2:
+        return (next(ids),), (False,)
+    parent, _ = branches[int(draws.integers(len(branches)))]
+    kept = len(parent) if turn % 3 == 1 else int(draws.integers(1, len(parent)))
+    return (*parent[:kept], next(ids)), (False,) * (kept + 1)
+
+
+def _shapes(draws: Any, history: str, chosen: list[tuple[int, int]]) -> list[Shape]:
     ids = iter(draws.permutation(VOCAB).tolist())
+    tree = history in ("tree", "overlapping")
     out = []
     for group, size in enumerate(SIZES):
         prompt = (next(ids), next(ids))
         for k in range(size):
-            lengths = (
-                [int(draws.integers(1, LONGEST + 1))]
-                if plain
-                else draws.integers(1, LONGEST + 1, size=k % 3 + 1).tolist()
-            )
-            branches, ids_so_far, mask = [], list(prompt), [False, False]
+            if tree:
+                lengths = draws.integers(1, 3, size=(2 * k + group) % BRANCHES + 1).tolist()
+            elif history == "turns":
+                lengths = draws.integers(1, LONGEST + 1, size=k % 3 + 1).tolist()
+            else:
+                lengths = [int(draws.integers(1, LONGEST + 1))]
+            branches: list[Columns] = []
+            ids_so_far, mask = list(prompt), [False, False]
             for turn, length in enumerate(lengths):
-                if turn == 1:  # an observation in the same sequence
+                if tree and turn:
+                    branches.append((tuple(ids_so_far), tuple(mask)))
+                    ids_so_far, mask = map(list, _begun(draws, turn, branches, ids))
+                elif turn == 1:  # an observation in the same sequence
                     ids_so_far, mask = [*ids_so_far, next(ids)], [*mask, False]
-                if turn == 2:  # the history was rewritten: a branch
+                elif turn == 2:  # the history was rewritten: a branch
                     branches.append((tuple(ids_so_far), tuple(mask)))
                     ids_so_far, mask = [next(ids)], [False]
                 for _ in range(length):
@@ -341,7 +393,7 @@ def _shapes(draws: Any, plain: bool, chosen: list[tuple[int, int]]) -> list[Shap
             decided = group in (2, 4)
             scores = (
                 ()
-                if plain or k == 1 or decided
+                if history == "answers" or k == 1 or decided
                 else tuple(draws.choice([0.0, 0.1, 0.2], size=len(lengths)))
             )
             out.append(
@@ -353,6 +405,7 @@ def _shapes(draws: Any, plain: bool, chosen: list[tuple[int, int]]) -> list[Shap
                     outcome=1.0 if decided else float((k + group) % 2) + float(sum(scores)),
                     shaping=0.15 * k if group in (0, 2) else 0.0,
                     truncated=(k + group) % 4 == 3,
+                    overlapping=history == "overlapping" and len(lengths) > 2,
                 )
             )
     return out
@@ -398,6 +451,7 @@ def _sample(shape: Shape, mu: Array) -> Sample:
         truncated=shape.truncated,
         turns=shape.turns,
         turn_scores=shape.scores,
+        overlapping=shape.overlapping,
     )
 
 
@@ -442,7 +496,7 @@ def trained_here(
     row: Row, algorithm: Algorithm, seed: int = 0
 ) -> tuple[Trained, list[Array | None]]:
     """By the package; and the values of the critic before each batch."""
-    held = world(row["advantage"] == "vine", seed)
+    held = world_of(row, seed)
     learner = Learner(
         Bigram(held.theta),
         algorithm,
@@ -521,7 +575,7 @@ def trained_there(
     row: Row, method: Method, values: Sequence[Array | None], seed: int = 0
 ) -> tuple[list[list[Update]], Array]:
     """By the reference: the updates of each batch, and the table at the end."""
-    held = world(row["advantage"] == "vine", seed)
+    held = world_of(row, seed)
     trainer = Trainer(
         method=method,
         table=copy.copy(held.theta),
