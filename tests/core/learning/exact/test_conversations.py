@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, strategies
 from torch import Tensor
 
 from quintain import Agent, Environment, Limits, Task, reward
@@ -29,7 +30,7 @@ from quintain.interfaces.engine import TokenEngine, Weights
 from quintain.interfaces.tokenizer import Offsets
 from quintain.interfaces.tools import ToolSpec
 from quintain.learning import Learner
-from quintain.learning.batch import Batch, batch_of
+from quintain.learning.batch import Batch, Sample, batch_of
 from quintain.learning.pieces.advantages import turn_rewards
 from quintain.testing import run_episode
 from quintain.types.rollout import AnyRollout, Group, Score, Turn
@@ -258,9 +259,8 @@ def nothing(rollout: AnyRollout) -> float:
     return 0.0
 
 
-@cache
-def ways(program: Program, rewrites: bool) -> tuple[Way, ...]:
-    """All ways that an episode of *program* can go."""
+def environment_of(program: Program) -> Environment[Task, Any]:
+    """Runs *program*."""
 
     class Runs(Environment[Task, Any]):
         limits = Limits(turns=None)
@@ -270,11 +270,17 @@ def ways(program: Program, rewrites: bool) -> tuple[Way, ...]:
             await program(agent)
             return ""
 
+    return Runs()
+
+
+@cache
+def ways(program: Program, rewrites: bool) -> tuple[Way, ...]:
+    """All ways that an episode of *program* can go."""
     found: list[Way] = []
     bits: list[int] = []
     while True:
         engine = ForcedEngine(bits, rewrites=rewrites)
-        rollout = run_episode(Runs(), TASK, engine)
+        rollout = run_episode(environment_of(program), TASK, engine)
         assert rollout.valid, rollout.termination
         found.append(Way(rollout=rollout, sampled=tuple(engine.sampled)))
         bits = [bit for _, bit in engine.sampled]
@@ -289,6 +295,16 @@ def rewarded(way: Way, value: float, sample: int) -> AnyRollout:
     return way.rollout.replace(outcome=Score(value=value), sample=sample)
 
 
+def trained_places(sample: Sample) -> Counter[tuple[tuple[int, ...], int]]:
+    """How often each id trains after each context."""
+    return Counter(
+        (sequence.ids[:place], sequence.ids[place])
+        for sequence in sample.sequences
+        for place, trains in enumerate(sequence.mask)
+        if trains
+    )
+
+
 def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors])
 
@@ -301,13 +317,7 @@ def test_every_sampled_token_trains_once_in_its_context(program: Program, rewrit
         batch = batch_of([group], temperature=1.0, max_tokens=1)
 
         (sample,) = batch.samples
-        trained = Counter(
-            (sequence.ids[:place], sequence.ids[place])
-            for sequence in sample.sequences
-            for place, trains in enumerate(sequence.mask)
-            if trains
-        )
-        assert trained == Counter(way.sampled)
+        assert trained_places(sample) == Counter(way.sampled)
 
 
 @pytest.mark.parametrize(("program", "rewrites"), CASES, ids=IDS)
@@ -412,3 +422,70 @@ def test_scores_of_turns_are_those_of_the_first_conversation() -> None:
 
     assert (sample.turns, sample.turn_scores) == ((1, 1, 1), (0.5, 0.0, 0.0))
     assert turn_rewards(sample, sample.total) == [(1, 0.5), (1, 0.0), (1, 0.0)]
+
+
+Action = tuple[str, int, int]
+"""What is done, in which of the open conversations, and with which of its turns or bits."""
+ACTIONS = strategies.lists(
+    strategies.tuples(
+        strategies.sampled_from(["ask", "ask", "open", "fork"]),
+        strategies.integers(0, 5),
+        strategies.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(
+    actions=ACTIONS,
+    bits=strategies.lists(strategies.integers(0, 1), max_size=12),
+    rewrites=strategies.booleans(),
+    scores=strategies.lists(strategies.integers(-8, 8).map(lambda n: n / 8), max_size=12),
+)
+def test_any_program_trains_each_token_once_and_keeps_the_order_of_its_scores(
+    actions: list[Action], bits: list[int], rewrites: bool, scores: list[float]
+) -> None:
+    """Up to 6 conversations, one turn at a time. Scores of turns are those of the first one, and
+    without an overlap a turn is credited with what was scored at it and later in time.
+    """
+    asked: list[int] = []
+
+    async def program(agent: Agent) -> None:
+        opened, turns = [agent], [0]
+        for what, number, choice in actions:
+            at = number % len(opened)
+            if what == "ask":
+                await ask(opened[at], ("", "1", "01", "110")[choice])
+                asked.append(at)
+                turns[at] += 1
+            elif len(opened) < 6:
+                name = f"conversation-{len(opened)}"
+                kept = choice % (turns[at] + 1)
+                opened.append(
+                    opened[at].conversation(name) if what == "open" else opened[at].fork(name, kept)
+                )
+                turns.append(kept if what == "fork" else 0)
+        if not asked:
+            await ask(agent, "1")
+            asked.append(0)
+
+    engine = ForcedEngine(bits, rewrites=rewrites)
+    rollout = run_episode(environment_of(program), TASK, engine)
+    assert rollout.valid, rollout.termination
+    given_scores = scores[: asked.count(0)]
+    scored = rollout.replace(outcome=Score(value=0.5, turns=tuple(given_scores)))
+
+    (sample,) = batch_of(
+        [Group(task=TASK, rollouts=(scored,))], temperature=1.0, max_tokens=1
+    ).samples
+
+    assert trained_places(sample) == Counter(engine.sampled)
+    by_conversation = [at for at in dict.fromkeys([0, *asked]) for _ in range(asked.count(at))]
+    assert sample.turns == (1,) * len(asked)
+    assert sample.overlapping == (by_conversation != asked)
+    if not sample.overlapping:
+        at_turn = iter([*given_scores, *[0.0] * len(asked)])
+        in_time = [next(at_turn) if at == 0 else 0.0 for at in asked]
+        in_time[-1] += sample.total - sum(given_scores)
+        assert [score for _, score in turn_rewards(sample, sample.total)] == pytest.approx(in_time)

@@ -308,7 +308,9 @@ def world(history: str, seed: int = 0) -> World:
             middle of others, at their ends or anew. ``overlapping``: the same, with turns that do
             not lie in the order of time.
     """
-    draws = np.random.default_rng((seed, ("turns", "answers", "tree", "overlapping").index(history)))
+    draws = np.random.default_rng(
+        (seed, ("turns", "answers", "tree", "overlapping").index(history))
+    )
     chosen: list[tuple[int, int]] = []
     shapes = [_shapes(draws, history, chosen) for _ in range(2)]
     prox = draws.normal(size=(VOCAB, VOCAB))
