@@ -18,7 +18,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .errors import InfrastructureError, LimitReached, PolicyFault, QuintainError, ToolError
+    from .errors import (
+        InfrastructureError,
+        LimitReached,
+        PolicyFault,
+        PolicyTimeout,
+        QuintainError,
+        ToolError,
+    )
     from .interfaces.agent import Agent, Limits
     from .interfaces.algorithm import KL, Algorithm
     from .interfaces.engine import Engine, Reply, TokenEngine, Weights
@@ -55,7 +62,7 @@ __all__ = [  # noqa: RUF022 - in alphabetical order, whatever the case
     "correction", "Demonstration", "Engine", "Environment", "Group", "group_filter", "group_reward",
     "InfrastructureError", "Judge", "Judgement", "KL", "lazy_names", "Likelihood", "LimitReached",
     "Limits", "Message", "need", "objective", "optimizer_step", "per_group", "Piece", "PolicyFault",
-    "QuintainError", "Replay", "Reply", "Reward", "reward", "Rollout", "Sampled", "Sampling",
+    "PolicyTimeout", "QuintainError", "Replay", "Reply", "Reward", "reward", "Rollout", "Sampled", "Sampling",
     "SamplingPlan", "Sandbox", "Score", "Service", "Task", "Termination",
     "ThinkingBudget", "TokenEngine", "Tool", "ToolCall", "ToolError", "ToolSpec", "Transcript",
     "Turn", "Weights", "Workers",
@@ -91,7 +98,7 @@ def lazy_names(
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".errors": "InfrastructureError LimitReached PolicyFault QuintainError ToolError",
+        ".errors": "InfrastructureError LimitReached PolicyFault PolicyTimeout QuintainError ToolError",
         ".interfaces.agent": "Agent Limits",
         ".interfaces.algorithm": "KL Algorithm",
         ".interfaces.engine": "Engine Reply TokenEngine Weights",

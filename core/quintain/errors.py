@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 __all__ = [
     "BindingError", "EnvironmentFault", "EpisodeError", "InfrastructureError", "Interrupted",
-    "LimitReached", "NoTasksError", "PluginError", "PolicyFault", "QuintainError", "RecipeError",
-    "RewardFault",
+    "LimitReached", "NoTasksError", "PluginError", "PolicyFault", "PolicyTimeout", "QuintainError",
+    "RecipeError", "RewardFault",
     "RunError", "RunLockedError", "StorageError", "ToolError", "UnknownNameError", "UsageError",
     "did_you_mean",
 ]  # fmt: skip
@@ -85,6 +85,12 @@ class EpisodeError(QuintainError):
 
 class PolicyFault(EpisodeError):
     """A fault of the policy, such as unreadable tool calls; scored with `Environment.early`."""
+
+
+class PolicyTimeout(PolicyFault):
+    """What the policy chose, its calls or its programs, took too long; scored with
+    `Environment.early`.
+    """
 
 
 class LimitReached(EpisodeError):

@@ -24,8 +24,8 @@ PUBLIC = """
     advantage Agent aggregation Algorithm API_VERSION as_tool control correction Demonstration
     Engine Environment Group group_filter group_reward InfrastructureError Judge Judgement KL
     lazy_names Likelihood LimitReached Limits Message need objective optimizer_step per_group Piece
-    PolicyFault QuintainError Replay Reply Reward reward Rollout Sampled Sampling SamplingPlan
-    Sandbox Score Service Task Termination ThinkingBudget TokenEngine Tool ToolCall
+    PolicyFault PolicyTimeout QuintainError Replay Reply Reward reward Rollout Sampled Sampling
+    SamplingPlan Sandbox Score Service Task Termination ThinkingBudget TokenEngine Tool ToolCall
     ToolError ToolSpec Transcript Turn Weights Workers
 """.split()
 

@@ -193,12 +193,14 @@ def _logps(transcript: Transcript) -> list[float]:
 
 
 def terminations(everything: Sequence[AnyRollout]) -> Metrics:
-    """Counts ``termination.<kind>``; ``failed`` is a share of all rollouts, ``truncated`` (by
-    tokens or context) and ``truncated.turns`` are shares of the valid ones: a game that used all
-    its turns is not cut off.
+    """Counts ``termination.<kind>`` and, of failures, ``cause.<cause>``; ``failed`` is a share of
+    all rollouts, ``truncated`` (by tokens or context) and ``truncated.turns`` are shares of the
+    valid ones: a game that used all its turns is not cut off.
     """
     kinds = Counter(r.termination.kind for r in everything)
+    causes = Counter(r.termination.cause for r in everything if r.termination.cause)
     out: Metrics = {f"termination.{kind.value}": count for kind, count in sorted(kinds.items())}
+    out |= {f"cause.{cause}": count for cause, count in sorted(causes.items())}
     valid = sum(r.valid for r in everything)
     if valid:
         limits = Counter(

@@ -5,6 +5,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -22,7 +23,8 @@ class Limits:
     Attributes:
         turns: of the policy (over all its players).
         tokens: sampled by the policy, over the whole episode.
-        seconds: of wall clock; ending by it is our failure (`timeout`), not the policy's.
+        seconds: of wall clock. Ending by it is our failure (`timeout`), unless more than half of it
+            was the policy's (`Agent.policy_time`): then it is scored (`policy_timeout`).
         reward_seconds: of wall clock for one call of a reward; ending by it is our failure
             (`infrastructure_error`).
     """
@@ -101,6 +103,13 @@ class Agent(Protocol):
         turns, by default as it is now.
 
         It begins with the exact tokens sampled here, which are trained only here.
+        """
+
+    def policy_time(self) -> AbstractContextManager[None]:
+        """Count the time of a block as the policy's: it chose what runs there, such as its program.
+        The calls of `run` are counted without it, except those of tools that are `ours`.
+
+        If an episode ends by ``limits.seconds``, this time decides whose failure that is.
         """
 
     def metric(self, **values: float) -> None:

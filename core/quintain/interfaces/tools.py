@@ -47,6 +47,8 @@ class Tool:
             limits of the episode.
         characters: of a result or error that the policy reads; the rest is cut off and counted.
         idempotent: a call that failed with `InfrastructureError` is made once more.
+        ours: the policy cannot make a call slow, so the time of a call is not the policy's
+            (`Agent.policy_time`).
     """
 
     spec: ToolSpec
@@ -54,6 +56,7 @@ class Tool:
     seconds: float | None = None
     characters: int = 100_000
     idempotent: bool = False
+    ours: bool = False
 
     async def run(self, call: ToolCall) -> ToolCall:
         """*call* with its result, or with the error that the policy reads.

@@ -21,7 +21,12 @@ class TimeLimitExceeded(InfrastructureError):
 
 
 async def in_own_task(
-    code: Callable[[], Awaitable[Any]], limits: Limits, limit: str, code_name: str, task: Task
+    code: Callable[[], Awaitable[Any]],
+    limits: Limits,
+    limit: str,
+    code_name: str,
+    task: Task,
+    late: Callable[[str], Exception] = TimeLimitExceeded,
 ) -> Any:
     """Return what *code* returns or raises, which may be any exception, `asyncio.CancelledError`
     included.
@@ -30,16 +35,15 @@ async def in_own_task(
     *code_name* and *task*.
 
     Raises:
-        TimeLimitExceeded: it took longer than the *limit* of this name.
+        TimeLimitExceeded: it took longer than the *limit* of this name; or what *late* made of the
+            message at that moment.
     """
     loop, seconds, error = asyncio.get_running_loop(), getattr(limits, limit), None
     # A future that the task settles, because `asyncio.wait_for` and `asyncio.wait` cost several
     # times as much, and an episode makes many such calls.
     outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-    late = f"{code_name} took over {seconds} s (limits.{limit})"
-    timer = seconds and loop.call_later(
-        seconds, lambda x: _settle(x, None, TimeLimitExceeded(late)), outcome
-    )
+    message = f"{code_name} took over {seconds} s (limits.{limit})"
+    timer = seconds and loop.call_later(seconds, lambda x: _settle(x, None, late(message)), outcome)
     runner = loop.create_task(_run(outcome, code, task))
     try:
         result, error = await outcome

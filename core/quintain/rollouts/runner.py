@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ..errors import EnvironmentFault, InfrastructureError, LimitReached, PolicyFault, UsageError
+from ..errors import (
+    EnvironmentFault,
+    InfrastructureError,
+    LimitReached,
+    PolicyFault,
+    PolicyTimeout,
+    UsageError,
+)
 from ..interfaces.engine import Engine
 from ..interfaces.environment import Environment
 from ..interfaces.reward import RewardContext
@@ -29,7 +36,7 @@ from ..types.rollout import (
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Task
 from .own_task import TimeLimitExceeded, in_own_task
-from .scoring import GradingClock, score_group, score_rollout
+from .scoring import GradingClock, score_group, score_rollout, termination_of
 from .session import EpisodeState, Session
 
 
@@ -99,17 +106,25 @@ async def run_episode(
 async def _result_of(
     environment: Environment[Any, Any], task: Task, session: Session, episode: EpisodeState
 ) -> tuple[Any, Termination]:
-    # Failures of the policy are scored, all others are left out and counted: a timeout or a bug must
-    # not be learnt from.
+    # What the policy can have caused is scored. All other failures are left out and counted: a slow
+    # engine or a bug must not be learnt from.
+    limits = environment.limits
+
+    def out_of_time(message: str) -> Exception:
+        seconds = episode.clock.seconds()
+        if limits.seconds is None or seconds <= limits.seconds / 2:
+            return TimeLimitExceeded(message)
+        return PolicyTimeout(f"{message}, {seconds:.3g} s of it in what the policy chose to run")
+
     try:
         play = partial(environment.rollout, task, session)
         code_name = f"{type(environment).__name__}.rollout"
-        result = await in_own_task(play, environment.limits, "seconds", code_name, task)
+        result = await in_own_task(play, limits, "seconds", code_name, task, out_of_time)
         _check_result(result)
     except LimitReached as e:
         return None, Termination(TerminationKind.TRUNCATED, e.limit, early=True)
     except PolicyFault as e:
-        return None, Termination(TerminationKind.POLICY_FAULT, text_of(e), early=True)
+        return None, termination_of(e)
     except InfrastructureError as e:
         late = isinstance(e, TimeLimitExceeded)
         return None, Termination(

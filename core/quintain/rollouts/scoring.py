@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..errors import InfrastructureError, PolicyFault, RewardFault, UsageError
+from ..errors import InfrastructureError, PolicyFault, PolicyTimeout, RewardFault, UsageError
 from ..interfaces.environment import Environment
 from ..interfaces.reward import Reward, RewardContext, ScoreOrError, failure_of
 from ..tracebacks import text_of
@@ -140,6 +140,13 @@ async def _scored(
     )
 
 
+def termination_of(fault: PolicyFault) -> Termination:
+    """Return how an episode ends by *fault*, which the environment or a reward raised."""
+    late = isinstance(fault, PolicyTimeout)
+    kind = TerminationKind.POLICY_TIMEOUT if late else TerminationKind.POLICY_FAULT
+    return Termination(kind, text_of(fault), early=True)
+
+
 def _change(slot: str, scored: ScoreOrError, rollout: AnyRollout, early: float) -> dict[str, Any]:
     """Return the fields of *rollout* to change after one reward: the score, or the termination for
     its error.
@@ -160,9 +167,7 @@ def _change(slot: str, scored: ScoreOrError, rollout: AnyRollout, early: float) 
         )
     # an answer that a working verifier cannot read is the policy's fault
     if isinstance(scored, PolicyFault):
-        termination = Termination(
-            TerminationKind.POLICY_FAULT, text_of(scored), attempts, early=True
-        )
+        termination = replace(termination_of(scored), attempts=attempts)
         return {"termination": termination, "outcome": Score(value=early), "shaping": Score()}
     kind = (
         TerminationKind.INFRASTRUCTURE_ERROR

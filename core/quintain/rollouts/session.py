@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from random import Random
@@ -19,6 +20,7 @@ from ..types.task import Message, ToolCall, messages_of
 from ..types.transcript import Transcript
 from .chat.bridge import Conversation, stops
 from .chat.thinking_budget import sample_turn
+from .policy_clock import PolicyClock
 
 MALFORMED_CHANCES = 3  # consecutive turns without a readable tool call that become a policy fault
 
@@ -36,6 +38,7 @@ class EpisodeState:
     spent: int = 0  # tokens that the policy sampled
     turns_taken: int = 0  # by the policy
     limit_hit: str = ""  # the limit that ended the last turn of the policy
+    clock: PolicyClock = field(default_factory=PolicyClock)
     sessions: dict[str, Session] = field(default_factory=dict)  # by conversation
     # by conversation: the first prompt of the group's episodes
     first: dict[str, list[Any]] = field(default_factory=dict)
@@ -125,7 +128,7 @@ class Session(Agent):
                 raise PolicyFault(
                     f"{unreadable} turns in a row held no readable tool call: {turn.calls[0].error}"
                 )
-            calls = await _run_calls(turn.calls, by_name)
+            calls = await _run_calls(turn.calls, by_name, self._episode.clock)
             # A tool may itself let another player take turns, so this turn need not be the last of
             # the episode.
             index = next(
@@ -170,6 +173,9 @@ class Session(Agent):
         fork._conversation = self._conversation and self._conversation.fork(count)
         return fork
 
+    def policy_time(self) -> AbstractContextManager[None]:
+        return self._episode.clock.chosen()
+
     def metric(self, **values: float) -> None:
         self._episode.metrics.update({k: float(v) for k, v in values.items()})
 
@@ -197,11 +203,13 @@ class Session(Agent):
         specs = [t if isinstance(t, ToolSpec) else as_tool(t).spec for t in tools]
         sampling = self._allowance(max_tokens, stop)
         if isinstance(self._engine, TokenEngine):
-            turn = await self._sampled(self._engine, specs, sampling)
+            with self._episode.clock.sampled():
+                turn = await self._sampled(self._engine, specs, sampling)
         else:  # the engine keeps no tokens: it gets all messages and returns parsed text
             self._pending.clear()
             sampling = sampling.replace(response_format=response_format, tool_choice=tool_choice)
-            reply: Reply = await self._engine.reply(self.messages, specs, sampling)
+            with self._episode.clock.sampled():
+                reply: Reply = await self._engine.reply(self.messages, specs, sampling)
             text = (
                 f"<think>{reply.reasoning}</think>{reply.text}" if reply.reasoning else reply.text
             )
@@ -287,7 +295,9 @@ class Session(Agent):
         return replace(turn, player=self._name, tokens=sampled.tokens if self.trains else 0)
 
 
-async def _run_calls(calls: Sequence[ToolCall], tools: dict[str, Tool]) -> tuple[ToolCall, ...]:
+async def _run_calls(
+    calls: Sequence[ToolCall], tools: dict[str, Tool], clock: PolicyClock
+) -> tuple[ToolCall, ...]:
     """Run *calls* concurrently, started in their order, so that tools which are plain functions run
     in that order.
     """
@@ -297,7 +307,9 @@ async def _run_calls(calls: Sequence[ToolCall], tools: dict[str, Tool]) -> tuple
             if call.error or call.name not in tools:
                 reason = call.error or f"no tool {call.name!r}; there are: {', '.join(tools)}"
                 return replace(call, error=f"error: {reason}")
-            return await tools[call.name].run(call)
+            tool = tools[call.name]
+            with nullcontext() if tool.ours else clock.chosen():
+                return await tool.run(call)
         except KeyboardInterrupt:
             raise
         except BaseException as e:  # noqa: BLE001 - a `SystemExit` in a task of its own would end the event loop

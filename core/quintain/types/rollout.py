@@ -20,27 +20,44 @@ R = TypeVar("R")
 class TerminationKind(StrEnum):
     """How an episode can end.
 
-    An exception ends it early; what is not the policy's fault is left out of training, retried and
-    counted. A run prints a warning, and stores kind and reason with the rollout.
+    An exception ends it early. A failure that the policy can have caused is scored; one that it
+    cannot have caused is left out of training, retried and counted. A run prints a warning, and
+    stores kind and reason with the rollout.
 
-    | kind | raised | then |
-    |---|---|---|
-    | finished | nothing | the rewards score it |
-    | truncated | `LimitReached` | scored; without a result, with `Environment.early` |
-    | policy_fault | `PolicyFault`, by the environment or a reward | scored with `Environment.early` |
-    | environment_error | `EnvironmentFault`, or any exception in `rollout` | left out |
-    | reward_error | `RewardFault`, or any exception in a reward | left out |
-    | infrastructure_error | `InfrastructureError`, anywhere | left out |
-    | timeout | nothing: ``limits.seconds`` passed | left out |
+    | kind | raised | cause | then |
+    |---|---|---|---|
+    | finished | nothing | | the rewards score it |
+    | truncated | `LimitReached` | | scored; without a result, with `Environment.early` |
+    | policy_fault | `PolicyFault`, by the environment or a reward | policy | scored with `early` |
+    | policy_timeout | `PolicyTimeout`, see below | policy | scored with `early` |
+    | environment_error | `EnvironmentFault`, or any exception in `rollout` | environment | left out |
+    | reward_error | `RewardFault`, or any exception in a reward | environment | left out |
+    | infrastructure_error | `InfrastructureError`, anywhere | infrastructure | left out |
+    | timeout | nothing: ``limits.seconds`` passed | infrastructure | left out |
+
+    An episode that reaches ``limits.seconds`` ends as policy_timeout if more than half of this time
+    was the policy's (`Agent.policy_time`), else as timeout.
     """
 
     FINISHED = "finished"
     TRUNCATED = "truncated"
     POLICY_FAULT = "policy_fault"
+    POLICY_TIMEOUT = "policy_timeout"
     ENVIRONMENT_ERROR = "environment_error"
     REWARD_ERROR = "reward_error"
     INFRASTRUCTURE_ERROR = "infrastructure_error"
     TIMEOUT = "timeout"
+
+
+CAUSES = {
+    TerminationKind.POLICY_FAULT: "policy",
+    TerminationKind.POLICY_TIMEOUT: "policy",
+    TerminationKind.ENVIRONMENT_ERROR: "environment",
+    TerminationKind.REWARD_ERROR: "environment",
+    TerminationKind.INFRASTRUCTURE_ERROR: "infrastructure",
+    TerminationKind.TIMEOUT: "infrastructure",
+}
+"""Whose failure each kind is; the kinds that are missing are no failures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +74,18 @@ class Termination:
     early: bool = False
 
     @property
+    def cause(self) -> str:
+        """Whose failure it is: ``policy``, ``environment`` (its rewards included) or
+        ``infrastructure``; empty if nothing failed.
+        """
+        return CAUSES.get(self.kind, "")
+
+    @property
     def ours(self) -> bool:
         """Whether the failure is not the policy's; such a rollout is left out and counted, never
         scored.
         """
-        return self.kind not in (
-            TerminationKind.FINISHED,
-            TerminationKind.TRUNCATED,
-            TerminationKind.POLICY_FAULT,
-        )
+        return self.cause not in ("", "policy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -103,6 +103,7 @@ def test_rewards_lengths_and_terminations() -> None:
         1,
         1,
     )
+    assert {k: v for k, v in m.items() if k.startswith("cause.")} == {"cause.infrastructure": 2}
     assert m["truncated"] == pytest.approx(1 / 3)
     assert m["failed"] == pytest.approx(2 / 5)
     assert m["retried"] == pytest.approx(2 / 5)
@@ -112,6 +113,21 @@ def test_rewards_lengths_and_terminations() -> None:
     assert m["seconds.update"] == 1
     assert "reward.shaping.mean" not in m
     assert "turns.mean" not in m
+
+
+def test_failures_are_counted_by_cause() -> None:
+    """Those of the policy are scored and lower the reward, and are no share of `failed`."""
+    stalled = rollout(0.0, termination=Termination(TerminationKind.POLICY_TIMEOUT, "late"))
+    fault = rollout(0.0, termination=Termination(TerminationKind.POLICY_FAULT, "illegal"))
+    crash = failure(TerminationKind.ENVIRONMENT_ERROR)
+    m = step_metrics([group(rollout(1.0), stalled, fault, crash, failure())])
+    assert {k: v for k, v in m.items() if k.startswith("cause.")} == {
+        "cause.policy": 2,
+        "cause.environment": 1,
+        "cause.infrastructure": 1,
+    }
+    assert (m["termination.policy_timeout"], m["reward.mean"]) == (1, pytest.approx(1 / 3))
+    assert m["failed"] == pytest.approx(2 / 5)
 
 
 def test_a_failure_never_counts_as_a_zero() -> None:

@@ -8,18 +8,24 @@ import asyncio
 import gc
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from quintain.errors import BindingError, InfrastructureError, PolicyFault, RewardFault
+from quintain.errors import (
+    BindingError,
+    InfrastructureError,
+    PolicyFault,
+    PolicyTimeout,
+    RewardFault,
+)
 from quintain.interfaces.agent import Agent, Limits
 from quintain.interfaces.engine import Engine, Reply
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import Reward, group_reward, reward
 from quintain.interfaces.service import need
-from quintain.interfaces.tools import ToolSpec
+from quintain.interfaces.tools import ToolSpec, as_tool
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.rollouts.scoring import GradingClock
 from quintain.types.rollout import Group, Rollout, TerminationKind
@@ -172,18 +178,109 @@ def test_our_failures_are_retried_with_the_same_seed_then_masked() -> None:
     ) == (TerminationKind.INFRASTRUCTURE_ERROR, 3, None)
 
 
-def test_time_limit_is_ours() -> None:
-    """The wall clock of an episode is never the policy's fault."""
+class Hangs(Speaker):
+    """An engine whose second turn never ends."""
+
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Any:
+        if self.prompts:
+            await asyncio.sleep(60)
+        return await super().sample(ids, sampling)
+
+
+async def stall() -> str:
+    """Wait for ever."""
+    await asyncio.sleep(60)
+    return ""
+
+
+CALL = '<tool_call>\n{"name": "stall", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "who, kind",
+    [
+        ("the environment", TerminationKind.TIMEOUT),
+        ("the engine", TerminationKind.TIMEOUT),
+        ("a tool that the policy cannot make slow", TerminationKind.TIMEOUT),
+        ("a turn that a tool asks for", TerminationKind.TIMEOUT),
+        ("a tool", TerminationKind.POLICY_TIMEOUT),
+        ("its program", TerminationKind.POLICY_TIMEOUT),
+        ("two programs at one time", TerminationKind.TIMEOUT),
+    ],
+)
+def test_a_time_limit_is_the_failure_of_whoever_had_the_time(
+    who: str, kind: TerminationKind
+) -> None:
+    """Only if what the policy chose took more than half of it, the end is scored, with `early`, and
+    is not tried again; time in which a turn is sampled is never the policy's.
+    """
+    engine = (Hangs if who in ("the engine", "a turn that a tool asks for") else Speaker)(
+        lambda *_: CALL
+    )
 
     class Slow(Base):
-        limits = Limits(seconds=0.05)
+        limits = Limits(seconds=0.4, turns=9)
+        early = -1.0
 
         async def rollout(self, task: Task, agent: Agent) -> None:
-            await asyncio.sleep(60)
+            agent.user("0")
+            if who == "the environment":
+                with agent.policy_time():
+                    await agent.turn()
+                await asyncio.sleep(60)
+            elif who == "the engine":
+                with agent.policy_time():
+                    await agent.turn()
+                    await agent.turn()
+            elif who == "its program":
+                with agent.policy_time():
+                    await asyncio.sleep(60)
+            elif who == "two programs at one time":  # each takes a quarter: together one quarter
+                with agent.policy_time(), agent.policy_time():
+                    await asyncio.sleep(0.1)
+                await asyncio.sleep(60)
+            elif who == "a turn that a tool asks for":
+                other = agent.conversation("other")
+                other.user("1")
 
-    rollout = one(Slow(), Speaker(echo), retries=0)
+                async def stall() -> str:
+                    return (await other.turn()).reply
 
-    assert (rollout.termination.kind, rollout.valid) == (TerminationKind.TIMEOUT, False)
+                await agent.run(stall)
+            else:
+                tool = as_tool(globals()["stall"])
+                await agent.run(replace(tool, ours="cannot" in who))
+
+    rollout = one(Slow(), engine, retries=1)
+
+    ours = kind is TerminationKind.TIMEOUT
+    ended = rollout.termination
+    assert (ended.kind, rollout.valid, ended.attempts) == (kind, not ours, 2 if ours else 1)
+    assert ended.cause == ("infrastructure" if ours else "policy")
+    assert (rollout.outcome and rollout.outcome.total) == (None if ours else -1.0)
+    assert "took over 0.4 s (limits.seconds)" in ended.reason
+
+
+def test_environments_and_rewards_name_a_timeout_of_the_policy() -> None:
+    """`PolicyTimeout` is scored and counted apart from other faults, whoever raises it."""
+
+    class Says(Base):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            raise PolicyTimeout("its program took over 10 s")
+
+    @reward
+    def graded(rollout: Rollout) -> float:
+        raise PolicyTimeout("its answer takes over 10 s to check")
+
+    class Graded(Base):
+        reward = graded
+
+    for environment in (Says(), Graded()):
+        rollout = one(environment, Speaker(echo))
+        ended = rollout.termination
+        assert (ended.kind, ended.early, ended.cause) == ("policy_timeout", True, "policy")
+        assert rollout.outcome is not None
+        assert (rollout.outcome.total, "takes" in ended.reason or "took" in ended.reason) == (0, 1)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "1.0", [1.0]])

@@ -215,7 +215,11 @@ def test_score_totals() -> None:
 
 @pytest.mark.parametrize("kind", TerminationKind)
 def test_whose_doing_a_termination_is(kind: TerminationKind) -> None:
-    assert Termination(kind).ours == (kind not in ("finished", "truncated", "policy_fault"))
+    """Every kind is no failure, the policy's, or ours, also as the plain text that is stored."""
+    for ended in (Termination(kind), Termination(str(kind))):  # type: ignore[arg-type]
+        policys = kind in ("policy_fault", "policy_timeout")
+        assert ended.ours == (not policys and kind not in ("finished", "truncated"))
+        assert (ended.cause == "policy", bool(ended.cause)) == (policys, policys or ended.ours)
 
 
 def test_group_and_rollout() -> None:

@@ -21,7 +21,7 @@ from quintain.types import reaches
 
 from .pool import POOL
 
-VALID = ("finished", "truncated", "policy_fault")
+VALID = ("finished", "truncated", "policy_fault", "policy_timeout")
 """Terminations of rollouts that count: the others failed for reasons other than the policy."""
 
 
