@@ -378,6 +378,12 @@ def test_a_failed_engine_and_a_limit_are_not_the_agents_crashes() -> None:
     assert (rollout.termination.kind, rollout.termination.reason) == ("truncated", "turns")
 
 
+@pytest.mark.parametrize("crash, kind", [("policy", "policy_timeout"), ("environment", "timeout")])
+def test_whose_time_it_is_after_a_turn_is_a_setting(crash: Any, kind: str) -> None:
+    (rollout,) = program("sleep", crash=crash, limits=Limits(seconds=2))
+    assert rollout.termination.kind == kind
+
+
 def test_output_is_cut_and_the_rest_is_read() -> None:
     (rollout,) = program("noisy", max_output=1000)
     assert rollout.termination.kind == "finished"
@@ -389,14 +395,14 @@ def test_orphans_end_with_the_program_and_a_time_out_ends_all() -> None:
     (rollout,) = program("orphan", limits=Limits(seconds=60))
     assert rollout.result.answer == "132"
     (rollout,) = program("sleep", limits=Limits(seconds=2))
-    assert rollout.termination.kind == "timeout"
+    assert rollout.termination.kind == "policy_timeout"
     assert time.monotonic() - began < 50
     assert not remains()
 
 
 @pytest.mark.parametrize(
     "then, kind",
-    [("", "finished"), pytest.param("sleep", "timeout", marks=pytest.mark.slow)],
+    [("", "finished"), pytest.param("sleep", "policy_timeout", marks=pytest.mark.slow)],
 )
 def test_a_process_that_left_session_and_environment_ends_too(
     then: str, kind: str, tmp_path: Path

@@ -241,6 +241,10 @@ def test_other_failures_keep_their_kinds() -> None:
         raise PolicyFault("forbidden")
 
     async def hangs(endpoint: Endpoint, http: aiohttp.ClientSession, task: Task) -> str:
+        await asyncio.sleep(60)
+        return ""
+
+    async def acts(endpoint: Endpoint, http: aiohttp.ClientSession, task: Task) -> str:
         await ask(endpoint, http, "x")
         await asyncio.sleep(60)
         return ""
@@ -256,7 +260,10 @@ def test_other_failures_keep_their_kinds() -> None:
         (long, "environment_error"),
     ):
         assert play(program, engine)[0].termination.kind == kind
-    assert play(hangs, engine, limits=Limits(seconds=0.3))[0].termination.kind == "timeout"
+    # The time after a turn is the policy's: the agent carries out what it says.
+    for program, kind in ((hangs, "timeout"), (acts, "policy_timeout")):
+        (rollout,) = play(program, engine, limits=Limits(seconds=1))
+        assert (rollout.termination.kind, rollout.valid) == (kind, program is acts)
 
 
 def test_a_time_out_cancels_the_turn_in_flight() -> None:

@@ -79,7 +79,8 @@ class AgentProgram(Environment[Task, AgentOutput]):
             ``cause``: the policy's, which is scored, right after a turn that is not what the agent
             had asked for, such as a call of a tool that there is not (`Endpoint.fault`); else the
             environment's, which masks the episode. ``policy``: the policy's after any turn.
-            ``environment``: always the environment's.
+            ``environment``: always the environment's, as is then the time that the agent takes
+            after a turn, which else counts as the policy's (`Agent.policy_time`).
         max_output: bytes of each stream of a program that are kept.
     """
 
@@ -134,7 +135,8 @@ class AgentProgram(Environment[Task, AgentOutput]):
         return {**type(self).controls(), DEMONSTRATOR: ""}
 
     async def rollout(self, task: Task, agent: Any) -> AgentOutput:
-        async with self.gateway.endpoint(agent) as endpoint:
+        acts = self.crash != "environment"
+        async with self.gateway.endpoint(agent, acts=acts) as endpoint:
             if self._function:
                 return await self._called(self._function, task, endpoint)
             return await self._run(task, endpoint)

@@ -69,9 +69,13 @@ FRAMES = 16
 
 
 class Stopped(Exception):
-    """The program did not end by itself: a limit of the sandbox ended it, or it broke the relay's
-    protocol.
+    """The program did not end by itself: a limit of the sandbox ended it (``late``: the one on
+    time), or it broke the relay's protocol.
     """
+
+    def __init__(self, message: str, *, late: bool = False) -> None:
+        super().__init__(message)
+        self.late = late
 
 
 def _decoded(text: object) -> bytes:
@@ -409,5 +413,6 @@ class Tunnel:
             "output": f"it sent more than {UNREAD:,} bytes ahead of what was read",
         }
         raise Stopped(
-            f"the sandbox ended the agent's program: {reasons.get(status, 'its relay was killed')}"
+            f"the sandbox ended the agent's program: {reasons.get(status, 'its relay was killed')}",
+            late=status == "timeout",
         )

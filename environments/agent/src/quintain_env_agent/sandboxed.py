@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
-from quintain import need
-from quintain.errors import UsageError, did_you_mean
+from quintain import PolicyFault, PolicyTimeout, need
+from quintain.errors import EnvironmentFault, UsageError, did_you_mean
 from quintain_gateway import Endpoint
 from quintain_sandbox import ProbedSandbox, ProgramLimits
 
@@ -118,7 +118,10 @@ class SandboxedAgent(AgentProgram):
                 result_file=self.result_file,
             )
         except relay.Stopped as e:
-            raise self._fault(str(e), endpoint) from e
+            # The programs that the policy has the agent run share its limits.
+            if self.crash == "environment" or not endpoint.turns:
+                raise EnvironmentFault(str(e)) from e
+            raise (PolicyTimeout if e.late else PolicyFault)(str(e)) from e
         finally:
             load.agents -= 1
 

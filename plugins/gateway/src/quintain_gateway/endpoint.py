@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
 from quintain import InfrastructureError, LimitReached, Message, ToolCall
@@ -42,7 +43,14 @@ class Endpoint:
     """
 
     def __init__(
-        self, policy: Policy, base_url: str, api_key: str, *, concurrency: int, queue: int
+        self,
+        policy: Policy,
+        base_url: str,
+        api_key: str,
+        *,
+        concurrency: int,
+        queue: int,
+        policy_time: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.base_url, self.api_key = base_url, api_key
         self.limit: LimitReached | None = None
@@ -55,6 +63,8 @@ class Endpoint:
         self._faults: dict[Thread, str] = {}
         self._room = asyncio.Semaphore(concurrency)
         self._waiting, self._queue = 0, queue
+        # Entered while the agent acts on a turn of the policy: no request is in flight.
+        self._policy_time, self._acting = policy_time, ExitStack()
         self._tasks: set[asyncio.Task[list[PolicyTurn]]] = set()
         self._calls: dict[str, str] = {}  # ids as the agent knows them -> as the conversation does
         # A reproducible engine tells live episodes apart by a variable of this context.
@@ -110,6 +120,7 @@ class Endpoint:
         loop = asyncio.get_running_loop()
         if not self._tasks:
             self._faults.clear()
+            self._acting.close()
         self.requests += 1
         self._waiting += 1
         task = loop.create_task(self._answers(request), context=self._context.copy())
@@ -122,12 +133,15 @@ class Endpoint:
             raise
         finally:
             self._tasks.discard(task)
+            if self.turns and not self._tasks and not self.closed:
+                self._acting.enter_context(self._policy_time())
             self._waiting -= 1
             self.last_used = loop.time()
 
     async def close(self) -> None:
         """Cancel the requests in flight and refuse later ones."""
         self.closed = True
+        self._acting.close()
         tasks = [t for t in self._tasks if t is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, Self
 
 from quintain import InfrastructureError, LimitReached, Service
@@ -74,11 +74,15 @@ class Gateway(Service):
         await self._server.__aexit__(*exc)
 
     @asynccontextmanager
-    async def endpoint(self, agent: Any) -> AsyncIterator[Endpoint]:
+    async def endpoint(self, agent: Any, *, acts: bool = True) -> AsyncIterator[Endpoint]:
         """An endpoint for the time of the block, which the episode's own task must enter.
 
         The first conversation that is opened is *agent*'s own; each further one is another player
         of the episode.
+
+        Args:
+            acts: the program behind the endpoint carries out what the policy says, so its time from
+                a turn to its next request is the policy's (`Agent.policy_time`).
 
         Raises:
             InfrastructureError: at the end, if the engine failed a request and no later one
@@ -86,7 +90,7 @@ class Gateway(Service):
             LimitReached: at the end, if a request met a limit and the block raised for it.
         """
         policy = SessionPolicy(agent)
-        async with self.serve(policy) as endpoint:
+        async with self.serve(policy, agent.policy_time if acts else nullcontext) as endpoint:
             try:
                 yield endpoint
             except Exception as e:
@@ -117,13 +121,20 @@ class Gateway(Service):
             )
 
     @asynccontextmanager
-    async def serve(self, policy: Policy) -> AsyncIterator[Endpoint]:
+    async def serve(
+        self, policy: Policy, policy_time: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> AsyncIterator[Endpoint]:
         """An endpoint over any *policy*, for the time of the block or until the task that entered
-        it ends.
+        it ends. The agent acts on a turn within *policy_time*.
         """
         key = secrets.token_urlsafe(16)
         endpoint = Endpoint(
-            policy, self.base_url, key, concurrency=self._concurrency, queue=self._queue
+            policy,
+            self.base_url,
+            key,
+            concurrency=self._concurrency,
+            queue=self._queue,
+            policy_time=policy_time,
         )
         self._server.add(endpoint)
         loop, owner = asyncio.get_running_loop(), asyncio.current_task()

@@ -47,6 +47,13 @@ class Range(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
 @click.option("--right", is_flag=True, help="Rollouts that solved their task.")
 @click.option("--wrong", is_flag=True, help="Rollouts that did not.")
 @click.option("--failed", is_flag=True, help="Rollouts excluded because of an error.")
+@click.option(
+    "--cause",
+    "causes",
+    type=click.Choice(["policy", "environment", "infrastructure"]),
+    multiple=True,
+    help="Failures with this cause (repeatable).",
+)
 @click.option("--environment", "-e", default="", help="Only this environment of the recipe.")
 @click.option(
     "--reward",
@@ -82,6 +89,7 @@ def rollouts(
     right: bool,
     wrong: bool,
     failed: bool,
+    causes: Sequence[str],
     environment: str,
     reward: tuple[float, float] | None,
     contains: str,
@@ -115,7 +123,12 @@ def rollouts(
             f"no rollouts of step {min(unknown)} in {run!r}; it has steps {first} to {last}"
         )
     wanted = Filter(
-        steps=known, results=results, environment=environment, reward=reward, contains=contains
+        steps=known,
+        results=results,
+        causes=frozenset(causes),
+        environment=environment,
+        reward=reward,
+        contains=contains,
     )
     stored: Chosen = list(store.matching(wanted))[::-1]
     total = sum(len(numbers) for *_, numbers in stored)
@@ -141,6 +154,9 @@ def rollouts(
             for view in store.rows(path, numbers, decode, tokens=tokens)
         )
         show(list(rows), decode)
+    if counts := store.causes(stored):
+        text = ", ".join(f"{cause} {count:,}" for cause, count in counts.most_common())
+        click.echo(f"failures by cause: {text}", err=True)
     if (shown := sum(len(numbers) for *_, numbers in chosen)) < total:
         which = whole_steps(chosen, stored, limit or WRITTEN) if html else "the newest"
         click.echo(

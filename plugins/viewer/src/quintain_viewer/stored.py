@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -29,12 +29,14 @@ class Filter:
 
     Attributes:
         results: ``right``, ``wrong`` and ``failed``, any of them.
+        causes: of failures (`Termination.cause`), any of them.
         reward: smallest and largest total reward.
         contains: text in the prompt, a reply or a tool result, in any case.
     """
 
     steps: frozenset[int] | None = None
     results: frozenset[str] = frozenset()
+    causes: frozenset[str] = frozenset()
     environment: str = ""
     reward: tuple[float, float] | None = None
     contains: str = ""
@@ -44,6 +46,7 @@ class Filter:
         total = (row["outcome"] or 0.0) + (row["shaping"] or 0.0)
         return (
             (not self.results or result_of(row) in self.results)
+            and (not self.causes or Termination(row["termination"]).cause in self.causes)
             and self.environment in ("", row["environment"])
             and (
                 self.reward is None
@@ -129,6 +132,15 @@ class StoredRollouts:
                     seen[group] += 1
                 yield step, path, sorted(numbers, key=ranks.__getitem__)
 
+    def causes(self, chosen: Iterable[tuple[int, Path, list[int]]]) -> Counter[str]:
+        """Return the number of failures in *chosen* by their cause."""
+        ends = (
+            Termination(row["termination"])
+            for _, path, numbers in chosen
+            for row in _read(path, ("termination",), numbers)
+        )
+        return Counter(end.cause for end in ends if end.cause)
+
     def rows(
         self, path: Path, numbers: Sequence[int], decode: TokenText, *, tokens: bool = True
     ) -> list[Row]:
@@ -180,6 +192,7 @@ def view_of(row: Row, decode: TokenText, *, tokens: bool = True) -> Row:
         "why": "; ".join(text for text in (outcome.get("reason"), shaping.get("reason")) if text),
         "advantage": row.get("advantage"),
         "termination": row["termination"],
+        "cause": Termination(row["termination"]).cause,
         "reason": row["reason"],
         "attempts": row["attempts"],
         "metrics": json.loads(row["metrics"]),
