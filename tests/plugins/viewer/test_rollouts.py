@@ -61,7 +61,7 @@ def found(runs: Path, capsys: pytest.CaptureFixture[str], *words: str) -> list[d
         ("--reward 0.25", 6),
         ("--environment other", 0),
         ("--cause policy", 0),
-        ("--cause infrastructure --cause policy", 4),
+        ("--cause infrastructure --cause policy", 2),
         ("--contains INJECTED", 8),
         ("--contains 2+2?", 16),
         ("-n 3", 3),
