@@ -71,6 +71,7 @@ class Session(Agent):
         self._conversation: Conversation | None = None
         self._pending: list[Message] = []
         self._turns = 0
+        self.stop_string = ""  # that ended the last turn
         self._ends: list[int] = []  # after each turn: number of messages
         episode.sessions[name] = self
 
@@ -188,6 +189,16 @@ class Session(Agent):
         )
         return replace(transcript, player=self._player)
 
+    def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> int | None:
+        """Return the length of the prompt of a new conversation that begins with *messages*;
+        ``None`` if the engine returns text only.
+        """
+        if not isinstance(self._engine, TokenEngine):
+            return None
+        conversation = Conversation(self._engine.tokenizer, tools)
+        conversation.add(*messages)
+        return len(conversation.prompt_ids())
+
     async def turn(
         self,
         *tools: Tool | ToolSpec | Callable[..., Any],
@@ -291,6 +302,7 @@ class Session(Agent):
             )
         sampled = await sample_turn(engine, ids, stops(engine.tokenizer, sampling))
         text = self._conversation.add_sampled(sampled)
+        self.stop_string = sampled.stop if isinstance(sampled.stop, str) else ""
         turn = engine.tokenizer.parse(text, tools, finish=sampled.finish)
         return replace(turn, player=self._name, tokens=sampled.tokens if self.trains else 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -97,3 +98,33 @@ async def client(
         aiohttp.ClientSession() as http,
     ):
         yield Client(http, endpoint, policy)
+
+
+class Slow(ScriptedEngine):
+    """Waits until it is let go; counts what it is asked and what is cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__(replies="late")
+        self.go = asyncio.Event()
+        self.running = self.most = self.cancelled = 0
+
+    async def sample(self, ids: Any, sampling: Sampling) -> Any:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        return await super().sample(ids, sampling)
+
+
+async def until(condition: Any) -> None:
+    """Wait until *condition* holds."""
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came about")

@@ -1,4 +1,4 @@
-"""The gateway's HTTP: both APIs, keys, limits, errors, cancellation."""
+"""The gateway's HTTP: OpenAI's APIs, keys, limits, errors, cancellation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quintain_gateway import Gateway
 from quintain_gateway.engine_policy import EnginePolicy
 from quintain_gateway.fields import parsed
 
-from .kit import ADD, client, talk
+from .kit import ADD, Slow, client, talk, until
 
 CALL = Reply(text="I add.", calls=(ToolCall(name="add", arguments={"x": 2, "y": 3}),))
 SUM = {"type": "json_schema", "name": "sum", "schema": {"type": "object", "required": ["total"]}}
@@ -634,36 +634,6 @@ def test_a_full_context_is_openais_own_error() -> None:
     asyncio.run(run())
 
 
-class Slow(ScriptedEngine):
-    """Waits until it is let go; counts what it is asked and what is cancelled."""
-
-    def __init__(self) -> None:
-        super().__init__(replies="late")
-        self.go = asyncio.Event()
-        self.running = self.most = self.cancelled = 0
-
-    async def sample(self, ids: Any, sampling: Sampling) -> Any:
-        self.running += 1
-        self.most = max(self.most, self.running)
-        try:
-            await self.go.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        finally:
-            self.running -= 1
-        return await super().sample(ids, sampling)
-
-
-async def until(condition: Any) -> None:
-    """Wait until *condition* holds."""
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came about")
-
-
 def test_a_client_that_leaves_cancels_its_sampling_and_the_request_can_be_sent_again() -> None:
     async def run() -> None:
         engine = Slow()
@@ -805,3 +775,22 @@ def test_a_port_in_use_is_an_error_with_a_fix() -> None:
                     pass
 
     asyncio.run(run())
+
+
+def test_replies_to_one_request_with_a_seed_differ_and_can_be_had_again() -> None:
+    """As with OpenAI, whose seed repeats the replies and does not make them equal."""
+
+    async def run() -> list[list[str]]:
+        async with client(lambda messages, rng: f"number {rng.random()}") as c:
+            found = []
+            for _ in range(2):
+                body = {"messages": talk("?"), "n": 3, "seed": 5}
+                _, answer = await c.post("/chat/completions", body)
+                found.append([ch["message"]["content"] for ch in answer["choices"]])
+            _, answer = await c.post("/chat/completions", {"messages": talk("?"), "seed": 5})
+            assert found[0][0] == answer["choices"][0]["message"]["content"]
+            return found
+
+    first, again = asyncio.run(run())
+    assert len(set(first)) == 3
+    assert first == again

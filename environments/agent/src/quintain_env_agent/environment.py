@@ -62,8 +62,9 @@ class AgentProgram(Environment[Task, AgentOutput]):
 
     A function is called with the prompt and the endpoint (``base_url``, ``api_key``); one that is
     not async runs in a thread. A program gets the prompt on standard input and for ``{prompt}`` in
-    *argv*, and finds the endpoint in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``; it runs with the
-    rights of the trainer, in a folder of its own.
+    *argv*, and finds the endpoint in ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, or
+    ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``; it runs with the rights of the trainer, in a
+    folder of its own.
 
     Attributes:
         function: ``module:function`` or ``file.py:function``.

@@ -18,13 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 from quintain_gateway import Endpoint
-from quintain_gateway.api import ApiRequest, ApiResponse, answer, bearer, route
+from quintain_gateway.api import ApiRequest, ApiResponse, answer, key_of, route
 from quintain_gateway.errors import ApiError, too_large
 from quintain_sandbox import LineTimeout, LineTooLong, ProbedSandbox, ProgramLimits, RunningProgram
 
@@ -99,6 +100,7 @@ class _Open(_Frame):
     path: Annotated[str, Field(max_length=2048)]
     type: Annotated[str, Field(max_length=256)]
     authorization: Annotated[str, Field(max_length=1024)]
+    api_key: Annotated[str, Field(max_length=1024)] = ""
 
 
 class _Data(_Frame):
@@ -190,7 +192,9 @@ async def run(
             **variables,
             **{name: key for name, value in mine.items() if value == endpoint.api_key},
         },
-        "addresses": [name for name, value in mine.items() if value == endpoint.base_url],
+        "addresses": {
+            name: urlsplit(value).path for name, value in mine.items() if value != endpoint.api_key
+        },
         "most": most,
         "file": result_file,
         "body": most_body,
@@ -358,10 +362,11 @@ class Tunnel:
         try:
             response = await self._response(request)
         except ApiError as e:
-            response = ApiResponse.of(e)
+            response = ApiResponse.of(e, request.head.path)
         except Exception as e:
             logging.getLogger(__name__).exception("a request from a sandbox failed")
-            response = ApiResponse.of(ApiError(500, "internal_error", f"{type(e).__name__}: {e}"))
+            error = ApiError(500, "internal_error", f"{type(e).__name__}: {e}")
+            response = ApiResponse.of(error, request.head.path)
         length = len(response.body) if response.events is None else None
         head = {"status": response.status, "headers": dict(response.headers), "length": length}
         data = bytearray(response.body)
@@ -389,7 +394,8 @@ class Tunnel:
         head = request.head
         path = head.path.partition("?")[0]
         route(head.method, path)
-        if not secrets.compare_digest(bearer(head.authorization).encode(), self._key.encode()):
+        key = key_of(head.authorization, head.api_key)
+        if not secrets.compare_digest(key.encode(), self._key.encode()):
             raise ApiError(
                 401,
                 "invalid_api_key",

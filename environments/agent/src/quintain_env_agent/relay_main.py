@@ -175,6 +175,7 @@ class Client(asyncio.StreamReaderProtocol):
                 path=path,
                 type=headers.get("content-type", "")[:TYPE],
                 authorization=headers.get("authorization", "")[:AUTHORIZATION],
+                api_key=headers.get("x-api-key", "")[:AUTHORIZATION],
             )
             try:
                 await self.host.send_data("data", body, id=number)
@@ -307,8 +308,9 @@ class AgentProcess:
         lives after that.
         """
         self.loop.add_signal_handler(signal.SIGCHLD, self.reap)
-        address = f"http://127.0.0.1:{self.port}/v1"
-        variables = {**self.config["variables"], **dict.fromkeys(self.config["addresses"], address)}
+        address = f"http://127.0.0.1:{self.port}"
+        addresses = {name: address + path for name, path in self.config["addresses"].items()}
+        variables = {**self.config["variables"], **addresses}
         try:
             process = started(self.config["argv"], {**os.environ, **variables})
         except (OSError, ValueError) as e:

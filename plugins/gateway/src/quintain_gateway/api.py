@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from . import chat, responses
+from . import chat, messages, responses
 from .endpoint import Endpoint
 from .errors import ApiError
 from .fields import parsed
 
-__all__ = ["ApiRequest", "ApiResponse", "answer", "bearer", "route"]
+__all__ = ["ApiRequest", "ApiResponse", "answer", "key_of", "route"]
 
 PATHS = {
     "/v1/chat/completions": "POST",
+    "/v1/messages": "POST",
+    "/v1/messages/count_tokens": "POST",
     "/v1/responses": "POST",
     "/v1/responses/{id}": "GET",
     "/v1/models": "GET",
@@ -46,10 +48,11 @@ class ApiResponse:
     events: Iterator[str] | None = None
 
     @classmethod
-    def of(cls, error: ApiError) -> ApiResponse:
-        """Return the response that tells of *error*."""
+    def of(cls, error: ApiError, path: str) -> ApiResponse:
+        """Return the response that tells of *error*, in the shape of the API at *path*."""
         headers = {"Content-Type": "application/json; charset=utf-8", **error.headers}
-        return cls(status=error.status, headers=headers, body=json.dumps(error.body).encode())
+        body = messages.error_of(error) if path.startswith("/v1/messages") else error.body
+        return cls(status=error.status, headers=headers, body=json.dumps(body).encode())
 
 
 def route(method: str, path: str) -> tuple[str, str]:
@@ -67,17 +70,18 @@ def route(method: str, path: str) -> tuple[str, str]:
     raise ApiError(404, "unknown_url", f"no {method} {path} here; there are {known}")
 
 
-def bearer(authorization: str) -> str:
-    """Return the key in a header ``Authorization``.
+def key_of(authorization: str, api_key: str) -> str:
+    """Return the key in a header ``Authorization``, else in ``x-api-key``.
 
     Raises:
         ApiError: there is none.
     """
     scheme, _, key = authorization.partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
-        raise ApiError(
-            401, "missing_api_key", "send the key of the episode as `Authorization: Bearer KEY`"
-        )
+        key = api_key
+    if not key.strip():
+        expected = "as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+        raise ApiError(401, "missing_api_key", f"send the key of the episode {expected}")
     return key.strip()
 
 
@@ -94,7 +98,8 @@ async def answer(
     """
     path, name = route(request.method, request.path)
     if path == "/v1/models":
-        return _json({"object": "list", "data": [_model(m) for m in models]})
+        ends = {"has_more": False, "first_id": models[0], "last_id": models[-1]}
+        return _json({"object": "list", "data": [_model(m) for m in models], **ends})
     if path == "/v1/models/{id}":
         return _json(_model(name))  # of any name: the policy answers to all
     if path == "/v1/responses/{id}":
@@ -105,7 +110,10 @@ async def answer(
             415, "unsupported_media_type", "send the body as Content-Type: application/json"
         )
     body = parsed(request.body)
-    return await (_chat if path == "/v1/chat/completions" else _responses)(endpoint, body)
+    if path == "/v1/messages/count_tokens":
+        return _json({"input_tokens": endpoint.prompt_tokens(messages.request_of(body))})
+    served = {"/v1/chat/completions": _chat, "/v1/messages": _messages, "/v1/responses": _responses}
+    return await served[path](endpoint, body)
 
 
 async def _chat(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:
@@ -119,6 +127,13 @@ async def _chat(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:
     )
 
 
+async def _messages(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:
+    request = messages.request_of(body)
+    (reply,) = await endpoint.submit(request)
+    whole = messages.response(request, reply, secrets.token_hex(12))
+    return _stream(messages.stream(whole, reply)) if request.stream else _json(whole)
+
+
 async def _responses(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:
     request = responses.request_of(body, endpoint.histories)
     (reply,) = await endpoint.submit(request)
@@ -129,7 +144,10 @@ async def _responses(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse
 
 
 def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "quintain"}
+    """Return a model in the shapes of OpenAI and Anthropic, whose fields have different names."""
+    openai = {"object": "model", "created": 0, "owned_by": "quintain"}
+    anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    return {"id": name, **openai, **anthropic, "lifecycle": "active"}
 
 
 def _json(value: Any) -> ApiResponse:

@@ -1,8 +1,8 @@
-"""What both APIs say of a request, each with its own names."""
+"""What the APIs say of a request, each with its own names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ MOST_LOGPROBS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """The names of an API for what both have.
+    """The names of an API for what all have.
 
     Attributes:
         roles: of messages with a text, each with the role in a conversation.
@@ -37,6 +37,9 @@ class Dialect:
         schema_in: the field of that object with the name and the schema; empty where it has them
             itself.
         function_in: the field of a tool with its function; empty where the tool is the function.
+        parameters_in: the field of a function with the schema of its arguments.
+        tool_types: of tools that are functions.
+        choice: reads ``tool_choice``.
     """
 
     roles: Mapping[str, Any]
@@ -45,9 +48,12 @@ class Dialect:
     format_at: tuple[str, ...]
     schema_in: str
     function_in: str
+    parameters_in: str = "parameters"
+    tool_types: tuple[str | None, ...] = ("function",)
+    choice: Callable[[Any], dict[str, Any]] = choice_of
 
     def read(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of `TurnRequest` that both APIs set.
+        """Return the fields of `TurnRequest` that all APIs set.
 
         Raises:
             ApiError: 400, naming the field.
@@ -63,7 +69,7 @@ class Dialect:
         tools = get(body, "tools", list, [])
         return {
             "tools": distinct([self._tool(t, f"tools[{i}]") for i, t in enumerate(tools)]),
-            **choice_of(body.get("tool_choice")),
+            **self.choice(body.get("tool_choice")),
             **format_of(form, self.schema_in, where.removesuffix(".")),
             "max_tokens": next(filter(None, limits), None),
             "sampling": sampling_of(body),
@@ -74,11 +80,11 @@ class Dialect:
 
     def _tool(self, data: Any, where: str) -> ToolSpec:
         kind = data.get("type") if isinstance(data, dict) else None
-        if kind != "function":
+        if kind not in self.tool_types:
             raise unsupported(where, f"{where} is of type {kind!r}; only functions are supported")
         if self.function_in:
-            return tool_of(data.get(self.function_in), f"{where}.{self.function_in}")
-        return tool_of(data, where)
+            data, where = data.get(self.function_in), f"{where}.{self.function_in}"
+        return tool_of(data, where, self.parameters_in)
 
     def message(self, data: Mapping[str, Any], where: str) -> Message:
         """Return the role and the text of a message.

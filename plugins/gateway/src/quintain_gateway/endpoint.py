@@ -58,7 +58,7 @@ class Endpoint:
         self.closed = False
         self.last_used = asyncio.get_running_loop().time()
         self.histories: dict[str, ResponseHistory] = {}  # by the id of a response (Responses API)
-        self._threads = Threads(policy)
+        self._policy, self._threads = policy, Threads(policy)
         self._failures: dict[Thread, BaseException] = {}
         self._faults: dict[Thread, str] = {}
         self._room = asyncio.Semaphore(concurrency)
@@ -72,8 +72,10 @@ class Endpoint:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that OpenAI's clients, and most frameworks, read."""
+        """Variables that the clients of OpenAI and Anthropic, and most frameworks, read."""
         return {
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self.api_key,
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_BASE": self.base_url,
             "OPENAI_API_KEY": self.api_key,
@@ -101,6 +103,19 @@ class Endpoint:
     def busy(self) -> bool:
         """Whether requests are in flight."""
         return bool(self._tasks)
+
+    def prompt_tokens(self, request: TurnRequest) -> int:
+        """Return the tokens of the prompt of a request, without sampling.
+
+        Raises:
+            ApiError: the episode is over, or its engine keeps no tokens.
+        """
+        if self.closed:
+            raise over()
+        count = self._policy.prompt_tokens(request)
+        if count is None:
+            raise ApiError(400, "no_tokens", "the engine of this episode returns text alone")
+        return count
 
     async def submit(self, request: TurnRequest) -> list[PolicyTurn]:
         """Return the ``request.n`` answers to a request. Cancelling the call cancels their
@@ -157,7 +172,10 @@ class Endpoint:
             if request.n == 1:
                 return [await self._answer(threads[0], request)]
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._answer(t, request)) for t in threads]
+                tasks = [
+                    group.create_task(self._answer(thread, request.of_reply(i)))
+                    for i, thread in enumerate(threads)
+                ]
             return [t.result() for t in tasks]
         except BaseExceptionGroup as failed:
             raise next(

@@ -42,6 +42,11 @@ class EnginePolicy:
         self.players[name] = EnginePlayer(self, name)
         return self.players[name]
 
+    def prompt_tokens(self, request: TurnRequest) -> int:
+        conversation = Conversation(self.engine.tokenizer, request.tools)
+        conversation.add(*request.messages)
+        return len(conversation.prompt_ids())
+
     def transcripts(self) -> dict[str, Transcript]:
         """Return the exact tokens of each conversation, by name."""
         return {name: player.transcript() for name, player in self.players.items()}
@@ -86,6 +91,7 @@ class EnginePlayer:
                 Token(id=i, logp=logp, text=engine.tokenizer.decode([i])) for i, logp in pairs
             ),
             prompt_ids=tuple(ids) if request.token_ids else (),
+            stop=sampled.stop if isinstance(sampled.stop, str) else "",
             version=sampled.versions[-1] if sampled.versions else engine.version,
         )
 

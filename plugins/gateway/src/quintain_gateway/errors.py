@@ -1,4 +1,4 @@
-"""Errors in the shape of OpenAI's API."""
+"""Errors, in the shape of OpenAI's API; `messages` has that of Anthropic's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the fields that both APIs share; every fault of a request is an `ApiError` that names its
+"""Reads the fields that the APIs share; every fault of a request is an `ApiError` that names its
 field.
 """
 
@@ -53,7 +53,7 @@ def get(
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         expected = " or ".join(k.__name__ for k in kinds)
         raise invalid(
-            f"{where}{name} is {_shown(value)}; expected {expected}",
+            f"{where}{name} is {shown(value)}; expected {expected}",
             f"{where}{name}",
             "invalid_type",
         )
@@ -70,28 +70,28 @@ def positive(body: Mapping[str, Any], name: str, limit: int | None = None) -> in
     return value if value is None else int(value)
 
 
-def text_of(content: Any, where: str) -> str:
-    """Text of a message: a string, null, or a list of text parts."""
+def text_of(content: Any, where: str, first: int = 0) -> str:
+    """Text of a message: a string, null, or a list of text parts, counted from *first*."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise invalid(
-            f"{where} is {_shown(content)}; expected text or a list of parts", where, "invalid_type"
+            f"{where} is {shown(content)}; expected text or a list of parts", where, "invalid_type"
         )
     out: list[str] = []
-    for i, part in enumerate(content):
+    for i, part in enumerate(content, first):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "input_text", "output_text", "refusal"):
             raise unsupported(
                 f"{where}[{i}]",
-                f"{where}[{i}] is a part of type {_shown(kind)}; only text is supported",
+                f"{where}[{i}] is a part of type {shown(kind)}; only text is supported",
             )
         value = part.get("refusal" if kind == "refusal" else "text")
         if not isinstance(value, str):
             raise invalid(
-                f"{where}[{i}].text is {_shown(value)}; expected text",
+                f"{where}[{i}].text is {shown(value)}; expected text",
                 f"{where}[{i}]",
                 "invalid_type",
             )
@@ -127,21 +127,21 @@ def named(messages: Iterable[Message]) -> tuple[Message, ...]:
     return tuple(out)
 
 
-def tool_of(function: Any, where: str) -> ToolSpec:
-    """Return a function tool."""
+def tool_of(function: Any, where: str, schema_in: str = "parameters") -> ToolSpec:
+    """Return a function tool, whose field *schema_in* has the schema of its arguments."""
     if not isinstance(function, dict):
-        raise invalid(f"{where} is {_shown(function)}; expected an object", where, "invalid_type")
+        raise invalid(f"{where} is {shown(function)}; expected an object", where, "invalid_type")
     name = get(function, "name", str, "", f"{where}.")
     if not _NAME.match(name):
         raise invalid(
-            f"{where}.name is {_shown(name)}; expected letters, digits, _ . : / or -",
+            f"{where}.name is {shown(name)}; expected letters, digits, _ . : / or -",
             f"{where}.name",
         )
-    if isinstance(function.get("parameters"), list):  # the other form that qwen-agent takes
+    if isinstance(function.get(schema_in), list):  # the other form that qwen-agent takes
         example = '{"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}'
-        message = f"{where}.parameters is a list; expected a JSON schema, such as {example}"
-        raise invalid(message, f"{where}.parameters", "invalid_type")
-    parameters = get(function, "parameters", dict, None, f"{where}.")
+        message = f"{where}.{schema_in} is a list; expected a JSON schema, such as {example}"
+        raise invalid(message, f"{where}.{schema_in}", "invalid_type")
+    parameters = get(function, schema_in, dict, None, f"{where}.")
     description = get(function, "description", str, "", f"{where}.")
     fields = {} if parameters is None else {"parameters": parameters}
     return ToolSpec(name=name, description=description, **fields)
@@ -161,7 +161,7 @@ def choice_of(choice: Any) -> dict[str, Any]:
     """
     if not isinstance(choice, str | dict | None):
         raise invalid(
-            f"tool_choice is {_shown(choice)}; expected text or an object",
+            f"tool_choice is {shown(choice)}; expected text or an object",
             "tool_choice",
             "invalid_type",
         )
@@ -203,7 +203,8 @@ def format_of(given: Mapping[str, Any], inner: str, where: str) -> dict[str, Any
     schema: dict[str, Any] | None = get(holder, "schema", dict, None, f"{place}.")
     if schema is None:
         raise invalid(f"{place}.schema is missing; expected a JSON schema", f"{place}.schema")
-    whole = {"type": kind, "json_schema": {k: v for k, v in holder.items() if k != "type"}}
+    named_schema = {"name": "reply"} | {k: v for k, v in holder.items() if k != "type"}
+    whole = {"type": kind, "json_schema": named_schema}
     return {"schema": schema, "response_format": json.dumps(whole)}
 
 
@@ -240,12 +241,12 @@ def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def stops_of(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """``stop``: a text or several."""
-    stop = get(body, "stop", (str, list), [])
+def stops_of(body: Mapping[str, Any], name: str = "stop") -> tuple[str, ...]:
+    """Return what ends a reply: the field *name* has a text or several."""
+    stop = get(body, name, (str, list), [])
     stops = [stop] if isinstance(stop, str) else stop
     if len(stops) > MOST_STOPS or not all(isinstance(s, str) for s in stops):
-        raise invalid(f"stop is {_shown(stop)}; expected a text or up to {MOST_STOPS}", "stop")
+        raise invalid(f"{name} is {shown(stop)}; expected a text or up to {MOST_STOPS}", name)
     return tuple(s for s in stops if s)
 
 
@@ -262,6 +263,7 @@ def pieces(text: str) -> list[str]:
     return [text[i : i + size] for i in range(0, len(text), size)]
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return *value* for a message, shortened."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 100 else text[:97] + "..."

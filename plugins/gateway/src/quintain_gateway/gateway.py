@@ -21,7 +21,8 @@ _log = logging.getLogger("quintain.gateway")
 
 
 class Gateway(Service):
-    """Gives each episode an OpenAI-compatible endpoint whose requests the policy answers.
+    """Gives each episode an endpoint whose requests, in the APIs of OpenAI and Anthropic, the policy
+    answers.
 
     ::
 

@@ -1,13 +1,14 @@
-"""A request of an agent in either API, and the answer of the policy."""
+"""A request of an agent in any API, and the answer of the policy."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from quintain import Message, ToolCall, ToolSpec, Turn
+from quintain.types import derived_seed
 
 ANY_TOOL = "*"
 """`TurnRequest.must_call` of a request that leaves the choice of the tool to the policy."""
@@ -34,6 +35,7 @@ class TurnRequest:
             trained heeds them.
         logprobs, top_logprobs, token_ids: what is reported of the reply's tokens.
         stream, stream_usage: in parts, and with a last part that has the usage.
+        thoughts: whether the reply is to show them, in an API that asks.
         model: as the agent calls it.
     """
 
@@ -53,7 +55,18 @@ class TurnRequest:
     token_ids: bool = False
     stream: bool = False
     stream_usage: bool = False
+    thoughts: bool = False
     model: str = "default"
+
+    def of_reply(self, index: int) -> TurnRequest:
+        """Return the request of one of its ``n`` replies. A seed gives each another one, and the
+        first is that of the request alone.
+        """
+        seed = self.sampling.get("seed")
+        if seed is None or not index:
+            return self
+        seeds = {"seed": derived_seed(seed, "reply", index)}
+        return replace(self, sampling={**self.sampling, **seeds})
 
     @property
     def tool_choice(self) -> str:
@@ -85,6 +98,7 @@ class PolicyTurn:
         tokens: the sampled tokens; empty unless asked for.
         prompt_ids: ids of the prompt; empty unless asked for.
         sampled: their number.
+        stop: the stop string that ended the turn; empty if another thing did.
         version: of the weights that sampled the last token; ``None`` where the engine keeps no
             tokens.
     """
@@ -94,6 +108,7 @@ class PolicyTurn:
     sampled: int = 0
     tokens: tuple[Token, ...] = ()
     prompt_ids: tuple[int, ...] = ()
+    stop: str = ""
     version: int | None = None
 
     @property
@@ -151,3 +166,8 @@ class Policy(Protocol):
 
     def player(self, name: str) -> Player:
         """Return a new, empty conversation; the seeds of its turns depend on *name*."""
+
+    def prompt_tokens(self, request: TurnRequest) -> int | None:
+        """Return the length of the prompt of *request* as a new conversation, in tokens; ``None``
+        where the engine keeps no tokens.
+        """

@@ -124,9 +124,9 @@ class Server:
         try:
             response = await self._answer(request)
         except ApiError as e:
-            response = api.ApiResponse.of(e)
+            response = api.ApiResponse.of(e, request.path)
         except web.HTTPRequestEntityTooLarge:
-            response = api.ApiResponse.of(too_large(self._max_bytes))
+            response = api.ApiResponse.of(too_large(self._max_bytes), request.path)
         if response.events is not None:
             return await _streamed(request, response)
         return web.Response(body=response.body, status=response.status, headers=response.headers)
@@ -135,7 +135,8 @@ class Server:
         method = "GET" if request.method == "HEAD" else request.method
         api.route(method, request.path)
         self.check(request)
-        endpoint = await self.endpoint_for(api.bearer(request.headers.get("Authorization", "")))
+        sent = (request.headers.get(name, "") for name in ("Authorization", "x-api-key"))
+        endpoint = await self.endpoint_for(api.key_of(*sent))
         body = await request.read()
         api_request = api.ApiRequest(
             method=method, path=request.path, content_type=request.content_type, body=body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from quintain import InfrastructureError, LimitReached, Message, Transcript
@@ -27,6 +28,10 @@ class SessionPolicy:
             self._free = False
             return SessionPlayer(self, self._agent)
         return SessionPlayer(self, self._agent.conversation(name))
+
+    def prompt_tokens(self, request: TurnRequest) -> int | None:
+        count: int | None = self._agent.prompt_tokens(request.messages, request.tools)
+        return count
 
     async def mark_limit(self) -> None:
         """Let the episode end as truncated, though its environment returns a result."""
@@ -69,7 +74,8 @@ class SessionPlayer:
         transcript = self.session.transcript()
         if transcript is None:
             return PolicyTurn(turn=turn, sampled=turn.tokens)
-        return _answer(turn, transcript, request)
+        answer = _answer(turn, transcript, request)
+        return replace(answer, stop=self.session.stop_string)
 
     def fork(self, name: str, turns: int) -> SessionPlayer:
         return SessionPlayer(self._policy, self.session.fork(name, turns))
