@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import RecipeError, did_you_mean
+from ..store.data_file import DATA_SUFFIXES
 from ..store.toml import read_toml
 
 KEY = "extends"
-DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
 
 
 class RecipeLayer(NamedTuple):

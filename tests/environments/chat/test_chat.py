@@ -346,7 +346,7 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("{", "no JSON"), ('{"criteria": ["a"]}', "prompt"), ('{"prompt": "a"}', "no criteria"),
+        ("{", "not JSON"), ('{"criteria": ["a"]}', "prompt"), ('{"prompt": "a"}', "no criteria"),
         ('{"prompt": "a", "criteria": ["b"], "split": "x"}', "split"),
         ('{"prompt": "a", "split": "dev", "criteria": [{"text": "b", "weight": 0}]}', "not 0"),
         ('{"prompt": "a", "split": "dev", "criteria": [{"text": "kind", "check": true}]}',
@@ -356,7 +356,7 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_wrong_rows_name_line_and_key(line: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(line)
-    with pytest.raises(UsageError, match=f"line 1.*{message}"):
+    with pytest.raises(UsageError, match=f"rows.jsonl:1: .*{message}"):
         list(Chat(data=str(tmp_path / "rows.jsonl")).tasks("dev"))
 
 

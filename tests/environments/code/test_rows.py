@@ -521,7 +521,7 @@ def test_an_unknown_guarantee_is_refused_before_anything_starts(
 
 def test_bad_lines_and_empty_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{}\n{\n")
-    with pytest.raises(UsageError, match=r"bad.jsonl:2 is no JSON"):
+    with pytest.raises(UsageError, match=r"bad.jsonl:2: not JSON"):
         load(str(tmp_path / "bad.jsonl"), "test")
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(UsageError, match="holds no lines"):

@@ -177,12 +177,12 @@ NULL = '{"question": "b", "answer": null}\n'
         (
             "qa.jsonl",
             '{"question": "a", "answer": 1}\n{"question": }\n',
-            "qa.jsonl:2, column 14: not JSON",
+            "qa.jsonl:2: not JSON at column 14",
         ),
         (
             "qa.jsonl",
             '{"question": "a", "answer": 1}\n[1]\n',
-            "qa.jsonl:2 is a list; expected an object",
+            "qa.jsonl:2: a list; expected an object",
         ),
         (
             "qa.jsonl",
@@ -250,7 +250,7 @@ NULL = '{"question": "b", "answer": null}\n'
             '[{"question": "a", "answer": 1},\n{"question": "b",\n"answer": 1},\n5]',
             "qa.json:4 is a int; expected",
         ),
-        ("qa.jsonl", "[" * 100_000, "qa.jsonl:1, column 1: not JSON (nested too deep)"),
+        ("qa.jsonl", "[" * 100_000, "qa.jsonl:1: not JSON (nested too deep)"),
     ],
 )
 def test_faults_name_file_line_and_column(
@@ -280,14 +280,14 @@ def test_all_faults_are_listed_at_once(tmp_path: Path) -> None:
     assert head == "dataset: 13 faults in qa.jsonl; the first 10:"
     assert len(lines) == 10
     for place in (
-        "qa.jsonl:4, column 14: not JSON",
-        "qa.jsonl:8 is a list",
+        "qa.jsonl:4: not JSON at column 14",
+        "qa.jsonl:8: a list",
         "qa.jsonl:12 has no column 'question'",
     ):
         assert any(line.startswith(f"  {place}") for line in lines), lines
     (tmp_path / "qa.jsonl").write_text("\n".join(rows[:9]))
     with pytest.raises(
-        UsageError, match="dataset: 2 faults:\n  qa.jsonl:4, .*\n  qa.jsonl:8 is a list"
+        UsageError, match="dataset: 2 faults:\n  qa.jsonl:4: .*\n  qa.jsonl:8: a list"
     ):
         list(Dataset(path="qa.jsonl").tasks("train"))
 

@@ -401,9 +401,9 @@ def test_the_command_writes_what_the_plan_reads(
     ("text", "message"),
     [
         ("", "has no pass rates"),
-        ("{}\n", "line 1 is no pass rate"),
+        ("{}\n", ":1: no pass rate"),
         ('{"task": "a", "right": 3, "tried": 2}\n', "right and tried do not fit"),
-        ("nonsense\n", "line 1 is no pass rate"),
+        ("nonsense\n", ":1: not JSON"),
     ],
 )
 def test_a_file_that_has_no_pass_rates_is_refused(tmp_path: Path, text: str, message: str) -> None:

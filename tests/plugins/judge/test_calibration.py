@@ -86,7 +86,7 @@ def test_kappa() -> None:
 )  # fmt: skip
 def test_wrong_labels_name_the_line(line: str, tmp_path: Path) -> None:
     (tmp_path / "labels.jsonl").write_text(line)
-    with pytest.raises(UsageError, match="line 1"):
+    with pytest.raises(UsageError, match="jsonl:1: "):
         read_labels(tmp_path / "labels.jsonl")
 
 

@@ -293,12 +293,12 @@ def test_a_saved_data_set_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"prompt": "a", "chosen": "b"}', "line 1: rejected: Field required"),
+        ('{"prompt": "a", "chosen": "b"}', ":1: rejected: Field required"),
         (
             '{"prompt": "a", "chosen": "b", "rejected": "b"}',
-            "line 1: chosen and rejected are equal",
+            ":1: chosen and rejected are equal",
         ),
-        ("{", "line 1: no JSON"),
+        ("{", ":1: not JSON"),
         ("", "no preference pairs"),
     ],
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from quintain import (
@@ -24,6 +25,7 @@ from quintain import (
 )
 from quintain.errors import EnvironmentFault, QuintainError, UsageError
 from quintain.registry import current
+from quintain.store import DataFaults, json_object, text_lines
 from quintain.types import messages_of
 from quintain_gateway import Endpoint, Gateway
 
@@ -212,36 +214,24 @@ def _text(task: Task) -> str:
     return "\n\n".join(m.content for m in messages_of(task.prompt))
 
 
-def _rows(path: str, split: str) -> Iterator[Task]:
-    """Yield the tasks of a file in *split*; a row without one falls to train, dev or test (80, 10,
+def _rows(path: str, split: str) -> list[Task]:
+    """Return the tasks of a file in *split*; a row without one falls to train, dev or test (80, 10,
     10 %) by its content.
     """
-    try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if (
-                    not isinstance(row, dict)
-                    or not isinstance(row.get("prompt"), str)
-                    or "answer" not in row
-                ):
-                    raise EnvironmentFault(
-                        f"{path}, line {number}: expected an object with a text prompt and an "
-                        f"answer"
-                    )
-                task = Task(
-                    **{
-                        k: row[k]
-                        for k in ("prompt", "answer", "id", "level")
-                        if row.get(k) is not None
-                    }
-                )
-                if row.get("split", _split(task)) == split:
-                    yield task
-    except (OSError, ValueError, TypeError) as e:
-        raise EnvironmentFault(f"{path}: {e}") from e
+    tasks: list[tuple[str, Task]] = []
+    first: dict[str, str] = {}
+    with DataFaults(path, "agent") as faults:
+        for where, line in text_lines(Path(path), faults):
+            with faults.row(where):
+                row = json_object(line)
+                if not isinstance(row.get("prompt"), str) or "answer" not in row:
+                    raise UsageError("expected an object with a text prompt and an answer")
+                given = ("prompt", "answer", "id", "level")
+                task = Task(**{k: row[k] for k in given if row.get(k) is not None})
+                if "id" in row:
+                    faults.repeated(first, task.id, where)
+                tasks.append((row.get("split") or _split(task), task))
+    return [task for part, task in tasks if part == split]
 
 
 def _split(task: Task) -> str:

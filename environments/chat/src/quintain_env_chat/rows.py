@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -68,36 +68,30 @@ class ChatRow(BaseModel):
     split: str = ""
 
 
-def rows(path: str, split: str, shared: Sequence[Criterion]) -> Iterator[ChatTask]:
-    """Yield the tasks of *split* in the file *path*, each with its own criteria and the *shared*
+def rows(path: str, split: str, shared: Sequence[Criterion]) -> list[ChatTask]:
+    """Return the tasks of *split* in the file *path*, each with its own criteria and the *shared*
     ones.
 
     Raises:
-        UsageError: no file, or a line that is no row; the message names line and key.
+        UsageError: no file, or lines that are no rows; the message names line and key.
     """
     missing = (
         f"chat: there is no file {path}; expected JSON lines with the keys prompt and criteria"
     )
-    for where, line, row in read_rows(path, ChatRow, missing):
+
+    def made(line: str, row: ChatRow) -> ChatTask:
         if row.split and row.split not in SPLITS:
-            raise UsageError(f"{where}: split is {row.split!r}; expected {', '.join(SPLITS)}")
-        if (
-            row.split or _split_of(line if not isinstance(row.prompt, str) else row.prompt)
-        ) == split:
-            yield _task(row, split, shared, where)
+            raise UsageError(f"split is {row.split!r}; expected {', '.join(SPLITS)}")
+        part = row.split or _split_of(row.prompt if isinstance(row.prompt, str) else line)
+        return _task(row, part, shared)
+
+    return [task for task in read_rows(path, ChatRow, missing, made) if task.split == split]
 
 
-def _task(row: ChatRow, split: str, shared: Sequence[Criterion], where: str) -> ChatTask:
-    try:
-        criteria = [
-            Criterion(text=c) if isinstance(c, str) else c.criterion() for c in row.criteria
-        ]
-    except UsageError as e:
-        raise UsageError(f"{where}: {e}") from e
+def _task(row: ChatRow, split: str, shared: Sequence[Criterion]) -> ChatTask:
+    criteria = [Criterion(text=c) if isinstance(c, str) else c.criterion() for c in row.criteria]
     if not (criteria or shared):
-        raise UsageError(
-            f"{where}: no criteria; give the row some, or the environment criteria for all rows"
-        )
+        raise UsageError("no criteria; give the row some, or the environment criteria for all rows")
     prompt: Any = row.prompt
     if not isinstance(prompt, str):
         prompt = [Message(m.role, m.content) for m in prompt]

@@ -9,7 +9,8 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from quintain.errors import UsageError, did_you_mean
 from quintain.models import offline, quiet, unreachable
+from quintain.store import DataFaults, json_object, text_lines
 
 from .contests import UnsupportedRow
 from .rows import FORMATS, task_of
@@ -58,13 +60,20 @@ def located(
     show, written = None if show_tests < 0 else show_tests, Path(data).exists()
     tasks: dict[str, tuple[CodeTask, str]] = {}
     unsupported: list[UnsupportedRow] = []
-    for row, where in rows_of(data, split, splits):
-        try:
-            task = task_of(row, where, show, written=written)
-        except UnsupportedRow as e:
-            unsupported.append(e)
-            continue
-        tasks[fingerprint(task)] = task, where
+    with DataFaults(data, "code") as faults:
+        for row, where in rows_of(data, split, splits):
+            with faults.row(where):
+                try:
+                    task = task_of(row, where, show, written=written)
+                except UnsupportedRow as e:
+                    unsupported.append(e)
+                    continue
+                tasks[fingerprint(task)] = task, where
+        # a faulty file has to be corrected as a whole
+        for other in SPLITS if faults and Path(data).is_file() else ():
+            for row, where in rows_of(data, other, splits) if other != split else ():
+                with faults.row(where), suppress(UnsupportedRow):
+                    task_of(row, where, show, written=written)
     if unsupported:
         count = f"{len(unsupported)} row{'s' * (len(unsupported) > 1)}"
         log.warning(
@@ -162,13 +171,13 @@ def _of_folder(folder: Path, split: str) -> Rows:
     file = folder / f"{split}.jsonl"
     if file.is_file():
         rows = _lines(file)
-        for row, where in rows:
-            row_split = row.get("split", split) if isinstance(row, Mapping) else split
-            if row_split != split:
-                raise UsageError(
-                    f"{where}: its split is {row_split!r}, and the file is that of {split!r}; "
-                    f"correct one of them"
-                )
+        with DataFaults(file, "code") as faults:
+            for row, where in rows:
+                if (row_split := row.get("split", split)) != split:
+                    faults.append(
+                        f"{where}: its split is {row_split!r}, and the file is that of {split!r}; "
+                        f"correct one of them"
+                    )
         return rows
     if split != "dev" or not (folder / "train.jsonl").is_file():
         raise UsageError(
@@ -182,7 +191,7 @@ def _of_file(file: Path, split: str, splits: str) -> Iterable[tuple[Any, str]]:
     rows = _lines(file)
     if splits == "test":
         return rows if split == "test" else []
-    owners = _splits(rows)
+    owners = _splits(file, rows)
     chosen = [row for row, owner in zip(rows, owners, strict=True) if owner == split]
     if split == "test" and len(chosen) < len(rows):
         # The others may be trained on, so they are not tests unless the user says so.
@@ -191,34 +200,31 @@ def _of_file(file: Path, split: str, splits: str) -> Iterable[tuple[Any, str]]:
     return chosen
 
 
-def _splits(located_rows: Rows) -> list[str]:
+def _splits(file: Path, located_rows: Rows) -> list[str]:
     """Return the split of each row: its own, MBPP's by task id, or by a hash of its text.
 
     Raises:
         UsageError: a row names an unknown split, or none where others do.
     """
     rows = [row for row, _ in located_rows]
-    ids = [
-        row.get("task_id") if isinstance(row, Mapping) and "test_list" in row else None
-        for row in rows
-    ]
+    ids = [row.get("task_id") if "test_list" in row else None for row in rows]
     if rows and all(type(i) is int and 1 <= i <= 974 for i in ids):
         return [
             next((split for split, numbers in MBPP_SPLITS.items() if i in numbers), "prompt")
             for i in ids
         ]
-    named = [row.get("split") if isinstance(row, Mapping) else None for row in rows]
+    named = [row.get("split") for row in rows]
     if any(split is not None for split in named):
-        for split, (_, where) in zip(named, located_rows, strict=True):
-            if split is None:
-                raise UsageError(
-                    f"{where} has no split, and other rows of the file have one; name it, or "
-                    f"remove theirs"
-                )
-            if split not in SPLITS:
-                raise UsageError(
-                    f"{where}: there is no split {split!r}{did_you_mean(str(split), SPLITS)}"
-                )
+        with DataFaults(file, "code") as faults:
+            for split, (_, where) in zip(named, located_rows, strict=True):
+                if split is None:
+                    faults.append(
+                        f"{where} has no split, and other rows of the file have one; name it, or "
+                        f"remove theirs"
+                    )
+                elif split not in SPLITS:
+                    near = did_you_mean(str(split), SPLITS)
+                    faults.append(f"{where}: there is no split {split!r}{near}")
         return list(map(str, named))
     keys = [hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest() for row in rows]
     order, tenth = sorted(keys), max(1, len(rows) // 10)
@@ -227,17 +233,31 @@ def _splits(located_rows: Rows) -> list[str]:
 
 
 def _lines(file: Path) -> Rows:
-    rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
-        if line.strip():
-            try:
-                rows.append((json.loads(line), f"{file}:{number}"))
-            except json.JSONDecodeError as e:
-                raise UsageError(
-                    f"code: {file}:{number} is no JSON; expected lines of {FORMATS}"
-                ) from e
+    return list(_lines_at(file, file.stat().st_mtime_ns))  # a notebook may write the file again
+
+
+@lru_cache(maxsize=4)
+def _lines_at(file: Path, changed: int) -> Rows:
+    """Return the rows of *file*; a warning says which ids stand for several tasks, since an id is
+    but a label here.
+    """
+    rows: Rows = []
+    first: dict[str, tuple[Any, str]] = {}
+    repeated = []
+    with DataFaults(file, "code") as faults:
+        for where, line in text_lines(file, faults):
+            with faults.row(where):
+                row = json_object(line, f"lines of {FORMATS}")
+                rows.append((row, where))
+                other, there = first.setdefault(str(row.get("id", where)), (row, where))
+                if other != row:
+                    repeated.append(f"{row['id']!r} at {there} and {where}")
     if not rows:
         raise UsageError(f"code: {file} holds no lines")
+    if repeated:
+        log.warning(
+            "code: %d rows have the id of another row (first: %s)", len(repeated), repeated[0]
+        )
     return rows
 
 

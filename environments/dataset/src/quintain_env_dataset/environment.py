@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,13 +25,12 @@ from quintain import (
 )
 from quintain.errors import UsageError
 from quintain.evaluation import final_answer
+from quintain.store import DataFaults
 
 from .columns import RoleColumns, chosen
 from .readers import SPLITS, Record, records
 
 ROLES = ("system", "user", "assistant", "tool")
-SHOWN = 10
-"""Faults of a data set that an error names."""
 LONG = 100_000
 """Characters of a prompt that is remarked."""
 _log = logging.getLogger("quintain.env.dataset")
@@ -145,40 +143,20 @@ def _loaded(
         UsageError: with all faults of the data; if *answered*, a row without an answer is one,
             unless it is so in all rows of its file.
     """
-    faults: list[str] = []
-    rows = records(path, subset, faults)
-    if not rows and not faults:
-        raise UsageError(f"dataset: {path} has no rows")
     parsed: list[tuple[Record, str, Row]] = []
-    columns = RoleColumns(prompt="")
-    try:
+    with DataFaults(path, "dataset") as faults:
+        rows = records(path, subset, faults)
+        if not rows and not faults:
+            raise UsageError(f"dataset: {path} has no rows")
+        columns = RoleColumns(prompt="")
         roles = dict(zip(("prompt", "answer", "split", "system"), wanted, strict=True))
-        columns = chosen(path, rows[0].values, roles) if rows else columns
-    except UsageError as e:
-        faults.append(_bare(e))
-    else:
+        with faults.row(path):
+            columns = chosen(path, rows[0].values, roles) if rows else columns
         some = {r.split for r in rows if answered and not _missing(r.values.get(columns.answer))}
-        for record in rows:
-            try:
-                parsed.append(
-                    (
-                        record,
-                        _split_of(record, columns),
-                        _task(record, columns, suffix, record.split in some),
-                    )
-                )
-            except UsageError as e:
-                faults.append(_bare(e))
-    if faults:
-        faults.sort(key=_place)
-        more = (
-            f"{len(faults)} faults in {path}; the first {SHOWN}:"
-            if len(faults) > SHOWN
-            else f"{len(faults)} faults:"
-        )
-        raise UsageError(
-            "dataset: " + (faults[0] if len(faults) == 1 else "\n  ".join([more, *faults[:SHOWN]]))
-        )
+        for record in rows if columns.prompt else ():
+            with faults.row(record.where):
+                part = _split_of(record, columns)
+                parsed.append((record, part, _task(record, columns, suffix, record.split in some)))
     splits: dict[str, dict[str, Row]] = {"train": {}, "dev": {}, "test": {}}
     for _, given, task in parsed:
         splits[given or "train"].setdefault(task.id, task)
@@ -197,16 +175,6 @@ def _loaded(
     return {name: tuple(tasks.values()) for name, tasks in splits.items()}
 
 
-def _place(fault: str) -> tuple[str, int]:
-    """Return file and line of a fault, for sorting; those without a line come first."""
-    found = re.match(r"(.+?):(\d+)\b", fault)
-    return (found[1], int(found[2])) if found else ("", 0)
-
-
-def _bare(error: UsageError) -> str:
-    return str(error).removeprefix("dataset: ")
-
-
 def _missing(answer: Any) -> bool:
     """Return whether there is no answer: null, the NaN that tables have instead, or blank text."""
     return answer is None or answer != answer or (isinstance(answer, str) and not answer.strip())
@@ -217,17 +185,23 @@ def _oddities(parsed: Sequence[tuple[Record, str, Row]]) -> Iterator[str]:
     first.
     """
     first: dict[str, tuple[Record, Row]] = {}
-    contradictions, tables, long = [], [], []
+    first_of_id: dict[str, tuple[Record, Row]] = {}
+    contradictions, tables, long, ids = [], [], [], []
     for record, _, task in parsed:
         before, known = first.setdefault(str(task.prompt), (record, task))
         if known.answer != task.answer:
             contradictions.append(f"{before.where} and {record.where}")
+        if (name := record.values.get("id")) is not None:
+            before, known = first_of_id.setdefault(str(name), (record, task))
+            if known.id != task.id:
+                ids.append(f"{name!r} at {before.where} and {record.where}")
         if isinstance(task.answer, Mapping):
             tables.append(record.where)
         if (length := len(str(task.prompt))) > LONG:
             long.append(f"{record.where}, {length:,}")
     for places, text in (
         (contradictions, "prompts have another answer in an earlier row"),
+        (ids, "rows have the id of an earlier, different row"),
         (tables, "answers are objects, compared as JSON text"),
         (long, f"prompts have more than {LONG:,} characters"),
     ):

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintain.errors import UsageError
+from quintain.store import DATA_SUFFIXES, DataFaults, json_object, text_lines
 
 _log = logging.getLogger("quintain.env.dataset")
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -35,7 +35,7 @@ class Record(NamedTuple):
     split: str = ""
 
 
-def records(path: str, subset: str, faults: list[str]) -> list[Record]:
+def records(path: str, subset: str, faults: DataFaults) -> list[Record]:
     """Return the rows of the file, folder or data set *path* that can be read; a line per other row
     goes to *faults*.
 
@@ -56,77 +56,41 @@ def records(path: str, subset: str, faults: list[str]) -> list[Record]:
             for file, split in files.items()
             for record in _of_file(file, faults)
         ]
-    if path.count("/") != 1 or place.suffix in SUFFIXES or path.startswith((".", "~")):
+    if path.count("/") != 1 or place.suffix in DATA_SUFFIXES or path.startswith((".", "~")):
         raise UsageError(f"dataset: there is no file or folder {path!r}")
     return list(_of_hub(path, subset))
 
 
 def _is_split(file: Path) -> bool:
-    return file.suffix.lower() in SUFFIXES and file.stem.lower() in SPLITS
+    return file.suffix.lower() in DATA_SUFFIXES and file.stem.lower() in SPLITS
 
 
-def _of_file(file: Path, faults: list[str]) -> Iterator[Record]:
+def _of_file(file: Path, faults: DataFaults) -> Iterator[Record]:
     suffix = file.suffix.lower()
-    if suffix not in SUFFIXES:
+    if suffix not in DATA_SUFFIXES:
         raise UsageError(
-            f"dataset: {file} ends in {suffix or 'no suffix'}; expected {', '.join(SUFFIXES)}"
+            f"dataset: {file} ends in {suffix or 'no suffix'}; expected {', '.join(DATA_SUFFIXES)}"
         )
     if suffix == ".parquet":
         yield from _of_parquet(file)
         return
-    try:
-        data = file.read_bytes()
-    except OSError as e:
-        raise UsageError(f"dataset: cannot read {file}: {e}") from e
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        faults.append(f"{file}: UTF-16; save the file as UTF-8 (iconv -f UTF-16 -t UTF-8)")
+    if suffix in (".jsonl", ".ndjson"):
+        for where, line in text_lines(file, faults):
+            with faults.row(where):
+                yield Record(where, json_object(line))
         return
-    unreadable = dict(_not_utf8(file, data))
-    faults += unreadable.values()
-    if unreadable and suffix in (".csv", ".tsv", ".json"):
+    known = len(faults)
+    # Spreadsheets write a byte order mark.
+    text = "".join(line for _, line in text_lines(file, faults, blank=True))
+    if len(faults) > known:
         return
-    # Spreadsheets write a byte order mark. Other lines of JSON are read all the same.
-    text = data.decode("utf-8-sig", errors="replace")
-    if suffix in (".csv", ".tsv"):
-        yield from _of_csv(file, text, "," if suffix == ".csv" else "\t", faults)
-    elif suffix == ".json":
+    if suffix == ".json":
         yield from _of_json(file, text, faults)
     else:
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip() and number not in unreadable:
-                yield from _of_object(f"{file}:{number}", line, faults)
+        yield from _of_csv(file, text, "," if suffix == ".csv" else "\t", faults)
 
 
-def _not_utf8(file: Path, data: bytes) -> Iterator[tuple[int, str]]:
-    """Yield number and fault of each line of *data* that is not UTF-8."""
-    for number, line in enumerate(data.split(b"\n"), 1):
-        try:
-            line.decode()
-        except UnicodeDecodeError as e:
-            byte = f"byte 0x{line[e.start]:02x} is not UTF-8"
-            yield (
-                number,
-                f"{file}:{number}, column {e.start + 1}: {byte}; save the file as UTF-8 (iconv -f "
-                f"LATIN1 -t UTF-8)",
-            )
-
-
-def _of_object(where: str, line: str, faults: list[str]) -> Iterator[Record]:
-    try:
-        values = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as e:
-        faults.append(
-            f"{where}, column {getattr(e, 'colno', 1)}: not JSON "
-            f"({getattr(e, 'msg', 'nested too deep')})"
-        )
-        return
-    if isinstance(values, dict):
-        yield Record(where, values)
-    else:
-        faults.append(f"{where} is a {type(values).__name__}; expected an object, {{...}}")
-
-
-def _of_json(file: Path, text: str, faults: list[str]) -> Iterator[Record]:
+def _of_json(file: Path, text: str, faults: DataFaults) -> Iterator[Record]:
     try:
         rows = json.loads(text)
     except json.JSONDecodeError as e:
@@ -150,7 +114,7 @@ def _of_json(file: Path, text: str, faults: list[str]) -> Iterator[Record]:
             )
 
 
-def _of_csv(file: Path, text: str, delimiter: str, faults: list[str]) -> Iterator[Record]:
+def _of_csv(file: Path, text: str, delimiter: str, faults: DataFaults) -> Iterator[Record]:
     first = text.lstrip().partition("\n")[0]
     other = next(
         (c for c in (";", "\t", ",") if c != delimiter and c in first and delimiter not in first),
@@ -171,7 +135,7 @@ def _of_csv(file: Path, text: str, delimiter: str, faults: list[str]) -> Iterato
 
 
 def _fields(
-    file: Path, text: str, delimiter: str, faults: list[str]
+    file: Path, text: str, delimiter: str, faults: DataFaults
 ) -> Iterator[tuple[str, list[str]]]:
     """Place and fields of each row, the header first; the rows with another number of fields go to
     *faults*.

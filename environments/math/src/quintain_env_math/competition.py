@@ -4,7 +4,6 @@ AIME.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, ClassVar
 
 from quintain import Demonstration, Environment, Message, Task, control
 from quintain.errors import UsageError
+from quintain.store import DataFaults, json_object, text_lines
 from quintain_math_verify import math_equal, shared_verifier
 from quintain_math_verify.extract import final_answers
 
@@ -255,13 +255,10 @@ def _unreadable(answers: tuple[str, ...]) -> list[tuple[int, str]]:
 @lru_cache(maxsize=8)
 def _from_file(name: str, file: Path) -> tuple[CompetitionRow, ...]:
     rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
-        if line.strip():
-            try:
-                data = json.loads(line)
-            except json.JSONDecodeError as e:
-                raise UsageError(f"{name}: {file}:{number} is no JSON; expected {LINE}") from e
-            rows.append(_row(name, data, f"{file}:{number}"))
+    with DataFaults(file, name) as faults:
+        for where, line in text_lines(file, faults):
+            with faults.row(where):
+                rows.append(_row(json_object(line, LINE)))
     if not rows:
         raise UsageError(f"{name}: {file} holds no lines")
     return tuple(dict.fromkeys(rows))
@@ -269,28 +266,29 @@ def _from_file(name: str, file: Path) -> tuple[CompetitionRow, ...]:
 
 @lru_cache(maxsize=4)
 def _from_hub(name: str, repository: str, split: str) -> tuple[CompetitionRow, ...]:
-    rows = from_hub(name, repository, None, split, LINE)
-    parsed = (_row(name, row, f"{repository} {split}[{i}]") for i, row in enumerate(rows))
-    return tuple(dict.fromkeys(parsed))
+    rows = []
+    with DataFaults(repository, name) as faults:
+        for i, row in enumerate(from_hub(name, repository, None, split, LINE)):
+            with faults.row(f"{repository} {split}[{i}]"):
+                rows.append(_row(row))
+    return tuple(dict.fromkeys(rows))
 
 
-def _row(name: str, data: Any, where: str) -> CompetitionRow:
-    if not isinstance(data, Mapping) or not isinstance(
-        data.get("problem", data.get("question")), str
-    ):
-        raise UsageError(f"{name}: {where} has no problem; expected {LINE}")
+def _row(data: Mapping[str, Any]) -> CompetitionRow:
+    if not isinstance(data.get("problem", data.get("question")), str):
+        raise UsageError(f"no problem; expected {LINE}")
     solution = str(data.get("solution") or "")
     answer = data.get("answer")
     if answer is None:
         boxes = final_answers(solution, boxed_only=True)
         answer = ", ".join(boxes)
     choices = tuple(str(c) for c in data.get("choices") or ())
-    text = _letter(answer, choices, f"{name}: {where}") if choices else str(answer).strip()
+    text = _letter(answer, choices) if choices else str(answer).strip()
     if not text or isinstance(answer, bool):
-        raise UsageError(f"{name}: {where} has no answer; expected {LINE}")
+        raise UsageError(f"no answer; expected {LINE}")
     kind = str(data.get("kind") or kind_of(text, choices))
     if kind not in REQUESTS:
-        raise UsageError(f"{name}: {where} has the kind {kind!r}; known: {', '.join(REQUESTS)}")
+        raise UsageError(f"unknown kind {kind!r}; known: {', '.join(REQUESTS)}")
     level = re.search(r"\d+(?:\.\d+)?", str(data.get("level") or ""))
     return CompetitionRow(
         problem=str(data.get("problem", data.get("question"))),
@@ -303,14 +301,12 @@ def _row(name: str, data: Any, where: str) -> CompetitionRow:
     )
 
 
-def _letter(answer: Any, choices: Sequence[str], where: str) -> str:
+def _letter(answer: Any, choices: Sequence[str]) -> str:
     """Return the letter of the right choice, which a row names by letter, by index from 0 or by its
     text.
     """
     if len(choices) > len(LETTERS):
-        raise UsageError(
-            f"{where} has {len(choices)} choices; at most {len(LETTERS)} are supported"
-        )
+        raise UsageError(f"{len(choices)} choices; at most {len(LETTERS)} are supported")
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices):
         return LETTERS[answer]
     text = str(answer).strip()
@@ -320,6 +316,5 @@ def _letter(answer: Any, choices: Sequence[str], where: str) -> str:
     if len(letter) == 1 and letter in LETTERS[: len(choices)]:
         return letter
     raise UsageError(
-        f"{where}: the answer {text!r} is none of its choices (a letter, an index from 0, or the "
-        f"text)"
+        f"the answer {text!r} is none of its choices (a letter, an index from 0, or the text)"
     )

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from quintain import Demonstration, Environment, Message, Task, control
 from quintain.errors import UsageError
+from quintain.store import DataFaults, json_object, text_lines
 from quintain_math_verify import math_equal
 
 from .rows import Splits, carved, from_hub, in_folder, of_file
 
 REPOSITORY = "openai/gsm8k"
+LINE = '{"question": ..., "answer": "... #### number"}'
 REQUEST = "Reason step by step, and put the final number within \\boxed{}."
 
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
@@ -119,35 +121,30 @@ def _source(data: str, split: str) -> tuple[GSM8KRow, ...]:
 @lru_cache(maxsize=8)
 def _from_file(file: Path) -> tuple[GSM8KRow, ...]:
     rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
-        if line.strip():
-            rows.append(_row(line, f"{file}:{number}"))
+    with DataFaults(file, "gsm8k") as faults:
+        for where, line in text_lines(file, faults):
+            with faults.row(where):
+                rows.append(_row(json_object(line, LINE)))
     if not rows:
         raise UsageError(f"gsm8k: {file} holds no lines")
     return tuple(dict.fromkeys(rows))
 
 
-def _row(line: str, where: str) -> GSM8KRow:
-    try:
-        data = json.loads(line)
-        return _checked(GSM8KRow(data["question"], data["answer"]), where)
-    except (json.JSONDecodeError, KeyError, TypeError) as e:
-        raise UsageError(
-            f'gsm8k: {where} is not {{"question": ..., "answer": "... #### number"}}'
-        ) from e
-
-
-def _checked(record: GSM8KRow, where: str) -> GSM8KRow:
+def _row(row: Mapping[str, Any]) -> GSM8KRow:
+    question, answer = row.get("question"), row.get("answer")
+    if not isinstance(question, str) or not isinstance(answer, str):
+        raise UsageError(f"expected {LINE}")
+    record = GSM8KRow(question, answer)
     if not _NUMBER.fullmatch(record.number):
-        raise UsageError(f"gsm8k: the answer at {where} does not end in #### and a number")
+        raise UsageError("the answer does not end in #### and a number")
     return record
 
 
 @lru_cache(maxsize=2)
 def _from_hub(split: str) -> tuple[GSM8KRow, ...]:
-    line = '{"question": ..., "answer": "... #### number"}'
-    rows = from_hub("gsm8k", REPOSITORY, "main", split, line)
-    return tuple(
-        _checked(GSM8KRow(r["question"], r["answer"]), f"{REPOSITORY} {split}[{i}]")
-        for i, r in enumerate(rows)
-    )
+    rows = []
+    with DataFaults(REPOSITORY, "gsm8k") as faults:
+        for i, row in enumerate(from_hub("gsm8k", REPOSITORY, "main", split, LINE)):
+            with faults.row(f"{REPOSITORY} {split}[{i}]"):
+                rows.append(_row(row))
+    return tuple(rows)

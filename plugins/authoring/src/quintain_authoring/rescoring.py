@@ -18,6 +18,7 @@ import click
 from quintain import Environment, Group, Rollout, Task
 from quintain.cli import Count, service_options, services_of
 from quintain.errors import RunError, UsageError
+from quintain.store import DataFaults, json_object, text_lines
 
 if typing.TYPE_CHECKING:
     from rich.console import Console
@@ -181,17 +182,19 @@ def rows_of_file(path: Path) -> Iterator[tuple[int, Any]]:
     Raises:
         UsageError: it cannot be read.
     """
+    if path.suffix == ".jsonl":
+        with DataFaults(path) as faults:
+            for where, line in text_lines(path, faults):
+                with faults.row(where):
+                    yield 0, json_object(line, "a rollout of `quintain eval --out`")
+        return
     try:
-        if path.suffix == ".jsonl":
-            with path.open(encoding="utf-8") as lines:
-                yield from ((0, json.loads(line)) for line in lines if line.strip())
-        else:
-            import pyarrow.parquet
+        import pyarrow.parquet
 
-            yield from (
-                (0, json.loads(text))
-                for text in pyarrow.parquet.read_table(path)["rollout"].to_pylist()
-            )
+        yield from (
+            (0, json.loads(text))
+            for text in pyarrow.parquet.read_table(path)["rollout"].to_pylist()
+        )
     except (OSError, ValueError, KeyError) as e:
         raise UsageError(f"cannot read rollouts from {str(path)!r}: {e}") from e
 

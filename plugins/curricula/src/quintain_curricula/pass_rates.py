@@ -17,10 +17,12 @@ from typing import Any
 from quintain import Task
 from quintain.errors import NoTasksError, UsageError
 from quintain.interfaces import TaskReader
+from quintain.store import DataFaults, json_object, text_lines
 from quintain.types import reaches
 
 from .pool import POOL
 
+RATE = '{"task": id, "right": n, "tried": n}, as `quintain pass-rates ROLLOUTS --out` writes'
 VALID = ("finished", "truncated", "policy_fault", "policy_timeout")
 """Terminations of rollouts that count: the others failed for reasons other than the policy."""
 
@@ -48,23 +50,26 @@ def read_pass_rates(path: str | Path) -> dict[str, PassRate]:
         UsageError: it cannot be read, is no such file, or has no task.
     """
     rates: dict[str, PassRate] = {}
-    for number, line in _lines(Path(path)):
-        try:
-            rate = PassRate(**json.loads(line))
-            if type(rate.task) is not str or not 0 <= rate.right <= rate.tried or not rate.tried:
-                raise ValueError("right and tried do not fit")
-        except (TypeError, ValueError) as e:
-            expected = (
-                'expected {"task": id, "right": n, "tried": n}, as `quintain pass-rates ROLLOUTS '
-                "--out` writes"
-            )
-            raise UsageError(f"{path}, line {number} is no pass rate ({e}); {expected}") from e
-        rates[rate.task] = _sum(rates.get(rate.task), rate)
+    with DataFaults(path) as faults:
+        for where, line in text_lines(Path(path), faults):
+            with faults.row(where):
+                rate = _rate(json_object(line, RATE))
+                rates[rate.task] = _sum(rates.get(rate.task), rate)
     if not rates:
         raise UsageError(
             f"{path} has no pass rates; write them with `quintain pass-rates ROLLOUTS --out {path}`"
         )
     return rates
+
+
+def _rate(row: Mapping[str, Any]) -> PassRate:
+    try:
+        rate = PassRate(**row)
+        if type(rate.task) is not str or not 0 <= rate.right <= rate.tried or not rate.tried:
+            raise ValueError("right and tried do not fit")
+    except (TypeError, ValueError) as e:
+        raise UsageError(f"no pass rate ({e}); expected {RATE}") from e
+    return rate
 
 
 def count_rollouts(paths: Iterable[str | Path]) -> dict[str, PassRate]:
@@ -108,28 +113,25 @@ def _of_parquet(file: Path) -> Iterator[PassRate]:
 
 
 def _of_lines(file: Path) -> Iterator[PassRate]:
-    for number, line in _lines(file):
-        try:
-            row = json.loads(line)
-            kind, outcome, task = row["termination"]["kind"], row["outcome"], row["task"]
-            if kind in VALID and outcome is not None:
-                yield _one(
-                    task["id"], outcome["value"], task.get("level"), row.get("environment") or ""
-                )
-        except (KeyError, TypeError, ValueError) as e:
-            raise UsageError(
-                f"{file}, line {number} is no rollout ({type(e).__name__}: {e}); name a file of "
-                f"`quintain eval --out`"
-            ) from e
+    with DataFaults(file) as faults:
+        for where, line in text_lines(file, faults):
+            rate = None
+            with faults.row(where):
+                rate = _of_rollout(json_object(line, "a rollout of `quintain eval --out`"))
+            if rate is not None:
+                yield rate
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _of_rollout(row: Mapping[str, Any]) -> PassRate | None:
+    """Return the rate of one rollout; ``None`` if it failed."""
     try:
-        with path.open(encoding="utf-8") as file:
-            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
-    except (OSError, ValueError) as e:
+        kind, outcome, task = row["termination"]["kind"], row["outcome"], row["task"]
+        if kind not in VALID or outcome is None:
+            return None
+        return _one(task["id"], outcome["value"], task.get("level"), row.get("environment") or "")
+    except (KeyError, TypeError, ValueError) as e:
         raise UsageError(
-            f"cannot read {str(path)!r}: {getattr(e, 'strerror', None) or 'not UTF-8 text'}"
+            f"no rollout ({type(e).__name__}: {e}); name a file of `quintain eval --out`"
         ) from e
 
 

@@ -85,10 +85,10 @@ def read_labels(path: Path) -> list[Labelled]:
     """Return the rows of a file of JSON lines.
 
     Raises:
-        UsageError: no file, no rows, or a line that is no row; the message names the line.
+        UsageError: no file, no rows, or lines that are no rows; the message names them.
     """
     missing = f"there is no file {path}; expected JSON lines, see `quintain judge calibrate --help`"
-    rows = [row for _, _, row in read_rows(path, Labelled, missing)]
+    rows = read_rows(path, Labelled, missing, lambda _, row: row)
     if not rows:
         raise UsageError(f"{path} has no rows")
     return rows

@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from quintain.errors import UsageError
+from quintain.store import DataFaults, json_object, text_lines
 
 Row = TypeVar("Row", bound=BaseModel)
+Item = TypeVar("Item")
 
 
-def read_rows(path: Path | str, kind: type[Row], missing: str) -> Iterator[tuple[str, str, Row]]:
-    """Each row of the file *path*: its place for messages, its line, and the *kind* that it holds.
-    Skips blank lines.
+def read_rows(
+    path: Path | str, kind: type[Row], missing: str, made: Callable[[str, Row], Item]
+) -> list[Item]:
+    """Read the rows of the file *path*, without blank lines.
+
+    Args:
+        kind: of a row.
+        made: makes an item of a line and the row that it holds.
 
     Raises:
-        UsageError: no file, in the words of *missing*; or a line that is no row, with its number
-            and key.
+        UsageError: no file, in the words of *missing*; or lines that are no rows, or of which *made*
+            makes nothing: the first ten faults with line and key.
     """
     file = Path(path).expanduser()
     if not file.is_file():
         raise UsageError(missing)
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            yield where, line, kind.model_validate(json.loads(line))
-        except ValidationError as e:
-            first = e.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise UsageError(f"{where}: {place + ': ' if place else ''}{first['msg']}") from e
-        except ValueError as e:
-            raise UsageError(f"{where}: no JSON ({e})") from e
+    items = []
+    with DataFaults(file) as faults:
+        for where, line in text_lines(file, faults):
+            with faults.row(where):
+                items.append(made(line, kind.model_validate(json_object(line))))
+    return items
 
 
 def drop_later(path: Path, step: int) -> None:

@@ -76,14 +76,18 @@ def read_prompts(path: Path) -> list[Prompted]:
     """Return the rows of a file of JSON lines with the key ``prompt``; their other keys are kept.
 
     Raises:
-        UsageError: no file, or a line that is no such row.
+        UsageError: no file, or lines that are no such rows.
     """
     missing = (
         f"there is no file {path}; expected JSON lines with the key prompt, or the name of an "
         f"environment"
     )
-    rows = read_rows(path, _Row, missing)
-    return [Prompted(prompt=row.prompt, columns=row.model_extra or {}) for _, _, row in rows]
+    return read_rows(
+        path,
+        _Row,
+        missing,
+        lambda _, row: Prompted(prompt=row.prompt, columns=row.model_extra or {}),
+    )
 
 
 def prompts_of(tasks: Sequence[Task], split: str) -> Iterator[Prompted]:

@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from quintain.errors import UsageError
+from quintain.store import DataFaults, json_object, text_lines
 from quintain.types import encodable
 
 TEXT_FILES = (".txt", ".md", ".rst")
@@ -28,11 +28,15 @@ NAMES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passage:
-    """What a search finds: a text with a unique id and, where the corpus has them, a title."""
+    """What a search finds: a text with a unique id and, where the corpus has them, a title.
+
+    *place* is where the corpus has it, for messages.
+    """
 
     id: str
     text: str
     title: str = ""
+    place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,15 +110,12 @@ class JsonLines:
         return _hash_of(["lines", *astuple(self.columns)], [self.path])
 
     def passages(self) -> Iterator[Passage]:
-        is_packed = self.path.suffix == ".gz"
-        try:
-            with gzip.open(self.path, "rb") if is_packed else self.path.open("rb") as lines:
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        where = f"{self.path}:{number}"
-                        yield _passage(_parsed(line, where), self.columns, str(number), where)
-        except (OSError, EOFError) as e:
-            raise UsageError(f"{self.path} cannot be read: {e}") from e
+        expected = "an object with the keys id, title and text"
+        with DataFaults(self.path) as faults:
+            for where, line in text_lines(self.path, faults):
+                number = where.rpartition(":")[2]
+                with faults.row(where):
+                    yield _passage(json_object(line, expected), self.columns, number, where)
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,11 @@ class HFDataset:
 
     def passages(self) -> Iterator[Passage]:
         for number, row in enumerate(self._rows()):
-            yield _passage(row, self.columns, str(number), f"{self.source}, row {number}")
+            place = f"{self.source}, row {number}"
+            try:
+                yield _passage(row, self.columns, str(number), place)
+            except UsageError as e:
+                raise UsageError(f"{place}: {e}") from e
 
     def _rows(self) -> Any:
         try:
@@ -205,38 +210,27 @@ def _hash_of(settings: Iterable[str], files: Iterable[Path]) -> str:
     return h.hexdigest()
 
 
-def _parsed(line: bytes, where: str) -> Mapping[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as e:
-        raise UsageError(f"{where} is no JSON: {e}") from e
-    if not isinstance(row, Mapping):
-        raise UsageError(
-            f"{where} is no JSON object; expected one with the keys id, title and text"
-        )
-    return row
-
-
-def _passage(row: Mapping[str, Any], columns: Columns, number: str, where: str) -> Passage:
+def _passage(row: Mapping[str, Any], columns: Columns, number: str, place: str) -> Passage:
     def value(kind: str, default: str) -> str:
         named = getattr(columns, kind)
         name = named or next((n for n in NAMES[kind] if n in row), None)
         if name is None or name not in row:
             if named or kind == "text":
                 raise UsageError(
-                    f"{where} has no column {named or ' or '.join(NAMES[kind])!r} for the {kind}, "
+                    f"no column {named or ' or '.join(NAMES[kind])!r} for the {kind}, "
                     f"but {', '.join(map(str, row)) or 'none'}; name it with --{kind}-column"
                 )
             return default
         content = row[name]
         if not isinstance(content, (str, int)) or (kind == "text" and not isinstance(content, str)):
-            raise UsageError(f"{where}: {name!r} is {type(content).__name__}; expected a string")
+            raise UsageError(f"{name!r} is {type(content).__name__}; expected a string")
         return encodable(str(content))
 
     return Passage(
         id=" ".join(value("id", number).split()),
         title=" ".join(value("title", "").split()),
         text=value("text", "").strip(),
+        place=place,
     )
 
 

@@ -19,6 +19,7 @@ import tantivy
 from tantivy import Filter, Occur, Query, TextAnalyzer, TextAnalyzerBuilder, Tokenizer
 
 from quintain.errors import StorageError, UsageError
+from quintain.store import DataFaults
 
 from .corpus import Corpus, Passage
 
@@ -161,14 +162,20 @@ def _build(corpus: Corpus, folder: Path, progress: Callable[[str], None]) -> Non
             progress(f"indexed {number:,} passages")
     if not number:
         raise UsageError("the corpus has no passages")
-    for bucket in hashes:
-        if len(set(bucket)) < len(bucket):
-            [(twice, _)] = Counter(bucket).most_common(1)
-            name = next(p.id for p in corpus.passages() if _id_hash(p.id) == twice)
-            raise UsageError(
-                f"two passages have the id {name!r}; ids must be unique (--id-column names another "
-                f"column)"
-            )
+    repeated = {
+        digest
+        for bucket in hashes
+        if len(set(bucket)) < len(bucket)
+        for digest, count in Counter(bucket).items()
+        if count > 1
+    }
+    if repeated:
+        first: dict[str, str] = {}
+        with DataFaults("the corpus") as faults:
+            for passage in corpus.passages():
+                if _id_hash(passage.id) in repeated:
+                    faults.repeated(first, passage.id, passage.place or passage.id)
+            faults[-1:] = [f"{text} (--id-column names another column)" for text in faults[-1:]]
     writer.commit()
     writer.wait_merging_threads()
     (folder / ABOUT).write_text(json.dumps({"passages": number}) + "\n", encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,17 +9,16 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintain import Message
 from quintain.errors import UsageError
 from quintain.learning import Batch, Sample, TrainingSequence
 from quintain.models import ChatTokenizer
+from quintain.store import DataFaults, json_object, text_lines
 from quintain.types import derived_seed
 from quintain_sft import encode_conversation, end_of_turn
 
-SHOWN = 10
-"""Faults of a file that its error lists."""
 TRIED = 8
 """Other prompts behind which a reply is tried."""
 
@@ -81,26 +79,10 @@ def read_preferences(path: Path) -> list[Preference]:
             f"there is no file {str(path)!r}; expected JSON lines with prompt, chosen and rejected"
         )
     preferences: list[Preference] = []
-    faults: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            preferences.append(_preference(_Row.model_validate(json.loads(line))))
-        except ValidationError as e:
-            first = e.errors(include_url=False)[0]
-            place = ".".join(
-                str(part) for part in first["loc"] if isinstance(part, int) or part.islower()
-            )
-            faults.append(
-                f"{path}:{number}: "
-                f"{place + ': ' if place else ''}{first['msg'].removeprefix('Value error, ')}"
-            )
-        except ValueError as e:
-            faults.append(f"{path}:{number}: no JSON ({e})")
-    if faults:
-        more = f"\n{len(faults)} lines in all" if len(faults) > SHOWN else ""
-        raise UsageError("\n".join(faults[:SHOWN]) + more)
+    with DataFaults(path) as faults:
+        for where, line in text_lines(path, faults):
+            with faults.row(where):
+                preferences.append(_preference(_Row.model_validate(json_object(line))))
     if not preferences:
         raise UsageError(f"{path}: no rows; expected JSON lines with prompt, chosen and rejected")
     return preferences

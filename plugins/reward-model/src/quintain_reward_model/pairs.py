@@ -11,10 +11,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from quintain import Message, Rollout
 from quintain.errors import UsageError
+from quintain.store import DataFaults, json_object, text_lines
 
 from .conversations import conversation
 
@@ -64,27 +65,24 @@ def read_pairs(source: str, *, split: str = "train") -> list[PreferencePair]:
         split: of a data set.
 
     Raises:
-        UsageError: there is no such file or data set, a line is no row, or no row is left.
+        UsageError: there is no such file or data set, lines are no rows, or no row is left.
     """
     path = Path(source).expanduser()
-    rows = _lines(path) if path.is_file() else _dataset(source, split)
-    pairs = [_pair(where, row) for where, row in rows]
+    pairs = []
+    with DataFaults(source) as faults:
+        if path.is_file():
+            for where, line in text_lines(path, faults):
+                with faults.row(where):
+                    pairs.append(_pair(json_object(line)))
+        else:
+            for where, row in _dataset(source, split):
+                with faults.row(where):
+                    pairs.append(_pair(row))
     if not pairs:
         raise UsageError(
             f"{source}: no preference pairs; expected rows with prompt, chosen and rejected"
         )
     return pairs
-
-
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                where = f"{path}, line {number}"
-                try:
-                    yield where, json.loads(line)
-                except ValueError as error:
-                    raise UsageError(f"{where}: no JSON ({error})") from error
 
 
 def _dataset(source: str, split: str) -> Iterator[tuple[str, Any]]:
@@ -115,13 +113,8 @@ def _dataset(source: str, split: str) -> Iterator[tuple[str, Any]]:
         )
 
 
-def _pair(where: str, row: Any) -> PreferencePair:
-    try:
-        checked = _Row.model_validate(row)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{where}: {place + ': ' if place else ''}{first['msg']}") from error
+def _pair(row: Any) -> PreferencePair:
+    checked = _Row.model_validate(row)
     key: str | Text
     prompt, chosen, rejected = map(_content, (checked.prompt, checked.chosen, checked.rejected))
     if not prompt:
@@ -130,7 +123,7 @@ def _pair(where: str, row: Any) -> PreferencePair:
     else:
         key, texts = prompt, [conversation(prompt, text) for text in (chosen, rejected)]
     if texts[0] == texts[1]:
-        raise UsageError(f"{where}: chosen and rejected are equal; leave the row out")
+        raise UsageError("chosen and rejected are equal; leave the row out")
     return PreferencePair(chosen=texts[0], rejected=texts[1], margin=checked.margin, key=_hash(key))
 
 

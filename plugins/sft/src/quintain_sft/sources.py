@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from quintain.errors import UnknownNameError, UsageError
 from quintain.models import ChatTokenizer
 from quintain.recipe import EnvironmentTable, opened_environments, resolve_environment_table
 from quintain.services import BY_OPTION, Choice
-from quintain.store import RunFolder, find_run, steps_in
+from quintain.store import DataFaults, RunFolder, find_run, json_object, steps_in, text_lines
 from quintain.types import reaches
 
 from .demonstrations import demonstrations_of
@@ -32,6 +32,11 @@ from .supervised import encode_conversation, end_of_turn, join_thought, split_th
 
 FILES = (".jsonl", ".parquet")
 ROLES = ("system", "user", "assistant")
+EXPECTED = (
+    '{"messages": [{"role": "user", "content": ...}, ...]}, or a rollout as `quintain eval --out` '
+    "writes it"
+)
+"""What a line of a file is."""
 THINK, NO_THINK = " /think", " /no_think"
 """What ends a question that is to be answered with or without thought (Qwen3, 2505.09388, section
 4.3).
@@ -179,24 +184,19 @@ def _of_file(path: Path, selection: Selection) -> ExampleSource:
         raise UsageError(f"there is no file {str(path)!r}")
     if path.suffix == ".parquet":
         return _of_rollouts(str(path), _parquet(path), selection)
-    lines = _lines(path)
-    first = next(lines, None)
-    if first is None:
-        raise UsageError(f"{path} is empty")
-    if "messages" in first[1] and "task" not in first[1]:
-        numbered = [first, *islice(lines, selection.count - 1)]
-        examples = tuple(
-            _conversation(record, f"{path}, line {number}") for number, record in numbered
-        )
-        return ExampleSource(kind="messages", name=str(path), examples=examples)
-    if "task" not in first[1]:
-        raise UsageError(
-            f'{path}, line {first[0]}: expected {{"messages": [{{"role": "user", "content": ...}}, '
-            f"...]}}, or a "
-            "rollout as `quintain eval --out` writes it"
-        )
-    records = (record for part in ([first], lines) for _, record in part)
-    return _of_rollouts(str(path), records, selection)
+    with DataFaults(path) as faults:
+        records = _records(path, faults)
+        first = next(records, None)
+        if first is None and not faults:
+            raise UsageError(f"{path} is empty")
+        found = chain([first] if first else [], records)
+        if first and "task" in first[1]:
+            return _of_rollouts(str(path), (record for _, record in found), selection)
+        examples = []
+        for where, record in islice(found, selection.count):
+            with faults.row(where):
+                examples.append(_conversation(record))
+    return ExampleSource(kind="messages", name=str(path), examples=tuple(examples))
 
 
 def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -214,48 +214,35 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
         ) from e
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as e:
-                raise UsageError(f"{path}, line {number}: not JSON: {e}") from e
-            if not isinstance(record, dict):
-                raise UsageError(
-                    f"{path}, line {number}: expected an object, got {type(record).__name__}"
-                )
-            yield number, record
+def _records(path: Path, faults: DataFaults) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for where, line in text_lines(path, faults):
+        with faults.row(where):
+            yield where, json_object(line, EXPECTED)
 
 
-def _conversation(record: Mapping[str, Any], where: str) -> Example:
+def _conversation(record: Mapping[str, Any]) -> Example:
     """Read a conversation in the format of chat servers; every message of the assistant trains."""
     rows = record.get("messages")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UsageError(
-            f'{where}: "messages" is to be a list of objects with "role" and "content"'
-        )
+        raise UsageError(f"expected {EXPECTED}")
     messages = []
     for row in rows:
         role, content = row.get("role"), row.get("content")
         if role not in ROLES or row.get("tool_calls"):
             raise UsageError(
-                f"{where}: a message of role {role!r}; expected {', '.join(ROLES)}, without tool "
-                f"calls"
+                f"a message of role {role!r}; expected {', '.join(ROLES)}, without tool calls"
             )
         if isinstance(content, list) and all(
             isinstance(p, dict) and p.get("type") == "text" for p in content
         ):
             content = "".join(str(part.get("text", "")) for part in content)
         if not isinstance(content, str):
-            raise UsageError(f'{where}: "content" of the {role} is {content!r}; expected text')
+            raise UsageError(f'"content" of the {role} is {content!r}; expected text')
         thought = row.get("reasoning_content") or row.get("reasoning") or ""
         messages.append(Message(role, join_thought(str(thought), content) if thought else content))
     replies = tuple(index for index, m in enumerate(messages) if m.role == "assistant" and index)
     if not replies:
-        raise UsageError(f"{where}: the assistant answers nothing, so there is nothing to imitate")
+        raise UsageError("the assistant answers nothing, so there is nothing to imitate")
     return Example(messages=tuple(messages), replies=replies)
 
 
