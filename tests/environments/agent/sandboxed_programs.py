@@ -71,6 +71,20 @@ def plain(prompt: str) -> str:
 
 
 @agent
+def messages(prompt: str) -> str:
+    """What Anthropic's variables name, with the key in its header, whole and refused."""
+    url = urlsplit(os.environ["ANTHROPIC_BASE_URL"])
+    found = []
+    for key in (os.environ["ANTHROPIC_API_KEY"], "wrong"):
+        connection = http.client.HTTPConnection(url.hostname or "", url.port)
+        head = {"x-api-key": key, "Content-Type": "application/json"}
+        connection.request("POST", f"{url.path}/v1/messages?beta=true", body_of(prompt), head)
+        found.append(json.loads(connection.getresponse().read()))
+        connection.close()
+    return f"{found[0]['content'][0]['text']} {found[1]['error']['type']}"
+
+
+@agent
 def file(prompt: str) -> str:
     Path("out").mkdir()
     Path("out/answer.txt").write_text(ask(prompt) + "\n")

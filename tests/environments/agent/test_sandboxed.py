@@ -126,6 +126,11 @@ def test_programs_get_the_prompt_and_the_endpoint_and_answer_by_standard_output_
     assert rollout.result.answer == ""
 
 
+def test_a_program_that_speaks_the_api_of_anthropic(sandbox: ProbedSandbox) -> None:
+    (rollout,) = play(sandbox, "messages")
+    assert rollout.result.answer == "132 authentication_error", rollout.termination
+
+
 def test_what_an_agent_finds_in_its_box(
     sandbox: ProbedSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
