@@ -94,7 +94,7 @@ def test_two_runs_have_equal_metrics_and_wait_leaves_nothing_out(
             if "seconds.update" in r
         ]
 
-    drop, again, wait = run("areal"), run("areal"), run("areal, wait")
+    drop, again, wait = run("areal, drop"), run("areal, drop"), run("areal")
 
     def left_out(records: list[dict[str, Any]]) -> int:
         return sum(r["groups.abandoned"] + r.get("groups.rejected.stale", 0) for r in records)

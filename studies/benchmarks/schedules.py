@@ -39,11 +39,11 @@ from .simulated import Costs, simulated
 PROMPTS, GROUP, TOKENS, TURNS = 8, 4, 24, 2
 SCHEDULES = {
     "sync": ("sync", 0, ""),
-    "one_step_off": ("one_step_off", 1, ""),
+    "one_step_off, drop": ("one_step_off", 1, 'stale = "drop"'),
+    "areal, drop": ("areal", 4, 'stale = "drop"'),
     "areal": ("areal", 4, ""),
-    "areal, wait": ("areal", 4, 'stale = "wait"'),
+    "pipeline, drop": ("pipeline", 8, 'stale = "drop"'),
     "pipeline": ("pipeline", 8, ""),
-    "pipeline, wait": ("pipeline", 8, 'stale = "wait"'),
 }
 """Preset, its staleness, and changes to it."""
 LATENCIES = {"real": (0.0, 0.05, 0.25, 1.0), "simulated": (0.05, 0.25, 1.0, 5.0, 20.0, 60.0)}

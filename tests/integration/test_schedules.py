@@ -237,8 +237,8 @@ def test_no_task_is_repeated_or_lost(
 
 
 def test_a_stuck_episode_blocks_no_other(model: Path, tmp_path: Path) -> None:
-    """An episode that never ends is abandoned once it is too old, counted, and the run ends without
-    it.
+    """With `stale = "drop"` an episode that never ends is abandoned once it is too old, counted, and
+    the run ends without it.
     """
     changes: dict[str, Any] = {"evaluation__every": 0, "evaluation__test__tasks": 0}
     run(tmp_path / "sync", scheduled(model, {}, {}, "TwoTurns", run__steps=1, **changes))
@@ -246,7 +246,9 @@ def test_a_stuck_episode_blocks_no_other(model: Path, tmp_path: Path) -> None:
     args = {"stuck": int(json.loads(first)["task"]["prompt"].rpartition(" ")[2])}
     run(
         tmp_path / "run",
-        scheduled(model, {"max_staleness": 1}, {}, "TwoTurns", args=args, **changes),
+        scheduled(
+            model, {"max_staleness": 1, "stale": "drop"}, {}, "TwoTurns", args=args, **changes
+        ),
     )
     steps = metrics(tmp_path / "run")[1:]
 

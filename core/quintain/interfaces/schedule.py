@@ -41,15 +41,15 @@ class Schedule:
             under them; else it starts no turn until the turns that are being sampled end.
         recompute_kv: after an update in flight, keys and values of unfinished sequences are
             computed again.
-        stale: what becomes of a group with an older token: ``drop`` counts and leaves it out,
-            ``retry`` samples its task again. With ``wait`` the learner waits for running groups
-            that would become too old.
+        stale: what becomes of a group with an older token. With ``wait`` the learner waits for
+            running groups that would become too old, so that none is left out. ``drop`` counts and
+            leaves it out, ``retry`` samples its task again.
     """
 
     max_staleness: int = 0
     in_flight_updates: bool = False
     recompute_kv: bool = True
-    stale: Literal["drop", "retry", "wait"] = "drop"
+    stale: Literal["drop", "retry", "wait"] = "wait"
 
     def __post_init__(self) -> None:
         if type(self.max_staleness) is not int or not 0 <= self.max_staleness <= 10_000:

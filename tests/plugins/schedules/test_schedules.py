@@ -42,6 +42,7 @@ def test_a_preset_is_three_settings_that_arguments_change(name: str) -> None:
     assert (name != "sync") == schedule.overlaps
     assert bind(kind, {"max_staleness": 2}).max_staleness == 2
     assert schedule.episode_order() is None
+    assert schedule.stale == "wait"  # a default leaves no slow group out
     with pytest.raises(BindingError, match="max_lag"):
         bind(kind, {"max_lag": 2})
 
