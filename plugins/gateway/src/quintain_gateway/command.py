@@ -83,7 +83,7 @@ def serve(
     """Serve MODEL (a run, a folder with a model, or a Hugging Face id; by default the default
     model).
 
-    Chat completions and responses, as docs/gateway.md says. Each key has a session of its own;
+    Chat completions, responses and messages, as docs/gateway.md says. Each key has a session of its own;
     without --key any is accepted, on the loopback interface only. Ctrl-C ends it.
     """
     from quintain.store import model_named
