@@ -41,8 +41,18 @@ class Limits:
                 raise ValueError(f"limits.{name} is {value}; expected more than 0, or none")
 
 
+SUMMARISE = "Summarise this conversation: everything that is needed to go on without it."
+"""What asks for a summary where the environment gives no instruction of its own."""
+
+
 class Agent(Protocol):
-    """One player of one episode."""
+    """One player of one episode.
+
+    Attributes:
+        messages: the context of the next turn.
+    """
+
+    messages: Sequence[Message]
 
     @property
     def rng(self) -> Random:
@@ -110,6 +120,25 @@ class Agent(Protocol):
         The calls of `run` are counted without it, except those of tools that are `ours`.
 
         If an episode ends by ``limits.seconds``, this time decides whose failure that is.
+        """
+
+    def rewrite(self, messages: Sequence[Message]) -> None:
+        """Replace the context by *messages*, of which some may be those of `messages`.
+
+        The tokens sampled so far train in the context in which they were sampled. In the new one
+        they do not train.
+        """
+
+    async def compact(
+        self, instruction: str = SUMMARISE, *, keep: int = 0, max_tokens: int | None = None
+    ) -> Turn:
+        """Sample a summary, which trains and counts as a turn, and continue from it.
+
+        The new context has the system message, the first message after it, *instruction*, the
+        summary without its reasoning, and the last *keep* messages before *instruction*.
+
+        Raises:
+            LimitReached: no turns, tokens or context are left for the summary.
         """
 
     def metric(self, **values: float) -> None:

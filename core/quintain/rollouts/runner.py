@@ -93,7 +93,7 @@ async def run_episode(
         termination=Termination(termination.kind, termination.reason, attempt, termination.early),
         metrics=dict(episode.metrics),
         turns=tuple(episode.turns),
-        messages=tuple(session.messages),
+        messages=session.record(),
         transcripts=transcripts,
         environment=request.name,
         group=request.index,

@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EnvironmentFault, LimitReached, PolicyFault
-from ..interfaces.agent import Agent, Limits
+from ..interfaces.agent import SUMMARISE, Agent, Limits
 from ..interfaces.engine import Engine, Reply, TokenEngine
 from ..interfaces.tools import Tool, ToolSpec, as_tool
 from ..types.rollout import Turn
@@ -73,6 +73,9 @@ class Session(Agent):
         self._turns = 0
         self.stop_string = ""  # that ended the last turn
         self._ends: list[int] = []  # after each turn: number of messages
+        self._rewritten = 0  # turns before the last rewrite
+        self._seen: list[Message] = []  # up to the last `record`
+        self._raw: dict[int, Message] = {}  # turns as they were sampled, by the id of their message
         episode.sessions[name] = self
 
     if not TYPE_CHECKING:
@@ -159,9 +162,11 @@ class Session(Agent):
 
     def fork(self, name: str, turns: int | None = None) -> Session:
         count = self._turns if turns is None else turns
-        if not 0 <= count <= self._turns:
+        if not self._rewritten <= count <= self._turns:
+            before = f", {self._rewritten} of them before its last rewrite"
             raise EnvironmentFault(
                 f"agent.fork() after {turns} turns; the conversation has {self._turns}"
+                + (before if self._rewritten else "")
             )
         fork = self.conversation(name)
         fork._turns, fork._ends, end = (
@@ -171,11 +176,45 @@ class Session(Agent):
         )
         fork.messages = self.messages[: None if turns is None else end]
         fork._pending = fork.messages[end:]
+        fork._rewritten, fork._raw = self._rewritten, self._raw
         fork._conversation = self._conversation and self._conversation.fork(count)
         return fork
 
     def policy_time(self) -> AbstractContextManager[None]:
         return self._episode.clock.chosen()
+
+    def rewrite(self, messages: Sequence[Message]) -> None:
+        self.record()
+        self.messages = list(messages)
+        self._pending = [*messages]
+        if self._conversation:
+            self._conversation.rewrite([self._raw.get(id(m), m) for m in messages])
+            self._pending = []
+        self._ends = [len(messages)] * self._turns
+        self._rewritten = self._turns
+
+    async def compact(
+        self, instruction: str = SUMMARISE, *, keep: int = 0, max_tokens: int | None = None
+    ) -> Turn:
+        # system messages, and the first other one
+        places = (i for i, m in enumerate(self.messages, 1) if m.role != "system")
+        head, asked = self.messages[: next(places, 0)], Message("user", instruction)
+        kept = self.messages[max(len(head), len(self.messages) - keep) :]
+        if kept:
+            self.rewrite(self.messages[: -len(kept)])
+        self.user([asked])
+        turn = await self.turn(max_tokens=max_tokens)
+        summary = Message("assistant", turn.reply)
+        # the message of the turn itself, unless it holds more, so that it is recorded once
+        summary = self.messages[-1] if self.messages[-1] == summary else summary
+        self.rewrite([*head, asked, summary, *kept])
+        return turn
+
+    def record(self) -> tuple[Message, ...]:
+        """Return all messages that were ever in the context, in the order in which they came."""
+        seen = set(map(id, self._seen))
+        self._seen += [m for m in self.messages if id(m) not in seen]
+        return tuple(self._seen)
 
     def metric(self, **values: float) -> None:
         self._episode.metrics.update({k: float(v) for k, v in values.items()})
@@ -236,9 +275,10 @@ class Session(Agent):
             )
         self._turns += 1
         self._episode.turns.append(turn)
-        self.messages.append(
-            Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls)
-        )
+        message = Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls)
+        self.messages.append(message)
+        if self._conversation:
+            self._raw[id(message)] = Message("assistant", turn.text)
         self._ends.append(len(self.messages))
         if self.trains:  # limits count the policy's own turns only
             self._episode.turns_taken += 1

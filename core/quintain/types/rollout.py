@@ -144,7 +144,8 @@ class Rollout(Generic[T, R]):
         metrics: numbers that the environment reported.
         turns: of all conversations, in the order in which they ended; ``Turn.player`` is the name of
             the conversation, "" that of the policy's own first one.
-        messages: the whole of the policy's own first conversation.
+        messages: the whole of the policy's own first conversation, with what was taken out of its
+            context.
         transcripts: exact tokens by conversation. The first one of a player has its name ("" is the
             policy's own player); `conversations` says whose the others are.
         outcome, shaping: the scores; ``None`` before scoring, after a failure, and where there is no

@@ -1,9 +1,10 @@
 """The token-exact record of one conversation.
 
 A transcript is a tree of branches that share prefixes. Nearly always there is one branch; another
-is added only if a chat template rewrote history (it dropped an old thought, for example), so that
-the tokens sampled before and after the rewrite each keep the context they were sampled in. A
-sampled token is trained on once, in the branch it was sampled in; every other token is context.
+is added only if history was rewritten (a template dropped an old thought, or the policy compacted
+its context), so that the tokens sampled before and after the rewrite each keep the context they
+were sampled in. A sampled token is trained on once, in the branch it was sampled in; every other
+token is context.
 """
 
 from __future__ import annotations

@@ -49,6 +49,14 @@ class Conversation:
     def add(self, *messages: Message) -> None:
         self._messages.extend(messages)
 
+    def rewrite(self, messages: Sequence[Message]) -> None:
+        """Replace all messages. Where the rendering no longer extends what was recorded, the next
+        prompt begins a branch.
+        """
+        self._messages = list(messages)
+        self._rendered = 0
+        self._ends = [(len(messages), 0, 0)] * len(self._ends)
+
     def prompt_ids(self) -> list[int]:
         """Record all new messages; return the ids that the policy continues."""
         if not self._text:

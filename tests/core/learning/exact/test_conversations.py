@@ -215,6 +215,42 @@ async def six_branches(agent: Agent) -> None:
     await ask(rest.fork("late", 1), "0")
 
 
+async def compacts_in_place(agent: Agent) -> None:
+    """The policy writes the summary that it continues from, and whether it does is up to it."""
+    if await ask(agent, "1") == "1":
+        await agent.compact("10")
+    await ask(agent, "0")
+
+
+async def compacts_in_place_twice(agent: Agent) -> None:
+    """The second time what was said last is kept, which the summary does not see."""
+    await ask(agent, "1")
+    await agent.compact("01")
+    await ask(agent, "11")
+    agent.user("0")
+    await agent.compact("10", keep=2)
+    await ask(agent, "1")
+
+
+async def drops(agent: Agent) -> None:
+    """The policy says whether its first turn stays."""
+    await ask(agent, "1")
+    if await ask(agent, "01") == "0":
+        agent.rewrite(agent.messages[2:])
+    await ask(agent, "1")
+
+
+async def folds(agent: Agent) -> None:
+    """What came after the first turn becomes the last reply, and then a fork goes on from it."""
+    await ask(agent, "1")
+    begun = agent.messages[:]
+    await ask(agent, "01")
+    reply = await ask(agent, "0")
+    agent.rewrite([*begun, Message("user", f"1{reply}")])
+    await ask(agent.fork("aside"), "0")
+    await agent.turn()
+
+
 @dataclass(frozen=True)
 class Way:
     """One way that an episode can go."""
@@ -249,6 +285,13 @@ CASES: list[tuple[Program, bool]] = [
     (sampled_again, False),
     (abandoned, False),
     (six_branches, False),
+    (compacts_in_place, False),
+    (compacts_in_place, True),
+    (compacts_in_place_twice, False),
+    (compacts_in_place_twice, True),
+    (drops, False),
+    (drops, True),
+    (folds, False),
 ]
 IDS = [f"{program.__name__}{'-rewritten' * rewrites}" for program, rewrites in CASES]
 

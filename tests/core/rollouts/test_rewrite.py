@@ -1,0 +1,186 @@
+"""Context as an action: an environment or the policy itself rewrites what the policy reads next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from quintain.interfaces.agent import Agent, Limits
+from quintain.interfaces.engine import Reply
+from quintain.interfaces.environment import Environment
+from quintain.interfaces.reward import reward
+from quintain.testing import ScriptedEngine, run_episode
+from quintain.types.rollout import Rollout, TerminationKind
+from quintain.types.task import Message, Task, ToolCall
+from quintain.types.transcript import TokenSource, Transcript
+
+TASK = Task(prompt="task")
+
+
+@reward
+def nothing(rollout: Rollout) -> float:
+    return 0.0
+
+
+class Base(Environment[Task, Any]):
+    reward = nothing
+    limits = Limits(turns=8)
+    system = "rules"
+
+
+def context(messages: Sequence[Message]) -> str:
+    """What the policy was asked, as its reply."""
+    return "|".join(message.content for message in messages)
+
+
+def trained(transcript: Transcript) -> list[str]:
+    """The text of the sampled tokens of each sequence."""
+    return [
+        bytes(i for i, mask in zip(s.ids, s.mask, strict=True) if mask and i < 256).decode()
+        for s in transcript.sequences()
+    ]
+
+
+class Compacts(Base):
+    async def rollout(self, task: Task, agent: Agent) -> list[str]:
+        agent.user(task.prompt)
+        await agent.turn()
+        agent.user("fact")
+        await agent.turn()
+        agent.user("kept")
+        summary = await agent.compact("sum up", keep=1)
+        agent.user("asked")
+        return [summary.reply, (await agent.turn()).reply]
+
+
+def says(messages: Sequence[Message]) -> Reply:
+    """A thought, and the number of messages."""
+    return Reply(text=f"{len(messages)}", reasoning="hm")
+
+
+def test_a_compacted_conversation_has_task_instruction_summary_and_what_is_kept() -> None:
+    rollout = run_episode(Compacts(), TASK, context)
+
+    first, rest = "rules|task", "rules|task|rules|task|fact"
+    summary = f"{rest}|{rest}|sum up"
+    assert rollout.result == [summary, f"rules|task|sum up|{summary}|kept|asked"]
+    assert rollout.termination.kind == TerminationKind.FINISHED
+    # all messages are recorded, each once, in their order
+    assert [m.content for m in rollout.messages] == [
+        *("rules", "task", first, "fact", rest, "kept", "sum up", summary, "asked"),
+        rollout.result[1],
+    ]
+
+
+def test_each_token_trains_once_and_a_summary_is_a_copy_in_the_next_context() -> None:
+    rollout = run_episode(Compacts(), TASK, context)
+
+    transcript = rollout.transcripts[""]
+    texts = trained(transcript)
+    assert "".join(texts) == "".join(turn.text for turn in rollout.turns)
+    assert transcript.sampled == sum(turn.tokens for turn in rollout.turns)
+    last = transcript.path(-1)
+    copied = bytes(
+        i
+        for i, source in zip(last.ids, last.sources, strict=True)
+        if source == TokenSource.COPY and i < 256
+    )
+    assert copied.decode() == rollout.result[0]
+
+
+def test_a_summary_is_continued_without_its_thought() -> None:
+    rollout = run_episode(Compacts(), TASK, says)
+
+    assert rollout.turns[2].reasoning == "hm"
+    last = bytes(i for i in rollout.transcripts[""].path(-1).ids if i < 256).decode()
+    assert last.count("<think>hm") == 1  # that of the last turn alone
+
+
+def test_a_summary_counts_as_a_turn() -> None:
+    class Few(Compacts):
+        limits = Limits(turns=2)
+
+    rollout = run_episode(Few(), TASK, context)
+
+    assert (rollout.termination.kind, rollout.termination.reason) == (
+        TerminationKind.TRUNCATED,
+        "turns",
+    )
+
+
+def test_what_does_not_fit_the_context_fits_after_it_was_compacted() -> None:
+    class Long(Base):
+        limits = Limits(turns=None)
+        compacts: bool = True
+
+        async def rollout(self, task: Task, agent: Agent) -> int:
+            agent.user(task.prompt)
+            for part in range(6):
+                agent.user(f"{part}" * 60)
+                if self.compacts:
+                    await agent.compact("sum up")
+                else:
+                    await agent.turn()
+            return 6
+
+    kept = run_episode(Long(compacts=False), TASK, ScriptedEngine(replies="short", context=300))
+    compacted = run_episode(Long(), TASK, ScriptedEngine(replies="short", context=300))
+
+    assert (kept.termination.reason, kept.result) == ("context", None)
+    assert (compacted.termination.kind, compacted.result) == (TerminationKind.FINISHED, 6)
+
+
+def test_the_policy_decides_when_by_a_tool() -> None:
+    """The call, which holds the summary, stays; the tool's result answers it."""
+
+    class Folds(Base):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            def fold(summary: str) -> str:
+                """Replace the conversation so far by a summary."""
+                agent.rewrite([*agent.messages[:2], agent.messages[-1]])
+                return "folded"
+
+            def look() -> str:
+                """Look."""
+                return "much"
+
+            agent.user(task.prompt)
+            await agent.run(look, fold)
+
+    asked: list[list[str]] = []
+
+    def script(messages: Sequence[Message]) -> str | Reply:
+        asked.append([m.role for m in messages])
+        call = [
+            ToolCall(name="look", arguments={}),
+            ToolCall(name="fold", arguments={"summary": "it is much"}),
+        ]
+        return Reply(calls=(call[len(asked) - 1],)) if len(asked) < 3 else "done"
+
+    rollout = run_episode(Folds(), TASK, script)
+
+    assert rollout.termination.kind == TerminationKind.FINISHED, rollout.termination
+    # the template of tests writes results as messages of a user
+    assert asked[2] == ["system", "user", "assistant", "user"]
+    assert rollout.reply == "done" and len(rollout.messages) == 7
+    last = bytes(i for i in rollout.transcripts[""].path(-1).ids if i < 256).decode()
+    assert "it is much" in last and last.count("much") == 1
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_a_fork_from_before_a_rewrite_is_refused(turns: int) -> None:
+    class Forks(Compacts):
+        async def rollout(self, task: Task, agent: Agent) -> list[str]:
+            agent.user(task.prompt)
+            await agent.turn()
+            await agent.compact("sum up")
+            agent.fork("now")
+            agent.fork("early", turns)
+            return []
+
+    termination = run_episode(Forks(), TASK, context).termination
+
+    assert termination.kind == TerminationKind.ENVIRONMENT_ERROR
+    assert "the conversation has 2, 2 of them before its last rewrite" in termination.reason
