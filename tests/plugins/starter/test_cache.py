@@ -35,7 +35,7 @@ from quintain.testing import isolated_plugins
 from quintain.types.rollout import Rollout
 from quintain.types.task import Task
 from quintain_starter.cache_key import cache_key
-from quintain_starter.source import DefaultModel
+from quintain_starter.source import SOONER, DefaultModel
 
 ARGS = """
 [[environments]]
@@ -214,6 +214,19 @@ def test_what_the_warm_start_says() -> None:
     assert [line.split("  ")[-2] for line in screen.lines[-3:]] == [
         f"in the target {n}/3" for n in (1, 2, 3)
     ]
+    assert SOONER not in screen.lines
+
+
+def test_a_long_warm_start_says_what_makes_it_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the bound; the option in it is one that the starter takes."""
+    monkeypatch.setattr("quintain_starter.source.LONG", 0.0)
+    screen = Watched()
+    trained(screen, SETTLES)
+
+    assert "at most" in screen.lines[3] and screen.lines[4] == SOONER
+    key, _, value = SOONER.split("'")[1].partition("=")
+    assert key == "model.start.args.target"
+    assert DefaultModel(target=tuple(json.loads(value))).target == (0.03, 0.6)
     screen = Watched()
     trained(screen, JUMPS)
     assert screen.said("above the target: restores the previous check and halves the learning rate")

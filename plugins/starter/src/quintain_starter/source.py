@@ -49,6 +49,12 @@ its `quintain.json`.
 GENERAL = general_starter()
 """What ``python -m quintain_starter.general`` trained."""
 
+LONG = 600.0
+"""Seconds of a warm start beyond which the screen says what makes it shorter."""
+SOONER = (
+    "to begin reinforcement learning sooner: stop at the first right answers, "
+    "--set 'model.start.args.target=[0.03,0.6]', or make the tasks smaller"
+)
 PAUSE = 30.0
 """Seconds without a line after which an update is reported."""
 
@@ -184,9 +190,10 @@ class DefaultModel(WarmStart, ModelSource):
             nonlocal spoken
             if steps == 3 and not checks:  # the first is slow
                 pace = (time.monotonic() - began) / steps
-                screen.note(
-                    f"warm start: {pace:.1f} s an update: at most {clock(pace * self.max_steps)}"
-                )
+                bound = pace * self.max_steps
+                screen.note(f"warm start: {pace:.1f} s an update: at most {clock(bound)}")
+                if bound > LONG:
+                    screen.note(SOONER)
             if (now := time.monotonic()) - spoken > PAUSE:
                 spoken = now
                 screen.note(f"warm start: {steps} updates after {clock(now - began)}")
