@@ -116,7 +116,7 @@ class Gateway(Service):
             self._warned = True
             _log.warning(
                 "gateway: %d conversations in an episode of %d turns: the agent rewrites its "
-                "history, and each of its versions is trained as a sample of its own; "
+                "history. All versions are one sample, and each is computed anew; "
                 "docs/gateway.md#conversations says what keeps one",
                 *(threads, endpoint.turns),
             )
