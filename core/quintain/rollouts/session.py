@@ -192,6 +192,7 @@ class Session(Agent):
             self._pending = []
         self._ends = [len(messages)] * self._turns
         self._rewritten = self._turns
+        self.metric(rewrites=self._episode.metrics.get("rewrites", 0) + 1)
 
     async def compact(
         self, instruction: str = SUMMARISE, *, keep: int = 0, max_tokens: int | None = None

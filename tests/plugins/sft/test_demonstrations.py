@@ -128,6 +128,42 @@ def test_the_tokens_are_those_of_an_episode() -> None:
         assert (tuple(row.ids), tuple(map(bool, row.mask))) == (sampled.ids, sampled.mask)
 
 
+class Compacted(Relay):
+    """Two questions, each followed by a summary that replaces them."""
+
+    async def rollout(self, task: Task, agent: Agent) -> int:
+        for question in ("Repeat: one", "Repeat: two"):
+            agent.user(question)
+            await agent.turn()
+            await agent.compact("Repeat: so far")
+        agent.user("Sure?")
+        await agent.turn()
+        return 1
+
+
+def test_replies_after_a_rewrite_train_in_the_rewritten_context() -> None:
+    """Each example has the tokens of one branch of an episode, and trains the same ones."""
+    tokenizer = ByteTokenizer()
+    environment = Compacted(count=1)
+    task = next(iter(environment.tasks("train")))
+
+    def replies(messages: Sequence[Message]) -> str | Reply:
+        return environment.demonstrator(task, messages)
+
+    played = run_episode(environment, task, ScriptedEngine(replies=replies))
+    rows = [
+        row
+        for e in demonstrated(environment)
+        for row in rows_of(e, tokenizer, end_of_turn(tokenizer))
+    ]
+
+    sequences = played.transcripts[""].sequences()
+    assert len(rows) == len(sequences) == 3
+    assert [(tuple(r.ids), tuple(map(bool, r.mask))) for r in rows] == [
+        (s.ids, s.mask) for s in sequences
+    ]
+
+
 def test_a_failed_demonstration_is_an_error() -> None:
     class Broken(Relay):
         @control()

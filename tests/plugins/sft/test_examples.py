@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain import Task
+from quintain import Agent, Task
 from quintain.errors import UsageError
 from quintain.learning import TrainingSequence
 from quintain.models.load import load_model
@@ -132,6 +132,26 @@ def test_rollouts_of_another_tokenizer_are_encoded_again() -> None:
     ((whole, trained),) = texts(rows_of(example_of(held), TOKENIZER, end_of_turn(TOKENIZER)))
     assert trained == "<think>\nhm\n</think>\n\n5<|im_end|>4<|im_end|>"
     assert whole.startswith("<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n<think>")
+
+
+class Forgets(Talk):
+    """Answers again from a context without the first answer."""
+
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        agent.user(task.prompt)
+        await agent.turn()
+        agent.rewrite(agent.messages[:-1])
+        await agent.turn()
+
+
+def test_a_rewritten_context_is_not_guessed_from_the_messages() -> None:
+    """The record holds the messages of all contexts: what was sampled trains only as it was."""
+    held = run_episode(Forgets(), TASK, ["5", "4"])
+    example = example_of(held)
+
+    assert held.metrics["rewrites"] == 1
+    assert len(rows_of(example, ByteTokenizer(), 0)) == 2
+    assert example.replies == ()
 
 
 def test_answers_in_a_prompt_are_context() -> None:

@@ -120,23 +120,37 @@ class PlayerRecord:
         messages: up to its last reply, which is the last of them.
         replies: positions of its replies.
         tools: those that it was offered.
+        context: what the environment had as messages after the last reply.
+        before: the conversation up to each place where the context was rewritten.
     """
 
     messages: list[Message] = field(default_factory=list)
     replies: list[int] = field(default_factory=list)
     tools: tuple[ToolSpec, ...] = ()
+    context: list[Message] = field(default_factory=list)
+    before: list[Example] = field(default_factory=list)
 
     def add(self, messages: Sequence[Message], tools: Sequence[ToolSpec], reply: Reply) -> None:
-        """Append the messages since the last reply, and *reply*."""
+        """Append the messages since the last reply, and *reply*. Where the context was rewritten
+        another example begins, whose earlier replies are context.
+        """
+        if list(messages[: len(self.context)]) != self.context:
+            self.before = list(self.examples())
+            self.messages, self.replies = [], []
         self.messages.extend(messages[len(self.messages) :])
         self.replies.append(len(self.messages))
         text = join_thought(reply.reasoning, reply.text) if reply.reasoning else reply.text
         self.messages.append(Message("assistant", text, calls=reply.calls))
         # a turn without tools keeps those that the conversation has shown
         self.tools = tuple(tools) or self.tools
+        said = Message("assistant", reply.text, reasoning=reply.reasoning, calls=reply.calls)
+        self.context = [*messages, said]
 
     def examples(self) -> Iterator[Example]:
-        """Yield the conversation as an example; none where the player said nothing."""
+        """Yield the conversation as an example, or several where its context was rewritten; none
+        where the player said nothing.
+        """
+        yield from self.before
         if self.replies:
             yield Example(
                 messages=tuple(self.messages), replies=tuple(self.replies), tools=self.tools

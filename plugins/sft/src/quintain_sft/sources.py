@@ -298,9 +298,11 @@ def example_of(rollout: Rollout[Any, Any]) -> Example:
             messages[index] = Message("assistant", turn.text)
             replies.append(index)
     transcript = rollout.transcripts.get("")
+    # the record holds all messages, also those that a rewritten context had no more
+    known = len(replies) == len(turns) and not rollout.metrics.get("rewrites")
     return Example(
         messages=tuple(messages),
-        replies=tuple(reversed(replies)) if len(replies) == len(turns) else (),
+        replies=tuple(reversed(replies)) if known else (),
         calls=any(turn.calls for turn in turns),
         exact=tuple(map(Tokens.of, transcript.sequences())) if transcript else (),
         tokenizer=transcript.tokenizer if transcript else "",
@@ -380,7 +382,11 @@ def examined(
     for example in examples:
         exact = bool(example.exact) and same_tokens(example.tokenizer, tokenizer.name)
         if not exact and (example.calls or not example.replies):
-            why = "with tool calls" if example.calls else "with messages that lack some turns"
+            why = (
+                "with tool calls"
+                if example.calls
+                else "with a rewritten context or messages that lack some turns"
+            )
             left_out[f"{why}, which train only with the tokens that were sampled"] += 1
             continue
         encoded = rows_of(example, tokenizer, end)
