@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -231,6 +232,33 @@ def test_a_signal_saves_and_the_run_resumes(
     assert undisturbed[: len(done)] == done
     here(place, "train", "--resume", name)
     assert undisturbed == metrics(place, name)
+
+
+def test_a_closed_pipe_saves_and_the_run_resumes(
+    place: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    """`quintain train 2>&1 | head` ends the run as Ctrl-C does: no complete step is lost."""
+    read, write = os.pipe()
+
+    def read_two_steps() -> None:
+        with open(read, encoding="utf-8") as screen:
+            for line in screen:
+                if f"step 2/{STEPS}" in line:
+                    return
+
+    reader = threading.Thread(target=read_two_steps)
+    reader.start()
+    with contextlib.suppress(BrokenPipeError), open(write, "w", encoding="utf-8") as screen:
+        with contextlib.chdir(place), contextlib.redirect_stderr(screen):
+            status = main(["train", "recipe.toml", "--name", "unread"])
+        reader.join()
+    done = metrics(place, "unread")
+
+    assert status == 141
+    assert 3 <= len(done) <= STEPS
+    assert (place / "runs" / "unread" / "checkpoints" / f"step-{len(done) - 1:06d}").exists()
+    here(place, "train", "--resume", "unread")
+    assert undisturbed == metrics(place, "unread")
 
 
 def test_a_run_without_a_checkpoint_says_that_it_begins_again(

@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 import shutil
+import signal
 import sys
 import textwrap
 import threading
@@ -33,7 +34,7 @@ class Screen(AbstractContextManager["Screen"]):
     terminal.
 
     Args:
-        out: stream to write to.
+        out: stream to write to. Once nobody reads it, the screen is silent and sends Ctrl-C.
         quiet: write only warnings.
         dated: begin each line with the local time.
     """
@@ -43,6 +44,7 @@ class Screen(AbstractContextManager["Screen"]):
     ) -> None:
         self._out = out or sys.stderr
         self._quiet, self._dated = quiet, dated
+        self._unread = False
         self._phase_name, self._phase_began, self._took = "", 0.0, dict[str, float]()
         self._steps, self._done_before, self._split = 0, 0, "held-out"
         self._temperature: float | None = None
@@ -218,9 +220,15 @@ class Screen(AbstractContextManager["Screen"]):
                 self._printing.release()
 
     def _write(self, text: str) -> None:
-        print(
-            f"{time.strftime('%F %T ') * self._dated}{printable(text)}", file=self._out, flush=True
-        )
+        if self._unread:
+            return
+        line = f"{time.strftime('%F %T ') * self._dated}{printable(text)}"
+        try:
+            print(line, file=self._out, flush=True)
+        except BrokenPipeError:
+            # An error in the middle of a step would lose what is not saved; Ctrl-C saves it.
+            self._unread = True
+            signal.raise_signal(signal.SIGINT)
 
 
 class LiveScreen(Screen):
