@@ -160,7 +160,7 @@ MISTAKES = {
     "endless prompt": Mistake(BIG, "def tasks", "expected at most 1,000,000",
     "prompts are short enough to check"),
     "not awaited": Mistake(FORGOTTEN, "agent.turn()", "write `await agent.turn()`"),
-    "reply": Mistake(REPLY, "await agent.reply()", "Agent has no 'reply'; it has conversation, fork"),
+    "reply": Mistake(REPLY, "await agent.reply()", "Agent has no 'reply'; it has compact, conversation, fork"),
     "for without async": Mistake(LOOP, "for turn in", "write `async for`"),
     "no message": Mistake(NO_MESSAGE, "class E", "call agent.user(task.prompt) before",
     "each turn follows a message"),
