@@ -62,8 +62,8 @@ __all__ = [  # noqa: RUF022 - in alphabetical order, whatever the case
     "correction", "Demonstration", "Engine", "Environment", "Group", "group_filter", "group_reward",
     "InfrastructureError", "Judge", "Judgement", "KL", "lazy_names", "Likelihood", "LimitReached",
     "Limits", "Message", "need", "objective", "optimizer_step", "per_group", "Piece", "PolicyFault",
-    "PolicyTimeout", "QuintainError", "Replay", "Reply", "Reward", "reward", "Rollout", "Sampled", "Sampling",
-    "SamplingPlan", "Sandbox", "Score", "Service", "Task", "Termination",
+    "PolicyTimeout", "QuintainError", "Replay", "Reply", "Reward", "reward", "Rollout", "Sampled",
+    "Sampling", "SamplingPlan", "Sandbox", "Score", "Service", "Task", "Termination",
     "ThinkingBudget", "TokenEngine", "Tool", "ToolCall", "ToolError", "ToolSpec", "Transcript",
     "Turn", "Weights", "Workers",
 ]  # fmt: skip
@@ -98,7 +98,8 @@ def lazy_names(
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".errors": "InfrastructureError LimitReached PolicyFault PolicyTimeout QuintainError ToolError",
+        ".errors": "InfrastructureError LimitReached PolicyFault PolicyTimeout QuintainError "
+        "ToolError",
         ".interfaces.agent": "Agent Limits",
         ".interfaces.algorithm": "KL Algorithm",
         ".interfaces.engine": "Engine Reply TokenEngine Weights",

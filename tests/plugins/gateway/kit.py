@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from quintain import Reply, Sampling
+from quintain import Reply, Sampling, ToolCall
 from quintain.testing import ScriptedEngine
 from quintain_gateway import Endpoint, Gateway
 from quintain_gateway.engine_policy import EnginePolicy
@@ -28,6 +28,8 @@ ADD = {
         },
     },
 }
+
+CALL = Reply(text="I add.", calls=(ToolCall(name="add", arguments={"x": 2, "y": 3}),))
 
 
 class Client:
@@ -128,3 +130,17 @@ async def until(condition: Any) -> None:
             return
         await asyncio.sleep(0.005)
     raise AssertionError("it never came about")
+
+
+def check_two_calls_in_a_thread(agent: Callable[[Client], str]) -> None:
+    """*agent* asks in a thread of its own until the policy has answered after two calls: one
+    conversation, one branch.
+    """
+
+    async def run() -> None:
+        async with client([CALL, CALL, "5"]) as c:
+            assert await asyncio.to_thread(agent, c) == "5"
+            assert list(c.branches.values()) == [1]
+            assert c.endpoint.requests == 3
+
+    asyncio.run(run())

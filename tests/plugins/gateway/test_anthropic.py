@@ -13,14 +13,13 @@ import pytest
 from quintain import Message, Reply, ToolCall
 from quintain.testing import ScriptedEngine
 
-from .kit import ADD, Client, client
+from .kit import ADD, CALL, Client, check_two_calls_in_a_thread, client
 
 anthropic = pytest.importorskip(
     "anthropic", reason="the client of Anthropic is not installed (extra dev)"
 )
 
 ADDING = {"name": "add", "input_schema": ADD["function"]["parameters"]}
-CALL = Reply(text="I add.", calls=(ToolCall(name="add", arguments={"x": 2, "y": 3}),))
 ASK = [{"role": "user", "content": "2 + 3?"}]
 
 
@@ -60,13 +59,7 @@ def test_sync_client_in_a_thread(stream: bool) -> None:
         with anthropic.Anthropic(**arguments(c)) as ai:
             return solve(ai, stream)
 
-    async def run() -> None:
-        async with client([CALL, CALL, "5"]) as c:
-            assert await asyncio.to_thread(agent, c) == "5"
-            assert list(c.branches.values()) == [1]
-            assert c.endpoint.requests == 3
-
-    asyncio.run(run())
+    check_two_calls_in_a_thread(agent)
 
 
 def test_async_client_with_everything_it_can_ask() -> None:

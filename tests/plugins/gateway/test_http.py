@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quintain import InfrastructureError, Message, Reply, Sampling, ToolCall
+from quintain import InfrastructureError, Message, Reply, Sampling
 from quintain.errors import UsageError
 from quintain.testing import ScriptedEngine
 from quintain.types.transcript import TokenSource
@@ -22,9 +22,8 @@ from quintain_gateway import Gateway
 from quintain_gateway.engine_policy import EnginePolicy
 from quintain_gateway.fields import parsed
 
-from .kit import ADD, Slow, client, talk, until
+from .kit import ADD, CALL, Slow, client, talk, until
 
-CALL = Reply(text="I add.", calls=(ToolCall(name="add", arguments={"x": 2, "y": 3}),))
 SUM = {"type": "json_schema", "name": "sum", "schema": {"type": "object", "required": ["total"]}}
 
 

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from quintain import Reply, ToolCall
 from quintain.testing import ScriptedEngine
 
-from .kit import ADD, Client, client
+from .kit import ADD, CALL, Client, check_two_calls_in_a_thread, client
 
 openai = pytest.importorskip("openai", reason="the client of OpenAI is not installed (extra dev)")
 
-CALL = Reply(text="I add.", calls=(ToolCall(name="add", arguments={"x": 2, "y": 3}),))
 ASK = [{"role": "user", "content": "2 + 3?"}]
 
 
@@ -45,13 +43,7 @@ def test_sync_client_in_a_thread() -> None:
                     )
         raise AssertionError
 
-    async def run() -> None:
-        async with client([CALL, CALL, "5"]) as c:
-            assert await asyncio.to_thread(agent, c) == "5"
-            assert list(c.branches.values()) == [1]
-            assert c.endpoint.requests == 3
-
-    asyncio.run(run())
+    check_two_calls_in_a_thread(agent)
 
 
 def test_async_client_with_everything_it_can_ask() -> None:
