@@ -33,8 +33,8 @@ REFUSED = {
     # takes no position ids, so left padding shifts positions
     "bart": "differ from those of its own forward by",
     # its state is in the module, for one batch alone
-    "recurrent-gemma": "no attribute 'past_key_values'",
-    "rwkv": "no attribute 'past_key_values'",
+    "recurrent-gemma": "no attribute '(cache|past_key_values)'",
+    "rwkv": "no attribute '(cache|past_key_values)'",
     # decodes wrong log-probs after left padding
     "minimax": "differ from those of its own forward by",
 }

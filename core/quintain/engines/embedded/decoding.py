@@ -318,6 +318,7 @@ class ModuleForward:
 
     def __init__(self, module: Any, context: int) -> None:
         self.module, self._body = module, body_of(module)
+        self._cache_name = cache_name(self._body)
         self._logit_map = logit_map_of(module)
         first, config = next(module.parameters()), module.config.get_text_config()
         self.device = first.device
@@ -347,9 +348,9 @@ class ModuleForward:
             input_ids=ids_NT,
             # padding may reach beyond the last position
             position_ids=positions_NT.clamp(max=self.store.context - 1),
-            past_key_values=RowCache(self.store, rows_N, positions_NT, reach),
             attention_mask=additive(visible(positions_NT, reach), self.store.data.dtype),
             use_cache=True,
+            **{self._cache_name: RowCache(self.store, rows_N, positions_NT, reach)},
         )[0]
         return self.head(hidden[torch.arange(len(rows_N), device=self.device), last_N])
 
@@ -384,6 +385,16 @@ class _ModuleSteps:
         return logits
 
 
+def cache_name(module: Any) -> str:
+    """Return the argument of a module's forward, and the field of its output, that is the cache.
+
+    transformers has one name for all modules since 5.24.
+    """
+    arguments = inspect.signature(module.forward).parameters
+    names = ("cache", "cache_params", "past_key_values")
+    return next((name for name in names if name in arguments), "past_key_values")
+
+
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Turn a boolean mask into numbers to add to scores."""
     # All attention implementations of transformers accept this form; boolean masks only some.
@@ -406,9 +417,7 @@ class BatchForward:
         self.vocab_size: int = module.config.get_text_config().vocab_size
         self.rows, self.store = 0, None
         self._arguments = inspect.signature(module.forward).parameters
-        # Mamba: a state, whose steps take no mask
-        self._recurrent = "cache_params" in self._arguments
-        self._cache_name = "cache_params" if self._recurrent else "past_key_values"
+        self._cache_name = cache_name(module)
         self._cache: Any = None
         self._mask = torch.empty(0)
 
@@ -444,10 +453,16 @@ class BatchForward:
         options: dict[str, Any] = {} if self._cache is None else {self._cache_name: self._cache}
         if "position_ids" in self._arguments:
             options["position_ids"] = positions
-        mask = None if self._recurrent and self._cache is not None else self._mask
+        mask = None if self._cache is not None and self._is_state() else self._mask
         output = self.module(input_ids=ids_NT, attention_mask=mask, use_cache=True, **options)
         self._cache = getattr(output, self._cache_name)
         return cast(Tensor, output.logits[:, -1])
+
+    def _is_state(self) -> bool:
+        """Return whether the cache has no keys (Mamba); then steps take no mask."""
+        if self._cache_name != "cache":
+            return self._cache_name == "cache_params"
+        return not any(hasattr(layer, "keys") for layer in getattr(self._cache, "layers", ()))
 
     def hidden(self, ids: Tensor, prefix: PrefixCache | None = None) -> Tensor:
         """Return the logits already, since the module may change them after its output layer."""
