@@ -30,8 +30,9 @@ from quintain.engines.embedded.decoding import (
 )
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import UsageError
-from quintain.models.forward import Forward, TokenSequence
+from quintain.models.forward import Forward
 from quintain.models.load import LoadedModel, load_model
+from quintain.models.prefix_layout import TokenSequence
 from quintain.types.sampling import Sampling
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..interfaces.pieces import Level
-from ..models.forward import PrefixGroup, TokenSequence
+from ..models.prefix_layout import PrefixGroup, TokenSequence
 from .batch import Batch
 
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..interfaces.algorithm import Algorithm
-from ..models.forward import Forward, PrefixGroup
+from ..models.forward import Forward
 from ..models.head import Statistics
+from ..models.prefix_layout import PrefixGroup
 from .microbatch import FlatTokens, MicroBatch, micro_batches
 
 Precision = Literal["float32", "bf16", "fp16"]

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ..interfaces.tokenizer import ChatTokenizer as ChatTokenizer
     from .adapter_files import merge_adapters as merge_adapters
     from .forward import Forward as Forward
-    from .forward import TokenSequence as TokenSequence
     from .hf import check_available as check_available
     from .hf import check_folder as check_folder
     from .hf import check_whole as check_whole
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from .load import as_device as as_device
     from .load import load_model as load_model
     from .load import load_pretrained as load_pretrained
+    from .prefix_layout import TokenSequence as TokenSequence
     from .tokenizer import HFTokenizer as HFTokenizer
     from .tool_calls import parse as parse
 
@@ -37,10 +37,11 @@ __getattr__, __dir__ = lazy_names(
         "..interfaces.shared_module": "shares_module",
         "..interfaces.tokenizer": "ChatTokenizer",
         ".adapter_files": "merge_adapters",
-        ".forward": "Forward TokenSequence",
+        ".forward": "Forward",
         ".hf": "check_available check_folder check_whole offline quiet unreachable",
         ".layers": "fuse_storage",
         ".load": "LoadedModel as_device load_model load_pretrained",
+        ".prefix_layout": "TokenSequence",
         ".tokenizer": "HFTokenizer",
         ".tool_calls": "parse",
     },

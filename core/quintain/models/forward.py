@@ -2,10 +2,9 @@
 log-probs are needed.
 
 Layouts:
-    shared: over the layers of `Decoder`. The common prefix of a prefix group is computed once and
-    read by all its rows;
-        gradients flow back through it. Linear layers see no padding, attention only what a
-        micro-batch needs.
+    shared: over the layers of `Decoder`. What rows of a prefix group begin with is computed once and
+        read by all of them (`prefix_layout`); gradients flow back through it. Linear layers see no
+        padding, attention only what a micro-batch needs.
     bucketed: the module's own forward over right-padded rows. packed: the module's own forward over
     one row whose position ids restart, for attention kernels of variable length.
 
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, cast
 
@@ -32,25 +30,18 @@ from .fused import TrainingDecoder
 from .head import Statistics, statistics
 from .layers import Decoder, Layer, attend, steady_length
 from .lora import base_of, body_of
+from .prefix_layout import Padding, PrefixGroup, PrefixLayout, TokenSequence, tokens_computed
+from .prefix_tree import Node
 from .probe import agree, logit_map_of, plain_log_probs
 
 log = logging.getLogger(__name__)
 
 Layout = Literal["shared", "bucketed", "packed"]
+QUERY_CHUNK = 128
+"""Queries of a node of a prefix tree that attend in one call."""
+
 TOKEN_BUDGET = 2048
 """Tokens of a micro-batch, unless a recipe has another number."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenSequence:
-    """Token ids, and the positions (from 1, increasing) whose log-probs are needed."""
-
-    ids: Sequence[int]
-    positions: Sequence[int]
-
-
-PrefixGroup = Sequence[TokenSequence]
-"""Rows that may have a common prefix."""
 
 
 class Forward:
@@ -142,11 +133,10 @@ class Forward:
         return self._packed(rows) if self.layout == "packed" else self._bucketed(rows)
 
     def cost(self, prefix_group: PrefixGroup) -> int:
-        """Number of tokens that pass through the layers for *prefix_group*."""
-        lengths = [len(row.ids) - 1 for row in prefix_group]
+        """Return how many tokens pass through the layers for *prefix_group*."""
         if self.layout != "shared":
-            return sum(lengths)
-        return sum(lengths) - (len(prefix_group) - 1) * shared_start(prefix_group)
+            return sum(len(row.ids) - 1 for row in prefix_group)
+        return tokens_computed(prefix_group)
 
     def _choose(self, setting: Layout | Literal["auto"]) -> Layout:
         if setting == "shared" and self.decoder is None:
@@ -241,163 +231,16 @@ class Forward:
         return hidden_FD.index_select(0, torch.tensor(indices, dtype=torch.long, device=device))
 
 
-def shared_start(prefix_group: PrefixGroup) -> int:
-    """Length of the common prefix of all rows; each row keeps at least one input token of its
-    own.
-    """
-    if len(prefix_group) < 2:
-        return 0
-    # What the first and the last in dictionary order have in common at the start, all between them
-    # have, too.
-    first = min(list(row.ids) for row in prefix_group)
-    last = max(list(row.ids) for row in prefix_group)
-    longest_shared = min(len(row.ids) for row in prefix_group) - 2
-    same = 0
-    while same < longest_shared and first[same] == last[same]:
-        same += 1
-    return same
-
-
-@dataclass(frozen=True, kw_only=True)
-class Padding:
-    """Rearranges flat tokens into a padded block and back, both as gathers.
-
-    Attributes:
-        shape: of the block.
-        block_to_flat: for each cell of the block its flat token, 0 in the padding.
-        flat_to_block: the inverse.
-        real: boolean, of shape *shape*; like both gathers ``None`` where nothing is padded.
-    """
-
-    shape: tuple[int, ...]
-    block_to_flat: Tensor | None
-    flat_to_block: Tensor | None
-    real: Tensor | None
-
-    @classmethod
-    def of(cls, lengths: Sequence[Sequence[int]], device: torch.device) -> Padding:
-        """The padding of runs of *lengths* by prefix group and row to a block [M, G, T]."""
-        shape = (
-            len(lengths),
-            max(map(len, lengths)),
-            max(n for prefix_group in lengths for n in prefix_group),
-        )
-        if all(
-            len(prefix_group) == shape[1] and all(n == shape[2] for n in prefix_group)
-            for prefix_group in lengths
-        ):
-            return cls(shape=shape, block_to_flat=None, flat_to_block=None, real=None)
-        sizes_MG = torch.zeros(shape[:2], dtype=torch.long)
-        for m, prefix_group in enumerate(lengths):
-            sizes_MG[m, : len(prefix_group)] = torch.tensor(prefix_group)
-        real = torch.arange(shape[2]) < sizes_MG.unsqueeze(-1)
-        flat_to_block = real.flatten().nonzero()[:, 0]
-        block_to_flat = torch.zeros(real.numel(), dtype=torch.long)
-        block_to_flat[flat_to_block] = torch.arange(flat_to_block.numel())
-        return cls(
-            shape=shape,
-            block_to_flat=block_to_flat.to(device),
-            flat_to_block=flat_to_block.to(device),
-            real=real.to(device),
-        )
-
-    def block(self, flat: Tensor) -> Tensor:
-        """[F, ...] to [*shape, ...]; the padding holds copies of token 0, which attention must
-        mask.
-        """
-        if self.block_to_flat is None or self.flat_to_block is None:
-            return flat.unflatten(0, self.shape)
-        return cast(
-            Tensor, _Rearrange.apply(flat, self.block_to_flat, self.flat_to_block)
-        ).unflatten(0, self.shape)
-
-    def flat(self, block: Tensor) -> Tensor:
-        """[*shape, ...] to [F, ...]."""
-        merged = block.flatten(0, len(self.shape) - 1)
-        return merged if self.flat_to_block is None else merged.index_select(0, self.flat_to_block)
-
-
-class _Rearrange(torch.autograd.Function):
-    """A gather whose gradient is the inverse gather: autograd would scatter with additions, which
-    is slower and, on a GPU, in no fixed order. Copies in padded positions carry no gradient, since
-    attention masks them.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (inverse,) = ctx.saved_tensors
-        return grad.index_select(0, inverse), None, None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrefixLayout:
-    """Order of a micro-batch's tokens: first the common prefixes ("starts") of all groups, then the
-    rests of all rows.
-
-    Attributes:
-        ids, positions: of the flat tokens, [F].
-        starts: number of flat tokens in common prefixes.
-        start, rest: paddings of the two parts; *start* is [M, 1, P], ``None`` where no group has a
-            common prefix.
-        asked: index of the flat token that predicts each position, [N].
-    """
-
-    ids: Tensor
-    positions: Tensor
-    starts: int
-    start: Padding | None
-    rest: Padding
-    asked: Tensor
-
-    @classmethod
-    def of(cls, groups: Sequence[PrefixGroup], device: torch.device) -> PrefixLayout:
-        shared = [shared_start(group) for group in groups]
-        # rows alone need no mask beyond causality, for which attention has a faster kernel
-        if not any(shared):
-            groups, shared = [[row] for group in groups for row in group], []
-        # The last token of a row predicts nothing that trains, so it is left out everywhere below.
-        common = shared or [0] * len(groups)
-        ids = [i for n, group in zip(shared, groups, strict=False) for i in group[0].ids[:n]]
-        positions = [p for n in shared for p in range(n)]
-        starts, begin = len(ids), 0
-        asked: list[int] = []
-        for n, group in zip(common, groups, strict=True):
-            for row in group:
-                # The token before position p predicts it: in the common prefix if p <= n, else in
-                # the row's rest.
-                asked.extend(
-                    begin + p - 1 if p <= n else len(ids) + p - 1 - n for p in row.positions
-                )
-                ids.extend(row.ids[n:-1])
-                positions.extend(range(n, len(row.ids) - 1))
-            begin += n
-        lengths = [
-            [len(row.ids) - 1 - n for row in group] for n, group in zip(common, groups, strict=True)
-        ]
-        return cls(
-            ids=torch.tensor(ids, dtype=torch.long, device=device),
-            positions=torch.tensor(positions, dtype=torch.long, device=device),
-            starts=starts,
-            start=Padding.of([[n] for n in shared], device) if shared else None,
-            rest=Padding.of(lengths, device),
-            asked=torch.tensor(asked, dtype=torch.long, device=device),
-        )
-
-
 def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) -> Tensor:
     """Hidden states [N, D] that predict the positions of *plan*."""
     hidden_FD = decoder.embed(plan.ids)
     cos_FE, sin_FE = decoder.rotary(plan.positions, hidden_FD.dtype)
-    mask = _rest_mask(plan, hidden_FD.dtype)
+    rest_mask = _rest_mask(plan, hidden_FD.dtype)
+    chunk_mask = _chunk_mask(plan)
 
     def run(layer: Layer, hidden_FD: Tensor) -> Tensor:
         query, key, value = decoder.qkv(layer, hidden_FD, cos_FE, sin_FE)
-        mixed = _attend(plan, query, key, value, mask, decoder.scaling)
+        mixed = _attend(plan, query, key, value, rest_mask, chunk_mask, decoder.scaling)
         # what follows acts on each token alone: compute it where it is needed
         if layer is decoder.layers[-1]:
             hidden_FD, mixed = (
@@ -422,7 +265,7 @@ def _rest_mask(plan: PrefixLayout, dtype: torch.dtype) -> Tensor | None:
     """Additive mask [M, 1, T, P + T] of rests over starts and themselves; ``None`` without common
     prefixes.
     """
-    if plan.start is None:
+    if plan.start is None or plan.rest is None:
         return None
     # A rest sees all real tokens of its start, and of itself those up to its own position.
     device = plan.ids.device
@@ -439,31 +282,89 @@ def _rest_mask(plan: PrefixLayout, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros(both.shape, dtype=dtype, device=device).masked_fill_(~both, float("-inf"))
 
 
+def _chunk_mask(plan: PrefixLayout) -> Tensor | None:
+    """Boolean mask [QUERY_CHUNK, S + QUERY_CHUNK], where the longest row has S tokens: a view of it
+    is the mask of any `QUERY_CHUNK` queries of a node. ``None`` where no node has one before it.
+    """
+    last = max((node.begin + len(node.ids) for node in plan.tree_nodes if node.before), default=0)
+    if not last:
+        return None
+    every = torch.ones(QUERY_CHUNK, last + QUERY_CHUNK, dtype=torch.bool, device=plan.ids.device)
+    return every.tril(last)
+
+
 def _attend(
     plan: PrefixLayout,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    rest_mask: Tensor | None,
+    chunk_mask: Tensor | None,
     scaling: float,
 ) -> Tensor:
     """Mixed values [F, H, E] of flat queries [F, H, E] and keys, values [F, K, E]."""
     # On a CPU the bfloat16 kernel takes three times as long as the one of float32, and rounds.
     if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
-            return _attend(plan, query.float(), key.float(), value.float(), mask, scaling)
-    # The common prefixes come first among the flat tokens and attend to themselves alone, once for
-    # all rows.
-    rest_q, rest_k, rest_v = (plan.rest.block(x[plan.starts :]) for x in (query, key, value))
-    if plan.start is None or mask is None:
+            wide = (query.float(), key.float(), value.float())
+            return _attend(plan, *wide, rest_mask, chunk_mask, scaling)
+    sizes = [plan.starts, plan.rests, len(plan.ids) - plan.starts - plan.rests]
+    starts, rests, trees = zip(*(x.split(sizes) for x in (query, key, value)), strict=True)
+    mixed = []
+    if plan.rest is not None:
+        mixed += _attend_two_level(plan.start, plan.rest, starts, rests, rest_mask, scaling)
+    if plan.tree_nodes:
+        mixed += _attend_nodes(plan.tree_nodes, trees, chunk_mask, scaling)
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+
+def _attend_two_level(
+    start: Padding | None,
+    rest: Padding,
+    starts: Sequence[Tensor],
+    rests: Sequence[Tensor],
+    mask: Tensor | None,
+    scaling: float,
+) -> list[Tensor]:
+    """Mixed values of the common prefixes, if there are any, and of the rests."""
+    rest_q, rest_k, rest_v = map(rest.block, rests)
+    if start is None or mask is None:
         mixed = attend(rest_q.squeeze(1), rest_k.squeeze(1), rest_v.squeeze(1), None, scaling)
-        return plan.rest.flat(mixed.unsqueeze(1))
-    start_q, start_k, start_v = (
-        plan.start.block(x[: plan.starts]).squeeze(1) for x in (query, key, value)
-    )
-    start_mixed = plan.start.flat(attend(start_q, start_k, start_v, None, scaling).unsqueeze(1))
-    rest_mixed = plan.rest.flat(_cascade(rest_q, start_k, start_v, rest_k, rest_v, mask, scaling))
-    return torch.cat([start_mixed, rest_mixed])
+        return [rest.flat(mixed.unsqueeze(1))]
+    # The common prefixes attend to themselves alone, once for all rows.
+    start_q, start_k, start_v = (start.block(x).squeeze(1) for x in starts)
+    start_mixed = start.flat(attend(start_q, start_k, start_v, None, scaling).unsqueeze(1))
+    rest_mixed = rest.flat(_cascade(rest_q, start_k, start_v, rest_k, rest_v, mask, scaling))
+    return [start_mixed, rest_mixed]
+
+
+def _attend_nodes(
+    nodes: Sequence[Node], flat: Sequence[Tensor], chunk_mask: Tensor | None, scaling: float
+) -> list[Tensor]:
+    """Mixed values of the nodes of trees, of their flat queries, keys and values.
+
+    A node reads the keys of all nodes before it. Keys are split by node and concatenated, not
+    gathered: autograd then adds up the gradients of a shared node in a fixed order on any device.
+    """
+    queries, keys, values = (x.split([len(node.ids) for node in nodes]) for x in flat)
+    mixed = []
+    for index, node in enumerate(nodes):
+        if not node.before or chunk_mask is None:
+            query, key, value = (x[index].unsqueeze(0) for x in (queries, keys, values))
+            mixed.append(attend(query, key, value, None, scaling)[0])
+            continue
+        path = (*node.before, index)
+        key, value = (torch.cat([x[k] for k in path]).unsqueeze(0) for x in (keys, values))
+        # Queries in chunks: a whole mask would grow with the square of a row, and each chunk reads
+        # only the keys up to its own end.
+        begin = node.begin
+        for chunk in queries[index].split(QUERY_CHUNK):
+            end = begin + len(chunk)
+            first = chunk_mask.shape[1] - QUERY_CHUNK - begin
+            mask = chunk_mask[: len(chunk), first : first + end]
+            mixed.append(attend(chunk.unsqueeze(0), key[:, :end], value[:, :end], mask, scaling)[0])
+            begin = end
+    return mixed
 
 
 def _cascade(

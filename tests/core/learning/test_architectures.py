@@ -15,8 +15,9 @@ from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.learning.algorithms import REINFORCE
 from quintain.learning.batch import Batch, Sample
 from quintain.learning.learner import Learner
-from quintain.models.forward import Forward, TokenSequence
+from quintain.models.forward import Forward
 from quintain.models.load import trainable
+from quintain.models.prefix_layout import TokenSequence
 from quintain.types.sampling import Sampling
 
 from ..engines.test_embedded_engine import TOKENIZER, run

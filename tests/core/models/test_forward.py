@@ -16,7 +16,8 @@ from transformers import ElectraConfig, ElectraForCausalLM
 
 from quintain.errors import UsageError
 from quintain.models import layers
-from quintain.models.forward import Forward, PrefixGroup, TokenSequence, shared_start
+from quintain.models.forward import Forward
+from quintain.models.prefix_layout import PrefixGroup, TokenSequence, shared_start
 
 from .architectures import architecture
 from .tiny import KINDS, tiny_model

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.models.forward import Forward, TokenSequence
+from quintain.models.forward import Forward
 from quintain.models.head import LogitMap
+from quintain.models.prefix_layout import TokenSequence
 from quintain.models.probe import logit_map_of
 
 from .architectures import architecture
