@@ -26,7 +26,7 @@ DOCS = ROOT / "docs"
 
 API = {
     "quintain": "Environments, rewards and the pieces of algorithms. Needs no torch.",
-    "quintain.testing": "A scripted engine, and rollouts for the tests of rewards.",
+    "quintain.testing": "Rollouts for the tests of rewards, and a registry of their own.",
     "quintain.types": "Records of an episode, besides those of `quintain`.",
     "quintain.interfaces": "What a plugin implements, besides what `quintain` has.",
     "quintain.registry": "From a name in a recipe to a component.",

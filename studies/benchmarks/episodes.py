@@ -49,7 +49,7 @@ class Side:
 
     def __init__(self) -> None:
         from quintain import Engine, Environment, Limits, Reply, Rollout, Task, ToolCall, reward
-        from quintain.testing import ScriptedEngine
+        from quintain_authoring import ScriptedEngine
 
         self.live: list[Any] = []
         self.collecting = self.began = 0.0
@@ -128,7 +128,7 @@ class Side:
             from transformers import AutoTokenizer
 
             from quintain.models.tokenizer import HFTokenizer
-            from quintain.testing import ScriptedEngine
+            from quintain_authoring import ScriptedEngine
 
             engine = ScriptedEngine(replies=lambda messages: "")
             engine.tokenizer = HFTokenizer(AutoTokenizer.from_pretrained(shapes.folder("0.1M")))

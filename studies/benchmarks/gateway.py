@@ -84,7 +84,7 @@ class Side:
         """Rollouts per second of wall time, and CPU milliseconds per rollout, of each way."""
         import aiohttp
 
-        from quintain.testing import ScriptedEngine
+        from quintain_authoring import ScriptedEngine
         from quintain_openai import OpenAIEngine
 
         turns, figures = TURNS[case], {}

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quintain import Sampled, Sampling, TokenEngine, Weights
-from quintain.testing.byte_tokenizer import ByteTokenizer
+from quintain_authoring.byte_tokenizer import ByteTokenizer
 from quintain_schedules import EnginePool
 
 from .common import arguments, table, write

@@ -289,7 +289,7 @@ async def held(count: int) -> dict[str, float]:
     have asked.
     """
     from quintain.evaluation import evaluate
-    from quintain.testing import ScriptedEngine
+    from quintain_authoring import ScriptedEngine
 
     class Together(ScriptedEngine):
         waiting, everybody = 0, asyncio.Event()

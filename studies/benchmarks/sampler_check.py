@@ -92,7 +92,7 @@ def engine_of(module: Any, dtype: str, error: str) -> Any:
     import torch
 
     from quintain.engines.embedded.engine import EmbeddedEngine
-    from quintain.testing.byte_tokenizer import ByteTokenizer
+    from quintain_authoring.byte_tokenizer import ByteTokenizer
 
     tokenizer = ByteTokenizer()
     tokenizer.stop_ids = ()

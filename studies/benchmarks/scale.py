@@ -142,7 +142,7 @@ def evaluation(count: int) -> float:
     """CPU seconds of evaluating *count* tasks with a scripted policy."""
     from quintain import Environment, Rollout, Task, reward
     from quintain.evaluation import evaluate, tasks_of
-    from quintain.testing import ScriptedEngine
+    from quintain_authoring import ScriptedEngine
 
     @reward
     def right(rollout: Rollout) -> float:

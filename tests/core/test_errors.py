@@ -20,7 +20,6 @@ from quintain.errors import (
     meaning,
     nearest,
 )
-from quintain.evaluation.controls import ControlEngine
 from quintain.evaluation.evaluation import tasks_of
 from quintain.interfaces.curriculum import Curriculum
 from quintain.interfaces.environment import yielded
@@ -31,6 +30,7 @@ from quintain.testing import rollout
 from quintain.tracebacks import place_of, said_by
 from quintain.types.sampling import Sampling
 from quintain.types.task import Task
+from quintain_authoring import ControlEngine
 
 MISTAKES = """
 import json

@@ -20,7 +20,7 @@ import pytest
 from quintain import Reply, ToolCall
 from quintain.errors import InfrastructureError
 from quintain.evaluation import evaluate
-from quintain.testing import ScriptedEngine
+from quintain_authoring import ScriptedEngine
 from quintain_env_search import Search, SearchServer
 from quintain_mcp import Mcp, McpServer
 

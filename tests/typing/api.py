@@ -18,12 +18,12 @@ from quintain.interfaces.service import Judge, Sandbox, Service, Workers, need
 from quintain.interfaces.shared_module import SharesModule
 from quintain.interfaces.tools import Tool, ToolSpec
 from quintain.learning import Learner
-from quintain.testing import ScriptedEngine, rollout, run_episode
+from quintain.testing import rollout
 from quintain.types.rollout import Rollout, Score, Turn
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
 from quintain.types.transcript import Transcript
-from quintain_authoring import EnvironmentSuite, RewardSuite
+from quintain_authoring import EnvironmentSuite, RewardSuite, ScriptedEngine, run_episode
 
 
 @dataclass(frozen=True, kw_only=True)

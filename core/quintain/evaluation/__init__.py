@@ -13,24 +13,21 @@ from .. import lazy_names
 if TYPE_CHECKING:
     from .answers import final_answer as final_answer
     from .answers import word_f1 as word_f1
-    from .controls import ControlEngine as ControlEngine
     from .estimates import proportion as proportion
     from .estimates import rank_correlation as rank_correlation
     from .estimates import wilson as wilson
-    from .evaluation import ControlCheck as ControlCheck
     from .evaluation import Evaluation as Evaluation
-    from .evaluation import check_controls as check_controls
+    from .evaluation import TaskResult as TaskResult
     from .evaluation import evaluate as evaluate
+    from .evaluation import first_tasks as first_tasks
     from .evaluation import frozen_heap as frozen_heap
-    from .evaluation import rescore as rescore
     from .evaluation import tasks_of as tasks_of
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".answers": "final_answer word_f1",
-        ".controls": "ControlEngine",
         ".estimates": "proportion rank_correlation wilson",
-        ".evaluation": "ControlCheck Evaluation check_controls evaluate frozen_heap rescore tasks_of",
+        ".evaluation": "Evaluation TaskResult evaluate first_tasks frozen_heap tasks_of",
     },
 )

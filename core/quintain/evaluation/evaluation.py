@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from statistics import fmean
@@ -26,12 +26,11 @@ from ..interfaces.environment import SPLITS, Environment, yielded
 from ..interfaces.reward import RewardContext
 from ..interfaces.rollout_request import RolloutRequest
 from ..rollouts.runner import RolloutContext, run_groups
-from ..rollouts.scoring import score_group, score_rollout
-from ..types.rollout import SCORE_TOLERANCE, SUCCESS, AnyGroup, AnyRollout, Group, reaches
+from ..rollouts.scoring import score_group
+from ..types.rollout import SUCCESS, AnyGroup, AnyRollout, Group, reaches
 from ..types.sampling import Sampling
 from ..types.task import Task
 from .answers import final_answer
-from .controls import ControlEngine
 from .estimates import Estimate, cons_at_k, default_ks, mean, pass_at_k, proportion
 
 _log = logging.getLogger(__name__)
@@ -229,40 +228,6 @@ class Evaluation:
         passes = {f"pass@{k}": self.pass_at(k) for k in self.ks}
         return passes | {f"cons@{k}": self.cons_at(k) for k in self.ks if k > 1}
 
-    def to_json(self) -> dict[str, Any]:
-        """One flat object; ``pass@1`` and the other estimates at the top, their intervals (95 %) by
-        name.
-        """
-        estimates, reward, yardstick = self.estimates(), self.reward, self.yardstick
-        intervals = {name: [e.low, e.high] for name, e in estimates.items() if e}
-        return {
-            **{name: e.value if e else None for name, e in estimates.items()},
-            "interval": intervals.get("pass@1"),
-            "intervals": intervals,
-            "reward": reward.value if reward else None,
-            "yardstick": yardstick.value if yardstick else None,
-            "yardstick_interval": [yardstick.low, yardstick.high] if yardstick else None,
-            "yardstick_missing": self.yardstick_missing,
-            "environment": self.environment,
-            "split": self.split,
-            "engine": self.engine,
-            "tasks": len(self.groups),
-            "samples": self.samples,
-            "rollouts": len(self.rollouts),
-            "interrupted": self.interrupted,
-            "planned": self.planned,
-            "failed": sum(not r.valid for r in self.rollouts),
-            "terminations": self.terminations,
-            "failures": self.reasons,
-            "without_turn": self.without_turn,
-            "tokens": self.tokens,
-            "metrics": self.metrics,
-            "temperature": self.sampling.temperature,
-            "max_tokens": self.sampling.max_tokens,
-            "seed": self.seed,
-            "seconds": self.seconds,
-        }
-
 
 async def evaluate(
     environment: Environment[Any, Any],
@@ -395,16 +360,6 @@ async def evaluate(
     return result
 
 
-async def rescore(
-    environment: Environment[Any, Any], group: AnyGroup, services: Mapping[str, Any], step: int = 0
-) -> AnyGroup:
-    """Score the stored rollouts of *group* again by all rewards of *environment*."""
-    context = RewardContext(step=step, services=services)
-    unscored = [r.replace(outcome=None, shaping=None, yardstick=None) for r in group.rollouts]
-    rollouts = tuple([await score_rollout(environment, r, context) for r in unscored])
-    return await score_group(environment, replace(group, rollouts=rollouts), context)
-
-
 @contextmanager
 def frozen_heap() -> Iterator[None]:
     """Inside the block the garbage collector leaves older objects alone and looks at new ones less
@@ -502,71 +457,3 @@ def _checked_ks(ks: Sequence[int], samples: int) -> tuple[int, ...]:
             f"--samples)"
         )
     return tuple(sorted({1, *ks})) if ks else default_ks(samples)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ControlCheck:
-    """The evaluation of a control: *scores* is its mark, *wrong* says how it missed that (empty: it
-    did not).
-    """
-
-    name: str
-    scores: str
-    evaluation: Evaluation
-    wrong: str = ""
-
-
-async def check_controls(
-    environment: Environment[Any, Any], *, count: int = 100, **settings: Any
-) -> tuple[ControlCheck, ...]:
-    """Evaluate every control of *environment* on the first *count* tasks of a split.
-
-    One marked ``"max"`` must succeed on every task. One marked ``"min"`` must succeed on none, nor
-    earn more anywhere than `nop`, which says nothing. A rollout that failed through our fault is
-    wrong for any of them.
-
-    Args:
-        settings: as for `evaluate`.
-
-    Raises:
-        As `evaluate` and `first_tasks`.
-    """
-    split, name = settings.get("split", "test"), settings.get("name") or type(environment).__name__
-    settings["tasks"] = first_tasks(environment, split, name, count)
-    controls = environment.controls()
-    played = {
-        n: await evaluate(environment, ControlEngine(environment, n), **settings) for n in controls
-    }
-    floor = [t.reward for t in played["nop"].results]
-    return tuple(
-        ControlCheck(
-            name=n, scores=controls[n], evaluation=e, wrong=_misbehaviour(controls[n], e, floor)
-        )
-        for n, e in sorted(played.items(), key=lambda item: (controls[item[0]], item[0]))
-    )
-
-
-def _misbehaviour(scores: str, evaluation: Evaluation, floor: Sequence[float]) -> str:
-    if reasons := evaluation.reasons:
-        reason, count = next(iter(reasons.items()))
-        return f"{count} of {len(evaluation.rollouts)} rollouts failed: {reason}"
-    results = evaluation.results
-    if scores == "max":
-        bad = [t for t in results if t.right < t.samples]
-        return f"expected to succeed everywhere, but not on {_some(bad)}" if bad else ""
-    if scores == "min":
-        bad = [
-            t
-            for t, low in zip(results, floor, strict=True)
-            if t.right or t.reward > low + SCORE_TOLERANCE
-        ]
-        return f"expected nothing, but was rewarded on {_some(bad)}" if bad else ""
-    return ""
-
-
-def _some(results: Sequence[TaskResult]) -> str:
-    shown = ", ".join(f"{t.id} ({t.reward:g})" for t in results[:3])
-    return (
-        f"{len(results)} task{'s' if len(results) > 1 else ''}: "
-        f"{shown}{', ...' if len(results) > 3 else ''}"
-    )

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .reward import RewardContext as RewardContext
     from .schedule import EpisodeOrder as EpisodeOrder
     from .schedule import Schedule as Schedule
+    from .tokenizer import Offsets as Offsets
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -41,5 +42,6 @@ __getattr__, __dir__ = lazy_names(
         ".pieces": "Kind every_piece",
         ".reward": "RewardContext",
         ".schedule": "EpisodeOrder Schedule",
+        ".tokenizer": "Offsets",
     },
 )

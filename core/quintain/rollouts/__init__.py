@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .runner import RolloutContext as RolloutContext
     from .runner import RolloutRunner as RolloutRunner
     from .runner import run_groups as run_groups
+    from .scoring import score_group as score_group
+    from .scoring import score_rollout as score_rollout
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -26,5 +28,6 @@ __getattr__, __dir__ = lazy_names(
         ".chat.bridge": "Conversation stops",
         ".chat.thinking_budget": "cut_where_stopped",
         ".runner": "RolloutContext RolloutRunner run_groups",
+        ".scoring": "score_group score_rollout",
     },
 )

@@ -1,4 +1,4 @@
-"""The author's kit: what tests of environments, rewards and plugins need, and no model.
+"""What tests of rewards and plugins need in a bare install: rollouts, and a registry of their own.
 
 ::
 
@@ -7,40 +7,26 @@
     def test_right_answer():
         assert reward.score(rollout(task, "42")).total == 1
 
-The suites of every environment and reward are those of the plugin with `quintain check`.
+Episodes without a model, and the suites of every environment and reward, are in the plugin with
+`quintain check`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .. import lazy_names
-
 if TYPE_CHECKING:
-    from ..interfaces.engine import Engine
-    from ..interfaces.environment import Environment
     from ..registry.discovery import Component
     from ..registry.lookup import Registry
     from ..types.rollout import Rollout
-    from ..types.sampling import Sampling
     from ..types.task import Task
-    from .scripted import Script
-    from .scripted import ScriptedEngine as ScriptedEngine
 
 T = TypeVar("T", bound="Task")
 
 # pytest imports this package at every start, because of the plugin beside it.
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".scripted": "ScriptedEngine",
-    },
-    "isolated_plugins",
-    "rollout",
-    "run_episode",
-)
+__all__ = ["isolated_plugins", "rollout"]
 
 
 def rollout(task: T, *texts: str, result: Any = None, **fields: Any) -> Rollout[T, Any]:
@@ -62,51 +48,6 @@ def rollout(task: T, *texts: str, result: Any = None, **fields: Any) -> Rollout[
     ]
     values = {"turns": turns, "messages": (*messages_of(task.prompt), *replies), **fields}
     return Rollout(task=task, result=result, **values)
-
-
-def run_episode(
-    environment: Environment[Any, Any],
-    task: T,
-    engine: Engine | Script = "",
-    *,
-    seed: int = 0,
-    sampling: Sampling | None = None,
-    services: Mapping[str, Any] | None = None,
-) -> Rollout[T, Any]:
-    """Run one episode, tried once, and score it; a failure is the termination of the rollout that
-    comes back.
-
-    Args:
-        engine: an engine, or the script of one (`ScriptedEngine`): a text for all turns, a list, a
-            function.
-        seed: of the run.
-        services: by slot, started, for the rewards.
-
-    Raises:
-        RuntimeError: called inside a running event loop; there await
-            `quintain.rollouts.runner.run_groups`.
-    """
-    import asyncio
-
-    from ..interfaces.engine import Engine
-    from ..interfaces.rollout_request import RolloutRequest
-    from ..rollouts.runner import RolloutContext, run_groups
-    from ..types.sampling import Sampling
-    from .scripted import ScriptedEngine
-
-    policy = engine if isinstance(engine, Engine) else ScriptedEngine(replies=engine)
-    context = RolloutContext(
-        engine=policy,
-        sampling=sampling or Sampling(),
-        services=services or {},
-        run_seed=seed,
-        concurrency=1,
-        retries=0,
-    )
-    (group,) = asyncio.run(
-        run_groups([RolloutRequest(environment=environment, task=task, group_size=1)], context)
-    )
-    return group.rollouts[0]
 
 
 @contextmanager

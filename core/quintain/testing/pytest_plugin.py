@@ -1,26 +1,16 @@
-"""Fixtures for authors, in every pytest that has quintain installed. Nothing of it is imported
+"""A fixture for authors, in every pytest that has quintain installed. Nothing of it is imported
 before a test asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from ..registry.lookup import Registry
-
-
-@pytest.fixture
-def quintain_run() -> Callable[..., Any]:
-    """`quintain.testing.run_episode`: ``quintain_run(environment, task, ["first reply",
-    "second"])``.
-    """
-    from . import run_episode
-
-    return run_episode
 
 
 @pytest.fixture

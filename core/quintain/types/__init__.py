@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from .rollout import trained as trained
     from .sampling import decoding as decoding
     from .sampling import derived_seed as derived_seed
+    from .task import Role as Role
     from .task import content_hash as content_hash
     from .task import messages_of as messages_of
+    from .transcript import Finish as Finish
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -31,6 +33,7 @@ __getattr__, __dir__ = lazy_names(
         ".json_text": "encodable levels read_json",
         ".rollout": "SCORE_TOLERANCE AnyGroup AnyRollout reaches trained",
         ".sampling": "decoding derived_seed",
-        ".task": "content_hash messages_of",
+        ".task": "Role content_hash messages_of",
+        ".transcript": "Finish",
     },
 )

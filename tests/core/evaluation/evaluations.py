@@ -14,9 +14,9 @@ from quintain.cli import main
 from quintain.evaluation.evaluation import Evaluation, evaluate
 from quintain.interfaces.environment import Environment, control
 from quintain.interfaces.reward import reward
-from quintain.testing.scripted import ScriptedEngine
 from quintain.types.rollout import Rollout
 from quintain.types.task import Message, Task
+from quintain_authoring.scripted import ScriptedEngine
 
 
 @reward(range=(0, 1))

@@ -15,22 +15,18 @@ from hypothesis import strategies as st
 
 from quintain.errors import EnvironmentFault, NoTasksError, PolicyFault, UsageError
 from quintain.evaluation.answers import final_answer
-from quintain.evaluation.controls import ControlEngine
 from quintain.evaluation.estimates import cons_at_k, pass_at_k, wilson
-from quintain.evaluation.evaluation import (
-    Evaluation,
-    check_controls,
-    evaluate,
-    frozen_heap,
-    tasks_of,
-)
+from quintain.evaluation.evaluation import Evaluation, evaluate, frozen_heap, tasks_of
 from quintain.interfaces.agent import Agent
 from quintain.interfaces.environment import Environment, control
 from quintain.interfaces.reward import group_reward, reward
-from quintain.testing.scripted import ScriptedEngine
 from quintain.types.rollout import Rollout, Score
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
+from quintain_authoring import ControlEngine
+from quintain_authoring.controls import check_controls
+from quintain_authoring.scripted import ScriptedEngine
+from quintain_evaluate.report import to_json
 
 from .evaluations import (
     Doubling,
@@ -127,8 +123,8 @@ def test_failures_are_tried_again() -> None:
 def test_where_everything_fails_nothing_is_claimed() -> None:
     e = measured(Doubling(), ScriptedEngine(replies="", fail_on=range(1, 100)), retries=0)
     assert e.accuracy is None and e.reward is None and e.failed == 1.0
-    assert e.to_json()["pass@1"] is None
-    json.dumps(e.to_json())
+    assert to_json(e)["pass@1"] is None
+    json.dumps(to_json(e))
 
 
 def test_faults_of_the_policy_do_count() -> None:

@@ -21,10 +21,11 @@ from quintain.recipe.plan import RunPlan
 from quintain.recipe.resolve import resolve_environment_table
 from quintain.recipe.tables import Recipe
 from quintain.run.remarks import remarks
-from quintain.testing import run_episode
-from quintain.testing.scripted import ScriptedEngine
 from quintain.types.rollout import Group, Rollout
 from quintain.types.task import Task
+from quintain_authoring import run_episode
+from quintain_authoring.scripted import ScriptedEngine
+from quintain_evaluate.report import to_json
 
 TASK = Task(prompt="2 + 2 =", answer="4")
 
@@ -139,7 +140,7 @@ def test_evaluations_report_it_with_an_interval() -> None:
     assert result.accuracy and result.yardstick
     assert (result.accuracy.value, result.yardstick.value) == (1.0, 0.25)
     assert 0 < result.yardstick.low < 0.25 < result.yardstick.high < 1
-    assert result.to_json()["yardstick"] == 0.25
+    assert to_json(result)["yardstick"] == 0.25
     metrics = held_out_metrics([result, result], [1, 3])
     assert metrics["yardstick"] == pytest.approx(0.25)
     assert (
@@ -245,5 +246,5 @@ def test_rollouts_without_a_yardstick_do_not_count_in_its_interval() -> None:
     assert (
         held_out_metrics([result], [1])["yardstick.missing"]
         == 0.5
-        == result.to_json()["yardstick_missing"]
+        == to_json(result)["yardstick_missing"]
     )

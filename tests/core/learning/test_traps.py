@@ -13,9 +13,9 @@ from quintain import Score, Task, Turn
 from quintain.learning import ALGORITHMS, Learner
 from quintain.learning.batch import batch_of
 from quintain.learning.pieces.advantages import turn_rewards
-from quintain.testing import run_episode
 from quintain.types.rollout import Group
 from quintain.types.sampling import Sampling
+from quintain_authoring import run_episode
 
 from ..engines.test_embedded_batching import Given, engine_of, plain_logps, run
 from ..models.tiny import tiny_model

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from quintain.interfaces.tools import ToolSpec
 from quintain.models.tokenizer import PLAIN_STOPS, render_plain
-from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.types.task import Message, ToolCall
+from quintain_authoring.byte_tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
 SPECIAL = st.sampled_from(ByteTokenizer.SPECIAL)

@@ -15,8 +15,8 @@ from quintain.errors import UsageError
 from quintain.interfaces.tools import ToolSpec
 from quintain.models.load import load_model, trainable, without_dropout
 from quintain.models.tokenizer import PLAIN_STOPS, HFTokenizer
-from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.types.task import Message, ToolCall
+from quintain_authoring.byte_tokenizer import ByteTokenizer
 
 from .architectures import ARCHITECTURES, architecture
 from .tiny import byte_tokenizer, save_tiny, tiny_model

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 from quintain.interfaces.engine import TokenEngine, Weights
 from quintain.interfaces.tools import ToolSpec
-from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message
 from quintain.types.transcript import Sampled
+from quintain_authoring.byte_tokenizer import ByteTokenizer
 
 Speak = Callable[[str, Sampling], str | Exception]
 

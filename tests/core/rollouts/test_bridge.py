@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from quintain.models.tokenizer import PLAIN_STOPS, render_plain
 from quintain.models.tool_calls import parse
 from quintain.rollouts.chat.bridge import Conversation, spoken
-from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.types.task import Message
 from quintain.types.transcript import Sampled, TokenSource
+from quintain_authoring.byte_tokenizer import ByteTokenizer
 
 from .engines import ThoughtlessTokenizer
 

@@ -16,11 +16,11 @@ from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward
 from quintain.interfaces.tools import ToolSpec
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_episode, run_groups
-from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.types.rollout import Group, Rollout
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
 from quintain.types.transcript import TokenSource
+from quintain_authoring.byte_tokenizer import ByteTokenizer
 
 from .engines import Speaker
 

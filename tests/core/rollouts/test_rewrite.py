@@ -11,10 +11,10 @@ from quintain.interfaces.agent import Agent, Limits
 from quintain.interfaces.engine import Reply
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward
-from quintain.testing import ScriptedEngine, run_episode
 from quintain.types.rollout import Rollout, TerminationKind
 from quintain.types.task import Message, Task, ToolCall
 from quintain.types.transcript import TokenSource, Transcript
+from quintain_authoring import ScriptedEngine, run_episode
 
 TASK = Task(prompt="task")
 

@@ -16,11 +16,11 @@ from quintain.interfaces.engine import Engine, Reply
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward
 from quintain.interfaces.tools import ToolSpec
-from quintain.testing import run_episode
 from quintain.types.rollout import Rollout, TerminationKind
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task, ToolCall
 from quintain.types.transcript import TokenSource
+from quintain_authoring import run_episode
 
 TASK = Task(prompt="?")
 

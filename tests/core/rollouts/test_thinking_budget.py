@@ -18,12 +18,12 @@ from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward
 from quintain.models.tokenizer import HFTokenizer
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
-from quintain.testing.byte_tokenizer import ByteTokenizer
-from quintain.testing.scripted import ScriptedEngine, fake_logp
 from quintain.types.rollout import Rollout
 from quintain.types.sampling import Sampling, ThinkingBudget
 from quintain.types.task import Task
 from quintain.types.transcript import Sampled, TokenSource
+from quintain_authoring.byte_tokenizer import ByteTokenizer
+from quintain_authoring.scripted import ScriptedEngine, fake_logp
 
 from ..models.tiny import byte_tokenizer, tiny_model
 from .engines import ThoughtlessTokenizer

@@ -14,9 +14,9 @@ from quintain.errors import InfrastructureError, UsageError
 from quintain.interfaces.engine import Engine
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.run.replays import Replay
-from quintain.testing import ScriptedEngine
 from quintain.types.rollout import Group
 from quintain.types.task import Message
+from quintain_authoring import ScriptedEngine
 
 
 @reward(range=(0, 1))

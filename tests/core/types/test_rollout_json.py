@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.testing import ScriptedEngine, rollout
+from quintain.testing import rollout
 from quintain.types.rollout import Group, Rollout, Score, Termination, TerminationKind, Turn
 from quintain.types.task import Message, Task, ToolCall
 from quintain.types.transcript import Branch, TokenSource, Transcript
+from quintain_authoring import ScriptedEngine
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 NUMBER = st.floats(allow_nan=False, width=64)

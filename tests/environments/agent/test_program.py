@@ -18,7 +18,7 @@ from aiohttp import web
 from quintain import Limits, Reply, Rollout, Sampling, ToolCall
 from quintain.errors import UsageError
 from quintain.evaluation import evaluate
-from quintain.testing import ScriptedEngine
+from quintain_authoring import ScriptedEngine
 from quintain_env_agent import AgentProgram, functions
 from quintain_gateway import Gateway
 from quintain_openai.client import OpenAIEngine

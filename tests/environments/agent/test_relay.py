@@ -14,7 +14,7 @@ import pytest
 
 from quintain import Sampling
 from quintain.errors import InfrastructureError
-from quintain.testing import ScriptedEngine
+from quintain_authoring import ScriptedEngine
 from quintain_env_agent import relay
 from quintain_env_agent.processes import Ended
 from quintain_gateway import Gateway

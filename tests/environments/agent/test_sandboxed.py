@@ -21,7 +21,7 @@ import pytest
 from quintain import Limits, Rollout, Sampling
 from quintain.errors import UsageError
 from quintain.evaluation import evaluate
-from quintain.testing import ScriptedEngine
+from quintain_authoring import ScriptedEngine
 from quintain_env_agent import AgentProgram, SandboxedAgent
 from quintain_gateway import Gateway
 from quintain_sandbox import Landlock, ProbedSandbox, Rlimits

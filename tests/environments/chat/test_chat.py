@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from quintain import InfrastructureError, Service
 from quintain.errors import RewardFault, UsageError
-from quintain.testing import rollout, run_episode
-from quintain_authoring import EnvironmentSuite, RewardSuite
+from quintain.testing import rollout
+from quintain_authoring import EnvironmentSuite, RewardSuite, run_episode
 from quintain_env_chat import (
     Chat,
     ChatTask,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import InfrastructureError, UsageError
-from quintain.testing import run_episode
+from quintain_authoring import run_episode
 from quintain_code import OUTCOMES, Code
 from quintain_code.calls import CallGrader
 from quintain_code.functions import Call

@@ -19,8 +19,7 @@ from click.testing import CliRunner
 from quintain.cli import main as command_line
 from quintain.errors import UsageError
 from quintain.registry.binding import check_args
-from quintain.testing import run_episode
-from quintain_authoring import EnvironmentSuite
+from quintain_authoring import EnvironmentSuite, run_episode
 from quintain_code import OUTCOMES, Code, Grader, task_of
 from quintain_code.check import main
 from quintain_code.data import fingerprint, load

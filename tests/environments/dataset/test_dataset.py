@@ -14,8 +14,8 @@ import pytest
 from quintain import Message
 from quintain.cli import main
 from quintain.errors import UsageError
-from quintain.testing import rollout, run_episode
-from quintain_authoring import EnvironmentSuite
+from quintain.testing import rollout
+from quintain_authoring import EnvironmentSuite, run_episode
 from quintain_env_dataset import Dataset, same_answer
 from quintain_env_dataset import readers as dataset_readers
 

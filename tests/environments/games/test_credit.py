@@ -22,8 +22,8 @@ from quintain.learning.pieces.advantages import Step, centre
 from quintain.registry.pieces import find
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.run import embedded_engine
-from quintain.testing import ScriptedEngine, run_episode
 from quintain.types.rollout import TerminationKind, trained
+from quintain_authoring import ScriptedEngine, run_episode
 from quintain_env_games import Duel, Guess, Maze, Returns
 from quintain_env_games.duel import legal, piles_of
 from quintain_env_games.guess import Secret, bounds, guess_of

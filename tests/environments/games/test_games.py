@@ -15,7 +15,8 @@ from quintain import Message, Reply, Rollout, Sampling, Task
 from quintain.errors import UsageError
 from quintain.models import load_model
 from quintain.run import embedded_engine
-from quintain.testing import ScriptedEngine, rollout, run_episode
+from quintain.testing import rollout
+from quintain_authoring import ScriptedEngine, run_episode
 from quintain_env_games import Customer, Duel, Frozen, Guess, Maze, Opponent, Returns, Tools
 from quintain_env_games.calculator import calculate
 from quintain_env_games.customers import brief

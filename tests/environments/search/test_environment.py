@@ -19,8 +19,7 @@ import pytest
 from quintain import InfrastructureError, Message, Reply, Service, Tool, ToolCall, ToolSpec
 from quintain.errors import UsageError
 from quintain.evaluation import evaluate
-from quintain.testing import ScriptedEngine
-from quintain_authoring import EnvironmentSuite
+from quintain_authoring import EnvironmentSuite, ScriptedEngine
 from quintain_env_search import Search, SearchResult, SearchService, SearchTask
 from quintain_env_search.desk import Desk, pages_of
 from quintain_env_search.pilots import pilots_of, split_of

@@ -18,9 +18,9 @@ import pytest
 from quintain import Score
 from quintain.cli import main as quintain
 from quintain.errors import InfrastructureError, UsageError
-from quintain.evaluation.evaluation import check_controls
 from quintain.interfaces.reward import RewardContext
 from quintain.testing import rollout
+from quintain_authoring.controls import check_controls
 from quintain_env_story import Scorer, Story, StoryResult, StoryTask, vr_cli
 from quintain_env_story import epub as epub_module
 from quintain_env_story.annotate import Extractive, Modelled

@@ -17,7 +17,7 @@ import pytest
 from quintain.cli import main
 from quintain.evaluation.evaluation import evaluate
 from quintain.store.rollout_table import to_parquet
-from quintain.testing import ScriptedEngine
+from quintain_authoring import ScriptedEngine
 from quintain_authoring.check import check as check_command
 from quintain_authoring.new import EPISODES, KINDS, distribution_files
 

@@ -12,7 +12,7 @@ import pytest
 from quintain import Environment, Rollout, Task, reward
 from quintain.cli import main
 from quintain.errors import UsageError
-from quintain.testing import run_episode
+from quintain_authoring import run_episode
 from quintain_authoring.class_checks import check_class
 
 TASKS = [Task(prompt="say a", answer="a")]

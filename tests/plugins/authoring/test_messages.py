@@ -13,7 +13,7 @@ from quintain.cli import main
 from quintain.errors import UsageError
 from quintain.evaluation import evaluate
 from quintain.registry import current
-from quintain.testing import ScriptedEngine
+from quintain_authoring import ScriptedEngine
 from quintain_authoring.class_checks import check_class
 
 MISTAKES = """

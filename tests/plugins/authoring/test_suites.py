@@ -18,7 +18,7 @@ from quintain.types.task import Message
 from quintain_authoring import EnvironmentSuite, RewardSuite
 from quintain_authoring.suites import difference
 
-from ...core.testing.guess import Board, Controlled, Guess, Secret, found
+from .guess import Board, Controlled, Guess, Secret, found
 
 
 class TestGuess(EnvironmentSuite):

@@ -18,12 +18,12 @@ from quintain.errors import EnvironmentFault, UsageError
 from quintain.interfaces.engine import Engine, TokenEngine, Weights
 from quintain.learning import Batch, Sample
 from quintain.learning.pieces.advantages import Step
-from quintain.testing import ScriptedEngine
-from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.types.rollout import Rollout, Score, Termination, TerminationKind
 from quintain.types.sampling import Sampling
 from quintain.types.task import Task
 from quintain.types.transcript import Sampled
+from quintain_authoring import ScriptedEngine
+from quintain_authoring.byte_tokenizer import ByteTokenizer
 from quintain_classic.algorithms import VINEPPO
 from quintain_classic.vine import Continued, CutSample, vine
 

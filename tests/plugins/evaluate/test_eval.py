@@ -41,7 +41,7 @@ class Refereed(Doubling):
 
 @pytest.fixture
 def plugins() -> Iterator[None]:
-    with isolated(keep=["quintain", "quintain-evaluate"]) as registry:
+    with isolated(keep=["quintain", "quintain-authoring", "quintain-evaluate"]) as registry:
         for component in (Doubling, Endless, OnlyTrain, Hackable):
             registry.add("environment", component.__name__.lower(), component)
         registry.add("environment", "refereed", Refereed)

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from quintain import Reply, Sampling, ToolCall
-from quintain.testing import ScriptedEngine
+from quintain_authoring import ScriptedEngine
 from quintain_gateway import Endpoint, Gateway
 from quintain_gateway.engine_policy import EnginePolicy
 

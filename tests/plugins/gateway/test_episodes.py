@@ -26,9 +26,9 @@ from quintain import (
 from quintain.errors import EnvironmentFault
 from quintain.evaluation import evaluate
 from quintain.learning.batch import batch_of
-from quintain.testing import ScriptedEngine
-from quintain.testing.scripted import fake_logp
 from quintain.types.rollout import Group
+from quintain_authoring import ScriptedEngine
+from quintain_authoring.scripted import fake_logp
 from quintain_gateway import Endpoint, Gateway
 
 from .kit import ADD, talk

@@ -24,7 +24,7 @@ from quintain import (
     reward,
 )
 from quintain.evaluation import evaluate
-from quintain.testing import ScriptedEngine
+from quintain_authoring import ScriptedEngine
 from quintain_gateway import Endpoint, Gateway
 
 pytestmark = pytest.mark.filterwarnings(

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from quintain import InfrastructureError, Message, Reply, Sampling
 from quintain.errors import UsageError
-from quintain.testing import ScriptedEngine
 from quintain.types.transcript import TokenSource
+from quintain_authoring import ScriptedEngine
 from quintain_gateway import Gateway
 from quintain_gateway.engine_policy import EnginePolicy
 from quintain_gateway.fields import parsed

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quintain import Reply, Task, ToolCall
-from quintain.testing import ScriptedEngine, run_episode
+from quintain_authoring import ScriptedEngine, run_episode
 from quintain_gateway import Gateway
 from quintain_gateway.errors import ApiError
 from quintain_gateway.messages import request_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from quintain.testing import ScriptedEngine
+from quintain_authoring import ScriptedEngine
 
 from .kit import ADD, CALL, Client, check_two_calls_in_a_thread, client
 

@@ -21,8 +21,8 @@ import pytest
 from quintain import Message, Sampling
 from quintain.cli import main
 from quintain.registry import current
-from quintain.testing import ScriptedEngine
-from quintain.testing.scripted import fake_logp
+from quintain_authoring import ScriptedEngine
+from quintain_authoring.scripted import fake_logp
 from quintain_gateway.command import EXAMPLE, default_model
 from quintain_gateway.serving import ModelServer
 

@@ -18,7 +18,7 @@ import pytest
 from quintain import Engine, InfrastructureError, Judge, Message, Reply, Sampling, ToolSpec
 from quintain.errors import StorageError, UsageError
 from quintain.registry.binding import bind
-from quintain.testing import ScriptedEngine
+from quintain_authoring import ScriptedEngine
 from quintain_judge import Disagreement, EngineJudge, JudgeService, PolicyJudge, UnreadableVerdict
 from quintain_judge.backends import Backend, EndpointTable
 from quintain_judge.cache import AnswerCache, JudgeAnswer

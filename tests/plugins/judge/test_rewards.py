@@ -19,9 +19,9 @@ from quintain.interfaces.reward import Reward
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.store import RunFolder, current_run
 from quintain.store.run_folder import as_current_run
-from quintain.testing import ScriptedEngine, rollout
+from quintain.testing import rollout
 from quintain.types.rollout import AnyGroup
-from quintain_authoring import RewardSuite
+from quintain_authoring import RewardSuite, ScriptedEngine
 from quintain_judge import JudgeService
 from quintain_judge.calls import Budget, BudgetSpent
 from quintain_judge.canaries import CanaryReport

@@ -18,8 +18,8 @@ from quintain import Agent, Environment, Message, Sampling, Task, reward
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import UsageError
 from quintain.interfaces.reward import RewardContext
-from quintain.testing import rollout, run_episode
-from quintain_authoring import RewardSuite
+from quintain.testing import rollout
+from quintain_authoring import RewardSuite, run_episode
 from quintain_likelihood import CurrentPolicy, FrozenPolicy, NGram, Pair, self_certainty
 
 from ...core.models.tiny import tiny_model

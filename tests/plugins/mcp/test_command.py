@@ -17,7 +17,7 @@ from quintain.cli import main
 from quintain.evaluation import evaluate
 from quintain.registry import current
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
-from quintain.testing import ScriptedEngine
+from quintain_authoring import ScriptedEngine
 from quintain_mcp import Mcp, McpServer
 
 from ...docs.pages import ROOT, Page

@@ -17,7 +17,7 @@ from quintain.recipe.tables import Recipe
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder
-from quintain.testing import ScriptedEngine
+from quintain_authoring import ScriptedEngine
 from quintain_mcp import Mcp, McpServer
 
 from ...core.models.tiny import save_tiny

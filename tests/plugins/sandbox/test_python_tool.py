@@ -11,7 +11,7 @@ import pytest
 
 from quintain import Environment, Limits, Reply, Rollout, Task, ToolCall, reward
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
-from quintain.testing import ScriptedEngine
+from quintain_authoring import ScriptedEngine
 from quintain_sandbox import Bubblewrap, ProgramLimits, python_tool
 
 from .service import left_behind, started

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quintain import InfrastructureError, Sampled, Sampling, TokenEngine, Weights
-from quintain.testing.byte_tokenizer import ByteTokenizer
+from quintain_authoring.byte_tokenizer import ByteTokenizer
 
 PIECE = 4
 """Tokens of a segment in the tests."""

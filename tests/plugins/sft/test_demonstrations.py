@@ -26,8 +26,8 @@ from quintain import (
 from quintain.errors import UsageError
 from quintain.models import HFTokenizer
 from quintain.recipe.tables import EnvironmentTable
-from quintain.testing import ScriptedEngine, run_episode
-from quintain.testing.byte_tokenizer import ByteTokenizer
+from quintain_authoring import ScriptedEngine, run_episode
+from quintain_authoring.byte_tokenizer import ByteTokenizer
 from quintain_sft.demonstrations import demonstrations_of
 from quintain_sft.example import Example
 from quintain_sft.sources import Selection, rows_of, source_of

@@ -13,10 +13,11 @@ from quintain.errors import UsageError
 from quintain.learning import TrainingSequence
 from quintain.models.load import load_model
 from quintain.models.tokenizer import HFTokenizer
-from quintain.testing import rollout, run_episode
-from quintain.testing.byte_tokenizer import ByteTokenizer
+from quintain.testing import rollout
 from quintain.types.rollout import Termination, TerminationKind
 from quintain.types.task import Message
+from quintain_authoring import run_episode
+from quintain_authoring.byte_tokenizer import ByteTokenizer
 from quintain_sft.sources import (
     Example,
     ExampleSource,

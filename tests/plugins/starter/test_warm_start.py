@@ -24,10 +24,10 @@ from quintain.learning import Learner
 from quintain.models import HFTokenizer, load_model
 from quintain.recipe import ModelRequest, Recipe, model_source
 from quintain.store import save_model
-from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.types.rollout import Rollout
 from quintain.types.task import Message, Task, ToolCall
 from quintain.types.transcript import TrainingSequence
+from quintain_authoring.byte_tokenizer import ByteTokenizer
 from quintain_starter.architecture import CONTEXT, PHRASES, TAGS, build_model, build_tokenizer
 from quintain_starter.source import DefaultModel, untrained
 from quintain_starter.warm_start import (

@@ -22,7 +22,7 @@ from quintain import (
 )
 from quintain.models import HFTokenizer
 from quintain.registry import current
-from quintain.testing import run_episode
+from quintain_authoring import run_episode
 
 from .chat_templates import FAMILIES, wear
 

@@ -23,8 +23,8 @@ from quintain.errors import UsageError
 from quintain.models import HFTokenizer
 from quintain.recipe import Recipe, resolve_environment_table
 from quintain.rollouts import Conversation, stops
-from quintain.testing import ScriptedEngine
-from quintain.testing.byte_tokenizer import ByteTokenizer
+from quintain_authoring import ScriptedEngine
+from quintain_authoring.byte_tokenizer import ByteTokenizer
 from quintain_viewer.chat import HELP, ChatConsole, Played
 from quintain_viewer.chat_template import with_template
 from quintain_viewer.prompt_form import PromptForm

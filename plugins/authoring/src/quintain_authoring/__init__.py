@@ -1,5 +1,5 @@
-"""Commands for authors (`quintain new`, `quintain check`, `quintain rescore`), and the suites that
-the tests of an environment or a reward subclass::
+"""Commands for authors (`quintain new`, `quintain check`, `quintain rescore`), episodes without a
+model, and the suites that the tests of an environment or a reward subclass::
 
     from quintain_authoring import EnvironmentSuite
 
@@ -14,8 +14,19 @@ from typing import TYPE_CHECKING
 from quintain import lazy_names
 
 if TYPE_CHECKING:
+    from .controls import ControlEngine as ControlEngine
+    from .episodes import run_episode as run_episode
+    from .scripted import ScriptedEngine as ScriptedEngine
     from .suites import EnvironmentSuite as EnvironmentSuite
     from .suites import RewardSuite as RewardSuite
 
 # The suites need pytest; the commands do not.
-__getattr__, __dir__ = lazy_names(__name__, {".suites": "EnvironmentSuite RewardSuite"})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".controls": "ControlEngine",
+        ".episodes": "run_episode",
+        ".scripted": "ScriptedEngine",
+        ".suites": "EnvironmentSuite RewardSuite",
+    },
+)

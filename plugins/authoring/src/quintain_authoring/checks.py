@@ -24,19 +24,21 @@ import pytest
 from quintain import Environment, Group, Message, Reward, Rollout, Task
 from quintain.cli import services_of
 from quintain.errors import PluginError, QuintainError, UsageError
-from quintain.evaluation import ControlEngine, rescore
 from quintain.recipe import EnvironmentTable, resolve_environment_table
 from quintain.registry import Component, current, signature_of
 from quintain.run import Hooks
 from quintain.services import BY_OPTION, Choice, opened
-from quintain.testing import ScriptedEngine, rollout
+from quintain.testing import rollout
 from quintain.tracebacks import defined_at
 from quintain.types import reaches
 
 from .class_checks import check_class, check_parameters, oddities
+from .controls import ControlEngine
 from .demonstration_checks import demonstrations
 from .descriptions import stale_description
+from .episodes import rescore
 from .guard import Stuck
+from .scripted import ScriptedEngine
 from .suites import EnvironmentSuite, RewardSuite
 
 Status = Literal["ok", "failed", "warning", "skipped"]

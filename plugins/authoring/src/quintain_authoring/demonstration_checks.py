@@ -10,12 +10,12 @@ import pytest
 
 from quintain import Engine, Message, Reply, Rollout, Sampling, Task, ToolSpec
 from quintain.errors import UsageError
-from quintain.evaluation import ControlEngine
 from quintain.interfaces import yielded
-from quintain.testing import ScriptedEngine
 from quintain.tracebacks import defined_at
 from quintain.types import messages_of, reaches
 
+from .controls import ControlEngine
+from .scripted import ScriptedEngine
 from .suites import EnvironmentSuite
 
 DEMONSTRATOR = "demonstrator"

@@ -209,9 +209,10 @@ async def compared(
     environments.
     """
     from quintain.console import distinct
-    from quintain.evaluation import rescore as score_again
     from quintain.recipe import opened_environments, resolve_environment_table
     from quintain.services import BY_OPTION
+
+    from .episodes import rescore as score_again
 
     specs = [
         replace(resolve_environment_table(t.model_copy(update={"reward": expression})))

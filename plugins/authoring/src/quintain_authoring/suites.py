@@ -29,12 +29,14 @@ from quintain import (
     Workers,
 )
 from quintain.errors import EpisodeError, UsageError
-from quintain.evaluation import ControlEngine, rescore
 from quintain.interfaces import SPLITS, RewardContext, yielded
 from quintain.registry import bind, current, known_plugins
 from quintain.rollouts import RolloutContext, RolloutRequest, run_groups
-from quintain.testing import ScriptedEngine
 from quintain.types import SCORE_TOLERANCE, content_hash, reaches
+
+from .controls import ControlEngine
+from .episodes import rescore
+from .scripted import ScriptedEngine
 
 __all__ = ["EnvironmentSuite", "RewardSuite"]
 

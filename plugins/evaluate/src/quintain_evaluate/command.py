@@ -19,13 +19,16 @@ from quintain.cli import CommandWithHints, Count, arguments_of, service_options,
 from quintain.console import for_terminal, printable
 from quintain.errors import UsageError
 
+from .report import to_json
+
 if TYPE_CHECKING:
     from quintain import Engine
     from quintain.console import Screen
-    from quintain.evaluation import ControlCheck, Evaluation
+    from quintain.evaluation import Evaluation
     from quintain.recipe import EnvironmentSpec, EnvironmentTable
     from quintain.registry import Signature
     from quintain.services import Choice
+    from quintain_authoring.controls import ControlCheck
 
     from .like import EvaluationSettings
 
@@ -305,9 +308,10 @@ async def _evaluated(
     how: dict[str, Any],
     screen: Screen,
 ) -> Evaluation:
-    from quintain.evaluation import ControlEngine, tasks_of
     from quintain.evaluation import evaluate as measure
+    from quintain.evaluation import tasks_of
     from quintain.services import BY_OPTION, opened
+    from quintain_authoring import ControlEngine
 
     async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
         environment = spec.make(services)
@@ -327,8 +331,8 @@ async def _evaluated(
 async def _controls(
     spec: EnvironmentSpec, choices: Mapping[str, Choice], how: Mapping[str, Any]
 ) -> tuple[ControlCheck, ...]:
-    from quintain.evaluation import check_controls
     from quintain.services import BY_OPTION, opened
+    from quintain_authoring.controls import check_controls
 
     async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
         return await check_controls(spec.make(services), services=services, **how)
@@ -420,7 +424,7 @@ def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
 
 def _show(result: Evaluation, as_json: bool, out: Path | None) -> None:
     if as_json:
-        click.echo(json.dumps(result.to_json(), indent=2))
+        click.echo(json.dumps(to_json(result), indent=2))
         return
     console = Console()
     title = (
@@ -486,7 +490,7 @@ def _show_controls(checks: Sequence[ControlCheck], as_json: bool) -> int:
                 "expected": c.scores,
                 "ok": not c.wrong,
                 "wrong": c.wrong,
-                **c.evaluation.to_json(),
+                **to_json(c.evaluation),
             }
             for c in checks
         ]

@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 
 from quintain import Engine, Environment, Message, Reply, Sampling, Task, ToolSpec
 from quintain.errors import UsageError
-from quintain.evaluation import ControlEngine
 from quintain.types import SCORE_TOLERANCE, reaches
-from quintain_authoring import EnvironmentSuite
+from quintain_authoring import ControlEngine, EnvironmentSuite
 
 
 class SeatedControls(Engine):

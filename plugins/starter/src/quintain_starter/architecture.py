@@ -107,7 +107,7 @@ TEMPLATE = """\
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}""".replace("@TOOLS@", TOOLS).replace("@CALL@", CALL)
-"""ChatML, tools in the style of Hermes and Qwen; renders as `quintain.testing.byte_tokenizer.ByteCodec` does.
+"""ChatML, tools in the style of Hermes and Qwen; renders as `quintain_authoring.byte_tokenizer.ByteTokenizer` does.
 
 Turns are rendered as they were sampled, so that a conversation never rewrites its own past.
 """

@@ -25,7 +25,7 @@ from quintain.learning.pieces.advantages import Step
 from quintain.learning.pieces.objectives import kl_estimate
 from quintain.models.head import Statistics, statistics
 from quintain.testing import rollout
-from quintain.testing.scripted import ScriptedEngine
+from quintain_authoring.scripted import ScriptedEngine
 
 from .. import batches
 from .methods import BASELINE, STATES

@@ -32,11 +32,11 @@ from quintain.interfaces.tools import ToolSpec
 from quintain.learning import Learner
 from quintain.learning.batch import Batch, Sample, batch_of
 from quintain.learning.pieces.advantages import turn_rewards
-from quintain.testing import run_episode
 from quintain.types.rollout import AnyRollout, Group, Score, Turn
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message
 from quintain.types.transcript import Finish, Sampled
+from quintain_authoring import run_episode
 
 from ...models.tiny import tiny_model, with_exact_norms
 from ..algorithms import INSTALLED, needs_algorithms

@@ -27,7 +27,7 @@ from quintain.interfaces.algorithm import GroupStats
 from quintain.learning import ALGORITHMS, Batch, Learner, Sample, TrainingSequence
 from quintain.registry.pieces import find
 from quintain.testing import rollout
-from quintain.testing.scripted import ScriptedEngine
+from quintain_authoring.scripted import ScriptedEngine
 from quintain_classic import Critic
 
 from . import reference as ref

@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ..interfaces.tokenizer import Offsets
-from ..interfaces.tools import ToolSpec
-from ..models.tool_calls import parse
-from ..types.rollout import Turn
-from ..types.task import Message, ToolCall
-from ..types.transcript import Finish
+from quintain import Message, ToolCall, ToolSpec, Turn
+from quintain.interfaces import Offsets
+from quintain.models import parse
+from quintain.types import Finish
+
+__all__ = ["ByteTokenizer", "render_calls"]
 
 
 class ByteTokenizer:

@@ -13,12 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, get_args
 
-from ..errors import InfrastructureError, LimitReached, UsageError
-from ..interfaces.engine import Reply, TokenEngine, Weights
-from ..types.sampling import Sampling
-from ..types.task import Message, Role
-from ..types.transcript import Finish, Sampled
+from quintain import (
+    InfrastructureError,
+    LimitReached,
+    Message,
+    Reply,
+    Sampled,
+    Sampling,
+    TokenEngine,
+    Weights,
+)
+from quintain.errors import UsageError
+from quintain.types import Finish, Role
+
 from .byte_tokenizer import ByteTokenizer, render_calls
+
+__all__ = ["Script", "ScriptedEngine", "conversation", "fake_logp", "written"]
 
 Script = str | Sequence[str | Reply] | Callable[..., str | Reply]
 """One reply for all turns, one per turn (the last repeats), or a function ``(messages)`` or
