@@ -23,6 +23,7 @@ from quintain_algorithms import OTB
 
 from .docs.commands import parse
 from .docs.pages import Page
+from .lanes import mostly_slow
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = sorted(
@@ -30,6 +31,8 @@ STUDIES = sorted(
     for p in (ROOT / "studies" / "experiments").glob("*.py")
     if p.stem not in ("__init__", "common", "tables")
 )
+LONG = {"async_staleness", "judged_rewards", "mismatch", "overoptimisation"}
+"""Each takes seconds; the others prove the same of one study each."""
 PAGES = ROOT / "docs" / "experiments"
 
 
@@ -51,7 +54,7 @@ def _own_log_level() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_curves")
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", mostly_slow(STUDIES, {*STUDIES} - LONG))
 def test_a_study_runs(name: str, tmp_path: Path) -> None:
     """Tiny sizes, two seeds: a figure, and numbers with their seeds and command."""
     module = importlib.import_module(f"studies.experiments.{name}")

@@ -20,7 +20,7 @@ from ..tracebacks import place_of
 
 CALLERS = tuple(
     f"quintain.{m}"
-    for m in ("interfaces.", "registry.", "rollouts.", "training.hooks", "models.tokenizer")
+    for m in ("interfaces.", "registry.", "rollouts.", "run.hooks", "models.tokenizer")
 )
 """The modules that call an author's code, or a model's chat template."""
 

@@ -12,9 +12,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from quintain.console.screen import Screen
+from quintain.interfaces.events import RunEnd
 from quintain.models.tokenizer import HFTokenizer
 from quintain.process.interrupts import stop_on_signal
 from quintain.process.watchdog import Watchdog, cancel_end, end_within
+from quintain.run.hooks import Hooks
 from quintain.types.task import Message
 
 from ..models.tiny import byte_tokenizer
@@ -65,3 +67,23 @@ def test_a_chat_template_that_loops_is_named_and_can_be_interrupted(tmp_path: Pa
     with pytest.raises(KeyboardInterrupt), Watchdog(interrupt, 0.1):
         tokenizer.render([Message("user", "?")])
     assert "apply_chat_template" in reported[0]
+
+
+def test_a_hook_that_blocks_is_named() -> None:
+    """Hooks run in the main thread, where a slow one stops all episodes."""
+    reported: list[str] = []
+    told = threading.Event()
+
+    class Slow:
+        def quintain_on_run_end(self) -> None:
+            told.wait(30)
+
+    def report(call: str, seconds: float) -> None:
+        reported.append(call)
+        told.set()
+
+    hooks = Hooks()
+    hooks.add(Slow(), "slow")
+    with Watchdog(report, 0.1):
+        hooks.emit(RunEnd(folder="", step=0, status="finished", error="", summary={}))
+    assert "Slow.quintain_on_run_end (test_interrupts.py, line" in reported[0]
