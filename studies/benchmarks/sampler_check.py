@@ -184,7 +184,7 @@ def compared(by_sample: Sequence[tuple[Any, Any]]) -> float:
     """`mismatch.sample` of a batch of these samples."""
     import torch
 
-    from quintain.models.sampler_check import differences
+    from quintain.models.sampler_mismatch import differences
 
     mu, prox = (torch.cat(column) for column in zip(*by_sample, strict=True))
     sample = torch.arange(len(by_sample)).repeat_interleave(
@@ -199,7 +199,7 @@ def measure(
     """Statistics per error and learner precision: medians, means and maxima of each sample's
     gaps.
     """
-    from quintain.models.sampler_check import typical_difference
+    from quintain.models.sampler_mismatch import typical_difference
 
     module = wide(name, quick)
     figures: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 Needs torch.
 """
 
-from ..models.sampler_check import SamplerMismatch
+from ..models.sampler_mismatch import SamplerMismatch
 from ..types.rollout import SUCCESS, reaches
 from ..types.transcript import TrainingSequence
 from .algorithms import ALGORITHMS

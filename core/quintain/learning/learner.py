@@ -21,7 +21,7 @@ from ..errors import PluginError, RunError, UsageError
 from ..interfaces.algorithm import Algorithm, overlong
 from ..models.forward import TOKEN_BUDGET, Forward, Layout
 from ..models.load import trainable
-from ..models.sampler_check import SamplerMismatch, differences
+from ..models.sampler_mismatch import SamplerMismatch, differences
 from ..types.rollout import Group
 from ..types.transcript import TrainingSequence
 from .batch import Batch, Sample, batch_of

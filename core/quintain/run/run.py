@@ -29,7 +29,7 @@ from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
 from ..interfaces.events import CheckpointSaved, EvaluationEnd, RunStart, StepEnd, StepMeasured
 from ..interfaces.learner import AnyLearner
-from ..models.sampler_check import SamplerMismatch
+from ..models.sampler_mismatch import SamplerMismatch
 from ..process.interrupts import CANCEL_SECONDS
 from ..process.threads import half_the_threads
 from ..recipe.memory import memory_advice

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from ..interfaces.engine import TokenEngine
 from ..interfaces.learner import AnyLearner
-from ..models.sampler_check import SamplerMismatch, own_logps, typical_difference
+from ..models.sampler_mismatch import SamplerMismatch, own_logps, typical_difference
 from ..types.rollout import AnyGroup, trained
 from ..types.transcript import TrainingSequence
 

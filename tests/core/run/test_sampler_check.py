@@ -17,7 +17,7 @@ from quintain.engines.embedded.cache import KVStore
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.learning import ALGORITHMS, Batch, Learner, Sample, SamplerMismatch
 from quintain.models.forward import Forward
-from quintain.models.sampler_check import differences, typical_difference
+from quintain.models.sampler_mismatch import differences, typical_difference
 from quintain.models.snapshot import Snapshot
 from quintain.recipe.plan import EXACT, HALF
 from quintain.recipe.tables import Recipe

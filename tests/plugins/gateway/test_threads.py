@@ -13,7 +13,7 @@ from quintain_gateway.threads import Thread, Threads
 from .kit import ADD, client
 
 
-class Player:
+class Told:
     """Keeps what it is told."""
 
     def __init__(self, name: str, told: Sequence[Message] = ()) -> None:
@@ -26,13 +26,13 @@ class Player:
     async def turn(self, request: TurnRequest) -> PolicyTurn:
         return PolicyTurn(turn=Turn(text=""))
 
-    def fork(self, name: str, turns: int) -> Player:
-        return Player(name, self.told[: self.ends[turns - 1]])
+    def fork(self, name: str, turns: int) -> Told:
+        return Told(name, self.told[: self.ends[turns - 1]])
 
 
 class Policy:
-    def player(self, name: str) -> Player:
-        return Player(name)
+    def conversation(self, name: str) -> Told:
+        return Told(name)
 
 
 def user(text: str) -> Message:
@@ -51,16 +51,16 @@ def step(threads: Threads, messages: Sequence[Message], reply: Message) -> Threa
 
 
 def answer(threads: Threads, thread: Thread, reply: Message) -> None:
-    player: Any = thread.player
-    player.told.append(reply)
-    player.ends.append(len(player.told))
+    conversation: Any = thread.conversation
+    conversation.told.append(reply)
+    conversation.ends.append(len(conversation.told))
     threads.answered(thread, reply)
     threads.release(thread)
 
 
 def told(thread: Thread) -> list[Message]:
-    player: Any = thread.player
-    return list(player.told)
+    conversation: Any = thread.conversation
+    return list(conversation.told)
 
 
 def test_a_continued_conversation_gets_the_new_messages_only() -> None:

@@ -191,7 +191,7 @@ class Endpoint:
         """
         try:
             async with self._room:
-                answer = await thread.player.turn(request)
+                answer = await thread.conversation.turn(request)
         except LimitReached as e:
             self.limit = self.limit or e
             code, message = _LIMITS.get(e.limit, (f"{e.limit}_limit_reached", "a limit is reached"))

@@ -36,11 +36,11 @@ class EnginePolicy:
         observe: Observer | None = None,
     ) -> None:
         self.engine, self.sampling, self.heed, self.observe = engine, sampling, heed, observe
-        self.players: dict[str, EnginePlayer] = {}
+        self.conversations: dict[str, EngineConversation] = {}
 
-    def player(self, name: str) -> EnginePlayer:
-        self.players[name] = EnginePlayer(self, name)
-        return self.players[name]
+    def conversation(self, name: str) -> EngineConversation:
+        self.conversations[name] = EngineConversation(self, name)
+        return self.conversations[name]
 
     def prompt_tokens(self, request: TurnRequest) -> int:
         conversation = Conversation(self.engine.tokenizer, request.tools)
@@ -49,10 +49,10 @@ class EnginePolicy:
 
     def transcripts(self) -> dict[str, Transcript]:
         """Return the exact tokens of each conversation, by name."""
-        return {name: player.transcript() for name, player in self.players.items()}
+        return {name: one.transcript() for name, one in self.conversations.items()}
 
 
-class EnginePlayer:
+class EngineConversation:
     """One conversation with an engine."""
 
     def __init__(self, policy: EnginePolicy, name: str) -> None:
@@ -95,8 +95,8 @@ class EnginePlayer:
             version=sampled.versions[-1] if sampled.versions else engine.version,
         )
 
-    def fork(self, name: str, turns: int) -> EnginePlayer:
-        other = self._policy.player(name)
+    def fork(self, name: str, turns: int) -> EngineConversation:
+        other = self._policy.conversation(name)
         other._conversation, other._turns = self._conversation.fork(turns), turns
         return other
 

@@ -78,8 +78,8 @@ class Gateway(Service):
     async def endpoint(self, agent: Any, *, acts: bool = True) -> AsyncIterator[Endpoint]:
         """An endpoint for the time of the block, which the episode's own task must enter.
 
-        The first conversation that is opened is *agent*'s own; each further one is another player
-        of the episode.
+        The first conversation that is opened is *agent*'s own; each further one is another
+        conversation of the same player.
 
         Args:
             acts: the program behind the endpoint carries out what the policy says, so its time from

@@ -142,7 +142,7 @@ def logprobs_of(request: TurnRequest, answer: PolicyTurn) -> list[dict[str, Any]
     return tokens
 
 
-class Player(Protocol):
+class PolicyConversation(Protocol):
     """One conversation with the policy, which keeps the exact tokens."""
 
     def add(self, messages: Sequence[Message]) -> None:
@@ -155,7 +155,7 @@ class Player(Protocol):
         samples it again.
         """
 
-    def fork(self, name: str, turns: int) -> Player:
+    def fork(self, name: str, turns: int) -> PolicyConversation:
         """Return a new conversation that begins with the exact tokens of this one up to the end of
         its first *turns* turns.
         """
@@ -164,7 +164,7 @@ class Player(Protocol):
 class Policy(Protocol):
     """Opens conversations."""
 
-    def player(self, name: str) -> Player:
+    def conversation(self, name: str) -> PolicyConversation:
         """Return a new, empty conversation; the seeds of its turns depend on *name*."""
 
     def prompt_tokens(self, request: TurnRequest) -> int | None:

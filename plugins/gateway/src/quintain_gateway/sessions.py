@@ -21,13 +21,13 @@ class SessionPolicy:
         self._agent = agent
         self._free = True
         self.turns = 0
-        self.limited: SessionPlayer | None = None
+        self.limited: SessionConversation | None = None
 
-    def player(self, name: str) -> SessionPlayer:
+    def conversation(self, name: str) -> SessionConversation:
         if self._free:
             self._free = False
-            return SessionPlayer(self, self._agent)
-        return SessionPlayer(self, self._agent.conversation(name))
+            return SessionConversation(self, self._agent)
+        return SessionConversation(self, self._agent.conversation(name))
 
     def prompt_tokens(self, request: TurnRequest) -> int | None:
         count: int | None = self._agent.prompt_tokens(request.messages, request.tools)
@@ -40,7 +40,7 @@ class SessionPolicy:
                 break
 
 
-class SessionPlayer:
+class SessionConversation:
     """One conversation of an episode."""
 
     def __init__(self, policy: SessionPolicy, session: Any) -> None:
@@ -77,8 +77,8 @@ class SessionPlayer:
         answer = _answer(turn, transcript, request)
         return replace(answer, stop=self.session.stop_string)
 
-    def fork(self, name: str, turns: int) -> SessionPlayer:
-        return SessionPlayer(self._policy, self.session.fork(name, turns))
+    def fork(self, name: str, turns: int) -> SessionConversation:
+        return SessionConversation(self._policy, self.session.fork(name, turns))
 
 
 def _answer(turn: Any, transcript: Transcript, request: TurnRequest) -> PolicyTurn:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from quintain import Message
 
-from .request import Player, Policy
+from .request import Policy, PolicyConversation
 
 Errors = Sequence[tuple[int, Message]]
 
@@ -33,7 +33,7 @@ class Thread:
             places among the results.
     """
 
-    player: Player
+    conversation: PolicyConversation
     name: str
     turns: int = 0
     asked: bytes = b""
@@ -71,7 +71,9 @@ class Threads:
             self.rewritten += (
                 not known and self.count > 1 and any(m.role == "assistant" for m in messages)
             )
-            thread.player.add(_with_errors(messages[known:], thread.errors.get(thread.turns, ())))
+            thread.conversation.add(
+                _with_errors(messages[known:], thread.errors.get(thread.turns, ()))
+            )
             thread.asked = prompt
             self._asked.setdefault(prompt, []).append(thread)
         thread.busy, thread.digests = True, digests
@@ -106,10 +108,10 @@ class Threads:
             thread, turns = candidates[0]
             name = self._name()
             return Thread(
-                thread.player.fork(name, turns), name, turns, errors=dict(thread.errors)
+                thread.conversation.fork(name, turns), name, turns, errors=dict(thread.errors)
             ), known
         name = self._name()
-        return Thread(self._policy.player(name), name), 0
+        return Thread(self._policy.conversation(name), name), 0
 
     def _name(self) -> str:
         self.count += 1
