@@ -61,7 +61,7 @@ test: $(READY)  ## the tests, without the long ones (PART=rollouts: of one room,
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not ci" $(PATHS) $(ARGS)
 
 test-slow: $(READY)  ## the long tests alone (PART as for test)
-	$(PYTEST) -m "slow and not ci" $(PATHS) $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "slow and not ci" $(PATHS) $(ARGS)
 
 test-all: $(READY)  ## every test that needs no daemon
 	$(PYTEST) -m "not ci" $(ARGS)

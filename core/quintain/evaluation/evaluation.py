@@ -322,8 +322,8 @@ async def evaluate(
         with frozen_heap():
             groups = await run_groups(requests, context, on_rollout)
     except asyncio.CancelledError:
-        whole = environment.reward.group  # its scores compare the samples of a complete group
-        done = {i: g for i, g in sorted(scored.items()) if len(g) == samples or not whole}
+        compares = environment.reward.group  # the samples of a complete group
+        done = {i: g for i, g in sorted(scored.items()) if len(g) == samples or not compares}
         if not partial or not done:
             raise
         groups = []

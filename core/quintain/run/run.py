@@ -110,7 +110,7 @@ class Run:
 
     Attributes:
         stop: set when the user requests a stop.
-        whole: false between an update and its record, when a checkpoint would contain half a step.
+        recorded: false between an update and its record, when a checkpoint would contain half a step.
         held_out: the environments of the evaluations.
         alerts: the message of each active alert, by its name.
         advantages: of the last update, for the table of rollouts.
@@ -132,7 +132,7 @@ class Run:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     state: RunState = field(default_factory=RunState)
     alerts: Mapping[str, str] = field(default_factory=dict)
-    whole: bool = True
+    recorded: bool = True
     advantages: Advantages = field(default_factory=dict)
     undone: dict[str, Any] | None = None
     _thread: ThreadPoolExecutor = field(
@@ -417,9 +417,9 @@ class Run:
         """If an error ends the block, nothing is saved: a resume continues from the last
         checkpoint.
         """
-        self.whole = False
+        self.recorded = False
         yield
-        self.whole = True
+        self.recorded = True
 
     async def until_stopped(self, work: Awaitable[A]) -> A:
         """Return the result of *work*, which is cancelled if the user requests a stop.
@@ -443,7 +443,7 @@ class Run:
     def save(self) -> None:
         """Save a checkpoint of the last complete step, unless it is saved already."""
         state = self.state
-        if not self.whole or not state.step or self.checkpoints.has(state.step):
+        if not self.recorded or not state.step or self.checkpoints.has(state.step):
             return
         accuracy = state.accuracy if state.measured == state.step else None  # of these very weights
         better = accuracy is not None and (state.best is None or accuracy > state.best)

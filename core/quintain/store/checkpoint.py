@@ -108,9 +108,9 @@ class Checkpoint:
                 raise RunError(f"{kept}; train its model in a new run: --model {self.model}")
             return
         earlier = (path for step, path in reversed(steps_in(self.path.parent)) if step < self.step)
-        whole = (path for path in earlier if (path / STATE).exists())
+        complete = (path for path in earlier if (path / STATE).exists())
         sound = next(
-            (path.name for path in whole if not Checkpoint(path=path, step=0)._fault()), None
+            (path.name for path in complete if not Checkpoint(path=path, step=0)._fault()), None
         )
         fix = (
             f"continue from {sound}"
@@ -238,8 +238,8 @@ class CheckpointManager:
                 _write_tokenizer(beside / "model", self.tokenizer)
             else:
                 _write_model(beside / "model", learner, self.tokenizer)
-            whole = _saved_exactly(learner.module, beside / "model")
-            learner_state = learner.state_dict(weights=not whole)
+            saved_exactly = _saved_exactly(learner.module, beside / "model")
+            learner_state = learner.state_dict(weights=not saved_exactly)
             content = {"learner": learner_state, "generators": generators()}
             _check_loadable(
                 {
