@@ -185,18 +185,23 @@ def check_tasks(spec: EnvironmentSpec, plan: RunPlan) -> None:
         UsageError: the plan orders tasks by level and the first has none.
         EnvironmentFault: the code of the environment failed, or its tasks change.
     """
-    with without_services(spec) as environment:
-        first = first_tasks(environment, "train", spec.name)
+    with unless_a_service_is_asked():
+        first = first_tasks(without_services(spec), "train", spec.name)
         plan.curriculum.check(first[0], spec.name, plan.algorithm.plan)
 
 
+def without_services(spec: EnvironmentSpec) -> Environment[Any, Any]:
+    """Return the environment of *spec* with services that are not started."""
+    return spec.make({slot: Unstarted() for slot in spec.own_slots})
+
+
 @contextmanager
-def without_services(spec: EnvironmentSpec) -> Iterator[Environment[Any, Any]]:
-    """Yield the environment without its services; if its tasks ask one of them, the block ends
-    without an error.
+def unless_a_service_is_asked() -> Iterator[None]:
+    """End the block without an error where an environment asks a service that is not started, be it
+    for its tasks or as it is made.
     """
     try:
-        yield spec.make({slot: Unstarted() for slot in spec.own_slots})
+        yield
     except Exception as e:
         cause: BaseException | None = e
         while cause is not None and not isinstance(cause, NotStartedError):
@@ -220,7 +225,7 @@ def check_evaluation(evaluation: EvaluationPlan, spec: EnvironmentSpec) -> None:
         if used == 0:
             continue
         try:
-            with without_services(spec) as environment:
-                first_tasks(environment, split, spec.name)
+            with unless_a_service_is_asked():
+                first_tasks(without_services(spec), split, spec.name)
         except NoTasksError as e:
             raise NoTasksError(f"{e}. To train without: --set {key}=0") from e

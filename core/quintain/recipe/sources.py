@@ -15,7 +15,7 @@ from ..errors import PluginError
 from ..models.load import LoadedModel, load_model
 from ..registry.binding import bind
 from ..registry.lookup import current
-from ..services.manager import Choice
+from ..services.manager import Choice, needed_by
 from .resolve import EnvironmentSpec, is_model_source, resolve_environment_table
 from .tables import ModelTable, Recipe
 
@@ -31,7 +31,7 @@ class ModelRequest:
         dtype: of the learner's master weights, ``float32`` or ``float64``.
         lora: fields of `peft.LoraConfig`, to train adapters instead of the weights.
         specs: the environments of the run, in order, without their services.
-        services: the service of each slot.
+        services: the service of each slot that the environments need.
         screen: for progress and notes.
     """
 
@@ -66,7 +66,10 @@ class ModelRequest:
         services: Mapping[str, Choice],
         screen: Screen,
     ) -> ModelRequest:
-        """Return the request for *model*, the ``[model]`` of a recipe."""
+        """Return the request for *model*, the ``[model]`` of a recipe; of *services* it has those
+        that the environments need, since others may need the learner, which does not exist yet.
+        """
+        slots = {slot for spec in specs for slot in spec.slots}
         return cls(
             name=model.name,
             seed=seed,
@@ -74,7 +77,7 @@ class ModelRequest:
             dtype="float64" if model.dtype == "float64" else "float32",
             lora=model.lora.model_dump() if model.lora else None,
             specs=specs,
-            services=services,
+            services=needed_by(slots, services),
             screen=screen,
         )
 

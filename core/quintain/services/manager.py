@@ -104,6 +104,24 @@ def start_order(
     return order
 
 
+def needed_by(slots: Iterable[str], choices: Mapping[str, Choice]) -> dict[str, Choice]:
+    """Return those of *choices* that fill one of *slots*, or a slot of a service that does.
+
+    Raises:
+        RecipeError: as `opened`.
+    """
+    registry = current()
+    reached: set[str] = set()
+    waiting = [*slots]
+    while waiting:
+        slot = waiting.pop()
+        if slot not in reached and (slot in choices or registry.matching(slot, "service")):
+            reached.add(slot)
+            component, _ = _chosen(slot, choices, registry, (), IN_RECIPE)
+            waiting += [need.slot for need in signature_of(component).needs]
+    return {slot: choice for slot, choice in choices.items() if slot in reached}
+
+
 def _chosen(
     slot: str, choices: Mapping[str, Choice], registry: Registry, trail: tuple[str, ...], fix: str
 ) -> tuple[Any, Mapping[str, Any]]:

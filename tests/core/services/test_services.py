@@ -11,7 +11,7 @@ import pytest
 from quintain.errors import InfrastructureError, PluginError, RecipeError
 from quintain.interfaces.service import Service, need
 from quintain.recipe.tables import ComponentTable
-from quintain.services.manager import opened, states
+from quintain.services.manager import needed_by, opened, states
 from quintain.testing import isolated_plugins
 
 LOG: list[str] = []
@@ -140,3 +140,13 @@ def test_an_error_in_the_code_of_a_service_names_its_slot_and_line(late: bool) -
 def test_a_failed_probe_is_raised_as_it_is() -> None:
     with pytest.raises(InfrastructureError, match="^no answer$"):
         run({"market": ComponentTable(use="broken", args={"error": "probe"})}, [])
+
+
+def test_services_that_no_slot_leads_to_are_left_out() -> None:
+    """A warm start has no learner yet, so the services of an algorithm cannot start there."""
+    choices = {name: ComponentTable(use=name) for name in ("judge", "store", "hen")}
+    with isolated_plugins() as plugins:
+        for kind in (Store, Judge, Hen):
+            plugins.add("service", kind.__name__.lower(), kind)
+        assert {"judge", "store"} == needed_by({"judge", "policy"}, choices).keys()
+        assert needed_by((), choices) == {}
