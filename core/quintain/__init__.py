@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from .interfaces.reward import Reward, group_reward, reward
     from .interfaces.sampling_plan import SamplingPlan
     from .interfaces.service import Judge, Judgement, Likelihood, Sandbox, Service, Workers, need
-    from .interfaces.tools import Tool, ToolSpec, as_tool
+    from .interfaces.tools import Tool, ToolSpec
+    from .rollouts.function_tools import as_tool
     from .run.replays import Replay
     from .types.rollout import Group, Rollout, Score, Termination, Turn
     from .types.sampling import Sampling, ThinkingBudget
@@ -110,7 +111,8 @@ __getattr__, __dir__ = lazy_names(
         ".interfaces.reward": "Reward group_reward reward",
         ".interfaces.sampling_plan": "SamplingPlan",
         ".interfaces.service": "Judge Judgement Likelihood Sandbox Service Workers need",
-        ".interfaces.tools": "Tool ToolSpec as_tool",
+        ".interfaces.tools": "Tool ToolSpec",
+        ".rollouts.function_tools": "as_tool",
         ".run.replays": "Replay",
         ".types.rollout": "Group Rollout Score Termination Turn",
         ".types.sampling": "Sampling ThinkingBudget",

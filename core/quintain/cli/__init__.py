@@ -21,9 +21,6 @@ from ..tracebacks import said_by
 if TYPE_CHECKING:
     from .options import CommandWithHints as CommandWithHints
     from .options import Count as Count
-    from .options import arguments_of as arguments_of
-    from .options import service_options as service_options
-    from .options import services_of as services_of
     from .train import sigterm_as_ctrl_c as sigterm_as_ctrl_c
 
 COMMANDS = {
@@ -44,7 +41,7 @@ CLOSED_PIPE = 141  # 128 + SIGPIPE, as a shell has it for `cat FILE | head`
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".options": "CommandWithHints Count arguments_of service_options services_of",
+        ".options": "CommandWithHints Count",
         ".train": "sigterm_as_ctrl_c",
     },
     "main",

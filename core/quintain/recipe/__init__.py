@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .resolve import pinned as pinned
     from .resolve import resolve_algorithm as resolve_algorithm
     from .resolve import resolve_environment_table as resolve_environment_table
+    from .resolve import with_model as with_model
     from .rewards import as_expression as as_expression
     from .sources import ModelRequest as ModelRequest
     from .sources import ModelSource as ModelSource
@@ -40,7 +41,7 @@ __getattr__, __dir__ = lazy_names(
         ".sources": "ModelRequest ModelSource model_source",
         ".resolve": (
             "EnvironmentSpec chosen is_model_source opened_environments pinned "
-            "resolve_algorithm resolve_environment_table"
+            "resolve_algorithm resolve_environment_table with_model"
         ),
         ".rewards": "as_expression",
         ".tables": "ComponentTable EnvironmentTable Recipe override",

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ..errors import EnvironmentFault, LimitReached, PolicyFault
 from ..interfaces.agent import SUMMARISE, Agent, Limits
 from ..interfaces.engine import Engine, Reply, TokenEngine
-from ..interfaces.tools import Tool, ToolSpec, as_tool
+from ..interfaces.tools import Tool, ToolSpec
 from ..types.rollout import Turn
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Message, ToolCall, messages_of
 from ..types.transcript import Transcript
 from .chat.bridge import Conversation, stops
 from .chat.thinking_budget import sample_turn
+from .function_tools import as_tool
 from .policy_clock import PolicyClock
 
 MALFORMED_CHANCES = 3  # consecutive turns without a readable tool call that become a policy fault

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .collect import Collected as Collected
     from .collect import Collector as Collector
     from .collect import check_failures as check_failures
-    from .fixed_model import FixedModelEngine as FixedModelEngine
-    from .fixed_model import fixed_copy as fixed_copy
     from .hooks import Hooks as Hooks
     from .hooks import hookimpl as hookimpl
     from .run import Run as Run
@@ -29,7 +27,6 @@ __getattr__, __dir__ = lazy_names(
     {
         ".build": "embedded_engine learner_options run_training seed_everything",
         ".collect": "Collected Collector check_failures",
-        ".fixed_model": "FixedModelEngine fixed_copy",
         ".hooks": "Hooks hookimpl",
         ".run": "Run",
     },

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from quintain import ToolSpec, as_tool
 from quintain.errors import (
     BindingError,
     InfrastructureError,
@@ -25,7 +26,6 @@ from quintain.interfaces.engine import Engine, Reply
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import Reward, group_reward, reward
 from quintain.interfaces.service import need
-from quintain.interfaces.tools import ToolSpec, as_tool
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.rollouts.scoring import GradingClock
 from quintain.types.rollout import Group, Rollout, TerminationKind

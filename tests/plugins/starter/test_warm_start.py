@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from quintain import as_tool
 from quintain.console import Screen
 from quintain.errors import UsageError
 from quintain.interfaces.environment import Demonstration, Environment
 from quintain.interfaces.reward import reward
-from quintain.interfaces.tools import as_tool
 from quintain.learning import Learner
 from quintain.models import HFTokenizer, load_model
 from quintain.recipe import ModelRequest, Recipe, model_source

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from ...errors import InfrastructureError, LimitReached, UsageError
 from ...interfaces.engine import TokenEngine, Weights
-from ...interfaces.stop_strings import StopStrings
 from ...interfaces.tokenizer import ChatTokenizer
 from ...models.load import cache_bytes, context_of, load_model
 from ...models.snapshot import Snapshot
+from ...rollouts.chat.stop_strings import StopStrings
 from ...types.sampling import Sampling
 from ...types.transcript import Sampled
 from .decoding import BatchForward, DecodingForward

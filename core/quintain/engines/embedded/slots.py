@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from ...interfaces.stop_strings import StopStrings
+from ...rollouts.chat.stop_strings import StopStrings
 from ...types.sampling import Sampling
 from ...types.transcript import Finish, Sampled
 

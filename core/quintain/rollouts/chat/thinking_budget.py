@@ -7,10 +7,10 @@ from dataclasses import replace
 from random import Random
 
 from ...interfaces.engine import TokenEngine
-from ...interfaces.stop_strings import StopStrings
 from ...interfaces.tokenizer import ChatTokenizer
 from ...types.sampling import Sampling
 from ...types.transcript import Sampled
+from .stop_strings import StopStrings
 
 
 async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Sampling) -> Sampled:

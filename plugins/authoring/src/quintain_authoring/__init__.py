@@ -16,6 +16,9 @@ from quintain import lazy_names
 if TYPE_CHECKING:
     from .controls import ControlEngine as ControlEngine
     from .episodes import run_episode as run_episode
+    from .options import arguments_of as arguments_of
+    from .options import service_options as service_options
+    from .options import services_of as services_of
     from .scripted import ScriptedEngine as ScriptedEngine
     from .suites import EnvironmentSuite as EnvironmentSuite
     from .suites import RewardSuite as RewardSuite
@@ -26,6 +29,7 @@ __getattr__, __dir__ = lazy_names(
     {
         ".controls": "ControlEngine",
         ".episodes": "run_episode",
+        ".options": "arguments_of service_options services_of",
         ".scripted": "ScriptedEngine",
         ".suites": "EnvironmentSuite RewardSuite",
     },

@@ -14,12 +14,13 @@ from typing import Any
 import click
 from rich.text import Text
 
-from quintain.cli import Count, service_options, services_of
+from quintain.cli import Count
 from quintain.errors import UnknownNameError, UsageError
 from quintain.registry import Component, current, without_components
 from quintain.tracebacks import defined_at
 
 from .class_checks import other_signature
+from .options import service_options, services_of
 
 KINDS = ("environment", "reward", "algorithm", "hooks", "service")
 OTHER_KINDS = (

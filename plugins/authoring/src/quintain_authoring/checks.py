@@ -22,7 +22,6 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from quintain import Environment, Group, Message, Reward, Rollout, Task
-from quintain.cli import services_of
 from quintain.errors import PluginError, QuintainError, UsageError
 from quintain.recipe import EnvironmentTable, resolve_environment_table
 from quintain.registry import Component, current, signature_of
@@ -38,6 +37,7 @@ from .demonstration_checks import demonstrations
 from .descriptions import stale_description
 from .episodes import rescore
 from .guard import Stuck
+from .options import services_of
 from .scripted import ScriptedEngine
 from .suites import EnvironmentSuite, RewardSuite
 

@@ -16,9 +16,11 @@ from typing import Any
 import click
 
 from quintain import Environment, Group, Rollout, Task
-from quintain.cli import Count, service_options, services_of
+from quintain.cli import Count
 from quintain.errors import RunError, UsageError
 from quintain.store import DataFaults, json_object, text_lines
+
+from .options import service_options, services_of
 
 if typing.TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from quintain import Service
-from quintain.cli import services_of
 from quintain.errors import PluginError
 from quintain.registry import Component, current, signature_of
 from quintain.run import Hooks
@@ -17,6 +16,7 @@ from quintain.services import BY_OPTION, Choice, opened
 from quintain.store import plain
 
 from .checks import Check, tried
+from .options import services_of
 
 SLOT = "checked"
 """The slot that the service fills here."""

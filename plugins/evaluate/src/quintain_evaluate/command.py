@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from quintain.cli import CommandWithHints, Count, arguments_of, service_options, services_of
+from quintain.cli import CommandWithHints, Count
 from quintain.console import for_terminal, printable
 from quintain.errors import UsageError
+from quintain_authoring import arguments_of, service_options, services_of
 
 from .report import to_json
 

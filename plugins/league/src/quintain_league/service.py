@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quintain import Engine, Message, Reply, Sampling, TokenEngine, ToolSpec, need
 from quintain.errors import UsageError
-from quintain.run import FixedModelEngine, fixed_copy
+from quintain_likelihood import FixedModelEngine, fixed_copy
 
 if TYPE_CHECKING:
     from quintain.models import HFTokenizer

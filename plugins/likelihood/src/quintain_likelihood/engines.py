@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from quintain import LimitReached, Message, TokenEngine, need
 from quintain.errors import UsageError
-from quintain.run import FixedModelEngine, fixed_copy
 
+from .fixed_model import FixedModelEngine, fixed_copy
 from .ngram import NGram
 from .text import Pair, Prompt, TextLikelihood, TextScore
 

@@ -118,7 +118,7 @@ def sft(
 
     Ctrl-C saves what is trained so far and stops. The result is a folder in Hugging Face format.
     """
-    from quintain.cli import services_of
+    from quintain_authoring import services_of
 
     from .base import base_model
     from .place import save

@@ -12,9 +12,10 @@ import pytest
 from quintain import Sampling
 from quintain.errors import UsageError
 from quintain.models import load_model
-from quintain.run import FixedModelEngine, embedded_engine, fixed_copy
+from quintain.run import embedded_engine
+from quintain_likelihood import FixedModelEngine, fixed_copy
 
-from ..models.tiny import save_tiny
+from ...core.models.tiny import save_tiny
 
 
 def test_it_samples_and_scores_as_the_embedded_engine_of_its_model(tmp_path: Path) -> None:

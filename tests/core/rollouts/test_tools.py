@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quintain import Tool, ToolSpec, as_tool
 from quintain.errors import InfrastructureError, ToolError
-from quintain.interfaces.tools import Tool, ToolSpec, as_tool
 from quintain.types.task import ToolCall
 
 

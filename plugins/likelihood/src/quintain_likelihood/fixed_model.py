@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
-from ..interfaces.engine import TokenEngine, Weights
-from ..types.sampling import Sampling
-from ..types.transcript import Sampled
+from quintain import Sampled, Sampling, TokenEngine, Weights
+from quintain.errors import UsageError
 
 if TYPE_CHECKING:
-    from ..models.load import LoadedModel
+    from quintain.models import LoadedModel
 
 
 class FixedModelEngine(TokenEngine):
@@ -38,7 +36,7 @@ class FixedModelEngine(TokenEngine):
 
     async def start(self, model: LoadedModel) -> TokenEngine:
         """Start the engine of *model*."""
-        from .build import embedded_engine  # torch takes seconds, and importing a player none
+        from quintain.run import embedded_engine  # torch takes seconds, and importing a player none
 
         self.tokenizer, self.context = model.tokenizer, model.context
         self.engine = await self._stack.enter_async_context(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .tokenizer import ChatTokenizer
+from ...interfaces.tokenizer import ChatTokenizer
 
 _SLACK = 8
 """Tokens decoded beyond the length of the string in bytes, since some tokens decode to nothing."""
