@@ -49,6 +49,18 @@ def wrapped(text: str) -> str:
     )
 
 
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each paragraph and list item of *text* as one line, with the number of its first
+    line.
+    """
+    front = _FRONT_MATTER.match(text)
+    number = 1 + (front[0].count("\n") if front else 0)
+    for is_prose, lines in _blocks(text[front.end() :] if front else text):
+        if is_prose:
+            yield number, " ".join(line.strip() for line in lines)
+        number += len(lines)
+
+
 def _blocks(text: str) -> Iterator[tuple[bool, list[str]]]:
     """Yield the lines of *text* in blocks, each with whether it is prose that may be filled."""
     lines = text.splitlines(keepends=True)
