@@ -103,7 +103,7 @@ def _completed(command: click.Command) -> click.Command:
 
 
 def _imports_torch(name: str) -> bool:
-    """Whether the command *name* imports torch before it has anything to say."""
+    """Return whether the command *name* imports torch before it has anything to say."""
 
     from ..registry.lookup import current
 

@@ -119,7 +119,7 @@ def accuracies(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tupl
 
 
 def tasks_of(measured: Mapping[str, Any]) -> str:
-    """Number and split of the tasks of an evaluation."""
+    """Return number and split of the tasks of an evaluation."""
     return " ".join(str(measured[key]) for key in ("tasks", "split") if key in measured) + " tasks"
 
 

@@ -47,7 +47,7 @@ def step_metrics(
     held_out: Mapping[str, Any] | None = None,
     seconds: Mapping[str, float] | None = None,
 ) -> Metrics:
-    """All metrics of a step.
+    """Return all metrics of a step.
 
     Args:
         groups: all groups of the step, with rejected ones.
@@ -106,8 +106,8 @@ def rewards(valid: Sequence[AnyRollout]) -> Metrics:
 
 
 def group_metrics(groups: Sequence[AnyGroup], rejected: Mapping[str, int]) -> Metrics:
-    """Number of groups and of rejected ones; share of groups with equal outcomes (all right, all
-    wrong).
+    """Return the number of groups and of rejected ones; share of groups with equal outcomes (all
+    right, all wrong).
     """
     out: Metrics = {"groups": len(groups), "groups.rejected": sum(rejected.values())}
     out |= {
@@ -322,8 +322,8 @@ def best_reward(environments: Iterable[Environment[Any, Any]]) -> float | None:
 
 
 def evaluation_metrics(result: Evaluation) -> Metrics:
-    """One evaluation as flat numbers: accuracy with interval, every pass@k and cons@k, reward,
-    length, shares.
+    """Return one evaluation as flat numbers: accuracy with interval, every pass@k and cons@k,
+    reward, length, shares.
     """
     out: Metrics = _estimate(result.accuracy)
     out |= {name: e.value for name, e in result.estimates().items() if e is not None}
@@ -376,13 +376,13 @@ def _right(rollout: AnyRollout, player: str | None = None) -> bool:
 
 
 def success_of(group: AnyGroup) -> tuple[int, int]:
-    """Number of successful and of all valid samples."""
+    """Return the number of successful and of all valid samples."""
     return sum(map(_right, group.valid)), len(group.valid)
 
 
 def failures_in(groups: Sequence[AnyGroup]) -> Counter[str]:
-    """Number of invalid rollouts by kind of termination, type of error and place in the author's
-    code.
+    """Return the number of invalid rollouts by kind of termination, type of error and place in the
+    author's code.
 
     Where the reason names no place, its quoted parts and numbers, which differ between rollouts,
     are left out.

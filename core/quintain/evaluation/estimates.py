@@ -80,7 +80,7 @@ def cons_at_k(answers: Sequence[Answer], k: int) -> float:
 
 
 def _wins(sizes: Counter[Hashable], silent: int, answer: Hashable, k: int) -> float:
-    """Number of k-subsets that *answer* wins, a tie with t others counting ``1 / (1 + t)``."""
+    """Count the k-subsets that *answer* wins, a tie with t others counting ``1 / (1 + t)``."""
     others = [size for other, size in sizes.items() if other != answer]
     total = 0.0
     for j in range(1, min(sizes[answer], k) + 1):

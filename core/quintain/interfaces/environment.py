@@ -150,7 +150,7 @@ class Environment(Generic[T, R]):
 
     @classmethod
     def controls(cls) -> Mapping[str, str]:
-        """Names of the controls, each with ``"max"``, ``"min"`` or ``""``."""
+        """Return the names of the controls, each with ``"max"``, ``"min"`` or ``""``."""
         marks: dict[str, str] = {}
         for name in dir(cls):
             # An override without the decorator keeps the mark of what it overrides.

@@ -204,7 +204,7 @@ def pieces(kind: Kind) -> tuple[str, ...]:
 
 
 def every_piece() -> tuple[Piece, ...]:
-    """All imported pieces, by kind and then in the order of their definition."""
+    """Return all imported pieces, by kind and then in the order of their definition."""
     return tuple(
         p
         for kind in KINDS

@@ -95,7 +95,7 @@ class Reward(ABC):
     async def score_all(
         self, group: Sequence[AnyRollout], context: RewardContext
     ) -> list[ScoreOrError]:
-        """One score or failure per sample, in order."""
+        """Return one score or failure per sample, in order."""
 
     def score(self, rollout: AnyRollout, *, step: int = 0, **services: Any) -> Score:
         """Score one rollout outside a run (a test, a notebook cell); inside a coroutine await
@@ -149,7 +149,7 @@ class Reward(ABC):
         return Combined(f"({self.name}).clip({low:g}, {high:g})", _clipped, (self,), (low, high))
 
     def gate(self, by: Reward, at: float = 1.0) -> Reward:
-        """This reward where *by* scores at least *at*, else 0."""
+        """Return this reward where *by* scores at least *at*, else 0."""
         return Combined(f"({self.name}).gate({by.name}, {at:g})", _gated, (self, by), (at,))
 
     def ramp(self, start: float, stop: float, steps: int) -> Reward:

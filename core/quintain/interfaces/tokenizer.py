@@ -44,7 +44,7 @@ class ChatTokenizer(Protocol):
         """Ids, and for each the half-open span of characters of *text* it stands for."""
 
     def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
-        """Text of *ids*; *special* false leaves special tokens out."""
+        """Return the text of *ids*; *special* false leaves special tokens out."""
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True

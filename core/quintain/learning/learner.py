@@ -268,8 +268,8 @@ class Learner:
         )
 
     def supervised_step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-        """One update on -log theta of the trained tokens, averaged over all of them; publishes one
-        new version.
+        """Make one update on -log theta of the trained tokens, averaged over all of them; publishes
+        one new version.
 
         Returns:
             ``loss`` and ``entropy`` in nats per token, ``grad_norm``, ``tokens``, ``seconds``,
@@ -313,7 +313,7 @@ class Learner:
         return ModuleWeights(self.module, self.version)
 
     def state_dict(self, *, weights: bool = True) -> dict[str, Any]:
-        """All that a bitwise resume needs.
+        """Return all that a bitwise resume needs.
 
         Args:
             weights: include the module's; without them the module must be restored by other means,
@@ -444,7 +444,7 @@ class Learner:
     def _update(
         self, prepared: Prepared, part: Sequence[int], advantage_N: Tensor, meter: Meter
     ) -> None:
-        """One optimizer step on the samples *part*, by the algorithm's own update piece or by
+        """Take one optimizer step on the samples *part*, by the algorithm's own update piece or by
         AdamW.
 
         Weights are fixed here, before any micro-batch is formed, so that the loss is the same sum

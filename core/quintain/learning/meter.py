@@ -150,8 +150,8 @@ class Meter:
 
 @torch.no_grad()
 def sampler_metrics(prox_logp: Tensor, mu_logp: Tensor, sample: Tensor) -> dict[str, float]:
-    """The mismatch between the sampler mu and the learner prox, over the tokens that were scored
-    under prox.
+    """Measure the mismatch between the sampler mu and the learner prox, over the tokens that were
+    scored under prox.
 
     ``mismatch.mean`` and ``.max`` are \\|log prox - log mu\\| in nats, ``mismatch.kl`` estimates
     KL(mu \\|\\| prox) per token (k3: the tokens are samples of mu). ``ess.tokens`` and

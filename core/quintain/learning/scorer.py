@@ -58,7 +58,7 @@ class FrozenPolicies:
     safe: Tensor | None = None
 
     def statistics(self) -> Mapping[str, Tensor]:
-        """All log-probs and further statistics by name, as an advantage reads them."""
+        """Return all log-probs and further statistics by name, as an advantage reads them."""
         ref = {} if self.ref_logp is None else {"ref_logp": self.ref_logp}
         return {"mu_logp": self.mu_logp, "prox_logp": self.prox_logp, **self.prox, **ref}
 

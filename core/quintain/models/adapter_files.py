@@ -76,7 +76,8 @@ def write_adapters(folder: Path, module: Any, base: str, digest: str) -> None:
 
 
 def check_base(module: nn.Module, folder: Path) -> None:
-    """That *module* has the base model of the adapters in *folder*, if that is recorded there.
+    """Check that *module* has the base model of the adapters in *folder*, if that is recorded
+    there.
 
     Raises:
         UsageError: it has other weights.

@@ -93,7 +93,7 @@ class Forward:
             return statistics(hidden_ND, self.head_weight, target_N, **(options | head))
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """All logits, [N, V], of *hidden_ND*, for what `statistics` does not compute."""
+        """Return all logits, [N, V], of *hidden_ND*, for what `statistics` does not compute."""
         return self._logit_map(functional.linear(hidden_ND, self.head_weight, self._head.bias))
 
     @property
@@ -161,7 +161,8 @@ class Forward:
 
     @torch.no_grad()
     def _agrees(self, layout: Layout) -> bool:
-        """Whether a layout gives the log-probs of one plain forward per row, on three short rows.
+        """Return whether a layout gives the log-probs of one plain forward per row, on three short
+        rows.
 
         Raises:
             UsageError: even padded rows differ, so the head is not the linear map that

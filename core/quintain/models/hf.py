@@ -93,7 +93,7 @@ def is_folder(name: str) -> bool:
 
 
 def check_folder(name: str) -> None:
-    """That the folder is there which *name* means; a name of the hub passes.
+    """Check that the folder is there which *name* means; a name of the hub passes.
 
     Raises:
         UsageError: it is not, or is a file; the nearest folder beside it is shown.
@@ -177,7 +177,7 @@ def check_available(name: str) -> None:
 
 
 def check_base_available(folder: str | Path) -> None:
-    """That the model which the adapters in *folder* change can be had.
+    """Check that the model which the adapters in *folder* change can be had.
 
     Raises:
         UsageError: it cannot; the message names the file with its path.
@@ -209,7 +209,7 @@ def config_folder(name: str) -> str:
 
 
 def check_reachable(name: str) -> None:
-    """That the hub, which has the model *name*, can be asked.
+    """Check that the hub, which has the model *name*, can be asked.
 
     Raises:
         UsageError: it cannot; the message says how to get the model.

@@ -85,7 +85,7 @@ class Padding:
 
     @classmethod
     def of(cls, lengths: Sequence[Sequence[int]], device: torch.device) -> Padding:
-        """The padding of runs of *lengths* by prefix group and row to a block [M, G, T]."""
+        """Return the padding of runs of *lengths* by prefix group and row to a block [M, G, T]."""
         shape = (
             len(lengths),
             max(map(len, lengths)),

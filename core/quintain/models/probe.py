@@ -31,7 +31,7 @@ def _logits(module: nn.Module, ids: Sequence[int]) -> Tensor:
 
 @torch.no_grad()
 def logit_map_of(module: nn.Module) -> LogitMap:
-    """What *module* does to the product of its output layer.
+    """Find what *module* does to the product of its output layer.
 
     The layer's output is replaced by known values, from tiny to huge, so that the result does not
     depend on weights: a soft cap at 30 is invisible in the logits of a new model.

@@ -194,7 +194,7 @@ class HFTokenizer:
         return ids, spans
 
     def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
-        """Text of *ids*, with or without *special* tokens."""
+        """Return the text of *ids*, with or without *special* tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=not special))
 
     def literal(self, value: Any) -> Any:

@@ -51,8 +51,8 @@ def describe(
     sources: Sequence[RecipeLayer],
     typed: Mapping[tuple[str, ...], str],
 ) -> str:
-    """One line per error, with the file of *sources* and the line of the key; *typed* are overrides
-    by path.
+    """Return one line per error, with the file of *sources* and the line of the key; *typed* are
+    overrides by path.
     """
     lines = []
     for e in error.errors():

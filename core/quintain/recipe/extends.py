@@ -62,7 +62,7 @@ def _layer(text: str, source: str) -> RecipeLayer:
 
 
 def _extended(name: Any, by: str, folder: Path) -> tuple[str, Path, str]:
-    """Text, file and name in errors of the recipe *name* that the recipe *by* in *folder*
+    """Return text, file and name in errors of the recipe *name* that the recipe *by* in *folder*
     extends.
     """
     if not isinstance(name, str) or not name:

@@ -35,7 +35,8 @@ DECORATORS = {
 
 
 def components_in(path: Path, kind: str) -> list[str]:
-    """Names of the components of *kind* that the file *path* defines, in order, without running it.
+    """Return the names of the components of *kind* that the file *path* defines, in order, without
+    running it.
 
     Raises:
         UsageError: the file is not Python.

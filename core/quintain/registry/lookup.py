@@ -42,7 +42,7 @@ class Registry:
         return tuple(discover())
 
     def components(self, kind: str | None = None) -> list[Component]:
-        """Every component, or those of one *kind*, sorted by kind and name."""
+        """Return every component, or those of one *kind*, sorted by kind and name."""
         return in_order(c for c in (*self._installed, *self._added) if kind in (None, c.kind))
 
     def add(self, kind: str, name: str, component: Any) -> Component:
@@ -91,7 +91,7 @@ class Registry:
         return matches[0]
 
     def matching(self, name: str, kind: str | None = None) -> list[Component]:
-        """Every component that ``name`` or ``distribution/name`` can mean."""
+        """Return every component that ``name`` or ``distribution/name`` can mean."""
         owner, slash, bare = name.rpartition("/")
         named = in_order(
             c for c in (*self._installed, *self._added) if c.name == bare and kind in (None, c.kind)
@@ -255,7 +255,7 @@ _current = Registry()
 
 
 def current() -> Registry:
-    """The registry that names are looked up in."""
+    """Return the registry that names are looked up in."""
     return _current
 
 

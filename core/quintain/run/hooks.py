@@ -193,7 +193,7 @@ class Hooks:
                 self._record(implementation.plugin_name, event.hook, e)
 
     def report(self) -> list[str]:
-        """One line per plugin and hook that failed, for the end of a run."""
+        """Return one line per plugin and hook that failed, for the end of a run."""
         return [str(failure) for failure in self.failures]
 
     def close(self) -> None:

@@ -46,8 +46,9 @@ def provenance(plan: RunPlan, module: Any) -> dict[str, Any]:
 
 
 def header(plan: RunPlan, module: Any, *, cache: int = 0) -> str:
-    """One line: parameters, device, precision, samples a step, and the memory of weights, optimizer
-    and the engine's copy, and of the *cache* of keys and values, in bytes; activations come on top.
+    """Return one line: parameters, device, precision, samples a step, and the memory of weights,
+    optimizer and the engine's copy, and of the *cache* of keys and values, in bytes; activations
+    come on top.
     """
     import torch
 

@@ -120,7 +120,7 @@ class Checkpoint:
         raise RunError(f"checkpoint {self.path} is damaged ({fault}); remove the folder to {fix}")
 
     def _fault(self) -> str:
-        """A file that is not as it was saved, and why; empty for none."""
+        """Return a file that is not as it was saved, and why; empty for none."""
         try:
             lines = (self.path / SUMS).read_text(encoding="utf-8").splitlines()
             current = _digests(self.path)

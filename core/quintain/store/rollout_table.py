@@ -126,7 +126,7 @@ def advantages_of(groups: Iterable[AnyGroup], advantages: Any) -> Advantages:
 def row(
     step: int, rollout: Rollout[Any, Any], advantages: Sequence[float] | None = None
 ) -> dict[str, Any]:
-    """One rollout as plain values, by column (see `schema`)."""
+    """Return one rollout as plain values, by column (see `schema`)."""
     record = rollout.to_json()
     tokens = _last_branch(rollout)
     return {

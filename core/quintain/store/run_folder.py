@@ -56,7 +56,7 @@ def current_run() -> Path | None:
 
 @contextmanager
 def as_current_run(folder: RunFolder) -> Iterator[None]:
-    """What `current_run` returns is the path of *folder*."""
+    """Let `current_run` return the path of *folder*."""
     token = _CURRENT.set(folder.path.absolute())
     try:
         yield

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def quintain_plugins() -> Iterator[Registry]:
-    """A registry that knows core's own components only; what a test adds is gone after it."""
+    """Use a registry that knows core's own components only; what a test adds is gone after it."""
     from . import isolated_plugins
 
     with isolated_plugins() as registry:

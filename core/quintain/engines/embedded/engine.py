@@ -307,9 +307,7 @@ class EmbeddedEngine(TokenEngine):
             self._driver = loop.create_task(self._drive(), name="quintain-embedded-engine")
 
     def _rest(self) -> None:
-        """When no episode is left, drop the rows' content: a resumed run starts with an empty
-        cache, too.
-        """
+        """Drop the rows' content when no episode is left: a resumed run starts with an empty cache, too."""
         if self._reproducible and not (self._live or self._queue or self._slots.live):
             self._slots.forget()
 

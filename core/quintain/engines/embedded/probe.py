@@ -45,9 +45,9 @@ def choose_forward(module: Any, context: int) -> DecodingForward:
 
 @torch.inference_mode()
 def disagreement(make: Callable[[], DecodingForward], module: Any, *, rough: bool = False) -> str:
-    """How the log-probs of two prompts of different lengths, prefilled and decoded together, differ
-    from those of the plain forward; empty if they agree. An unknown architecture may raise
-    anything, which is a difference, too.
+    """Measure how the log-probs of two prompts of different lengths, prefilled and decoded
+    together, differ from those of the plain forward; empty if they agree. An unknown architecture
+    may raise anything, which is a difference, too.
 
     Args:
         rough: in half precision, compare the error of each row with the spread of the log-probs:
