@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ has them.
 """
 
 
+@lru_cache(maxsize=1024)  # a run resolves each environment several times
 def check_class(component: type[Environment[Any, Any]]) -> None:
     """Refuse an environment whose methods cannot work, by their source text; without that, only
     names are checked.
