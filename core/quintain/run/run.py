@@ -236,11 +236,11 @@ class Run:
                 for held_out, environment in zip(
                     self.plan.evaluation.environments, self.held_out, strict=True
                 ):
-                    of, count = split, tasks
-                    if own:
-                        of = held_out.split or split
-                        count = held_out.count(tasks)
-                    result = await self._evaluate(environment, held_out.name, of, count, sampling)
+                    measured_split = (own and held_out.split) or split
+                    count = held_out.count(tasks) if own else tasks
+                    result = await self._evaluate(
+                        environment, held_out.name, measured_split, count, sampling
+                    )
                     results.append(result)
         metrics = {
             **held_out_metrics(results, [of.weight for of in self.plan.evaluation.environments]),

@@ -353,8 +353,12 @@ class JudgeService(
         """Return the value of *first* where no call is needed: a tie of equal replies, or one that
         the gate stops loses.
         """
-        barred = first != second and [bool(self.gated(first)), bool(self.gated(second))]
-        return 0.5 if not barred else 0.5 + 0.5 * (barred[1] - barred[0]) if any(barred) else None
+        if first == second:
+            return 0.5
+        first_stopped, second_stopped = bool(self.gated(first)), bool(self.gated(second))
+        if first_stopped == second_stopped:
+            return 0.5 if first_stopped else None
+        return 0.0 if first_stopped else 1.0
 
     async def in_order(
         self, prompt: Any, first: str, second: str, criteria: Sequence[str], *, fresh: bool = False
