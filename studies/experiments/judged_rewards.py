@@ -25,7 +25,7 @@ from typing import Any
 from aiohttp import web
 
 from quintain.console import Screen
-from quintain.recipe import Recipe, bundled
+from quintain.recipe import Recipe, bundled_text
 from quintain.run import run_training
 from quintain.store import RunFolder
 from quintain_env_chat import ChatTask, weighted
@@ -167,7 +167,9 @@ def trained(arm: str, seed: int, quick: bool) -> Curves:
         options += ["run.steps=1", "sampling.max_tokens=4", "batch={prompts=2, group_size=2}"]
         options += ["evaluation={every=1, tasks=2, test={tasks=2}}"]
     with tempfile.TemporaryDirectory() as folder, server() as url:
-        recipe = Recipe.parse(bundled(name), [option.replace("URL", url) for option in options])
+        recipe = Recipe.parse(
+            bundled_text(name), [option.replace("URL", url) for option in options]
+        )
         with RunFolder.create(Path(folder) / "run", recipe.to_toml()) as run:
             summary = run_training(recipe, run, Screen(quiet=True))
         records = [

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from quintain.models.lora import with_adapters
-from quintain.recipe.extends import bundled
+from quintain.recipe.extends import bundled_text
 from quintain.recipe.memory import memory_of
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
@@ -60,7 +60,7 @@ def row_of(name: str, module: Any, recipe: Recipe, way: str) -> str:
 def test_the_table_of_gpus_is_what_the_formula_gives(name: str) -> None:
     """With the recipe that `--model` starts from; adapters of rank 16."""
     pytest.importorskip("peft")
-    recipe, module = Recipe.parse(bundled("pretrained")), module_of(name)
+    recipe, module = Recipe.parse(bundled_text("pretrained")), module_of(name)
     lora = Recipe.parse("extends = 'pretrained'\n[model.lora]\n")
     text = page("docs/hardware.md").text
 

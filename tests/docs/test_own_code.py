@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quintain.cli import main
-from quintain.recipe.extends import bundled
+from quintain.recipe.extends import bundled_text
 from quintain.recipe.tables import Recipe
 
 from ..core.models.tiny import save_tiny
@@ -72,7 +72,7 @@ def test_the_readmes_recipe_trains(typed: Path, capsys: pytest.CaptureFixture[st
     summary = json.loads(capsys.readouterr().out)
     assert (status, summary["steps"], summary["samples"]) == (0, 2, 16)
     recipe = Recipe.load(typed / "runs" / "reverse-1" / "recipe.toml")
-    quickstart = Recipe.parse(bundled("quickstart"))
+    quickstart = Recipe.parse(bundled_text("quickstart"))
     assert (recipe.learner.lr, recipe.sampling.temperature) == (quickstart.learner.lr, 0.5)
     metrics = (typed / "runs" / "reverse-1" / "metrics.jsonl").read_text().splitlines()
     assert "reward.part.in_place.mean" in json.loads(metrics[-1])

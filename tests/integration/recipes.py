@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quintain.console.screen import Screen
-from quintain.recipe.extends import bundled
+from quintain.recipe.extends import bundled_text
 from quintain.recipe.tables import Recipe
 from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder
@@ -20,7 +20,7 @@ def recipe_run(
     """Train the recipe *name* with *changes* in *folder*; the summary, and the metrics step by
     step.
     """
-    recipe = Recipe.parse(bundled(name), list(changes))
+    recipe = Recipe.parse(bundled_text(name), list(changes))
     with RunFolder.create(folder, recipe.to_toml()) as run:
         summary = run_training(recipe, run, Screen(quiet=True))
     return summary, metrics_of(folder)

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="training needs quintain[train]")
 
 from quintain.cli import main
-from quintain.console import program
+from quintain.console import program_name
 
 from ..small_run import small_recipe
 
@@ -77,7 +77,9 @@ def test_what_a_run_prints_as_next_runs(place: Path, capsys: pytest.CaptureFixtu
     assert re.search(r"step 1/\d+  \d+% of samples right \(T [\d.]+\)  reward", shown.err)
     lines = shown.out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("next"))
-    hints = [shlex.split(line[26:].removeprefix(program())) for line in lines[first : first + 3]]
+    hints = [
+        shlex.split(line[26:].removeprefix(program_name())) for line in lines[first : first + 3]
+    ]
     chat, rollouts, evaluate = hints
 
     assert main(evaluate) == 0, capsys.readouterr().err

@@ -13,9 +13,9 @@ import pytest
 from quintain.cli import main
 from quintain.cli.summary import next_commands
 from quintain.errors import UsageError
-from quintain.recipe import Recipe, bundled, check_recipe
+from quintain.recipe import Recipe, bundled_text, check_recipe
 from quintain.recipe.plan import RunPlan
-from quintain.recipe.resolve import pinned
+from quintain.recipe.resolve import pinned_recipe
 from quintain.store.run_folder import RunFolder
 from quintain_evaluate.like import settings_of
 
@@ -180,7 +180,7 @@ def test_the_recipe_of_the_run_has_full_names(place: Path) -> None:
         "recipe.toml", ["evaluation.environments=[{use='arithmetic', reward='math_equal'}]"]
     )
 
-    (table,) = pinned(recipe).evaluation.environments
+    (table,) = pinned_recipe(recipe).evaluation.environments
     assert (
         table.use,
         table.reward,
@@ -231,7 +231,7 @@ def test_a_judge_grades_one_way_of_decoding_unless_asked(place: Path) -> None:
 
 
 def test_the_check_of_a_recipe_says_which_service_an_evaluation_spares(place: Path) -> None:
-    chat = Recipe.parse(bundled("chat"))
+    chat = Recipe.parse(bundled_text("chat"))
     opponent = RECIPE.replace(
         "tests.integration.letters:Letters", "tests.integration.rivals:Rivals"
     )

@@ -12,7 +12,7 @@ import pytest
 
 from quintain.cli import main
 from quintain.console.screen import Screen
-from quintain.recipe.extends import bundled
+from quintain.recipe.extends import bundled_text
 from quintain.recipe.tables import Recipe
 from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder
@@ -27,7 +27,7 @@ TIMES = ("seconds", "per_second")
 
 
 def recipe_of(*changes: str) -> Recipe:
-    return Recipe.parse(bundled("story"), list(changes))
+    return Recipe.parse(bundled_text("story"), list(changes))
 
 
 def records_of(folder: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..console.metrics import alert_intervals
-from ..console.screen import clock, printable, program
+from ..console.screen import clock_text, printable, program_name
 from ..recipe.resolve import resolve_environment_table
 from ..registry.known import known_plugins
 from ..registry.lookup import current
@@ -46,7 +46,7 @@ def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]
         *([("stopped by", summary["stopped"])] if summary.get("stopped") else []),
         *(
             ("" if i else "time", part)
-            for i, part in enumerate(textwrap.wrap(f"{clock(total)} ({spent_on})", 53))
+            for i, part in enumerate(textwrap.wrap(f"{clock_text(total)} ({spent_on})", 53))
         ),
         *(
             [("failures left out", str(sum(summary["failures"].values())))]
@@ -68,7 +68,7 @@ def next_commands(folder: RunFolder) -> list[str]:
     commands = [["chat", str(folder.shown)], ["eval", "--like", str(folder.shown)]]
     if steps_in(folder.rollouts):
         commands.insert(1, ["rollouts", str(folder.shown)])
-    return [f"{program()} {shlex.join(words)}" for words in commands]
+    return [f"{program_name()} {shlex.join(words)}" for words in commands]
 
 
 def held_out(

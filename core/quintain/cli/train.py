@@ -200,7 +200,7 @@ def _recipe(
     lr: float | None = None,
     **keys: Any,
 ) -> Recipe:
-    from ..recipe.extends import BUNDLED, bundled
+    from ..recipe.extends import BUNDLED, bundled_text
     from ..recipe.resolve import is_component
     from ..recipe.rewards import as_expression
     from ..recipe.tables import Recipe
@@ -228,7 +228,7 @@ def _recipe(
         )
         changes.append(f"model.name={json.dumps(path_of_model)}")
     base = "quickstart" if model in (None, "default") else "pretrained"
-    default_environment = Recipe.parse(bundled(base)).environments[0]  # with its arguments
+    default_environment = Recipe.parse(bundled_text(base)).environments[0]  # with its arguments
     if env is not None and (
         path is not None or env not in (default_environment.use, default_environment.label)
     ):
@@ -244,7 +244,7 @@ def _recipe(
     recipe = (
         Recipe.load(path, every)
         if path
-        else Recipe.parse(bundled(base), every, source=f"{base}.toml")
+        else Recipe.parse(bundled_text(base), every, source=f"{base}.toml")
     )
     # a run folder, as --model takes one
     if os.path.isfile(os.path.join(recipe.model.name, "recipe.toml")):
@@ -260,7 +260,7 @@ def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> Ru
     if resume is not None:
         return RunFolder.open(find_run(resume, choices["folder"] or "runs"))
     from ..recipe.check import check_recipe
-    from ..recipe.resolve import pinned
+    from ..recipe.resolve import pinned_recipe
 
     recipe = _recipe(path, **choices)
     if not recipe.run.name:
@@ -271,11 +271,13 @@ def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> Ru
     for note in check_recipe(recipe):  # an invalid recipe must not take the name
         if note.startswith("warning: "):
             click.echo(note, err=True)
-    return RunFolder.create(Path(recipe.run.folder) / recipe.run.name, pinned(recipe).to_toml())
+    return RunFolder.create(
+        Path(recipe.run.folder) / recipe.run.name, pinned_recipe(recipe).to_toml()
+    )
 
 
 def _train(folder: RunFolder, quiet: bool, as_json: bool, force: bool) -> None:
-    from ..console.screen import for_terminal, program
+    from ..console.screen import for_terminal, program_name
     from ..errors import Interrupted, RunError, StorageError
     from ..recipe.tables import Recipe
     from ..run.build import run_training
@@ -288,7 +290,7 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool, force: bool) -> None:
     with for_terminal(quiet=quiet) as screen:
         screen.note(f"run folder: {folder.shown}")
         saved_before = steps_in(folder.checkpoints)
-        again = f"{program()} train --resume {shlex.quote(str(folder.shown))}"
+        again = f"{program_name()} train --resume {shlex.quote(str(folder.shown))}"
         try:
             with sigterm_as_ctrl_c():
                 summary = run_training(recipe, folder, screen)

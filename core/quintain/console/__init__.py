@@ -13,20 +13,20 @@ from .. import lazy_names
 if TYPE_CHECKING:
     from .metrics import TRAINING as TRAINING
     from .metrics import alert_intervals as alert_intervals
-    from .metrics import distinct as distinct
+    from .metrics import distinct_names as distinct_names
     from .metrics import failures_in as failures_in
     from .metrics import success_of as success_of
-    from .metrics import times as times
+    from .metrics import time_metrics as time_metrics
     from .screen import Screen as Screen
-    from .screen import clock as clock
+    from .screen import clock_text as clock_text
     from .screen import for_terminal as for_terminal
     from .screen import printable as printable
-    from .screen import program as program
+    from .screen import program_name as program_name
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".metrics": "TRAINING alert_intervals distinct failures_in success_of times",
-        ".screen": "Screen clock for_terminal printable program",
+        ".metrics": "TRAINING alert_intervals distinct_names failures_in success_of time_metrics",
+        ".screen": "Screen clock_text for_terminal printable program_name",
     },
 )

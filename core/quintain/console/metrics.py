@@ -68,7 +68,7 @@ def step_metrics(
         **_of_environments(groups),
         **_of_learner(learned or {}),
         **flat("held_out", held_out or {}),
-        **times(sum(r.tokens for r in everything), len(everything), seconds or {}),
+        **time_metrics(sum(r.tokens for r in everything), len(everything), seconds or {}),
     }
 
 
@@ -217,7 +217,7 @@ def terminations(everything: Sequence[AnyRollout]) -> Metrics:
     return out
 
 
-def times(tokens: int, samples: int, seconds: Mapping[str, float]) -> Metrics:
+def time_metrics(tokens: int, samples: int, seconds: Mapping[str, float]) -> Metrics:
     """Seconds by phase; ``tokens_per_second`` is the speed of sampling."""
     out: Metrics = {"samples": samples, "tokens": tokens}
     out |= {f"seconds.{phase}": value for phase, value in seconds.items()}
@@ -287,9 +287,11 @@ def held_out_metrics(results: Sequence[Evaluation], weights: Sequence[float]) ->
         if k in ("truncated", "truncated.turns", "failed")
     }
     if len(results) > 1:
-        for name, part in zip(distinct(r.environment for r in results), parts, strict=True):
+        for name, part in zip(distinct_names(r.environment for r in results), parts, strict=True):
             out |= {f"{name}.{k}": v for k, v in _estimate(part).items()}
-        for name, result in zip(distinct(r.environment for r in results), results, strict=True):
+        for name, result in zip(
+            distinct_names(r.environment for r in results), results, strict=True
+        ):
             out |= {f"{name}.{k}": v for k, v in _yardstick(result.yardstick).items()}
     return out
 
@@ -425,7 +427,7 @@ def flat(prefix: str, values: Mapping[str, Any]) -> Metrics:
     }
 
 
-def distinct(names: Iterable[str], mark: str = "#") -> list[str]:
+def distinct_names(names: Iterable[str], mark: str = "#") -> list[str]:
     """*names*, with *mark* and a number added to repeated ones."""
     seen: Counter[str] = Counter()
     out = []

@@ -72,7 +72,7 @@ class Screen(AbstractContextManager["Screen"]):
         if self._phase_name and time.monotonic() - self._printed >= SILENCE:
             done = f"{self._items_done} of {self._items}, " if self._items else ""
             self.note(
-                f"{self._phase_name}: {done}{clock(time.monotonic() - self._phase_began)} so far"
+                f"{self._phase_name}: {done}{clock_text(time.monotonic() - self._phase_began)} so far"
             )
 
     def note(self, text: str) -> None:
@@ -333,7 +333,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
-def program() -> str:
+def program_name() -> str:
     """Return the shell command for ``quintain``: its name if it is on the path, else a path to the
     running installation.
     """
@@ -363,7 +363,7 @@ def rough(seconds: float) -> str:
     return f"{hours} h" + f" {tens}0 min" * (tens > 0)
 
 
-def clock(seconds: float) -> str:
+def clock_text(seconds: float) -> str:
     """``1:02:03`` or ``2:03``."""
     minutes, rest = divmod(int(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)

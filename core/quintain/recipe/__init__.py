@@ -13,13 +13,13 @@ from .. import lazy_names
 if TYPE_CHECKING:
     from .check import check_recipe as check_recipe
     from .extends import BUNDLED as BUNDLED
-    from .extends import bundled as bundled
+    from .extends import bundled_text as bundled_text
     from .plan import EvaluationPlan as EvaluationPlan
     from .resolve import EnvironmentSpec as EnvironmentSpec
-    from .resolve import chosen as chosen
+    from .resolve import chosen_services as chosen_services
     from .resolve import is_model_source as is_model_source
     from .resolve import opened_environments as opened_environments
-    from .resolve import pinned as pinned
+    from .resolve import pinned_recipe as pinned_recipe
     from .resolve import resolve_algorithm as resolve_algorithm
     from .resolve import resolve_environment_table as resolve_environment_table
     from .resolve import with_model as with_model
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from .tables import ComponentTable as ComponentTable
     from .tables import EnvironmentTable as EnvironmentTable
     from .tables import Recipe as Recipe
-    from .tables import override as override
+    from .tables import parsed_override as parsed_override
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".check": "check_recipe",
-        ".extends": "BUNDLED bundled",
+        ".extends": "BUNDLED bundled_text",
         ".plan": "EvaluationPlan",
         ".sources": "ModelRequest ModelSource model_source",
         ".resolve": (
-            "EnvironmentSpec chosen is_model_source opened_environments pinned "
+            "EnvironmentSpec chosen_services is_model_source opened_environments pinned_recipe "
             "resolve_algorithm resolve_environment_table with_model"
         ),
         ".rewards": "as_expression",
-        ".tables": "ComponentTable EnvironmentTable Recipe override",
+        ".tables": "ComponentTable EnvironmentTable Recipe parsed_override",
     },
 )

@@ -68,7 +68,7 @@ def _extended(name: Any, by: str, folder: Path) -> tuple[str, Path, str]:
     if not isinstance(name, str) or not name:
         raise RecipeError(f"{by}: {KEY} is {name!r}; expected {_EXPECTED}, in quotes")
     if name in BUNDLED:
-        return bundled(name), Path(str(_RECIPES / f"{name}.toml")), f"{name}.toml"
+        return bundled_text(name), Path(str(_RECIPES / f"{name}.toml")), f"{name}.toml"
     path = folder / name
     try:
         return path.read_text(encoding="utf-8"), path, str(path)
@@ -94,7 +94,7 @@ BUNDLED = tuple(
 _EXPECTED = f"a bundled recipe ({', '.join(BUNDLED)}) or a path relative to this recipe"
 
 
-def bundled(name: str) -> str:
+def bundled_text(name: str) -> str:
     """Return the text of a bundled recipe."""
     return (_RECIPES / f"{name}.toml").read_text(encoding="utf-8")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..console.metrics import distinct
+from ..console.metrics import distinct_names
 from ..console.screen import Screen
 from ..interfaces.algorithm import Algorithm
 from ..interfaces.curriculum import Curriculum
@@ -20,7 +20,7 @@ from ..registry.lookup import current
 from ..types.sampling import Sampling
 from .resolve import (
     EnvironmentSpec,
-    chosen,
+    chosen_services,
     costly_service,
     curriculum_kind,
     describe_staleness,
@@ -110,7 +110,7 @@ class EvaluationPlan:
         if wanted == "auto" and table.test.tasks != 0:
             spared = costly_service(recipe, algorithm)
             wanted = not spared
-        names = distinct(of.name or of.label for of in evaluated)
+        names = distinct_names(of.name or of.label for of in evaluated)
         return cls(
             every=table.every,
             split=table.split,
@@ -209,7 +209,7 @@ class RunPlan:
             source=model_source(recipe),
             environments=environments,
             labels=labels,
-            names=tuple(distinct(labels)),
+            names=tuple(distinct_names(labels)),
             weights=tuple(table.weight for table in recipe.environments),
             algorithm=algorithm,
             algorithm_label=recipe.algorithm.label,
@@ -220,7 +220,7 @@ class RunPlan:
             learner_kind=current().load("learner", recipe.learner.use),
             learner=recipe.learner,
             written_services=recipe.services,
-            services=chosen(recipe, algorithm),
+            services=chosen_services(recipe, algorithm),
             slots=frozenset(needed | algorithm.slots),
             sampling=recipe.sampling.to_sampling().replace(
                 prune=algorithm.prune, thinking_budget=budget

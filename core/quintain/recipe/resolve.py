@@ -304,7 +304,7 @@ def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:
     return kind
 
 
-def chosen(recipe: Recipe, algorithm: Algorithm) -> dict[str, ComponentTable]:
+def chosen_services(recipe: Recipe, algorithm: Algorithm) -> dict[str, ComponentTable]:
     """Return the component of each service slot: that of the recipe, else that of the algorithm."""
     from_recipe = {
         slot: with_model(table.use, table.args) for slot, table in recipe.services.items()
@@ -318,7 +318,7 @@ def costly_service(recipe: Recipe, algorithm: Algorithm) -> str:
     """
     specs = [resolve_environment_table(table) for table in recipe.evaluated]
     slots = {slot for spec in specs for slot in spec.slots}
-    services = chosen(recipe, algorithm)
+    services = chosen_services(recipe, algorithm)
     for slot, _, _ in start_order(services, slots, dict.fromkeys(OWN_SLOTS)):
         entry = current().entry(find_service(services[slot].use if slot in services else slot))
         if slot == "judge" or (entry and not {"keys", "network"}.isdisjoint(entry.needs)):
@@ -343,7 +343,7 @@ def with_model(use: str, args: Mapping[str, Any]) -> ComponentTable:
     return ComponentTable(use=use, args=dict(args))
 
 
-def pinned(recipe: Recipe) -> Recipe:
+def pinned_recipe(recipe: Recipe) -> Recipe:
     """*recipe* with the ``distribution/name`` of each component, which no plugin that is installed
     later can change.
 
@@ -381,7 +381,7 @@ def pinned(recipe: Recipe) -> Recipe:
             if (t := getattr(table, k))
         }
         slots = slots | resolve_environment_table(table).slots
-    services = chosen(recipe, algorithm)
+    services = chosen_services(recipe, algorithm)
     for slot, _, _ in start_order(services, slots, dict.fromkeys(OWN_SLOTS)):
         names[f"services.{slot}.use"] = name_of(
             "service", services[slot].use if slot in services else slot

@@ -33,7 +33,7 @@ from ..registry.lookup import current
 from ..store.toml import DEEPEST, read_toml
 from ..types.sampling import Sampling
 from .errors import describe, short, synonyms
-from .extends import BUNDLED, RecipeLayer, bundled, layers, merged, not_text, put
+from .extends import BUNDLED, RecipeLayer, bundled_text, layers, merged, not_text, put
 from .extends import KEY as EXTENDS
 
 Name = Annotated[str, Field(min_length=1)]
@@ -441,7 +441,11 @@ class Recipe(_Table):
         """
         path = Path(path)
         try:
-            text = bundled(str(path)) if str(path) in BUNDLED else path.read_text(encoding="utf-8")
+            text = (
+                bundled_text(str(path))
+                if str(path) in BUNDLED
+                else path.read_text(encoding="utf-8")
+            )
         except FileNotFoundError as e:
             names = [*BUNDLED, *(c.name for c in current().components("environment"))]
             near = did_you_mean(path.name, [*names, *(p.name for p in path.parent.glob("*.toml"))])
@@ -468,7 +472,7 @@ class Recipe(_Table):
         """
         sources = layers(text, source, Path(folder))
         data = deepcopy(merged(sources))
-        raw = [override(o) for o in overrides]
+        raw = [parsed_override(o) for o in overrides]
         for path, value, _ in raw:
             if path == (EXTENDS,):
                 raise RecipeError(
@@ -534,7 +538,7 @@ class Recipe(_Table):
         return tomli_w.dumps(_without_empty(self.model_dump()))
 
 
-def override(text: str) -> tuple[tuple[str, ...], Any, str]:
+def parsed_override(text: str) -> tuple[tuple[str, ...], Any, str]:
     """Read ``a.b=value``: path, value, and the value as typed.
 
     A value that is not TOML is plain text (``model.name=Qwen/Qwen3-0.6B``).

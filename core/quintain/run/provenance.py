@@ -18,7 +18,7 @@ from ..recipe.plan import RunPlan
 from ..recipe.tables import Recipe
 from ..registry.lookup import current
 from ..store.run_folder import RunFolder
-from ..store.storage import plain
+from ..store.storage import plain_data
 
 
 def provenance(plan: RunPlan, module: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def check_unchanged(folder: RunFolder, recipe: Recipe) -> None:
         return
     before, after = (
         dict(_flat(r))
-        for r in (processes[-1].get("recipe", {}), plain(recipe.model_dump(mode="json")))
+        for r in (processes[-1].get("recipe", {}), plain_data(recipe.model_dump(mode="json")))
     )
     keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     lines = [f"  {key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}\n" for key in keys]

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from .runs import free_name as free_name
     from .runs import model_named as model_named
     from .storage import lock_owner as lock_owner
-    from .storage import plain as plain
+    from .storage import plain_data as plain_data
     from .storage import steps_in as steps_in
-    from .storage import storing as storing
+    from .storage import storage_errors as storage_errors
     from .storage import take_lock as take_lock
     from .storage import write_atomically as write_atomically
 
@@ -38,6 +38,6 @@ __getattr__, __dir__ = lazy_names(
         ".rollout_table": "to_parquet",
         ".run_folder": "RunFolder current_run",
         ".runs": "find_run free_name model_named",
-        ".storage": "lock_owner plain steps_in storing take_lock write_atomically",
+        ".storage": "lock_owner plain_data steps_in storage_errors take_lock write_atomically",
     },
 )

@@ -39,7 +39,7 @@ from .run_folder import RunFolder
 from .storage import (
     TEMPORARY,
     free_bytes,
-    plain,
+    plain_data,
     remove_tree,
     steps_in,
     storage_error,
@@ -251,7 +251,7 @@ class CheckpointManager:
             with open(beside / STATE, "wb") as file:
                 torch.save(content, file)
             tensors: dict[str, Any] = {}
-            _write_json(beside / "state.json", plain(_taken_out(state, tensors), exact=True))
+            _write_json(beside / "state.json", plain_data(_taken_out(state, tensors), exact=True))
             if tensors:
                 torch.save(tensors, beside / "state.pt")
             name = getattr(self.tokenizer, "name", "")
@@ -326,7 +326,7 @@ def save_model(
     beside = folder.with_name(f".{folder.name}{TEMPORARY}{os.getpid()}")
     with _written_whole(beside, folder, _weight_bytes(learner)):
         _write_model(beside, learner, tokenizer)
-        _write_json(beside / "quintain.json", plain(description))
+        _write_json(beside / "quintain.json", plain_data(description))
 
 
 @contextmanager

@@ -31,11 +31,11 @@ from .storage import (
     NO_ROOM,
     drop_leftovers,
     lock_owner,
-    plain,
+    plain_data,
     remove_tree,
     steps_in,
     storage_error,
-    storing,
+    storage_errors,
     take_lock,
     write_all,
     write_atomically,
@@ -91,7 +91,7 @@ class RunFolder:
                 f"choose another --name"
             )
         try:
-            with storing(path):
+            with storage_errors(path):
                 drop_leftovers(path)
                 for file in filter(Path.exists, (self.metrics_path, self.provenance_path)):
                     data = file.read_bytes()
@@ -218,8 +218,8 @@ class RunFolder:
         """
         self.check()
         path = path or self.metrics_path
-        line = (json.dumps(plain(record), allow_nan=False) + "\n").encode()
-        with storing(path, len(line)), open(path, "ab", buffering=0) as file:
+        line = (json.dumps(plain_data(record), allow_nan=False) + "\n").encode()
+        with storage_errors(path, len(line)), open(path, "ab", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
             try:
                 write_all(file, line)
@@ -308,7 +308,7 @@ class RunFolder:
             RunError: a line of the metrics is damaged, or the folder was moved or deleted.
         """
         self.check()
-        with storing(self.path):
+        with storage_errors(self.path):
             self.summary_path.unlink(missing_ok=True)
             for saved_step, path in steps_in(self.checkpoints):
                 if saved_step > step:
@@ -325,7 +325,7 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Save the summary of the run."""
         self.check()
-        text = json.dumps(plain(summary), indent=2, allow_nan=False) + "\n"
+        text = json.dumps(plain_data(summary), indent=2, allow_nan=False) + "\n"
         write_atomically(self.summary_path, text.encode())
         return self.summary_path
 

@@ -30,7 +30,7 @@ def take_lock(path: Path) -> IO[str] | None:
     Raises:
         StorageError: the file cannot be written.
     """
-    with storing(path):
+    with storage_errors(path):
         file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - it stays open while locked
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,7 +40,7 @@ def take_lock(path: Path) -> IO[str] | None:
     except BaseException:
         file.close()
         raise
-    with storing(path):
+    with storage_errors(path):
         file.truncate(0)
         file.write(
             f"process {os.getpid()} on {os.uname().nodename} since "
@@ -64,7 +64,7 @@ def lock_owner(path: Path) -> str:
 
 
 @contextmanager
-def storing(path: Path, needed: int | None = None) -> Iterator[None]:
+def storage_errors(path: Path, needed: int | None = None) -> Iterator[None]:
     """Turn failures to write *path* into `StorageError`; *needed* is the size in bytes, if
     known.
     """
@@ -127,7 +127,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         StorageError: the file cannot be written; the old one is intact.
     """
     beside = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}")
-    with storing(path, len(data)):
+    with storage_errors(path, len(data)):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(beside, "wb", buffering=0) as file:
@@ -178,21 +178,21 @@ def steps_in(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(m[1]), p) for m, p in matches if m)
 
 
-def plain(value: Any, *, exact: bool = False) -> Any:
+def plain_data(value: Any, *, exact: bool = False) -> Any:
     """*value* as JSON: numpy and torch scalars become numbers; without *exact*, non-finite numbers
     become ``None``.
     """
     if isinstance(value, Mapping):
-        return {str(k): plain(v, exact=exact) for k, v in value.items()}
+        return {str(k): plain_data(v, exact=exact) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(v, exact=exact) for v in value]
+        return [plain_data(v, exact=exact) for v in value]
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Path):
         return str(value)
     number: Callable[[], Any] | None = getattr(value, "item", None)
     if number is not None:
-        return plain(number(), exact=exact)
+        return plain_data(number(), exact=exact)
     if isinstance(value, float):
         return value if exact or math.isfinite(value) else None
     raise TypeError(f"{value!r} cannot be stored as JSON")

@@ -18,7 +18,7 @@ pytest.importorskip("torch", reason="training needs quintain[train]")
 from quintain.cli import main
 from quintain.errors import QuintainError
 from quintain.recipe.check import check_recipe
-from quintain.recipe.tables import Recipe, override
+from quintain.recipe.tables import Recipe, parsed_override
 from quintain.registry.discovery import discover
 
 LONG = "a" * 300
@@ -232,7 +232,7 @@ def test_any_text_is_a_recipe_or_a_typed_error(lines: list[str], overrides: list
 def test_any_override_is_read_or_refused(text: str) -> None:
     """Whatever follows --set is a path with a value, or a typed error."""
     with contextlib.suppress(QuintainError):
-        override(text)
+        parsed_override(text)
 
 
 @pytest.mark.parametrize("file", ["entry_points.txt", "METADATA", "direct_url.json"])

@@ -18,7 +18,7 @@ pytest.importorskip("torch", reason="training needs quintain[train]")
 
 from quintain.cli import main
 from quintain.cli.summary import curves
-from quintain.console.screen import program
+from quintain.console.screen import program_name
 from quintain.errors import UsageError
 from quintain.interfaces.engine import Engine, Reply, TokenEngine, Weights
 from quintain.interfaces.environment import Environment
@@ -310,15 +310,15 @@ def test_messages_name_what_can_be_typed(tmp_path: Path, monkeypatch: pytest.Mon
     (programs / "quintain").write_text("#!/bin/sh\n")
     (programs / "quintain").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs))
-    assert program() == "quintain"
+    assert program_name() == "quintain"
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sys.executable", str(programs / "python"))
-    assert program() == "'my venv/bin/quintain'"
+    assert program_name() == "'my venv/bin/quintain'"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert program() == f"'{programs}/quintain'"
+    assert program_name() == f"'{programs}/quintain'"
     (programs / "quintain").unlink()
-    assert program() == f"'{programs}/python' -m quintain"
+    assert program_name() == f"'{programs}/python' -m quintain"
 
 
 def test_runs_says_that_the_model_is_prepared(

@@ -23,7 +23,7 @@ from quintain.console.metrics import (
     step_metrics,
 )
 from quintain.evaluation.evaluation import Evaluation
-from quintain.store.storage import plain
+from quintain.store.storage import plain_data
 from quintain.types.rollout import Group, Rollout, Score, Termination, TerminationKind, Turn
 from quintain.types.sampling import Sampling
 from quintain.types.task import Task
@@ -278,7 +278,7 @@ def test_several_environments_have_metrics_of_their_own() -> None:
 def test_nothing_is_made_up_where_nothing_ran(groups: list[Group[Task, None]]) -> None:
     m = step_metrics(groups, seconds={"rollouts": 0.0})
     assert "tokens_per_second" not in m
-    json.dumps(plain(m), allow_nan=False)
+    json.dumps(plain_data(m), allow_nan=False)
     if not groups or not groups[0].valid:
         assert "reward.mean" not in m
 

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch", reason="training needs quintain[train]")
 
 from quintain.cli import main
-from quintain.recipe.resolve import pinned
+from quintain.recipe.resolve import pinned_recipe
 from quintain.recipe.rewards import qualified
 from quintain.recipe.tables import Recipe
 from quintain.registry.discovery import Component
@@ -167,16 +167,16 @@ def test_services_and_the_model_are_named_too() -> None:
             "batch": {"prompts": 2},
         }
     )
-    saved = pinned(recipe)
+    saved = pinned_recipe(recipe)
 
     assert saved.model.name == "quintain-starter/default"
     assert saved.algorithm.use == "quintain-classic/ppo"
     assert {slot: table.use for slot, table in saved.services.items()} == {
         "critic": "quintain-classic/critic"
     }
-    assert saved == pinned(saved)
+    assert saved == pinned_recipe(saved)
     with isolated(
         *current().components(),
         Component(kind="service", name="critic", target="x:y", distribution="x"),
     ):
-        assert saved == pinned(saved)
+        assert saved == pinned_recipe(saved)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from quintain.errors import RecipeError
 from quintain.interfaces.agent import Limits
 from quintain.recipe.errors import line_of
-from quintain.recipe.extends import bundled
+from quintain.recipe.extends import bundled_text
 from quintain.recipe.resolve import is_model_source
-from quintain.recipe.tables import LimitsTable, Recipe, override
+from quintain.recipe.tables import LimitsTable, Recipe, parsed_override
 
 SMALL = '[[environments]]\nuse = "arithmetic"\n'
 
@@ -142,13 +142,13 @@ def test_a_copy_with_other_values_is_checked_and_keeps_the_rest() -> None:
     ],
 )
 def test_overrides_are_toml_or_plain_text(text: str, path: tuple[str, ...], value: Any) -> None:
-    assert override(text)[:2] == (path, value)
+    assert parsed_override(text)[:2] == (path, value)
 
 
 @pytest.mark.parametrize("text", ["learner.lr", "=3", "a..b=1", "a.b=[1", 'a.b="open', "a.b={"])
 def test_unreadable_overrides(text: str) -> None:
     with pytest.raises(RecipeError, match="cannot read"):
-        override(text)
+        parsed_override(text)
 
 
 def test_overrides_reach_into_lists_and_append() -> None:
@@ -293,7 +293,7 @@ def test_a_recipe_extends_a_bundled_one() -> None:
     """What it says goes over the quickstart; what it leaves out is the quickstart's, and nothing
     else changes.
     """
-    quickstart = Recipe.parse(bundled("quickstart"))
+    quickstart = Recipe.parse(bundled_text("quickstart"))
     own = (
         'extends = "quickstart"\nsampling.temperature = 0.5\n[[environments]]\nuse = '
         '"countdown"\nweight = 2.0\n'
@@ -537,8 +537,8 @@ def test_an_evaluation_can_follow_the_temperature_of_training() -> None:
     """The quickstart is judged as it samples, also with another temperature; greedy is the other
     way of decoding.
     """
-    recipe = Recipe.parse(bundled("quickstart"), ["sampling.temperature=0.5"])
-    greedy = Recipe.parse(bundled("pretrained"))
+    recipe = Recipe.parse(bundled_text("quickstart"), ["sampling.temperature=0.5"])
+    greedy = Recipe.parse(bundled_text("pretrained"))
 
     assert recipe.evaluation.to_sampling(recipe.sampling).temperature == 0.5
     assert recipe.evaluation.other_decoding_temperature(recipe.sampling) == 0.0
@@ -549,4 +549,4 @@ def test_an_evaluation_can_follow_the_temperature_of_training() -> None:
         with pytest.raises(
             RecipeError, match=r"evaluation.temperature .*from 0 \(greedy\) to 100, or 'sampling'"
         ):
-            Recipe.parse(bundled("quickstart"), [f"evaluation.temperature={wrong}"])
+            Recipe.parse(bundled_text("quickstart"), [f"evaluation.temperature={wrong}"])

@@ -18,7 +18,7 @@ from quintain.console.screen import Screen
 from quintain.engines.embedded.engine import SLOTS, EmbeddedEngine
 from quintain.learning.learner import Learner
 from quintain.models.load import cache_bytes
-from quintain.recipe.extends import bundled
+from quintain.recipe.extends import bundled_text
 from quintain.recipe.memory import activations, memory_of, module_on_paper
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
@@ -183,7 +183,7 @@ def test_out_of_memory_while_sampling_names_slots_and_tokens(
 def test_header_has_device_parameters_and_memory() -> None:
     module = tiny_model("qwen3", context=64)
     parameters = sum(p.numel() for p in module.parameters())
-    recipe = Recipe.parse(bundled("quickstart"))
+    recipe = Recipe.parse(bundled_text("quickstart"))
 
     line = header(RunPlan.of(recipe), module)
 
@@ -200,7 +200,7 @@ def test_header_warns_of_a_large_model_without_a_gpu() -> None:
         module = torch.nn.Linear(20_000, 10_000)
 
     assert "200.0M parameters" in (
-        line := header(RunPlan.of(Recipe.parse(bundled("pretrained"))), module)
+        line := header(RunPlan.of(Recipe.parse(bundled_text("pretrained"))), module)
     )
     assert "3.6 GB of weights and optimizer; torch sees no GPU" in line
 
@@ -209,7 +209,7 @@ def test_header_counts_the_engines_copy_and_its_cache() -> None:
     with torch.device("meta"):
         module = torch.nn.Linear(20_000, 10_000, bias=False)  # 0.2 billion parameters
 
-    line = header(RunPlan.of(Recipe.parse(bundled("pretrained"))), module, cache=3_000_000_000)
+    line = header(RunPlan.of(Recipe.parse(bundled_text("pretrained"))), module, cache=3_000_000_000)
 
     assert "3.6 GB of weights and optimizer, up to 3 GB of KV cache" in line
 
@@ -236,7 +236,7 @@ def test_the_first_step_tells_the_time_of_a_run(seconds: float, steps: int, fore
 
 def test_adapters_with_a_rate_for_all_weights_get_a_note() -> None:
     lora = Recipe.parse("extends = 'pretrained'\n[model.lora]\n")
-    default = Recipe.parse(bundled("pretrained"))
+    default = Recipe.parse(bundled_text("pretrained"))
 
     assert any("adapters usually need 1e-5 to 5e-5" in note for note in RunPlan.of(lora).notes)
     assert RunPlan.of(default).notes == ()
@@ -245,7 +245,7 @@ def test_adapters_with_a_rate_for_all_weights_get_a_note() -> None:
 def test_a_resume_names_the_checkpoint_that_it_loads(tmp_path: Path) -> None:
     """Not the model of the recipe, which it does not read."""
     save_tiny(tmp_path)
-    recipe = Recipe.parse(bundled("pretrained"), ["model.name=nobody/nothing"])
+    recipe = Recipe.parse(bundled_text("pretrained"), ["model.name=nobody/nothing"])
     out = io.StringIO()
     checkpoint: Any = SimpleNamespace(model=tmp_path, step=7, tokenizer="")
     model_for(RunPlan.of(recipe), checkpoint, Screen(out), nullcontext)
@@ -423,7 +423,7 @@ def test_activations_are_estimated_within_a_quarter(precision: str, checkpointin
         """Without the weights in half precision, which do not grow with the tokens."""
         changes = [f"learner.precision={precision}", f"learner.token_budget={tokens}"]
         changes.append(f"learner.checkpoint_activations={str(checkpointing).lower()}")
-        plan = RunPlan.of(Recipe.parse(bundled("quickstart"), changes))
+        plan = RunPlan.of(Recipe.parse(bundled_text("quickstart"), changes))
         casts = 2 * parameters * (precision == "bf16")
         return activations(plan, module, parameters, adapters=False) - casts
 
@@ -459,7 +459,7 @@ def test_a_dry_run_lists_all_that_is_missing(capsys: pytest.CaptureFixture[str])
 
 def test_defaults_of_a_pretrained_model() -> None:
     """Those of the table that TRL, verl and prime-rl agree on."""
-    recipe = Recipe.parse(bundled("pretrained"))
+    recipe = Recipe.parse(bundled_text("pretrained"))
 
     assert recipe.model.template == {"enable_thinking": False}
     assert (
@@ -487,7 +487,7 @@ def test_a_plan_of_memory_takes_every_architecture() -> None:
     """And an engine with the precision of the checkpoint, or sizes that differ from layer to
     layer.
     """
-    plan = RunPlan.of(Recipe.parse(bundled("pretrained"), ["engine.args.dtype=auto"]))
+    plan = RunPlan.of(Recipe.parse(bundled_text("pretrained"), ["engine.args.dtype=auto"]))
     for module in [architecture(name) for name in ("gpt2", "mixtral", "gemma3", "llama4")]:
         assert memory_of(plan, module, free=10**9).activations > 0
     module = tiny_model("qwen3")

@@ -25,7 +25,7 @@ from quintain.errors import QuintainError, RunError, RunLockedError, StorageErro
 from quintain.store.checkpoint import latest
 from quintain.store.run_folder import RunFolder
 from quintain.store.runs import find_run, free_name, model_named
-from quintain.store.storage import plain, write_atomically
+from quintain.store.storage import plain_data, write_atomically
 from quintain.types.rollout import Group, Rollout, Score, Termination, TerminationKind, Turn
 from quintain.types.task import Message, Task
 from quintain.types.transcript import Branch, TokenSource, Transcript
@@ -242,7 +242,7 @@ def test_summary(folder: RunFolder) -> None:
         "seconds": {"total": 1.5},
     }
     with pytest.raises(TypeError, match="JSON"):
-        plain({"x": object()})
+        plain_data({"x": object()})
 
 
 HOLD = """

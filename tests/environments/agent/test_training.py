@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.recipe.extends import bundled
+from quintain.recipe.extends import bundled_text
 
 from ...docs.pages import page
 from .shown_recipes import two_steps
@@ -30,7 +30,7 @@ def test_each_way_is_shown_in_less_than_seventy_lines() -> None:
 
 def test_the_recipe_of_search_is_the_bundled_one() -> None:
     """The page shows it whole."""
-    assert bundled("search") in [block.text for block in page("docs/agents.md").blocks]
+    assert bundled_text("search") in [block.text for block in page("docs/agents.md").blocks]
 
 
 @pytest.mark.slow

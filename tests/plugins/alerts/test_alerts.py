@@ -23,7 +23,7 @@ from quintain.console.metrics import alert_intervals
 from quintain.console.screen import Screen
 from quintain.recipe import Recipe, resolve_algorithm
 from quintain.store.run_folder import Record
-from quintain.store.storage import plain
+from quintain.store.storage import plain_data
 from quintain.testing import isolated_plugins
 from quintain_alerts import conditions as alerts
 from quintain_alerts.conditions import ALERTS, Alert, History, Thresholds
@@ -294,7 +294,7 @@ def test_the_best_measurement_is_never_forgotten() -> None:
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_resumed_run_continues_as_if_it_had_never_stopped(name: str) -> None:
     """Whatever step it stopped at: the lines of the file are all that an alert knows."""
-    records = [json.loads(json.dumps(plain(r))) for r in spoiled(**SPOILED[name])]
+    records = [json.loads(json.dumps(plain_data(r))) for r in spoiled(**SPOILED[name])]
     whole = AlertMonitor()
     told = [whole.see(r) for r in records]
     for stop in range(1, len(records), 7):

@@ -93,7 +93,7 @@ class Watched(Screen):
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path))
-    monkeypatch.setattr("quintain.console.program", lambda: "quintain")
+    monkeypatch.setattr("quintain.console.program_name", lambda: "quintain")
     return tmp_path / "models"
 
 

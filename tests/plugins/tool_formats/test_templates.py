@@ -19,7 +19,7 @@ from quintain.models import HFTokenizer
 from quintain.recipe import Recipe
 from quintain.recipe.check import check_recipe
 from quintain.recipe.plan import RunPlan
-from quintain.recipe.resolve import pinned
+from quintain.recipe.resolve import pinned_recipe
 from quintain.rollouts import Conversation
 from quintain.run.build import model_for
 from quintain.testing import isolated_plugins
@@ -183,7 +183,7 @@ def test_a_recipe_names_the_format(tmp_path: Path) -> None:
     changes = [f"model.name={tmp_path}", "model.tool_format=tags", "model.history=append"]
     recipe = Recipe.parse(RECIPE, changes)
     check_recipe(recipe)
-    assert pinned(recipe).model.tool_format == "quintain-tool-formats/tags"
+    assert pinned_recipe(recipe).model.tool_format == "quintain-tool-formats/tags"
     with for_terminal(quiet=True) as screen:
         model = model_for(RunPlan.of(recipe), None, screen, lambda text: nullcontext())
     text = (

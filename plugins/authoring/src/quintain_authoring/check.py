@@ -298,11 +298,11 @@ def kind_of(value: Any, name: str) -> str:
 
 def fields(pairs: Sequence[str]) -> dict[str, Any]:
     """Parse ``key=value`` options; a value is TOML, or plain text."""
-    from quintain.recipe import override
+    from quintain.recipe import parsed_override
 
     values: dict[str, Any] = {}
     for pair in pairs:
-        (key, *rest), value, _ = override(pair)
+        (key, *rest), value, _ = parsed_override(pair)
         if rest:
             raise UsageError(f"--arg {pair!r}: expected KEY=VALUE without a dot in the key")
         values[key] = value

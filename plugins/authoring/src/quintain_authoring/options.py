@@ -40,7 +40,7 @@ def services_of(
     """Return the service of each slot in ``--service`` and ``--service-arg``; by default that of
     *under*, with its settings under those that are given, else the service named like the slot.
     """
-    from quintain.recipe import override, with_model
+    from quintain.recipe import parsed_override, with_model
     from quintain.registry import current
     from quintain.services import find_service
 
@@ -53,7 +53,7 @@ def services_of(
         names[slot] = name
     settings: dict[str, list[str]] = {}
     for pair in args:
-        path = override(pair)[0]
+        path = parsed_override(pair)[0]
         if len(path) != 2:
             raise UsageError(
                 f"--service-arg {pair!r}: expected SLOT.KEY=VALUE, as in judge.base_url=http://..."
@@ -72,13 +72,13 @@ def services_of(
 
 def arguments_of(pairs: Sequence[str], component: Any, option: str) -> dict[str, Any]:
     """Parse ``key=value`` options; a value is TOML, or plain text if the field is text."""
-    from quintain.recipe import override
+    from quintain.recipe import parsed_override
     from quintain.registry import signature_of
 
     fields = {f.name: f for f in signature_of(component).fields}
     values: dict[str, Any] = {}
     for pair in pairs:
-        (key, *rest), value, written = override(pair)
+        (key, *rest), value, written = parsed_override(pair)
         if rest:
             raise UsageError(f"{option} {pair!r}: expected KEY=VALUE without a dot in the key")
         text = key in fields and fields[key].type is str and not isinstance(value, str)

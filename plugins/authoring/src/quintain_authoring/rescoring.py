@@ -210,7 +210,7 @@ async def compared(
     """Score *rows* (step, rollout as JSON) by *expression* instead of the outcome rewards of their
     environments.
     """
-    from quintain.console import distinct
+    from quintain.console import distinct_names
     from quintain.recipe import opened_environments, resolve_environment_table
     from quintain.services import BY_OPTION
 
@@ -220,7 +220,7 @@ async def compared(
         replace(resolve_environment_table(t.model_copy(update={"reward": expression})))
         for t in tables
     ]
-    names = distinct(t.label for t in tables)
+    names = distinct_names(t.label for t in tables)
     result = RewardComparison()
     async with opened_environments(specs, services, fix=BY_OPTION) as (environments, running):
         known = {name: (e, *types_of(e)) for name, e in zip(names, environments, strict=True)}

@@ -13,7 +13,7 @@ from quintain.errors import PluginError
 from quintain.registry import Component, current, signature_of
 from quintain.run import Hooks
 from quintain.services import BY_OPTION, Choice, opened
-from quintain.store import plain
+from quintain.store import plain_data
 
 from .checks import Check, tried
 from .options import services_of
@@ -106,7 +106,7 @@ def as_stored(state: Any) -> Any:
         return {str(key): as_stored(value) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
         return [as_stored(value) for value in state]
-    return state if hasattr(state, "element_size") else plain(state, exact=True)
+    return state if hasattr(state, "element_size") else plain_data(state, exact=True)
 
 
 def without_tensors(state: Any) -> Any:

@@ -12,7 +12,7 @@ import click
 
 from quintain.cli import Count, sigterm_as_ctrl_c
 from quintain.errors import Interrupted, UsageError
-from quintain.recipe import Recipe, bundled, is_model_source, override
+from quintain.recipe import Recipe, bundled_text, is_model_source, parsed_override
 from quintain.store import model_named
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _recipes(
             sets itself.
     """
     for pair in overrides:
-        if fix := RESERVED.get(override(pair)[0]):
+        if fix := RESERVED.get(parsed_override(pair)[0]):
             raise UsageError(f"--set {pair!r}: {fix}")
     if not algorithms:
         if not paths:
@@ -222,4 +222,4 @@ def _recipes(
 def _recipe(path: str | None, overrides: Sequence[str]) -> Recipe:
     if path is not None:
         return Recipe.load(path, overrides)
-    return Recipe.parse(bundled("quickstart"), overrides, source="quickstart.toml")
+    return Recipe.parse(bundled_text("quickstart"), overrides, source="quickstart.toml")

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from quintain.console import Screen, distinct
+from quintain.console import Screen, distinct_names
 from quintain.errors import Interrupted, QuintainError, UsageError
 from quintain.recipe import Recipe
 from quintain.store import RunFolder
@@ -121,7 +121,7 @@ def build_comparison(
         )
     named = dict(
         zip(
-            distinct((name for name, _ in recipes), "."),
+            distinct_names((name for name, _ in recipes), "."),
             (recipe for _, recipe in recipes),
             strict=True,
         )
@@ -221,7 +221,7 @@ def check_comparison(comparison: RecipeComparison) -> None:
         UsageError: a recipe does not fit what is installed, or a run in the folder has another
             recipe.
     """
-    from quintain.recipe import check_recipe, pinned
+    from quintain.recipe import check_recipe, pinned_recipe
 
     for name, recipe in comparison.recipes.items():
         with _about(name):
@@ -235,7 +235,7 @@ def check_comparison(comparison: RecipeComparison) -> None:
                 RunFolder(path, lock=False).recipe(), source=str(path / "recipe.toml")
             )
             expected = comparison.recipe(name, seed)
-            if existing.replace({"run.folder": expected.run.folder}) != pinned(
+            if existing.replace({"run.folder": expected.run.folder}) != pinned_recipe(
                 expected
             ):  # one folder has many spellings
                 raise UsageError(
@@ -247,9 +247,9 @@ def _limits_and_services(recipe: Recipe) -> dict[str, Any]:
     """Return what an evaluation takes from a recipe besides `[evaluation]`: limits of episodes,
     services of environments.
     """
-    from quintain.recipe import chosen, resolve_algorithm, resolve_environment_table
+    from quintain.recipe import chosen_services, resolve_algorithm, resolve_environment_table
 
-    services = chosen(recipe, resolve_algorithm(recipe))
+    services = chosen_services(recipe, resolve_algorithm(recipe))
     resources: dict[str, Any] = {}
     for table in recipe.environments:
         environment = resolve_environment_table(table)
@@ -311,10 +311,10 @@ def run_comparison(
 
 def _train(recipe: Recipe, path: Path, screen: Screen) -> None:
     """Start the run at *path*, or resume it."""
-    from quintain.recipe import pinned
+    from quintain.recipe import pinned_recipe
     from quintain.run import run_training
 
     exists = (path / "recipe.toml").is_file()
-    recipe = pinned(recipe)
+    recipe = pinned_recipe(recipe)
     with RunFolder.open(path) if exists else RunFolder.create(path, recipe.to_toml()) as folder:
         run_training(recipe, folder, screen)

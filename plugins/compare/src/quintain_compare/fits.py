@@ -17,7 +17,7 @@ from scipy.optimize import OptimizeResult, brentq, least_squares
 from scipy.stats import f as f_distribution
 
 from quintain.errors import UsageError
-from quintain.store import plain
+from quintain.store import plain_data
 
 from .intervals import CONFIDENCE, two_sided_t
 
@@ -39,7 +39,7 @@ class Fit:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data; an open end of an interval is null."""
-        values: dict[str, Any] = plain(asdict(self) | {"fitted": not isinstance(self, NoFit)})
+        values: dict[str, Any] = plain_data(asdict(self) | {"fitted": not isinstance(self, NoFit)})
         return values
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quintain.console import clock
+from quintain.console import clock_text
 from quintain.store import write_atomically
 from quintain_viewer import COLOURS, LINES, add_legend, render_png, shade_between
 
@@ -94,7 +94,7 @@ def row(result: RecipeResult) -> list[str]:
         percent(result.after),
         percent(result.gain, sign=True),
         percent(result.difference, sign=True),
-        f"{used['samples']:,.0f} samples, {used['tokens']:,.0f} tokens, {clock(used['seconds'])}"
+        f"{used['samples']:,.0f} samples, {used['tokens']:,.0f} tokens, {clock_text(used['seconds'])}"
         if used
         else "",
     ]

@@ -15,7 +15,7 @@ import numpy as np
 
 from quintain.console import TRAINING
 from quintain.errors import UsageError
-from quintain.store import RunFolder, plain, write_atomically
+from quintain.store import RunFolder, plain_data, write_atomically
 
 from .comparison import RecipeComparison
 from .fits import NoFit, RepeatedSampling, Sigmoid, repeated_sampling, sigmoid
@@ -320,7 +320,7 @@ def save(comparison: RecipeComparison, results: Sequence[RecipeResult]) -> dict[
             for s in results
         },
     }
-    content = plain(content)
+    content = plain_data(content)
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     write_atomically(comparison.folder / "compare.json", text.encode())
     return content

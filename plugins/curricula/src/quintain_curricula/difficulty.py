@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from quintain import Group, Task
-from quintain.console import failures_in, success_of, times
+from quintain.console import failures_in, success_of, time_metrics
 from quintain.errors import NoTasksError
 from quintain.rollouts import RolloutRequest, run_groups
-from quintain.store import plain, write_atomically
+from quintain.store import plain_data, write_atomically
 from quintain.types import SCORE_TOLERANCE, derived_seed, reaches
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ async def success_rates(
     await _ask(run, candidates, result)
     run.state.samples += result.rollouts
     run.state.tokens += result.tokens
-    return result.rates, times(result.tokens, result.rollouts, {"difficulty": result.seconds})
+    return result.rates, time_metrics(
+        result.tokens, result.rollouts, {"difficulty": result.seconds}
+    )
 
 
 def tasks_in_range(
@@ -164,7 +166,9 @@ def _add(
     result.failures = dict(Counter(result.failures) + failed)
     run.count_failures(failed)
     path = run.folder.path / "difficulty.json"
-    write_atomically(path, (json.dumps(plain(asdict(result)), allow_nan=False) + "\n").encode())
+    write_atomically(
+        path, (json.dumps(plain_data(asdict(result)), allow_nan=False) + "\n").encode()
+    )
 
 
 def _spread(rates: Rates) -> str:

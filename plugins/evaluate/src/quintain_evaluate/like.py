@@ -70,11 +70,11 @@ def settings_of(folder: RunFolder) -> EvaluationSettings:
 
 def _services_of(recipe: Recipe, algorithm: Algorithm, run: str) -> dict[str, ComponentTable]:
     """Return the services that the first environment needs, as they are without a learner."""
-    from quintain.recipe import ComponentTable, chosen, resolve_environment_table
+    from quintain.recipe import ComponentTable, chosen_services, resolve_environment_table
     from quintain.registry import current
     from quintain.services import find_service
 
-    services = chosen(recipe, algorithm)
+    services = chosen_services(recipe, algorithm)
     slots = resolve_environment_table(recipe.environments[0]).slots
     for slot in slots & services.keys():
         component = current().resolve(find_service(services[slot].use))

@@ -208,9 +208,9 @@ async def _prompts(use: str, args: Sequence[str], split: str, count: int | None)
 
 
 def _field(text: str) -> tuple[str, Any]:
-    from quintain.recipe import override
+    from quintain.recipe import parsed_override
 
-    path, value, _ = override(text)
+    path, value, _ = parsed_override(text)
     return ".".join(path), value
 
 

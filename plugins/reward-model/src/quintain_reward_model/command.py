@@ -370,14 +370,14 @@ def pairs(source: str, out: Path, most: int, seed: int, folder: str) -> None:
     same prompt whose outcomes differ.
     """
     from quintain.errors import UsageError
-    from quintain.store import storing
+    from quintain.store import storage_errors
 
     from .pairs import pairs_of_rollouts, write_rows
 
     if out.exists():
         raise UsageError(f"--out {str(out)!r} is there already; name a new file")
     rows = pairs_of_rollouts(source, most=most, seed=seed, folder=folder)
-    with storing(out):
+    with storage_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_rows(out, rows)
     click.echo(f"{out}: {len(rows):,} pairs")

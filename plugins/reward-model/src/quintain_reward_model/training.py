@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from quintain.errors import RewardFault, RunError, UsageError
-from quintain.store import storing
+from quintain.store import storage_errors
 from quintain.types import derived_seed
 
 from .loss import PairMetrics, bradley_terry_loss
@@ -294,7 +294,7 @@ class RewardTraining:
         """
         beside = folder.with_name(f".{folder.name}.{os.getpid()}")
         try:
-            with storing(folder):
+            with storage_errors(folder):
                 beside.mkdir(parents=True)
                 self.model.module.save_pretrained(beside)
                 self.model.tokenizer.save_pretrained(beside)

@@ -65,11 +65,11 @@ class TrainingOptions:
         Raises:
             UsageError: an override of a key that has no meaning here.
         """
-        from quintain.recipe import Recipe, is_model_source, override
+        from quintain.recipe import Recipe, is_model_source, parsed_override
         from quintain.store import model_named
 
         for pair in self.overrides:
-            key = override(pair)[0]
+            key = parsed_override(pair)[0]
             if key[0] not in KEYS or len(key) < 2:
                 raise UsageError(
                     f"--set {pair!r}: here only keys of learner and model can be set, as in "
@@ -88,12 +88,12 @@ class TrainingOptions:
         """Return the arguments of ``tune`` that these options and the *recipe* set. The warm-up is
         left to the training, unless it was set.
         """
-        from quintain.recipe import override
+        from quintain.recipe import parsed_override
         from quintain.run import learner_options
 
         options = learner_options(recipe.learner)
         lr = options.pop("lr")
-        if ("learner", "warmup_steps") not in {override(pair)[0] for pair in self.overrides}:
+        if ("learner", "warmup_steps") not in {parsed_override(pair)[0] for pair in self.overrides}:
             del options["warmup_steps"]
         return {
             "epochs": self.epochs,

@@ -30,14 +30,14 @@ def reserved(out: Path | None, parent: Path, source: str) -> Iterator[Path]:
         UsageError: there is something at *out*.
         StorageError: it cannot be made.
     """
-    from quintain.store import storing
+    from quintain.store import storage_errors
 
     if out is not None and is_filled(out):
         raise UsageError(f"--out {str(out)!r} is there already; name a new folder, or remove it")
     name = source.partition(":")[2] or source.rstrip("/")
     place = (parent if out is None else out).absolute()
     new_folders = [path for path in (place, *place.parents) if not path.exists()]
-    with storing(place):
+    with storage_errors(place):
         place.mkdir(parents=True, exist_ok=True)
         if out is None:
             out = new_folder(parent, Path(name).stem.lower() or "model")

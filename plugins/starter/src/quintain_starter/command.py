@@ -60,8 +60,8 @@ def start(
     start (by default those of the quickstart); `train` uses it if all of them are the same.
     `quintain info default` lists the settings. Interrupted training begins again.
     """
-    from quintain.console import for_terminal, program
-    from quintain.recipe import ModelRequest, Recipe, bundled, model_source
+    from quintain.console import for_terminal, program_name
+    from quintain.recipe import ModelRequest, Recipe, bundled_text, model_source
 
     from .source import DefaultModel
 
@@ -69,7 +69,9 @@ def start(
     chosen = [f"environments.0.args.{pair}" for pair in args] + [
         f"model.start.args.{pair}" for pair in start_args
     ]
-    bundled_environment = Recipe.parse(bundled("quickstart")).environments[0]  # with its arguments
+    bundled_environment = Recipe.parse(bundled_text("quickstart")).environments[
+        0
+    ]  # with its arguments
     other = (
         []
         if environment in (bundled_environment.use, bundled_environment.label)
@@ -77,7 +79,7 @@ def start(
     )
     sets = [*other, *chosen]
     # what `quintain train` begins with
-    recipe = Recipe.parse(bundled("quickstart"), sets, source="quickstart.toml")
+    recipe = Recipe.parse(bundled_text("quickstart"), sets, source="quickstart.toml")
     source = model_source(recipe)
     assert isinstance(source, DefaultModel), source
     with for_terminal(quiet=quiet or as_json) as screen, sigterm_as_ctrl_c():
@@ -89,4 +91,4 @@ def start(
     click.echo(f"{folder}: {report['parameters']:,} parameters")
     click.echo(f"{report['accuracy']:.1%} right on dev after {report['steps']} updates")
     words = ["train", "--env", environment, *(word for pair in chosen for word in ("--set", pair))]
-    click.echo(f"next: {program()} {shlex.join(words)}, or: {program()} chat {folder}")
+    click.echo(f"next: {program_name()} {shlex.join(words)}, or: {program_name()} chat {folder}")

@@ -25,12 +25,12 @@ from typing import Any
 
 import torch
 
-from quintain.console import Screen, clock
+from quintain.console import Screen, clock_text
 from quintain.errors import StorageError, UsageError
 from quintain.models import HFTokenizer, LoadedModel, as_device, fuse_storage, load_model
 from quintain.process import run_stoppable
 from quintain.recipe import ModelRequest, ModelSource, opened_environments
-from quintain.store import lock_owner, save_model, storing, take_lock
+from quintain.store import lock_owner, save_model, storage_errors, take_lock
 
 from . import general_starter
 from .architecture import CONTEXT, build_model, build_tokenizer
@@ -184,19 +184,21 @@ class DefaultModel(WarmStart, ModelSource):
                 return
             checks += 1
             checks_left = math.ceil(self.max_steps / self.check_every) - checks
-            screen.note(f"{line}  at most {clock((spoken - began) / checks * checks_left)} left")
+            screen.note(
+                f"{line}  at most {clock_text((spoken - began) / checks * checks_left)} left"
+            )
 
         def updated(steps: int) -> None:
             nonlocal spoken
             if steps == 3 and not checks:  # the first is slow
                 pace = (time.monotonic() - began) / steps
                 bound = pace * self.max_steps
-                screen.note(f"warm start: {pace:.1f} s an update: at most {clock(bound)}")
+                screen.note(f"warm start: {pace:.1f} s an update: at most {clock_text(bound)}")
                 if bound > LONG:
                     screen.note(SOONER)
             if (now := time.monotonic()) - spoken > PAUSE:
                 spoken = now
-                screen.note(f"warm start: {steps} updates after {clock(now - began)}")
+                screen.note(f"warm start: {steps} updates after {clock_text(now - began)}")
 
         model = (
             load_model(GENERAL, device="cpu")
@@ -213,7 +215,7 @@ class DefaultModel(WarmStart, ModelSource):
             progress=progress,
             updated=updated,
         )
-        with _caching(), storing(folder):
+        with _caching(), storage_errors(folder):
             shutil.rmtree(folder, ignore_errors=True)  # the one that is replaced, or a damaged one
             place = {"torch": torch.__version__, "threads": torch.get_num_threads()}
             place["processor"] = torch.backends.cpu.get_cpu_capability()
@@ -336,7 +338,7 @@ async def _locked(folder: Path, screen: Screen) -> AsyncIterator[None]:
     """
     path = cache_folder() / "locks" / f"{folder.name}.lock"
     announced = False
-    with _caching(), storing(path):
+    with _caching(), storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with _caching():

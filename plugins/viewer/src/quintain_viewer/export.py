@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from quintain.errors import InfrastructureError, StorageError, UsageError
-from quintain.store import model_named, storing
+from quintain.store import model_named, storage_errors
 
 from .model_card import Origin, card
 
@@ -198,7 +198,7 @@ def write(
         history=tokenizer.init_kwargs.get(HISTORY, ""),
     )
     beside = out.with_name(f".{out.absolute().name}.tmp-{os.getpid()}")
-    with storing(out, needed):
+    with storage_errors(out, needed):
         out.parent.mkdir(parents=True, exist_ok=True)
         if (free := shutil.disk_usage(out.parent).free) < needed:
             raise StorageError(

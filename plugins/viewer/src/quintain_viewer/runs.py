@@ -14,7 +14,7 @@ from typing import IO, Any, Literal
 
 import click
 
-from quintain.console import clock, printable, program
+from quintain.console import clock_text, printable, program_name
 from quintain.errors import QuintainError, RunError, UsageError
 from quintain.registry import short_name
 from quintain.store import RunFolder, find_run, lock_owner, take_lock
@@ -223,7 +223,7 @@ def runs(names: Sequence[str], folder: str, yes: bool, as_json: bool) -> None:
             click.echo(json.dumps(row, default=str))
         return
     if not infos:
-        click.echo(f"no runs in {folder!r}; start one with: {program()} train")
+        click.echo(f"no runs in {folder!r}; start one with: {program_name()} train")
         return
     from rich.console import Console
     from rich.table import Table
@@ -360,7 +360,7 @@ def compared(infos: Sequence[RunInfo]) -> Iterator[tuple[str, ...]]:
         ("samples", lambda r: "" if r.samples is None else f"{r.samples:,}"),
         ("tokens", lambda r: "" if r.tokens is None else f"{r.tokens:,}"),
         ("tokens/s", _speed),
-        ("time", lambda r: "" if r.seconds is None else clock(r.seconds)),
+        ("time", lambda r: "" if r.seconds is None else clock_text(r.seconds)),
         ("environments", lambda r: ", ".join(r.environments)),
         ("model", lambda r: r.model),
         ("algorithm", lambda r: r.algorithm),
