@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .events import RunStart as RunStart
     from .events import StepEnd as StepEnd
     from .events import StepMeasured as StepMeasured
+    from .learner import BytesPerParameter as BytesPerParameter
+    from .learner import LearnerKind as LearnerKind
     from .pieces import Kind as Kind
     from .pieces import every_piece as every_piece
     from .reward import RewardContext as RewardContext
@@ -39,6 +41,7 @@ __getattr__, __dir__ = lazy_names(
         ".curriculum": "WINDOW Curriculum Pick TaskReader TaskStream shuffled",
         ".environment": "SPLITS yielded",
         ".events": "CheckpointSaved EvaluationEnd Event RunEnd RunStart StepEnd StepMeasured",
+        ".learner": "BytesPerParameter LearnerKind",
         ".pieces": "Kind every_piece",
         ".reward": "RewardContext",
         ".schedule": "EpisodeOrder Schedule",

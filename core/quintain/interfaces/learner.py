@@ -6,7 +6,9 @@ here needs torch.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from ..types.rollout import Group
@@ -96,3 +98,28 @@ class PolicyLearner(Protocol[BatchT, PreparedT, AdvantagesT]):
 
 
 AnyLearner = PolicyLearner[Any, Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BytesPerParameter:
+    """Memory of a learner on its device, by part; *gradients* and *moments* for each parameter that
+    trains. A learner with *weights* of 2 bytes gets a module in bfloat16.
+    """
+
+    weights: int = 4
+    gradients: int = 4
+    moments: int = 8
+
+
+class LearnerKind(ABC):
+    """What makes a learner that has settings of its own, the ``args`` of ``[learner]``. Register the
+    class in place of the learner's; its constructor takes the settings.
+    """
+
+    @abstractmethod
+    def __call__(self, module: Any, algorithm: Algorithm | None, **settings: Any) -> AnyLearner:
+        """Make the learner; *settings* are the keys of ``[learner]``."""
+
+    def bytes_per_parameter(self, *, adapters: bool) -> BytesPerParameter:
+        """Return what the learner takes; *adapters* alone train, or all weights."""
+        return BytesPerParameter()

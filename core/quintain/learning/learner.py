@@ -71,7 +71,8 @@ class Learner:
     """Trains a causal language model by one algorithm of the table.
 
     Weights and optimizer state are float32 always (float64 where the module is); ``bf16`` is
-    autocast. Dropout is off.
+    autocast. Dropout is off. A subclass may train in less memory: `adamw` makes the optimizer, and
+    *widen* leaves weights in half precision as they are.
 
     Args:
         module: a causal language model of transformers.
@@ -92,6 +93,7 @@ class Learner:
         activation_checkpointing: trade a second forward pass of each layer for memory.
         lora: settings of a `peft.LoraConfig`; only the adapters train then, and ref is the model
             without them.
+        widen: turn weights in half precision into float32.
         layout: see `quintain.models.forward`.
         reference: ref, if not *module* as it is now; kept only if the algorithm uses ref.
         max_sample_mismatch: no update is made if the log-probs of a sample differ by more between
@@ -115,6 +117,7 @@ class Learner:
         skip_idle: bool = True,
         activation_checkpointing: bool = False,
         lora: Mapping[str, Any] | None = None,
+        widen: bool = True,
         layout: Layout | Literal["auto"] = "auto",
         reference: nn.Module | None = None,
         max_sample_mismatch: float | None = None,
@@ -126,7 +129,7 @@ class Learner:
         self.updates = 0
         self.lr, self.warmup_steps, self.max_grad_norm = lr, warmup_steps, max_grad_norm
         self.precision, self.token_budget, self.skip_idle = precision, token_budget, skip_idle
-        self.module = trainable(module, lora)
+        self.module = trainable(module, lora, widen=widen)
         self.forward = Forward(self.module, layout=layout, checkpointing=activation_checkpointing)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         matrices, vectors = (
@@ -137,7 +140,7 @@ class Learner:
             {"params": vectors, "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
-        self._optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=epsilon, fused=True)
+        self._optimizer = self.adamw(groups, lr=lr, betas=betas, eps=epsilon)
         self._scaler = torch.amp.GradScaler(
             self.forward.head_weight.device.type, enabled=precision == "fp16"
         )
@@ -155,6 +158,10 @@ class Learner:
         )
         for note in algorithm.notes() if algorithm else ():
             log.warning("%s: %s", algorithm.name if algorithm else "", note)
+
+    def adamw(self, groups: list[dict[str, Any]], **settings: Any) -> torch.optim.Optimizer:
+        """Make the optimizer of the parameters in *groups*; *settings* are lr, betas and eps."""
+        return torch.optim.AdamW(groups, fused=True, **settings)
 
     def serve(self, services: Mapping[str, Any]) -> None:
         """Give the algorithm's pieces the services that they need, by slot.

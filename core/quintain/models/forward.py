@@ -235,6 +235,10 @@ class Forward:
 def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) -> Tensor:
     """Hidden states [N, D] that predict the positions of *plan*."""
     hidden_FD = decoder.embed(plan.ids)
+    if torch.is_autocast_enabled(hidden_FD.device.type):
+        # Also with weights in half precision: layers add up in float32, as autocast of float32
+        # weights does.
+        hidden_FD = hidden_FD.float()
     cos_FE, sin_FE = decoder.rotary(plan.positions, hidden_FD.dtype)
     rest_mask = _rest_mask(plan, hidden_FD.dtype)
     chunk_mask = _chunk_mask(plan)

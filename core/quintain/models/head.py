@@ -225,7 +225,7 @@ class _Reduce(torch.autograd.Function):
         head_VD = weight_VD.to(ctx.kind)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden_ND) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight_VD) if wants_weight else None
+        grad_weight = torch.zeros_like(weight_VD, dtype=wide) if wants_weight else None
         grad_bias = torch.zeros_like(bias_V) if wants_bias else None
         for start in range(0, hidden_ND.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
@@ -243,7 +243,8 @@ class _Reduce(torch.autograd.Function):
                 _accumulate(grad_weight, grad_CV.t(), hidden_ND[part].to(ctx.kind))
             if grad_bias is not None:
                 grad_bias += grad_CV.sum(0)
-        return grad_hidden, grad_weight, grad_bias, *[None] * 7
+        by_weight = None if grad_weight is None else grad_weight.to(weight_VD.dtype)
+        return grad_hidden, by_weight, grad_bias, *[None] * 7
 
 
 def _choose(kept: Tensor, logits_CV: Tensor, target_C1: Tensor, prune: float) -> None:

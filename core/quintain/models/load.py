@@ -221,11 +221,13 @@ def cache_bytes(module: Any, tokens: int, dtype: str) -> int:
     return numbers * DTYPES.get(dtype, torch.float32).itemsize
 
 
-def trainable(module: nn.Module, lora: Mapping[str, Any] | None) -> nn.Module:
-    """Return *module* in float32 at least and without dropout, with adapters where *lora* has
-    settings.
+def trainable(
+    module: nn.Module, lora: Mapping[str, Any] | None, *, widen: bool = True
+) -> nn.Module:
+    """Return *module* without dropout, with adapters where *lora* has settings, and in float32 at
+    least if *widen*.
     """
-    if any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters()):
+    if widen and any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters()):
         module.float()
     if lora is not None:
         module = with_adapters(module, lora)

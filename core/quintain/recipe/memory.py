@@ -24,6 +24,7 @@ from .plan import RunPlan
 
 PROMPT = 512
 """Assumed tokens of a prompt."""
+_NAMES = {2: "bfloat16", 4: "float32", 8: "float64"}
 HALF = 0.72
 """Bytes that autocast keeps for the backward pass, as a share of those in float32; measured, see
 docs/hardware.md.
@@ -105,10 +106,11 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
     """
     numbers = [(p.numel(), p.requires_grad) for p in module.parameters()]
     parameters, trained = sum(n for n, _ in numbers), sum(n for n, trains in numbers if trains)
-    bytes_per_parameter = 8 if plan.model.dtype == "float64" else 4
+    needed = plan.learner_bytes
     lora = trained < parameters
     kind, dtype = plan.engine, str(plan.engine_args.get("dtype", plan.model.dtype))
-    casts = dtype not in ("float32", "float64", "auto")
+    size = DTYPES.get(dtype, torch.float32).itemsize
+    casts = dtype != "auto" and size != needed.weights
     copies = lora or casts or plan.copies_weights
     in_process = shares_module(kind) and isinstance(
         kind, SuggestsSlots
@@ -116,13 +118,12 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
     memory = MemoryPlan(
         parameters=parameters,
         trained=trained,
-        weights=bytes_per_parameter * parameters,
-        gradients=bytes_per_parameter * trained,
-        moments=2 * bytes_per_parameter * trained,
-        reference=bytes_per_parameter * parameters
-        if plan.algorithm.uses_reference and not lora
-        else 0,
-        copy=DTYPES.get(dtype, torch.float32).itemsize * parameters if in_process and copies else 0,
+        # adapters are float32 at least
+        weights=needed.weights * parameters + (max(0, 4 - needed.weights) * trained if lora else 0),
+        gradients=needed.gradients * trained,
+        moments=needed.moments * trained,
+        reference=needed.weights * parameters if plan.algorithm.uses_reference and not lora else 0,
+        copy=size * parameters if in_process and copies else 0,
         activations=activations(plan, module, parameters, adapters=lora)
         + logits_bytes(plan, module, "cpu" if free is None else "gpu"),
         samples=plan.groups * plan.group_size,
@@ -206,7 +207,7 @@ def memory_table(plan: RunPlan, memory: MemoryPlan, place: str, free: int) -> li
     )
     checkpointing = ", checkpointed" if plan.learner.checkpoint_activations else ""
     rows = [
-        ("weights", memory.weights, "float64" if plan.model.dtype == "float64" else "float32"),
+        ("weights", memory.weights, _NAMES[plan.learner_bytes.weights]),
         ("gradients", memory.gradients, f"of {memory.trained / 1e6:,.1f}M parameters"),
         ("moments", memory.moments, "of AdamW"),
         ("reference", memory.reference, f"of {plan.algorithm_label}"),

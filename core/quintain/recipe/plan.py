@@ -6,13 +6,14 @@ A run is built from its plan and never reads the recipe again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..console.metrics import distinct_names
 from ..console.screen import Screen
 from ..interfaces.algorithm import Algorithm
 from ..interfaces.curriculum import Curriculum
+from ..interfaces.learner import BytesPerParameter, LearnerKind
 from ..interfaces.schedule import Schedule
 from ..interfaces.shared_module import shares_module
 from ..registry.discovery import short_name
@@ -25,6 +26,7 @@ from .resolve import (
     curriculum_kind,
     describe_staleness,
     engine_kind,
+    learner_kind,
     resolve_algorithm,
     resolve_environment_table,
     resolve_schedule,
@@ -217,7 +219,7 @@ class RunPlan:
             schedule=schedule,
             engine=engine_kind(recipe),
             engine_args=recipe.engine.args,
-            learner_kind=current().load("learner", recipe.learner.use),
+            learner_kind=learner_kind(recipe),
             learner=recipe.learner,
             written_services=recipe.services,
             services=chosen_services(recipe, algorithm),
@@ -241,12 +243,24 @@ class RunPlan:
 
     def model_request(self, screen: Screen) -> ModelRequest:
         """Return what the run asks its model source for."""
-        return ModelRequest.for_model(
+        request = ModelRequest.for_model(
             self.model,
             seed=self.seed,
             specs=self.environments,
             services=self.written_services,
             screen=screen,
+        )
+        half = self.learner_bytes.weights == 2
+        return replace(request, dtype="bfloat16") if half else request
+
+    @property
+    def learner_bytes(self) -> BytesPerParameter:
+        """What the learner takes for each parameter."""
+        if isinstance(self.learner_kind, LearnerKind):
+            return self.learner_kind.bytes_per_parameter(adapters=self.model.lora is not None)
+        wide = self.model.dtype == "float64"
+        return (
+            BytesPerParameter(weights=8, gradients=8, moments=16) if wide else BytesPerParameter()
         )
 
     @property

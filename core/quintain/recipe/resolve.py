@@ -16,6 +16,7 @@ from ..interfaces.algorithm import Algorithm
 from ..interfaces.curriculum import Curriculum
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
+from ..interfaces.learner import LearnerKind
 from ..interfaces.reward import Reward
 from ..interfaces.sampling_plan import SamplingPlan
 from ..interfaces.schedule import Schedule
@@ -420,4 +421,19 @@ def engine_kind(recipe: Recipe) -> Any:
             f"eval` can use it. "
             'For training set engine.use = "embedded"'
         )
+    return kind
+
+
+def learner_kind(recipe: Recipe) -> Any:
+    """Return what makes the recipe's learner, with its settings.
+
+    Raises:
+        BindingError: an argument is invalid.
+    """
+    kind: Any = current().load("learner", recipe.learner.use)
+    who = f"learner {recipe.learner.use!r}"
+    if isinstance(kind, type) and issubclass(kind, LearnerKind):
+        return bind(kind, recipe.learner.args, who=who)
+    if recipe.learner.args:
+        raise UsageError(f"{who} takes no args; remove them from [learner]")
     return kind

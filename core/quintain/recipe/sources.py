@@ -28,7 +28,7 @@ class ModelRequest:
         name: ``model.name`` of the recipe.
         seed: of the run.
         device: of the module; ``auto`` is the GPU if there is one.
-        dtype: of the learner's master weights, ``float32`` or ``float64``.
+        dtype: of the learner's weights, ``float32``, ``float64`` or ``bfloat16``.
         lora: fields of `peft.LoraConfig`, to train adapters instead of the weights.
         specs: the environments of the run, in order, without their services.
         services: the service of each slot that the environments need.

@@ -294,7 +294,8 @@ class BatchTable(_Table):
 class LearnerTable(_Table):
     """``[learner]``: the learner component *use*, and AdamW.
 
-    *token_budget* is the size of a micro-batch in tokens (default: chosen by the learner).
+    *token_budget* is the size of a micro-batch in tokens (default: chosen by the learner). *args*
+    are further settings of the component.
     *float32_head* computes logits in float32 also with a lower *precision*; an algorithm can
     require it too.
     """
@@ -312,6 +313,7 @@ class LearnerTable(_Table):
     float32_head: bool = False
     token_budget: int | None = Field(default=None, ge=1)
     checkpoint_activations: bool = False
+    args: Args = {}
 
 
 class FinalTable(_Table):

@@ -142,8 +142,7 @@ def seed_everything(seed: int) -> None:
 
 def learner_options(table: LearnerTable) -> dict[str, Any]:
     """Return the keyword arguments of a learner that ``[learner]`` sets."""
-    options = table.model_dump(exclude_none=True)
-    del options["use"]
+    options = table.model_dump(exclude_none=True, exclude={"use", "args"})
     options["activation_checkpointing"] = options.pop("checkpoint_activations")
     return options
 

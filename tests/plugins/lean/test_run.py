@@ -1,0 +1,82 @@
+"""Runs with the learner `lean`: from a recipe, resumed, and on paper."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from quintain.cli import main
+from quintain.recipe.extends import bundled
+from quintain.recipe.memory import memory_of
+from quintain.recipe.plan import RunPlan
+from quintain.recipe.tables import Recipe
+
+from ...core.models.tiny import tiny_model
+from ...small_run import small_recipe
+
+HALF = ["learner.precision=bf16", "model.dtype=bfloat16", "learner.use=lean"]
+SUMS = 'use = "arithmetic"'
+
+
+@pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "adamw_host"])
+def test_a_resumed_run_equals_one_that_was_not_stopped(
+    small_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    """A run that lost its last two steps, as by `kill -9`, ends with the same weights, bit for
+    bit.
+    """
+    folder = small_run(small_recipe(SUMS, steps=4, tables="[checkpoint]\nevery = 2"))
+    monkeypatch.chdir(folder)
+    settings = [*HALF, f"learner.args.optimizer={optimizer}", "learner.lr=1e-3"]
+    command = ["train", "recipe.toml", "-q", *(w for s in settings for w in ("--set", s))]
+    for name in ("whole", "halves"):
+        assert main([*command, "--name", name]) == 0
+    shutil.rmtree(folder / "runs/halves/checkpoints/step-000004")
+    assert main(["train", "--resume", "runs/halves", "-q"]) == 0
+
+    def weights(run: str) -> dict[str, object]:
+        path = folder / "runs" / run / "checkpoints/step-000004/model/model.safetensors"
+        return {name: tensor.tolist() for name, tensor in load_file(path).items()}
+
+    assert weights("halves") == weights("whole")
+
+
+def test_memory_on_paper_follows_the_settings() -> None:
+    """`--dry-run` plans 2 + 2 + 2 bytes and no copy of the engine; of adapters, the base alone in
+    half precision.
+    """
+    module = tiny_model("qwen3")
+    numbers = sum(p.numel() for p in module.parameters())
+
+    def planned(*settings: str) -> list[int]:
+        plan = RunPlan.of(Recipe.parse(bundled("pretrained"), [*HALF, *settings]))
+        memory = memory_of(plan, module, free=10**9)
+        return [
+            memory.weights // numbers,
+            memory.gradients // numbers,
+            memory.moments // numbers,
+            memory.copy // numbers,
+        ]
+
+    assert planned() == [2, 2, 2, 0]
+    assert planned("learner.args.optimizer=adamw_host") == [2, 2, 0, 0]
+    assert planned("learner.args.weights=float32") == [4, 4, 2, 2]
+    assert planned("learner.use=torch") == [4, 4, 8, 2]
+
+
+def test_settings_are_checked_before_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt setting, one that is no choice, and settings of a learner without any."""
+    for change, message in {
+        "learner.args.optimiser=adamw_8bit": "did you mean 'optimizer'",
+        "learner.args.optimizer=adam": "'adamw', 'adamw_8bit' or 'adamw_host'",
+        "learner.use=torch": "learner 'torch' takes no args",
+    }.items():
+        command = ["train", "--dry-run", "--set", "learner.use=lean"]
+        command += ["--set", "learner.args.weights=bfloat16", "--set", change]
+        assert main(command) == 2
+        assert message in capsys.readouterr().err
