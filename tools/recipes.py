@@ -194,6 +194,8 @@ MEANINGS = {
     "learner.float32_head": "compute logits in float32 also with a lower `precision`; an algorithm can require it",
     "learner.token_budget": "maximum tokens of a micro-batch; the gradient does not depend on it",
     "learner.checkpoint_activations": "activation checkpointing: less memory, more computation",
+    "learner.args": "settings of the learner, such as those of `lean` "
+    "([hardware.md](hardware.md#larger-models-on-one-device))",
     "evaluation.every": "steps between evaluations; 0 disables them",
     "evaluation.split": "split evaluated during training",
     "evaluation.tasks": "tasks per environment",
