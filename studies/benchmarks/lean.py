@@ -64,12 +64,12 @@ def planned(settings: list[str]) -> dict[str, float]:
     import transformers
 
     from quintain.models.lora import with_adapters
-    from quintain.recipe.extends import bundled
+    from quintain.recipe.extends import bundled_text
     from quintain.recipe.memory import memory_of
     from quintain.recipe.plan import RunPlan
     from quintain.recipe.tables import Recipe
 
-    plan = RunPlan.of(Recipe.parse(bundled("quickstart"), settings))
+    plan = RunPlan.of(Recipe.parse(bundled_text("quickstart"), settings))
     config = transformers.Qwen3Config(
         vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
         num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,

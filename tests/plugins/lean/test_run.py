@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from quintain.cli import main
-from quintain.recipe.extends import bundled
+from quintain.recipe.extends import bundled_text
 from quintain.recipe.memory import memory_of
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
@@ -54,7 +54,7 @@ def test_memory_on_paper_follows_the_settings() -> None:
     numbers = sum(p.numel() for p in module.parameters())
 
     def planned(*settings: str) -> list[int]:
-        plan = RunPlan.of(Recipe.parse(bundled("pretrained"), [*HALF, *settings]))
+        plan = RunPlan.of(Recipe.parse(bundled_text("pretrained"), [*HALF, *settings]))
         memory = memory_of(plan, module, free=10**9)
         return [
             memory.weights // numbers,
