@@ -5,7 +5,6 @@ Shapes: n numbers of a parameter, laid flat and cut into blocks of `BLOCK`; B bl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -115,7 +114,7 @@ class EightBitAdamW(Optimizer):
         super().__init__(groups, defaults | settings)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Any = None) -> Any:
         """Take one step of all parameters that have a gradient."""
         loss = None if closure is None else closure()
         index = 0

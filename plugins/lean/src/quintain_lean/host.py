@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class HostAdamW(Optimizer):
         self.state = self._adamw.state
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Any = None) -> Any:
         """Take one step of all parameters that have a gradient."""
         loss = None if closure is None else closure()
         for group, on_host, masters in zip(
@@ -41,9 +41,9 @@ class HostAdamW(Optimizer):
             for parameter, master in zip(group["params"], masters, strict=True):
                 master.grad = None if parameter.grad is None else _to_host(parameter.grad)
         self._adamw.step()
-        for parameter, master in self._pairs():
-            parameter.copy_(master)
-            master.grad = None
+        for on_device, learned in self._pairs():
+            on_device.copy_(learned)
+            learned.grad = None
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,8 +59,8 @@ class HostAdamW(Optimizer):
         for masters, saved in zip(self._masters, state_dict["masters"], strict=True):
             for master, values in zip(masters, saved, strict=True):
                 master.copy_(values)
-        for parameter, master in self._pairs():
-            parameter.copy_(master)
+        for on_device, learned in self._pairs():
+            on_device.copy_(learned)
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         for group, masters in zip(self.param_groups, self._masters, strict=True):
