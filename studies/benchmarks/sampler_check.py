@@ -232,7 +232,7 @@ def main() -> None:
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(args.threads)
-    from quintain.run.sampler_check import HALF
+    from quintain.recipe.plan import HALF
 
     figures: dict[str, Any] = {}
     for name in [args.only] if args.only else FAMILIES[: 2 if args.quick else None]:
