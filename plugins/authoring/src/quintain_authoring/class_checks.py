@@ -33,7 +33,6 @@ has them.
 """
 
 
-@lru_cache(maxsize=1024)  # a run resolves each environment several times
 def check_class(component: type[Environment[Any, Any]]) -> None:
     """Refuse an environment whose methods cannot work, by their source text; without that, only
     names are checked.
@@ -43,6 +42,11 @@ def check_class(component: type[Environment[Any, Any]]) -> None:
             rollout, a method assigns to ``self``, which concurrent episodes share, `tasks` returns
             nothing or is a coroutine, or a call of the agent is not awaited.
     """
+    _check(component)
+
+
+@lru_cache(maxsize=1024)  # a run resolves each environment several times
+def _check(component: Any) -> None:
     given = inspect.getattr_static(component, "reward", None)
     if inspect.isfunction(given) and not isinstance(given, Reward):
         fix = (
