@@ -173,6 +173,53 @@ def test_a_solution_of_ones_own_passes(
     assert (grade.score, grade.outcome) == (1.0, "passed"), grade
 
 
+@pytest.mark.parametrize("layout", ["apps", "live_code_bench", "prime"])
+def test_a_tuple_is_as_good_as_the_list_that_json_has(sandbox: Bubblewrap, layout: str) -> None:
+    """As in the graders that come with the data: APPS looks two levels deep, LiveCodeBench one.
+
+    What is shown of the tests does not have the helper.
+    """
+    expected = [[1, 2], 3]
+    call = {"type": "function_call", "fn_name": "f", "input": [1], "output": expected}
+    live = {"input": "1", "output": json.dumps(expected), "testtype": "functional"}
+    row: dict[str, Any] = {
+        "apps": {
+            "question": "Q",
+            "input_output": {"fn_name": "f", "inputs": [[1]], "outputs": [expected]},
+        },
+        "live_code_bench": {
+            **FUNCTIONAL,
+            "starter_code": "def f(x):",
+            "public_test_cases": json.dumps([live]),
+            "metadata": json.dumps({"func_name": "f"}),
+        },
+        "prime": {**PRIME_CALL, "verification_info": {"test_cases": [call]}},
+    }[layout]
+    deeper = layout != "live_code_bench"
+    replies = {
+        "[[1, 2], 3]": True,
+        "([1, 2], 3)": True,
+        "((1, 2), 3)": deeper,
+        "[(1, 2), 3]": deeper,
+        "((1, 2), 4)": False,
+        "{1: 2}": False,
+        "((1, (2,)), 3)": False,
+        "type('L', (list,), {})([[1, 2], 3])": False,
+    }
+    task = task_of(row, "row 1", 1)
+    assert "_listed" not in str(task.prompt) and "assert f(*[1]) == [[1, 2], 3]" in str(task.prompt)
+
+    async def passes() -> dict[str, bool]:
+        grader = Grader(sandbox)
+        grades = {
+            reply: await grader.once(task, {"solution.py": f"def f(x):\n    return {reply}\n"})
+            for reply in replies
+        }
+        return {reply: grade.score == 1 for reply, grade in grades.items()}
+
+    assert asyncio.run(passes()) == replies
+
+
 INF, NAN = float("inf"), float("nan")
 
 

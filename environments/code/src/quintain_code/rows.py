@@ -64,6 +64,16 @@ def _same(a, b, atol):
 equal to itself.
 """
 
+LISTED = """
+def _listed(value, levels):
+    if levels and isinstance(value, (list, tuple)):
+        return [_listed(x, levels - 1) for x in value]
+    return value
+"""
+"""How APPS and LiveCodeBench compare: expected values are JSON, which has no tuples, so a tuple is
+as good as the list.
+"""
+
 
 def task_of(
     row: Any, where: str, show_tests: int | None = None, *, written: bool = True
@@ -182,7 +192,7 @@ def _apps(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
     starter = _text(row.get("starter_code") or "")
     if data.get("fn_name"):
         cases = list(zip(data["inputs"], data["outputs"], strict=True))
-        return _called(row, head, starter, data["fn_name"], cases, reference, show, wrapped=True)
+        return _called(row, head, starter, data["fn_name"], cases, reference, show, levels=2)
     lines: list[Any] = [tuple("\n".join(x) if isinstance(x, list) else x for x in pair)
              for pair in zip(data["inputs"], data["outputs"], strict=True)]  # fmt: skip
     return _program(row, head, lines, reference, show)
@@ -202,7 +212,7 @@ def _live_code_bench(row: Mapping[str, Any], where: str, show: int | None) -> Co
             ([json.loads(x) for x in c["input"].split("\n")], json.loads(c["output"]))
             for c in cases
         ]
-        return _called(row, head, starter, name, calls, "", show)
+        return _called(row, head, starter, name, calls, "", show, levels=1)
     return _program(row, head, [(c["input"], c["output"]) for c in cases], "", show)
 
 
@@ -215,23 +225,28 @@ def _called(
     reference: str,
     show: int | None,
     *,
-    wrapped: bool = False,
+    levels: int,
 ) -> CodeTask:
-    """Return a function, or a method of ``Solution``, with arguments and results as data."""
+    """Return a function, or a method of ``Solution``, with arguments and results as data.
+
+    *levels*: how deep a tuple counts as a list: 1 in LiveCodeBench, 2 in APPS, which also wraps
+    some results in a list of one and others not, so that both count.
+    """
     method = "class Solution" in (starter or reference)
     target = f"Solution().{name}" if method else name
-    tests = tuple(_assertion(f"{target}(*{args!r})", out, wrapped=wrapped) for args, out in cases)
+    calls = [(f"{target}(*{args!r})", _accepted(out, wrapped=levels > 1)) for args, out in cases]
+    tests = tuple(f"assert _listed({call}, {levels}) {accepted}" for call, accepted in calls)
     paragraphs = [
         head,
         f"```python\n{starter.rstrip()}\n```" if starter.strip() else f"Define `{name}`.",
     ]
     if show:
-        paragraphs.append(
-            "Your code must pass tests such as\n\n```python\n" + "\n".join(tests[:show]) + "\n```"
-        )
+        shown = "\n".join(f"assert {call} {accepted}" for call, accepted in calls[:show])
+        paragraphs.append(f"Your code must pass tests such as\n\n```python\n{shown}\n```")
     return CodeTask(
         prompt="\n\n".join([*paragraphs, BLOCK]),
         tests=tests,
+        setup=LISTED,
         prefix="from typing import *\n",
         solution={MODULE: reference} if reference else {},
         level=_level(row),
@@ -239,11 +254,11 @@ def _called(
     )
 
 
-def _assertion(call: str, out: Any, *, wrapped: bool) -> str:
-    """*wrapped*: APPS wraps some results in a list of one and others not, so that both count."""
+def _accepted(out: Any, *, wrapped: bool) -> str:
+    """Write the condition on a result: *out*, or also what it holds where it may be *wrapped*."""
     if wrapped and isinstance(out, list) and len(out) == 1:
-        return f"assert {call} in ({out!r}, {out[0]!r})"
-    return f"assert {call} == {out!r}"
+        return f"in ({out!r}, {out[0]!r})"
+    return f"== {out!r}"
 
 
 def _program(
