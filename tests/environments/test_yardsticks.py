@@ -16,7 +16,7 @@ from quintain.registry.lookup import current
 from quintain.run.remarks import remarks
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = [*(ROOT / "core/quintain/recipes").glob("*.toml"), *(ROOT / "recipes").glob("*.toml")]
+RECIPES = [*(ROOT / "core/quintain/recipes").glob("*.toml"), *(ROOT / "examples").glob("*.toml")]
 PROXIES = {
     "quintain-env-chat/evolving_rubric",
     "quintain-env-chat/rubric_score",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,18 @@ for folder in ("/dev/shm", "/tmp", "..", "../..", "."):
 {WRONG}"""
 """Leaves a hook for later tests of this name; the others of the machine are left alone."""
 
+CASES = (Case(stdin="1\n", stdout="2\n"), Case(stdin="5\n", stdout="6"))
+CHECKS = """
+import sys
+given, printed = (open(name).read().split() for name in sys.argv[1:3])
+sys.exit(0 if printed == [str(int(given[0]) + 1)] else 1)
+"""
+ASKS = """
+import sys
+given = int(open(sys.argv[1]).read())
+print(given, flush=True)
+sys.exit(0 if sys.stdin.readline().strip() == str(given + 1) else 1)
+"""
 TASKS = {
     "function": CodeTask(prompt="", tests=("assert f(1) == 2", "assert f(5) == 6"),
     solution={"solution.py": RIGHT}),
@@ -64,8 +77,13 @@ TASKS = {
         suite={"test_planted.py": "from solution import f\n\ndef test_planted():\n    assert f(1) == 2\n"},
         solution={"solution.py": RIGHT},
     ),
-    "stdin": CodeTask(prompt="", kind="stdin", cases=(Case(stdin="1\n", stdout="2\n"),
-    Case(stdin="5", stdout="6"))),
+    "stdin": CodeTask(prompt="", kind="stdin", cases=CASES),
+    "several outputs": CodeTask(prompt="", kind="stdin", cases=tuple(replace(case, stdout="none",
+    also=(case.stdout,)) for case in CASES)),
+    "tolerance": CodeTask(prompt="", kind="stdin", cases=CASES, absolute_error=1e-6),
+    "checker": CodeTask(prompt="", kind="stdin", cases=CASES, checker={"checker.py": CHECKS}),
+    "interactor": CodeTask(prompt="", kind="stdin", cases=CASES, cpu_seconds=2.0,
+    interactor={"interactor.py": ASKS}),
 }  # fmt: skip
 CALLS = (Call((1,), 2), Call((5,), 6))
 PROGRAM = "{}\nprint(f(int(input())))\n"
@@ -123,7 +141,7 @@ async def score(sandbox: ProbedSandbox, kind: str, code: str) -> tuple[float, st
         grade = await CallGrader(sandbox).grade(code, "f", CALLS)
     else:
         task: Any = TASKS[kind]
-        program = PROGRAM.format(code) if kind == "stdin" else code
+        program = PROGRAM.format(code) if task.kind == "stdin" else code
         grade = await Grader(sandbox).grade(task, {"solution.py": program})
     return grade.score, grade.reason
 
