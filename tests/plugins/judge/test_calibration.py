@@ -119,8 +119,10 @@ def test_the_command_with_rules(tmp_path: Path, capsys: pytest.CaptureFixture[st
         data["measures"][name]["value"]
         for name in ("rubric.agreement", "reference.agreement", "pair.agreement")
     } == {1}
-    assert main(["judge", "calibrate", str(path)]) == 0
-    assert "pair.agreement" in capsys.readouterr().out
+    assert main(["judge", "calibrate", str(path), "--canaries"]) == 0
+    printed = capsys.readouterr()
+    assert "pair.agreement" in printed.out and "canaries" not in printed.out
+    assert "canaries are for models" in printed.err
 
 
 def test_a_server_that_is_down_and_a_wrong_setting_end_the_command(tmp_path: Path) -> None:

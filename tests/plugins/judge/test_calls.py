@@ -270,6 +270,38 @@ def test_a_judge_that_restarts_is_waited_for(down: int) -> None:
         judged(script, use, retries=0, outage=0.0)
 
 
+def test_only_an_outage_that_lasts_is_reported(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that turns down single requests is waited for in silence; one that stays down has a
+    line when it is missed and one when it is back.
+    """
+    requests = 0
+
+    def single(body: Any) -> Any:
+        nonlocal requests
+        requests += 1
+        return (503, "overloaded") if requests % 3 == 0 else scored(2)
+
+    async def use(judge: JudgeService) -> Any:
+        return await many(judge, 12), judge.metrics()["outages"]
+
+    scores, outages = judged(single, use, retries=0)
+    assert scores == [1.0] * 12 and outages >= 4 and not caplog.messages
+
+    def starting(body: Any) -> Any:
+        nonlocal requests
+        requests += 1
+        return (503, "starting") if requests <= 3 else scored(2)
+
+    monkeypatch.setattr("quintain_judge.calls.LONG_OUTAGE", 0.0)
+    requests = 0
+    assert judged(starting, use, retries=0)[1] == 3
+    assert len(caplog.messages) == 2
+    assert "waiting for it for up to 120 s" in caplog.messages[0]
+    assert "answers again" in caplog.messages[1]
+
+
 def test_an_outage_without_an_end_is_a_failure_soon_for_all() -> None:
     """After the patience of one outage, further calls do not wait for it again."""
 

@@ -32,6 +32,10 @@ FORMAT = 2
 """Of the key of an answer; a change of it empties every cache."""
 LONGEST_PROBE = 5.0
 """Seconds between two tries of a server that is down, at most."""
+LONG_OUTAGE = 1.0
+"""Seconds from which on an outage is worth a line; a server that turns down single requests would
+fill the screen.
+"""
 _log = logging.getLogger(__name__)
 FINISH_SECONDS = 5.0
 
@@ -155,6 +159,7 @@ class Caller:
         self._next_slot = 0.0
         self._stopping = False
         self._down_since: dict[str, float] = {}
+        self._reported_down: set[str] = set()
         self._ledger_file: Path | None = None
         self.ledger = uuid4().hex
         self.total = Spending()
@@ -354,12 +359,17 @@ class Caller:
         self.counts["outages"] += 1
         self._add(Spending(calls=-1))
         now = time.monotonic()
-        if backend.name not in self._down_since and self.settings.outage:
+        seconds = now - self._down_since.setdefault(backend.name, now)
+        waits = seconds < self.settings.outage
+        if waits and seconds >= LONG_OUTAGE and backend.name not in self._reported_down:
+            self._reported_down.add(backend.name)
             _log.warning("%s; waiting for it for up to %g s", failure, self.settings.outage)
-        return now - self._down_since.setdefault(backend.name, now) < self.settings.outage
+        return waits
 
     def _answers_again(self, backend: Backend) -> None:
-        if (since := self._down_since.pop(backend.name, None)) is not None:
+        since = self._down_since.pop(backend.name, None)
+        if since is not None and backend.name in self._reported_down:
+            self._reported_down.remove(backend.name)
             _log.warning("%s answers again, after %.0f s", backend.name, time.monotonic() - since)
 
     def _begin(self) -> None:

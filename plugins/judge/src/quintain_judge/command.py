@@ -91,6 +91,8 @@ async def _measured(
     from .calibration import calibrate
 
     async with service as running:
+        if canaries and running.offline:
+            click.echo("canaries are for models: rules decide alike at any time", err=True)
         with for_terminal(quiet=quiet) as screen:
             screen.phase("judging", len(rows))
             result = await calibrate(running, rows, lambda: screen.advance(None))
