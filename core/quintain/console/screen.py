@@ -169,6 +169,9 @@ class Screen(AbstractContextManager["Screen"]):
         texts = {key: form.format(metrics[key], split=self._split) for key, form in measured}
         if self._temperature is not None and "success" in texts:
             texts["success"] += f" (T {self._temperature:g})"
+        if "held_out.accuracy" in texts and "held_out.temperature" in metrics:
+            how = decoding(metrics["held_out.temperature"]).removeprefix("sampled at ")
+            texts["held_out.accuracy"] += f" ({how})"
         if self._best_reward is not None and "reward.mean" in texts:
             texts["reward.mean"] += f" of {self._best_reward:g}"
         for key in DROPPED_FIRST:

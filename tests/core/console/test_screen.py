@@ -142,6 +142,19 @@ def test_the_line_of_a_step_explains_itself_and_fits_the_terminal(
     assert left_out == {word for word in words if word not in line}
 
 
+@pytest.mark.parametrize(("temperature", "how"), [(0.7, "T 0.7"), (0.0, "greedy")])
+def test_the_accuracy_in_the_line_of_a_step_says_how_it_was_decoded(
+    temperature: float, how: str
+) -> None:
+    """Training and evaluation may differ in it."""
+    out = io.StringIO()
+    screen = Screen(out)
+    screen.start(80, 0, "dev", temperature=0.7)
+    screen.step(80, METRICS | {"held_out.temperature": temperature}, last=True)
+
+    assert f"  dev 40.0% ({how})  " in out.getvalue()
+
+
 @pytest.mark.parametrize(("early", "bound"), [(True, "at most"), (False, "about")])
 def test_no_estimate_is_contradicted_by_the_next_line(
     clock: SimpleNamespace, early: bool, bound: str
