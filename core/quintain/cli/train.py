@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import EnvironmentFault, NoTasksError, PluginError, UsageError
+from ..errors import EnvironmentFault, NoTasksError, PluginError, QuintainError, UsageError
 from .options import CommandWithHints, Count
 
 if TYPE_CHECKING:
@@ -246,10 +246,33 @@ def _recipe(
         if path
         else Recipe.parse(bundled_text(base), every, source=f"{base}.toml")
     )
+    if path in BUNDLED and is_component("environment", path):
+        _arguments_of_another(path, recipe.environments[0].use, args)
     # a run folder, as --model takes one
     if os.path.isfile(os.path.join(recipe.model.name, "recipe.toml")):
         return recipe.replace({"model.name": model_named(recipe.model.name)[0]})
     return recipe
+
+
+def _arguments_of_another(recipe: str, use: str, args: Sequence[str]) -> None:
+    """Refuse arguments of the environment that is named like a recipe, where the recipe trains on
+    another one, *use*.
+
+    Raises:
+        UsageError: with the words that train on the environment.
+    """
+    from ..registry.lookup import current
+
+    try:
+        trained, named = (current().load("environment", name) for name in (use, recipe))
+    except QuintainError:
+        return  # the run says what is wrong with it
+    for key in (pair.partition("=")[0] for pair in args):
+        if key in vars(named).get("__dataclass_fields__", ()) and not hasattr(trained, key):
+            raise UsageError(
+                f"the recipe {recipe!r} trains on {use!r}, which has no argument {key!r}; for the "
+                f"environment {recipe!r} write --env {recipe} instead of {recipe}"
+            )
 
 
 def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> RunFolder:

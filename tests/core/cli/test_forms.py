@@ -45,6 +45,22 @@ def test_the_error_names_the_words_that_do_the_same(
     assert form in capsys.readouterr().err
 
 
+def test_a_recipe_named_like_an_environment_names_the_words_for_that(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The recipe `code` trains on generated functions, which read no file."""
+    assert main(["train", "code", "--arg", "data=rows.jsonl", "--dry-run"]) == 2
+    assert "for the environment 'code' write --env code instead of code" in capsys.readouterr().err
+    assert main(["train", "code", "--arg", "dta=rows.jsonl", "--dry-run"]) == 2
+    assert "no argument 'dta'" in capsys.readouterr().err
+    row = {"prompt": "Write add(a, b).", "tests": ["assert add(1, 2) == 3"]}
+    Path("rows.jsonl").write_text(
+        "".join(json.dumps({**row, "split": split}) + "\n" for split in ("train", "dev", "test"))
+    )
+    words = ["--arg", "data=rows.jsonl", "--dry-run"]
+    assert main(["train", "--env", "code", *words]) == 0, capsys.readouterr().err
+
+
 def test_the_words_are_options_and_keys_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     """Each form of `train` with a value is accepted by a dry run, except those for a reader to
     complete.
