@@ -330,7 +330,7 @@ class RewardFunction(Reward, Generic[P]):
         ):
             return RewardFault(
                 f"reward {self.name!r} scored {total}, outside its declared range "
-                f"{self.range}{place}"
+                f"{self.range}; scale the score, or declare the range that it has{place}"
             )
         return replace(score, parts={self.name: total, **parts})
 

@@ -139,7 +139,8 @@ def lacking(kind: str, target: str, module: Any, attribute: str) -> UnknownNameE
     for name, value in vars(module).items():
         classes = (BASES.get(kind),) if isinstance(value, type) else RECORDS.get(kind, ())
         lineage = value.__mro__ if isinstance(value, type) else type(value).__mro__
-        if not name.startswith("_") and any(base.__name__ in classes for base in lineage):
+        base = getattr(value, "__name__", "") in classes
+        if not name.startswith("_") and not base and any(c.__name__ in classes for c in lineage):
             components[name] = value
     # The user seldom means what the module only imports, such as the base class.
     own_components = [
@@ -148,6 +149,5 @@ def lacking(kind: str, target: str, module: Any, attribute: str) -> UnknownNameE
         if getattr(v, "__module__", module.__name__) == module.__name__
     ]
     names = [f"{place}:{name}" for name in own_components or components]
-    return UnknownNameError(
-        f"{kind} {target!r}: {place} has no {attribute!r}{did_you_mean(target, names)}"
-    )
+    fix = did_you_mean(target, names) if names else f"; it defines no {kind}"
+    return UnknownNameError(f"{kind} {target!r}: {place} has no {attribute!r}{fix}")

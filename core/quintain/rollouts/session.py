@@ -86,7 +86,12 @@ class Session(Agent):
             ``agent.reply()``.
             """
             methods = ", ".join(sorted(name for name in vars(Agent) if not name.startswith("_")))
-            raise AttributeError(f"Agent has no {name!r}; it has {methods}", name=name, obj=self)
+            raise AttributeError(
+                f"Agent has no {name!r}; write `await agent.turn()` for a turn of the policy; it "
+                f"has {methods}",
+                name=name,
+                obj=self,
+            )
 
     @cached_property
     def rng(self) -> Random:

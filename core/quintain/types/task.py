@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,6 +53,11 @@ class Task:
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str):
+            if not isinstance(self.prompt, Iterable):
+                raise TypeError(
+                    f"the prompt of a task is {self.prompt!r:.40}; expected text, as in "
+                    f"prompt=str(...), or messages"
+                )
             object.__setattr__(self, "prompt", tuple(self.prompt))
         if not self.id:
             object.__setattr__(self, "id", content_hash(self))

@@ -356,13 +356,11 @@ def test_what_may_be_a_mistake_is_remarked_with_the_first_place(
     all_tasks(path=write(Path("qa.jsonl"), [*SUMS, *odd]))
 
     assert (
-        "1 prompts have another answer in an earlier row (first: qa.jsonl:2 and qa.jsonl:61)"
+        "1 prompt has another answer in an earlier row (first: qa.jsonl:2 and qa.jsonl:61)"
         in caplog.text
     )
-    assert "1 answers are objects, compared as JSON text (first: qa.jsonl:63)" in caplog.text
-    assert (
-        "1 prompts have more than 100,000 characters (first: qa.jsonl:62, 400,000)" in caplog.text
-    )
+    assert "1 answer is an object, compared as JSON text (first: qa.jsonl:63)" in caplog.text
+    assert "1 prompt has more than 100,000 characters (first: qa.jsonl:62, 400,000)" in caplog.text
 
 
 def test_a_reward_of_ones_own_may_do_without_answers(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ MISTAKES = {
     "nan": Mistake(scored("return float('nan')"), "@reward(range=(0, 1))",
     "expected finite numbers"),
     "five": Mistake(scored("return 5.0"), "@reward(range=(0, 1))",
-    "outside its declared range (0, 1)"),
+    "outside its declared range (0, 1); scale the score, or declare the range"),
     "range to two": Mistake(DOUBLE, "@reward(range=(0, 2))",
     "divide it by 2, and write range=(0, 1)"),
     "plain parameters": Mistake(PLAIN, "@reward",
@@ -139,6 +139,18 @@ MISTAKES = {
         method("def tasks(self, split):\n    return [Task('1+1', '2')]"),
         "return [Task('1+1'", "name the arguments: Task(prompt=..., answer=...)",
     ),
+    "number as prompt": Mistake(
+        method("def tasks(self, split):\n    return [Task(prompt=7, answer='2')]"), "prompt=7",
+        "the prompt of a task is 7; expected text, as in prompt=str(...)",
+    ),
+    "empty prompts": Mistake(
+        method("def tasks(self, split):\n    return [Task(prompt='', answer=split)]"), "class E",
+        "begins with empty messages alone; give each task a prompt", "each turn follows a message",
+    ),
+    "number as limits": Mistake(method("limits = 5"), "class E",
+    "E.limits is 5", "class"),
+    "reward of a default control": Mistake(scored("return 0.5"), "@reward(range=(0, 1))",
+    "scored 0.5", "controls score as marked"),
     "anwser": Mistake(
         method("def tasks(self, split):\n    return [Task(prompt='1+1', anwser='2')]"), "anwser=",
         "mean 'answer'"
@@ -160,7 +172,7 @@ MISTAKES = {
     "endless prompt": Mistake(BIG, "def tasks", "expected at most 1,000,000",
     "prompts are short enough to check"),
     "not awaited": Mistake(FORGOTTEN, "agent.turn()", "write `await agent.turn()`"),
-    "reply": Mistake(REPLY, "await agent.reply()", "Agent has no 'reply'; it has compact, conversation, fork"),
+    "reply": Mistake(REPLY, "await agent.reply()", "Agent has no 'reply'; write `await agent.turn()`"),
     "for without async": Mistake(LOOP, "for turn in", "write `async for`"),
     "no message": Mistake(NO_MESSAGE, "class E", "call agent.user(task.prompt) before",
     "each turn follows a message"),
@@ -388,3 +400,14 @@ def test_a_function_of_another_library_is_no_reward_of_a_class(
     message = " ".join(capsys.readouterr().err.split())
     assert "works without @reward as --reward theirs.py:score" in message
     assert "above its `def`" not in message
+
+
+def test_a_base_class_is_no_component_of_the_file_that_imports_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`from quintain import Environment` is no environment to choose."""
+    (folder / "m_no_class.py").write_text("from quintain import Environment, reward\n")
+
+    assert main(["check", "m_no_class.py:E"]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "m_no_class.py has no 'E'; it defines no environment" in message

@@ -199,14 +199,15 @@ def _oddities(parsed: Sequence[tuple[Record, str, Row]]) -> Iterator[str]:
             tables.append(record.where)
         if (length := len(str(task.prompt))) > LONG:
             long.append(f"{record.where}, {length:,}")
-    for places, text in (
-        (contradictions, "prompts have another answer in an earlier row"),
-        (ids, "rows have the id of an earlier, different row"),
-        (tables, "answers are objects, compared as JSON text"),
-        (long, f"prompts have more than {LONG:,} characters"),
+    for places, one, several, text in (
+        (contradictions, "prompt has", "prompts have", "another answer in an earlier row"),
+        (ids, "row has", "rows have", "the id of an earlier, different row"),
+        (tables, "answer is an object, compared", "answers are objects, compared", "as JSON text"),
+        (long, "prompt has", "prompts have", f"more than {LONG:,} characters"),
     ):
         if places:
-            yield f"; {len(places)} {text} (first: {places[0]})"
+            subject = one if len(places) == 1 else several
+            yield f"; {len(places)} {subject} {text} (first: {places[0]})"
 
 
 def _remarks(splits: Mapping[str, Mapping[str, Row]], rows: int, cut: Sequence[str]) -> str:

@@ -194,7 +194,11 @@ def check_environment(
         target = loaded.tasks if re.search("task|split", row.name) else loaded
         if named := re.match(r"control '(\w+)'", row.message):
             target = getattr(loaded, named[1])
-        located = row.status != "failed" or re.search(r", line \d|^the same as", row.message)
+            if target is getattr(Environment, named[1], None):  # the score is the author's
+                target = getattr(loaded.reward, "function", loaded)
+        located = row.status != "failed" or re.search(
+            r", line \d|:\d+[:,] |^the same as", row.message
+        )
         yield (
             row
             if located
@@ -577,19 +581,23 @@ def has_result(played: Rollout[Any, Any]) -> bool:
 
 
 def first_messages(suite: EnvironmentSuite) -> None:
-    """Refuse a turn of a player that has no message yet, which a chat template cannot render."""
-    counts: list[int] = []
+    """Refuse a turn of a player that has no message yet, which a chat template cannot render, or
+    only empty ones.
+    """
+    contexts: list[Sequence[Message]] = []
 
-    def counted(messages: Sequence[Message], rng: Any) -> str:
-        counts.append(len(messages))
+    def kept(messages: Sequence[Message], rng: Any) -> str:
+        contexts.append(messages)
         return ""
 
-    suite.play(ScriptedEngine(replies=counted))
-    if 0 in counts:
+    suite.play(ScriptedEngine(replies=kept))
+    if not all(contexts):
         raise AssertionError(
             "a turn begins without a message; call agent.user(task.prompt) before it"
         )
-    if not counts:
+    if any(all(not m.content.strip() for m in messages) for messages in contexts):
+        raise AssertionError("a turn begins with empty messages alone; give each task a prompt")
+    if not contexts:
         raise AssertionError(
             "no episode takes a turn; `await agent.turn()` or `await agent.run(...)` in `rollout`"
         )

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from quintain import Environment, Reward
+from quintain import Environment, Limits, Reward
 from quintain.errors import UsageError, did_you_mean
 from quintain.tracebacks import defined_at
 
@@ -65,6 +65,11 @@ def _check(component: Any) -> None:
         raise UsageError(
             f"{component.__name__}.reward is the text {given!r} ({defined_at(component)}); "
             f"expected a reward without quotes, such as {near}"
+        )
+    if not isinstance(component.limits, Limits):
+        raise UsageError(
+            f"{component.__name__}.limits is {component.limits!r:.40} ({defined_at(component)}); "
+            f"expected a record, such as Limits(turns=5) (from quintain import Limits)"
         )
     for name, value in vars(component).items():
         misspelt = name not in REWARDS and get_close_matches(name, REWARDS)
