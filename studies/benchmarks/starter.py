@@ -1,12 +1,14 @@
-"""Seconds until reinforcement learning starts in twelve small environments, and its gain: general
-starter or none.
+"""CPU seconds until reinforcement learning starts in twelve small environments, and its gain:
+general starter or none.
 
-The two sides run at the same time, one process and one thread each, so that other work slows both
-alike: `quintain train --env studies/benchmarks/starter_tasks.py:Small` with the settings of the
-quickstart, once with the general starter, once with `model.start.args.general=false`. Accuracy is
-that of sampled replies at temperature 0.7, the one of training. A side whose warm start is not over
-after ``--limit`` seconds is ended, and its last check is reported. ``--untrained`` evaluates the
-general starter as it is instead: a model with random weights gets nothing right.
+Each side is one process of one thread: `quintain train --env
+studies/benchmarks/starter_tasks.py:Small` with the settings of the quickstart, once with the
+general starter, once with `model.start.args.general=false`. Times are CPU seconds of that process,
+so that other work on the machine counts little. ``--budget`` seconds after the first step began the
+run is stopped as by Ctrl-C, and its last complete step is evaluated. Accuracy is that of sampled
+replies at temperature 0.7, the one of training. A side whose warm start is not over after
+``--limit`` seconds is ended, and its last check is reported. ``--untrained`` evaluates the general
+starter as it is instead: a model with random weights gets nothing right.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,9 +42,11 @@ def main() -> None:
     parser.add_argument(
         "kinds", nargs="*", default=[*OWN, *OTHERS], help="environments (default: all)"
     )
-    parser.add_argument("--limit", type=float, default=600, help="seconds of a warm start at most")
     parser.add_argument(
-        "--minutes", type=float, default=5, help="minutes of a run, its warm start included"
+        "--limit", type=float, default=600, help="CPU seconds of a warm start at most"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=300, help="CPU seconds of reinforcement learning"
     )
     parser.add_argument("--tasks", type=int, default=100, help="held-out tasks")
     parser.add_argument(
@@ -54,9 +59,11 @@ def main() -> None:
         save("starter_untrained.json", rows)
         return
     for kind in args.kinds:
-        rows.append({"kind": kind, **measured(kind, args.limit, args.minutes, args.tasks)})
-        print(line(rows[-1]), flush=True)
-        save("starter.json", rows)
+        rows.append({"kind": kind})
+        for name, general in SIDES.items():
+            rows[-1][name] = measured(kind, general, args)
+            print(line(kind, name, rows[-1][name]), flush=True)
+            save("starter.json", rows)
 
 
 def save(name: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -96,106 +103,102 @@ async def untrained(kinds: Sequence[str], tasks: int) -> list[dict[str, Any]]:
     return rows
 
 
-def measured(kind: str, limit: float, minutes: float, tasks: int) -> dict[str, Any]:
-    """Both sides of one environment, started together."""
-    with tempfile.TemporaryDirectory() as folder:
-        sides = {
-            name: Side(Path(folder) / name, kind, general, minutes, tasks)
-            for name, general in SIDES.items()
-        }
-        running = [*sides.values()]
-        while running:
-            running = [side for side in running if side.running(limit)]
-            time.sleep(0.2)
-        return {name: side.result() for name, side in sides.items()}
-
-
 SIDES = {"general": True, "none": False}
+STARTED = "step 1: rollouts"
+"""What the log has as the first step begins."""
 
 
-class Side:
-    """One training run in a process of its own."""
-
-    def __init__(self, place: Path, kind: str, general: bool, minutes: float, tasks: int) -> None:
-        place.mkdir()
-        self.place, self.began = place, time.monotonic()
-        settings = {
-            "model.start.args.general": str(general).lower(),
-            "sampling.temperature": str(TEMPERATURE),
-            "stop": f"{{minutes={minutes}}}",
-            "run.steps": "100000",
-            "evaluation": (
-                f"{{every=1000000, tasks={tasks}, temperature={TEMPERATURE}, "
-                f"test={{tasks={tasks}}}}}"
-            ),
-        }
-        words = [
-            "train",
-            "--env",
-            f"{ROOT / 'studies' / 'benchmarks' / 'starter_tasks.py'}:Small",
-            "--arg",
-            f"kind={kind}",
-        ]
-        words += [word for pair in settings.items() for word in ("--set", "=".join(pair))]
-        words += ["--name", "run", "--folder", str(place / "runs")]
-        self.log = (place / "log").open("w")
-        self.child = subprocess.Popen(
-            [sys.executable, "-m", "quintain", *words],
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-            cwd=place,
-            env={**child_environment(1, ROOT), "QUINTAIN_CACHE": str(place / "cache")},
-        )
-
-    def running(self, limit: float) -> bool:
-        """Return whether it still runs; a warm start that takes longer than *limit* seconds is
-        ended.
-        """
-        if self.child.poll() is not None:
-            return False
-        started = any(self.place.glob("cache/models/*/quintain.json"))
-        if not started and time.monotonic() - self.began > limit:
-            self.child.terminate()
-            self.child.wait()
-            return False
-        return True
-
-    def result(self) -> dict[str, Any]:
-        """Return what it logged and saved, after its end."""
-        self.log.close()
-        text = (self.place / "log").read_text(encoding="utf-8")
+def measured(kind: str, general: bool, args: argparse.Namespace) -> dict[str, Any]:
+    """Train one side of the environment *kind*, and return its row."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        environment = {**child_environment(1, ROOT), "QUINTAIN_CACHE": str(place / "cache")}
+        command = [sys.executable, "-m", "quintain"]
+        log = place / "log"
+        with log.open("w") as file:
+            child = subprocess.Popen(
+                [*command, *train(kind, general, args.tasks), "--folder", str(place / "runs")],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=place,
+                env=environment,
+            )
+        row: dict[str, Any] = {}
+        # A process that ended has no CPU time to read until it is waited for.
+        while (status := child.poll()) is None:
+            used = cpu_seconds(child.pid)
+            if "start_seconds" not in row and STARTED in log.read_text(encoding="utf-8"):
+                row["start_seconds"] = used
+            begun = row.get("start_seconds")
+            if used > args.limit if begun is None else used - begun > args.budget:
+                child.send_signal(signal.SIGINT)  # it saves its last complete step
+                status = child.wait()
+                break
+            time.sleep(0.2)
+        text = log.read_text(encoding="utf-8")
         checks = re.findall(r"warm start: (\d+) updates.*?dev (?:about )?([\d.]+)%", text)
-        row: dict[str, Any] = {"checks": [[int(step), float(dev)] for step, dev in checks]}
-        for report in self.place.glob("cache/models/*/quintain.json"):
-            row["warm_start_seconds"] = json.loads(report.read_text(encoding="utf-8"))[
-                "warm_start"
-            ]["seconds"]
-        summary = self.place / "runs" / "run" / "summary.json"
-        if summary.exists():
-            held_out = json.loads(summary.read_text(encoding="utf-8"))["held_out"]
-            row |= {when: held_out[when]["accuracy"] for when in ("before", "after")}
-        elif "warm_start_seconds" in row:
+        row["checks"] = [[int(step), float(dev)] for step, dev in checks]
+        if "start_seconds" not in row:
+            if used <= args.limit:
+                raise RuntimeError(f"ended with status {status} before a step: {text[-2000:]}")
+            return row
+        row["steps"] = len(set(re.findall(r"^\S+ \S+ step (\d+)/\d+ ", text, re.MULTILINE)))
+        before = re.search(r"test, step 0: ([\d.]+)% of", text)
+        if before is None or not row["steps"]:
             raise RuntimeError(text[-2000:])
+        row["before"] = float(before[1]) / 100
+        words = [
+            "eval",
+            "--like",
+            str(place / "runs" / "run"),
+            "--tasks",
+            str(args.tasks),
+            "--json",
+        ]
+        done = subprocess.run(
+            [*command, *words], capture_output=True, text=True, check=True, env=environment
+        )
+        row["after"] = json.loads(done.stdout)["pass@1"]
         return row
 
 
-def line(row: dict[str, Any]) -> str:
+def train(kind: str, general: bool, tasks: int) -> list[str]:
+    """Return the words of `quintain train` for one side: endless, no evaluation but the first."""
+    settings = {
+        "model.start.args.general": str(general).lower(),
+        "sampling.temperature": str(TEMPERATURE),
+        "run.steps": "100000",
+        "stop": "{}",
+        "evaluation": (
+            f"{{every=1000000, tasks={tasks}, temperature={TEMPERATURE}, "
+            f"test={{tasks={tasks}, other_decoding=false}}}}"
+        ),
+    }
+    file = ROOT / "studies" / "benchmarks" / "starter_tasks.py"
+    words = ["train", "--env", f"{file}:Small", "--arg", f"kind={kind}", "--name", "run"]
+    return [*words, *(word for pair in settings.items() for word in ("--set", "=".join(pair)))]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the user and system time of the process *pid* so far, all its threads included."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def line(kind: str, side: str, row: dict[str, Any]) -> str:
     """Return a row of the table."""
-    cells = [row["kind"]]
-    for name in SIDES:
-        side = row[name]
-        if "before" in side:
-            cells.append(
-                f"{side['warm_start_seconds']:.0f} s, {side['before']:.0%} -> {side['after']:.0%}"
-            )
-        else:
-            last = side["checks"][-1] if side["checks"] else [0, 0.0]
-            best = max((dev for _, dev in side["checks"]), default=0.0)
-            cells.append(
-                f"not in time: dev {last[1]:.0f}% greedily after {last[0]} updates, {best:.0f}% at "
-                f"most"
-            )
-    return " | ".join(cells)
+    if "before" in row:
+        result = (
+            f"starts after {row['start_seconds']:.0f} s, {row['before']:.0%} -> "
+            f"{row['after']:.0%} in {row['steps']} steps"
+        )
+    else:
+        last = row["checks"][-1] if row["checks"] else [0, 0.0]
+        best = max((dev for _, dev in row["checks"]), default=0.0)
+        result = (
+            f"not in time: dev {last[1]:.0f}% greedily after {last[0]} updates, {best:.0f}% at most"
+        )
+    return f"{kind} | {side} | {result}"
 
 
 if __name__ == "__main__":
