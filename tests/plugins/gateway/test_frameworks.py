@@ -1,12 +1,15 @@
-"""Agents of two frameworks that know nothing of Quintain: `openai-agents` and `smolagents`,
-unmodified.
+"""Agents that know nothing of Quintain, unmodified: those of `openai-agents` and `smolagents`, and
+coding agents, each in every dialect that it speaks (docs/gateway.md has the table).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +29,8 @@ from quintain import (
 from quintain.evaluation import evaluate
 from quintain_authoring import ScriptedEngine
 from quintain_gateway import Endpoint, Gateway
+
+from .kit import client
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -90,6 +95,33 @@ def adding(messages: list[Message]) -> Reply | str:
     return call("add", x=x, y=y)
 
 
+def with_litellm(api: str, endpoint: Endpoint) -> dict[str, str]:
+    """The name of the model that makes `litellm` speak *api* (``responses``: chat clients only), and
+    where it is.
+    """
+    names = {"chat": "openai/m", "responses": "openai/responses/m", "messages": "anthropic/m"}
+    address = "ANTHROPIC_BASE_URL" if api == "messages" else "OPENAI_BASE_URL"
+    return {"model": names[api], "url": endpoint.environment[address]}
+
+
+@pytest.fixture
+def litellm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package, which fetches its price list from the network unless told not to."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    return pytest.importorskip("litellm", reason="litellm is not installed (pip install litellm)")
+
+
+def by_litellm(test: Any) -> Any:
+    """Mark a *test* that needs `litellm`, whose own imports warn."""
+    for mark in (
+        pytest.mark.ci,
+        pytest.mark.usefixtures("litellm"),
+        pytest.mark.filterwarnings("ignore"),
+    ):
+        test = mark(test)
+    return test
+
+
 def agents_program(api: str, stream: bool) -> Any:
     agents = pytest.importorskip("agents", reason="openai-agents is not installed (extra dev)")
     openai = pytest.importorskip("openai")
@@ -104,12 +136,15 @@ def agents_program(api: str, stream: bool) -> Any:
         async with openai.AsyncOpenAI(
             base_url=endpoint.base_url, api_key=endpoint.api_key
         ) as client:
-            kind = (
-                agents.OpenAIResponsesModel
-                if api == "responses"
-                else agents.OpenAIChatCompletionsModel
-            )
-            model = kind(model="gpt-4o", openai_client=client)
+            if api == "messages":
+                from agents.extensions.models.litellm_model import LitellmModel
+
+                place = with_litellm(api, endpoint)
+                model: Any = LitellmModel(place["model"], place["url"], endpoint.api_key)
+            elif api == "responses":
+                model = agents.OpenAIResponsesModel(model="gpt-4o", openai_client=client)
+            else:
+                model = agents.OpenAIChatCompletionsModel(model="gpt-4o", openai_client=client)
             agent = agents.Agent(
                 name="Adder", instructions="Use the tool.", model=model, tools=[add]
             )
@@ -126,6 +161,17 @@ def agents_program(api: str, stream: bool) -> Any:
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_openai_agents_keep_one_conversation(api: str, stream: bool) -> None:
+    keep_one_conversation(api, stream)
+
+
+@by_litellm
+@pytest.mark.parametrize("stream", [False, True])
+def test_openai_agents_keep_one_conversation_in_messages(stream: bool) -> None:
+    """By their extension for `litellm`."""
+    keep_one_conversation("messages", stream)
+
+
+def keep_one_conversation(api: str, stream: bool) -> None:
     for rollout in play(agents_program(api, stream), adding):
         assert list(rollout.transcripts) == [""]
         assert len(rollout.transcripts[""].branches) == 1
@@ -172,13 +218,9 @@ def test_openai_agents_as_tools_are_conversations_of_one_rollout() -> None:
         assert sum("about part 0" in text for text in texts) == 2
 
 
-def test_smolagents_in_a_thread() -> None:
-    """Its agents rewrite calls and results as text, so each of their turns has a conversation of
-    its own.
-    """
+def smolagents_program(model_of: Any) -> Any:
+    """An agent of `smolagents` whose model *model_of* makes of the module and an endpoint."""
     smolagents = pytest.importorskip("smolagents", reason="smolagents is not installed (extra dev)")
-    pytest.importorskip("openai")
-
     tool = smolagents.tool
 
     @tool
@@ -192,16 +234,18 @@ def test_smolagents_in_a_thread() -> None:
         return x + y
 
     def program(prompt: str, endpoint: Endpoint) -> str:
-        model = smolagents.OpenAIModel(
-            model_id="gpt-4o",
-            api_base=endpoint.base_url,
-            api_key=endpoint.api_key,
-            client_kwargs={"max_retries": 0},
-        )
         agent = smolagents.ToolCallingAgent(
-            tools=[add], model=model, max_steps=4, verbosity_level=0
+            tools=[add], model=model_of(smolagents, endpoint), max_steps=4, verbosity_level=0
         )
         return str(agent.run(prompt))
+
+    return program
+
+
+def rewrites_its_history(program: Any) -> None:
+    """Agents of smolagents rewrite calls and results as text, so each of their turns has a
+    conversation of its own.
+    """
 
     def replies(messages: list[Message]) -> Reply | str:
         text = json.dumps([m.content for m in messages if m.role != "system"])
@@ -212,3 +256,117 @@ def test_smolagents_in_a_thread() -> None:
     for rollout in play(program, replies, tasks=2):
         assert list(rollout.transcripts) == ["", "thread-2"]
         assert [len(t.branches) for t in rollout.transcripts.values()] == [1, 1]
+
+
+def test_smolagents_in_a_thread() -> None:
+    pytest.importorskip("openai")
+
+    def model(smolagents: Any, endpoint: Endpoint) -> Any:
+        return smolagents.OpenAIModel(
+            model_id="gpt-4o",
+            api_base=endpoint.base_url,
+            api_key=endpoint.api_key,
+            client_kwargs={"max_retries": 0},
+        )
+
+    rewrites_its_history(smolagents_program(model))
+
+
+@by_litellm
+@pytest.mark.parametrize("api", ["responses", "messages"])
+def test_smolagents_in_other_dialects(api: str) -> None:
+    """By `litellm`."""
+
+    def model(smolagents: Any, endpoint: Endpoint) -> Any:
+        place = with_litellm(api, endpoint)
+        return smolagents.LiteLLMModel(
+            model_id=place["model"], api_base=place["url"], api_key=endpoint.api_key, num_retries=0
+        )
+
+    rewrites_its_history(smolagents_program(model))
+
+
+def in_the_shell(messages: list[Message]) -> Reply:
+    """Reads the number with a command, then hands it in as mini-swe-agent asks for it."""
+    if "tool_response" in messages[-1].content:
+        return call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo 42")
+    return call("bash", command="echo $((40 + 2))")
+
+
+@by_litellm
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+def test_a_coding_agent_in_each_dialect(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mini-swe-agent, with commands that it runs itself."""
+    monkeypatch.setenv("MSWEA_SILENT_STARTUP", "1")
+    pytest.importorskip("minisweagent", reason="mini-swe-agent is not installed")
+    from minisweagent.agents.default import DefaultAgent
+    from minisweagent.environments.local import LocalEnvironment
+    from minisweagent.models.litellm_model import LitellmModel
+    from minisweagent.models.litellm_response_model import LitellmResponseModel
+
+    def program(prompt: str, endpoint: Endpoint) -> str:
+        place = with_litellm(api, endpoint)
+        kind = LitellmResponseModel if api == "responses" else LitellmModel
+        name = "openai/m" if api == "responses" else place["model"]  # it calls litellm.responses
+        model = kind(
+            model_name=name,
+            model_kwargs={"api_base": place["url"], "api_key": endpoint.api_key},
+            cost_tracking="ignore_errors",
+        )
+        agent = DefaultAgent(
+            model,
+            LocalEnvironment(),
+            system_template="You write code.",
+            instance_template="{{task}}",
+            step_limit=5,
+        )
+        return str(agent.run(prompt)["submission"])
+
+    for rollout in play(program, in_the_shell, tasks=2):
+        assert [len(t.branches) for t in rollout.transcripts.values()] == [1]
+        roles = [m.role for m in rollout.messages]
+        assert roles == ["system", "user", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.ci
+def test_a_coding_agent_that_speaks_responses_runs_unchanged(tmp_path: Path) -> None:
+    """Codex (npm: `@openai/codex`) reads a file with its own tool. Two of its settings leave out
+    tools that are no functions: a search at OpenAI and a group of tools for sub-agents.
+    """
+    program = shutil.which("codex")
+    if program is None:
+        pytest.skip("the program `codex` is not installed")
+    (tmp_path / "number.txt").write_text("42")
+    (tmp_path / ".codex").mkdir()
+
+    def reply(messages: list[Message]) -> Reply | str:
+        if "tool_response" in messages[-1].content:
+            return "The file says 42." if "42" in messages[-1].content else "I cannot."
+        return call("exec_command", cmd="cat number.txt")
+
+    async def run() -> None:
+        async with client(engine=ScriptedEngine(replies=reply, context=1 << 20)) as c:
+            (tmp_path / ".codex" / "config.toml").write_text(
+                'model = "m"\nmodel_provider = "gateway"\nweb_search = "disabled"\n'
+                "[features]\nmulti_agent = false\n"
+                '[model_providers.gateway]\nname = "gateway"\nenv_key = "OPENAI_API_KEY"\n'
+                f'wire_api = "responses"\nbase_url = "{c.endpoint.base_url}"\n'
+            )
+            variables = {
+                "PATH": os.environ["PATH"],
+                "HOME": str(tmp_path),
+                **c.endpoint.environment,
+            }
+            pipe = asyncio.subprocess.PIPE
+            process = await asyncio.create_subprocess_exec(
+                program, "exec", "--skip-git-repo-check",
+                "--dangerously-bypass-approvals-and-sandbox", "What number is in number.txt?",
+                cwd=tmp_path, env=variables, stdin=asyncio.subprocess.DEVNULL, stdout=pipe,
+            )  # fmt: skip
+            output, _ = await process.communicate()
+            assert (process.returncode, output.decode().strip()) == (0, "The file says 42.")
+            assert list(c.branches.values()) == [1]
+            (transcript,) = c.policy.transcripts().values()
+            assert transcript.sampled == sum(sum(s.mask) for s in transcript.sequences())
+
+    asyncio.run(run())
