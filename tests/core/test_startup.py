@@ -162,6 +162,11 @@ sys.exit(main(sys.argv[1:]))
         ("eval", "arithmetic", "--model", "m"),
         ("chat", "m", "--once", "hi"),
         ("serve",),
+        ("sft", "arithmetic"),
+        ("start", "arithmetic"),
+        ("export", "m", "out"),
+        ("preference", "rows.jsonl", "--model", "m"),
+        ("reward-model", "train", "rows.jsonl", "--model", "m", "--out", "out"),
     ],
     ids=lambda words: words[0],
 )
@@ -171,6 +176,8 @@ def test_a_terminal_shows_a_line_before_torch_is_imported(
     """Importing torch takes seconds; with --json there is no such line."""
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text("{}")
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
 
     shown = on_terminal(tmp_path, *words)
 

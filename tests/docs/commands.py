@@ -18,6 +18,7 @@ WHOLE_RUN = "tests/integration/test_run.py::test_summary_holds_what_programs_rea
 QUICKSTART = "tests/integration/test_quickstart.py::test_the_quickstart_ends_with_a_better_model"
 INSTALLED = "tests/core/registry/test_extension.py::test_list_shows_its_components_and_the_clash"
 OWN = "tests/docs/test_own_code.py::test_the_readmes_environment_trains"
+SOON = "tests/docs/test_own_code.py::test_a_step_of_learning_is_seen_within_a_minute"
 COACHED = "tests/docs/test_own_code.py::test_the_readmes_recipe_trains"
 GSM8K = "tests/integration/test_gsm8k.py::test_twenty_steps_on_gsm8k_survive_a_kill"
 FILE = "tests/environments/dataset/test_dataset.py::test_a_file_and_a_function_train"
@@ -55,6 +56,7 @@ ELSEWHERE = {
     "bash tools/vllm_env.sh": VLLM,
     ".venv-vllm/bin/quintain train --set engine.use=vllm": VLLM_RUN,
     "make test": WORKSPACE,
+    "quintain train --env sorting.py:Sort --set 'model.start.args.target=[0.03,0.6]' --steps 1": SOON,
     "make train": QUICKSTART,
     "quintain train": QUICKSTART,
     "quintain train --env reverse.py:Reverse --set sampling.temperature=0.5 --steps 100": OWN,

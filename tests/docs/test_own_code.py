@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import time
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,29 @@ def test_the_readmes_recipe_trains(typed: Path, capsys: pytest.CaptureFixture[st
     assert (recipe.learner.lr, recipe.sampling.temperature) == (quickstart.learner.lr, 0.5)
     metrics = (typed / "runs" / "reverse-1" / "metrics.jsonl").read_text().splitlines()
     assert "reward.part.in_place.mean" in json.loads(metrics[-1])
+
+
+@pytest.mark.slow
+def test_a_step_of_learning_is_seen_within_a_minute(
+    desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default model, as an author types it: the warm start ends at the first right answers."""
+    pytest.importorskip("quintain_starter")
+    monkeypatch.setenv("QUINTAIN_CACHE", str(desk / "cache"))
+    written = page("docs/write-an-environment.md")
+    (block,) = (b for b in written.blocks if b.file == "sorting.py")
+    (desk / "sorting.py").write_text(block.text)
+    (command,) = (
+        c
+        for b in written.blocks
+        if b.language == "bash"
+        for c in b.commands
+        if "sorting.py:Sort" in c
+    )
+    before = time.process_time()
+
+    assert main(shlex.split(command)[1:]) == 0
+
+    assert time.process_time() - before < 60
+    lines = (desk / "runs" / "sort-1" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["success"] > 0
