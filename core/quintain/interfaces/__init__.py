@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .reward import RewardContext as RewardContext
     from .schedule import EpisodeOrder as EpisodeOrder
     from .schedule import Schedule as Schedule
+    from .tokenizer import LITERAL as LITERAL
     from .tokenizer import Offsets as Offsets
 
 __getattr__, __dir__ = lazy_names(
@@ -45,6 +46,6 @@ __getattr__, __dir__ = lazy_names(
         ".pieces": "Kind every_piece",
         ".reward": "RewardContext",
         ".schedule": "EpisodeOrder Schedule",
-        ".tokenizer": "Offsets",
+        ".tokenizer": "LITERAL Offsets",
     },
 )

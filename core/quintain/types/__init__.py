@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .task import content_hash as content_hash
     from .task import messages_of as messages_of
     from .transcript import Finish as Finish
+    from .transcript import TrainingSequence as TrainingSequence
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -34,6 +35,6 @@ __getattr__, __dir__ = lazy_names(
         ".rollout": "SCORE_TOLERANCE AnyGroup AnyRollout reaches trained",
         ".sampling": "decoding derived_seed",
         ".task": "Role content_hash messages_of",
-        ".transcript": "Finish",
+        ".transcript": "Finish TrainingSequence",
     },
 )

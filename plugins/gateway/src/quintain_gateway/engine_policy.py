@@ -14,6 +14,8 @@ from quintain.types import derived_seed
 
 from .request import PolicyTurn, Token, TurnRequest
 
+__all__ = ["EngineConversation", "EnginePolicy", "Observer"]
+
 Observer = Callable[[str, Sampled, Sampling], None]
 """Called with the name of a conversation, a turn and its settings."""
 

@@ -1,0 +1,36 @@
+"""Cases of agents, against which a capture layer is compared with the log of a scripted engine::
+
+from quintain_conformance import CASES, GatewayLayer, run_cases
+
+for result in run_cases([*CASES.values()], GatewayLayer()):
+    print(result.case, result.dialect, result.outcome)
+"""
+
+from __future__ import annotations
+
+from . import cases
+from .case import CASES, FEATURES, Case
+from .comparison import COLUMNS, Difference, TrainingSequence, compared
+from .layer import Capture, GatewayLayer, Layer, ServeLayer
+from .suite import Result, run_case, run_cases
+from .truth import SampledTurn, TruthEngine
+
+__all__ = [
+    "CASES",
+    "COLUMNS",
+    "FEATURES",
+    "Capture",
+    "Case",
+    "Difference",
+    "GatewayLayer",
+    "Layer",
+    "Result",
+    "SampledTurn",
+    "ServeLayer",
+    "TrainingSequence",
+    "TruthEngine",
+    "cases",
+    "compared",
+    "run_case",
+    "run_cases",
+]

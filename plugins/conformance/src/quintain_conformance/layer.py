@@ -1,0 +1,122 @@
+"""The protocol of a capture layer, and Quintain's own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, ClassVar, Protocol
+
+from quintain import Environment, Limits, Rollout, Sampling, Task, need, reward
+from quintain.evaluation import evaluate
+from quintain.types import TrainingSequence, trained
+from quintain_gateway import Gateway
+from quintain_gateway.engine_policy import EnginePolicy
+
+from .case import FEATURES, Feature
+from .comparison import COLUMNS, Column
+from .dialects import DIALECTS, DialectName
+from .truth import TruthEngine
+
+__all__ = ["Capture", "GatewayLayer", "Layer", "ServeLayer"]
+
+Agent = Callable[[str, str], Awaitable[None]]
+"""Plays the agent of a case against a base URL, which ends with ``/v1``, with a key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """What a layer would train after one run of an agent.
+
+    Attributes:
+        sequences: every sequence for the learner. Empty ``logps`` or ``versions`` say that the layer
+            keeps none; it leaves the column out of `Layer.columns` then.
+    """
+
+    sequences: Sequence[TrainingSequence]
+
+
+class Layer(Protocol):
+    """A capture layer: what stands between agents and an engine and keeps what trains.
+
+    Attributes:
+        name, version: for the table.
+        dialects: that agents may speak to it.
+        features: of `FEATURES` that it offers.
+        columns: of `COLUMNS` that it keeps.
+    """
+
+    name: str
+    version: str
+    dialects: frozenset[DialectName]
+    features: frozenset[Feature]
+    columns: frozenset[Column]
+
+    async def capture(self, truth: TruthEngine, agent: Agent, *, temperature: float) -> Capture:
+        """Put itself in front of *truth*, let *agent* run to its end, and return what trains.
+
+        An exception of *agent* has to come out, or to be forgotten: it is known to the caller. A
+        layer that reaches its engine over HTTP serves *truth* with `EngineServer`.
+        """
+
+
+class _Ours:
+    """What both of Quintain's own layers offer: all."""
+
+    version = version("quintain-gateway")
+    dialects: frozenset[DialectName] = frozenset(DIALECTS)
+    features: frozenset[Feature] = frozenset(FEATURES)
+    columns: frozenset[Column] = frozenset(COLUMNS)
+
+
+@reward
+def _nothing(rollout: Rollout[Any, Any]) -> float:
+    return 0.0
+
+
+class _Played(Environment[Task, str]):
+    """An episode in which an agent talks to its endpoint."""
+
+    reward = _nothing
+    limits: ClassVar[Limits] = Limits(turns=None, tokens=None, seconds=60)
+    gateway: Gateway = need()
+    agent: Any = None
+
+    def tasks(self, split: str) -> Iterator[Task]:
+        yield Task(prompt="conformance")
+
+    async def rollout(self, task: Task, agent: Any) -> str:
+        async with self.gateway.endpoint(agent) as endpoint:
+            await self.agent(endpoint.base_url, endpoint.api_key)
+        return ""
+
+
+class GatewayLayer(_Ours):
+    """The gateway in an episode, and the sequences that the learner gets of it."""
+
+    name = "gateway"
+
+    async def capture(self, truth: TruthEngine, agent: Agent, *, temperature: float) -> Capture:
+        async with Gateway() as gateway:
+            environment = _Played(gateway=gateway, agent=agent)
+            done = await evaluate(
+                environment,
+                truth,
+                tasks=1,
+                sampling=Sampling(temperature=temperature),
+                retries=0,
+            )
+        return Capture(sequences=[s for _, _, branches in trained(done.groups) for s in branches])
+
+
+class ServeLayer(_Ours):
+    """The conversations of `quintain serve`."""
+
+    name = "serve"
+
+    async def capture(self, truth: TruthEngine, agent: Agent, *, temperature: float) -> Capture:
+        policy = EnginePolicy(truth, Sampling(temperature=temperature))
+        async with Gateway() as gateway, gateway.serve(policy) as endpoint:
+            await agent(endpoint.base_url, endpoint.api_key)
+        transcripts = policy.transcripts().values()
+        return Capture(sequences=[s for t in transcripts for s in t.sequences()])

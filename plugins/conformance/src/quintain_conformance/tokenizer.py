@@ -1,0 +1,152 @@
+"""A tokenizer with several tokenisations of one text, so that encoding a reply again is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+from quintain import Message, ToolSpec
+from quintain.interfaces import LITERAL, Offsets
+from quintain_authoring.byte_tokenizer import ByteTokenizer
+
+__all__ = ["WORDS", "MergingTokenizer"]
+
+WORDS: tuple[bytes, ...] = tuple(
+    word.encode() if isinstance(word, str) else word
+    for word in (
+        " the",
+        " a",
+        " is",
+        "in",
+        "er",
+        "ll",
+        "ea",
+        "on",
+        " t",
+        "ing",
+        "and",
+        "answer",
+        "part",
+        "reply",
+        "add",
+        "\n\n",
+        '{"',
+        '": ',
+        '", "',
+        '"}',
+        "}}",
+        "name",
+        "arguments",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "é",
+        b"\xf0\x9f",  # the first half of most emoji
+        b"\x98\x80",
+    )
+)
+"""The ids after the special tokens, in this order."""
+
+
+class MergingTokenizer(ByteTokenizer):
+    """Bytes, special tokens and `WORDS`. `encode` takes the longest word at each place, so that a
+    policy which writes a word in smaller parts is not what its text encodes to.
+
+    Ids from ``vocab_size`` on, which the rows of a padded embedding have, decode to nothing.
+    """
+
+    name = "merging-bytes"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first = self.vocab_size
+        self._words = {word: self._first + i for i, word in enumerate(WORDS)}
+        self._longest = max(map(len, WORDS))
+        self.vocab_size += len(WORDS)
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True
+    ) -> str:
+        spelt = [
+            m if m.role == "assistant" else replace(m, content=self._as_text(m.content))
+            for m in messages
+        ]
+        return super().render(spelt, tools, prompt=prompt)
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
+        small, places = self._small(text)
+        ids: list[int] = []
+        spans: Offsets = []
+        at = 0
+        while at < len(small):
+            word, length = self._word(small, at)
+            ids.append(word)
+            spans.append((places[at][0], places[at + length - 1][1]))
+            at += length
+        return ids, spans
+
+    def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
+        small: list[int] = []
+        for i in ids:
+            if i < self._first:
+                small.append(i)
+            elif i < self.vocab_size:
+                small.extend(WORDS[i - self._first])
+        return super().decode(small, special=special)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return what a token adds to the text."""
+        if token < 256:
+            return bytes([token])
+        return WORDS[token - self._first] if self._first <= token < self.vocab_size else b""
+
+    def written(self, text: str, rng: Random) -> list[int]:
+        """Return *text* as a policy may write it: each word whole or, one time in two, in bytes.
+        Special tokens that the text spells are spelt in bytes.
+        """
+        small, at = list(text.encode("utf-8", "surrogatepass")), 0
+        ids: list[int] = []
+        while at < len(small):
+            word, length = self._word(small, at)
+            if length > 1 and rng.random() < 0.5:
+                ids.append(word)
+                at += length
+            else:
+                ids.append(small[at])
+                at += 1
+        return ids
+
+    def _as_text(self, content: str) -> str:
+        """Return *content* with a mark inside of every special token that it spells."""
+        for special in self.SPECIAL:
+            content = content.replace(special, f"{special[:2]}{LITERAL}{special[2:]}")
+        return content
+
+    def _small(self, text: str) -> tuple[list[int], Offsets]:
+        """Return *text* in bytes and special tokens, without marks."""
+        small, places = super().encode_with_offsets(text)
+        if LITERAL not in text:
+            return small, places
+        marks = 0
+        kept: list[tuple[int, tuple[int, int]]] = []
+        mark = LITERAL.encode()
+        at = 0
+        while at < len(small):
+            if bytes(i for i in small[at : at + len(mark)] if i < 256) == mark:
+                marks += 1
+                at += len(mark)
+                continue
+            start, end = places[at]
+            kept.append((small[at], (start - marks, end - marks)))
+            at += 1
+        return [i for i, _ in kept], [place for _, place in kept]
+
+    def _word(self, small: Sequence[int], at: int) -> tuple[int, int]:
+        """Return the longest word at a place, and its length in bytes."""
+        for length in range(min(self._longest, len(small) - at), 1, -1):
+            part = small[at : at + length]
+            if max(part) < 256 and (word := self._words.get(bytes(part))) is not None:
+                return word, length
+        return small[at], 1

@@ -1,0 +1,32 @@
+"""Every case through Quintain's own capture layers: exactly what was sampled trains."""
+
+from __future__ import annotations
+
+import pytest
+
+from quintain_conformance import CASES, Case, GatewayLayer, Layer, ServeLayer, run_cases
+
+
+def failures(case: Case, layer: Layer) -> list[str]:
+    return [
+        f"{result.dialect}: {reason}"
+        for result in run_cases([case], layer)
+        for reason in (result.reasons if result.outcome != "pass" else ())
+    ]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_gateway_in_an_episode_trains_what_was_sampled(case: Case) -> None:
+    assert failures(case, GatewayLayer()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_server_records_what_was_sampled(case: Case) -> None:
+    assert failures(case, ServeLayer()) == []
+
+
+def test_there_are_sixty_cases_and_each_samples_something() -> None:
+    assert len(CASES) >= 60
+    results = [*run_cases([*CASES.values()][:20], ServeLayer(), "chat")]
+    assert all(result.turns and result.tokens for result in results)
