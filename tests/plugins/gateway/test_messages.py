@@ -239,6 +239,20 @@ def test_choices_of_tools(kind: str) -> None:
     asyncio.run(run())
 
 
+def test_a_turn_without_blocks_stays_a_turn() -> None:
+    """An empty reply has no block; sent back, it continues its conversation."""
+
+    async def run() -> None:
+        async with client(["", "here"]) as c:
+            said = await send(c, "a")
+            assert said["content"] == []
+            await send(c, "a", said["content"], "b")
+            assert c.branches == {"thread-1": 1}
+            assert text_of(c).count("<|im_start|>assistant") == 2
+
+    asyncio.run(run())
+
+
 def test_turns_of_one_role_are_joined() -> None:
     """As Anthropic's API does; templates that demand alternation would refuse them."""
     request = request_of(

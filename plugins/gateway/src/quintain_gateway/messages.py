@@ -91,6 +91,9 @@ def _turn(data: Any, where: str) -> Iterator[Message]:
     if isinstance(blocks, str | None):
         yield DIALECT.message(data, where)
         return
+    if not blocks and data.get("role") == "assistant":
+        # a turn without any text was answered with no block, and comes back so
+        yield DIALECT.message({**data, "content": ""}, where)
     for i, block in enumerate(get(data, "content", list, [], f"{where}.")):
         place = f"{where}.content[{i}]"
         kind = block.get("type") if isinstance(block, dict) else None
