@@ -16,6 +16,7 @@ Feature = Literal[
     "stream",
     "n",
     "stop",
+    "max_tokens",
     "token_ids",
     "logprobs",
     "previous_response_id",
@@ -27,7 +28,8 @@ Feature = Literal[
 FEATURES: dict[Feature, str] = {
     "stream": "replies as server-sent events",
     "n": "several replies to one request",
-    "stop": "stop strings",
+    "stop": "stop strings of a request",
+    "max_tokens": "a token limit of a request",
     "token_ids": "`return_token_ids` of vLLM",
     "logprobs": "`logprobs` of chat completions",
     "previous_response_id": "the responses API with `previous_response_id`",

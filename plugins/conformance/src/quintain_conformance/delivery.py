@@ -61,6 +61,9 @@ def prompt_mismatch(
     sent = _solid("".join(m.content for m in messages if m.role == "user"))
     if got != sent:
         return f"the user said {sent[-200:]!r}, the engine got {got[-200:]!r}"
+    turns = [sum(m.role == "assistant" for m in part) for part in (messages, conversation)]
+    if turns[0] != turns[1]:
+        return f"the client sent {turns[0]} turns of the assistant, the engine got {turns[1]}"
     text, at = _solid(tokenizer.decode(context)), 0
     for m in messages:
         before = at

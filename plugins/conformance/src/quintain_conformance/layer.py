@@ -13,7 +13,7 @@ from quintain.types import TrainingSequence, trained
 from quintain_gateway import Gateway
 from quintain_gateway.engine_policy import EnginePolicy
 
-from .case import FEATURES, Feature
+from .case import FEATURES, Case, Feature
 from .comparison import COLUMNS, Column
 from .dialects import DIALECTS, DialectName
 from .truth import TruthEngine
@@ -44,19 +44,25 @@ class Layer(Protocol):
         dialects: that agents may speak to it.
         features: of `FEATURES` that it offers.
         columns: of `COLUMNS` that it keeps.
+        plays: names of cases whose agent it plays itself, because it has no address that agents
+            could ask; empty if it has one.
     """
 
     name: str
     version: str
+    plays: frozenset[str]
     dialects: frozenset[DialectName]
     features: frozenset[Feature]
     columns: frozenset[Column]
 
-    async def capture(self, truth: TruthEngine, agent: Agent, *, temperature: float) -> Capture:
+    async def capture(self, truth: TruthEngine, agent: Agent, case: Case) -> Capture:
         """Put itself in front of *truth*, let *agent* run to its end, and return what trains.
 
-        An exception of *agent* has to come out, or to be forgotten: it is known to the caller. A
-        layer that reaches its engine over HTTP serves *truth* with `EngineServer`.
+        *agent* raises nothing. A layer that reaches its engine over HTTP serves *truth* with
+        `EngineServer`.
+
+        Args:
+            case: what is played; the layer samples at its ``temperature``.
         """
 
 
@@ -64,6 +70,7 @@ class _Ours:
     """What both of Quintain's own layers offer: all."""
 
     version = version("quintain-gateway")
+    plays: frozenset[str] = frozenset()
     dialects: frozenset[DialectName] = frozenset(DIALECTS)
     features: frozenset[Feature] = frozenset(FEATURES)
     columns: frozenset[Column] = frozenset(COLUMNS)
@@ -96,14 +103,14 @@ class GatewayLayer(_Ours):
 
     name = "gateway"
 
-    async def capture(self, truth: TruthEngine, agent: Agent, *, temperature: float) -> Capture:
+    async def capture(self, truth: TruthEngine, agent: Agent, case: Case) -> Capture:
         async with Gateway() as gateway:
             environment = _Played(gateway=gateway, agent=agent)
             done = await evaluate(
                 environment,
                 truth,
                 tasks=1,
-                sampling=Sampling(temperature=temperature),
+                sampling=Sampling(temperature=case.temperature),
                 retries=0,
             )
         return Capture(sequences=[s for _, _, branches in trained(done.groups) for s in branches])
@@ -114,8 +121,8 @@ class ServeLayer(_Ours):
 
     name = "serve"
 
-    async def capture(self, truth: TruthEngine, agent: Agent, *, temperature: float) -> Capture:
-        policy = EnginePolicy(truth, Sampling(temperature=temperature))
+    async def capture(self, truth: TruthEngine, agent: Agent, case: Case) -> Capture:
+        policy = EnginePolicy(truth, Sampling(temperature=case.temperature))
         async with Gateway() as gateway, gateway.serve(policy) as endpoint:
             await agent(endpoint.base_url, endpoint.api_key)
         transcripts = policy.transcripts().values()

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import aiohttp
 
 from .case import Case
-from .client import Client
-from .comparison import COLUMNS, Column, compared
+from .client import Client, RefusedError, UnexpectedError
+from .comparison import COLUMNS, Column, Difference, compared
 from .delivery import delivered
 from .dialects import DialectName
 from .layer import Capture, Layer
+from .truth import TruthEngine
 
 __all__ = ["Outcome", "Result", "run_case", "run_cases"]
 
@@ -29,6 +30,7 @@ class Result:
     Attributes:
         columns: with a difference, in the order of `COLUMNS`; ``error`` where the run broke off.
         reasons: differences, or what the layer does not offer.
+        turns, tokens: that the engine sampled.
     """
 
     case: str
@@ -43,59 +45,82 @@ class Result:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
+class Agent:
+    """The agent of one run, which a layer calls with an address and a key."""
+
+    def __init__(self, case: Case, truth: TruthEngine, dialect: DialectName) -> None:
+        self._case, self._truth, self._dialect = case, truth, dialect
+        self.client: Client | None = None
+        self.failure: Exception | None = None
+
+    async def __call__(self, base_url: str, key: str) -> None:
+        """Run the program; what it raises is kept."""
+        case = self._case
+        async with aiohttp.ClientSession() as http:
+            self.client = Client(
+                http, base_url, key, self._truth, self._dialect, stream=case.streams
+            )
+            try:
+                await case.program(self.client)
+            except Exception as e:  # noqa: BLE001 - whatever it is, it is the result of the case
+                self.failure = e
+
+
 async def run_case(case: Case, layer: Layer, dialect: DialectName) -> Result:
     """Return the result of *case* in *dialect*, whatever the layer raises."""
-    name = {"case": case.name, "dialect": dialect}
-    missing = [str(f) for f in sorted(case.needs - layer.features)]
-    if dialect not in layer.dialects:
-        missing.append(f"the dialect {dialect}")
+    missing = _missing(case, layer, dialect)
     if missing:
         reason = f"the layer does not offer {', '.join(missing)}"
-        return Result(**name, outcome="not offered", reasons=(reason,))
-    truth, clients, failed = case.truth(), [], []
-
-    async def agent(base_url: str, key: str) -> None:
-        async with aiohttp.ClientSession() as http:
-            client = Client(http, base_url, key, truth, dialect, stream=case.streams)
-            clients.append(client)
-            try:
-                await case.program(client)
-            except Exception as e:
-                failed.append(e)
-                raise
-
+        return Result(case=case.name, dialect=dialect, outcome="not offered", reasons=(reason,))
+    truth = case.truth()
+    agent = Agent(case, truth, dialect)
     captured = Capture(sequences=())
+    failure: Exception | None = None
     try:
         async with asyncio.timeout(SECONDS):
-            captured = await layer.capture(truth, agent, temperature=case.temperature)
+            captured = await layer.capture(truth, agent, case)
     except Exception as e:  # noqa: BLE001 - whatever a layer raises is the result of the case
-        failed.append(e)
-    if not clients and not failed:
-        failed.append(RuntimeError("the layer never ran the agent"))
+        failure = e
     columns = [c for c in COLUMNS if c in layer.columns]
     differences = compared(truth.log, captured.sequences, unread=truth.unread, columns=columns)
-    if clients and not failed:
+    if isinstance(agent.failure, RefusedError | UnexpectedError):
+        differences.append(Difference("replies", str(agent.failure)))
+    elif agent.client is not None and not agent.failure:
         differences += delivered(
-            truth.tokenizer, truth.log, clients[0].read, unread=truth.unread, shown=case.shown
+            truth.tokenizer, truth.log, agent.client.read, unread=truth.unread, shown=case.shown
         )
+    else:
+        failure = failure or agent.failure
+    if agent.client is None and not layer.plays and not failure:
+        failure = RuntimeError("the layer did not run the agent")
     wrong = {d.column for d in differences}
     at_fault: list[Column | Literal["error"]] = [c for c in COLUMNS if c in wrong]
+    broken = [f"error: {type(failure).__name__}: {failure}"] if failure else []
     return Result(
-        **name,
-        outcome="fail" if differences or failed else "pass",
-        columns=(*(["error"] if failed else []), *at_fault),
-        reasons=(
-            *(f"error: {type(e).__name__}: {e}" for e in failed[:1]),
-            *map(str, differences),
-        ),
+        case=case.name,
+        dialect=dialect,
+        outcome="fail" if differences or failure else "pass",
+        columns=(*(["error"] if failure else []), *at_fault),
+        reasons=(*broken, *map(str, differences)),
         turns=len(truth.log),
         tokens=sum(len(turn.ids) for turn in truth.log),
     )
 
 
 def run_cases(cases: Sequence[Case], layer: Layer, dialect: str = "") -> Iterator[Result]:
-    """Yield the results of *cases*, each in all of its dialects, or in *dialect* alone."""
-    for case in cases:
-        for name in case.dialects:
-            if dialect in ("", name):
-                yield asyncio.run(run_case(case, layer, name))
+    """Yield the results of *cases*, each in all of its dialects, or in *dialect* alone; all run in
+    one event loop.
+    """
+    with asyncio.Runner() as runner:
+        for case in cases:
+            for name in case.dialects:
+                if dialect in ("", name):
+                    yield runner.run(run_case(case, layer, name))
+
+
+def _missing(case: Case, layer: Layer, dialect: DialectName) -> list[str]:
+    """Return what *case* needs and the layer does not offer."""
+    if layer.plays and case.name not in layer.plays:
+        return ["this case"]
+    missing = [str(feature) for feature in sorted(case.needs - layer.features)]
+    return missing + ([] if dialect in layer.dialects else [f"the dialect {dialect}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -10,7 +11,7 @@ from quintain import Message, ToolSpec
 from quintain.interfaces import LITERAL, Offsets
 from quintain_authoring.byte_tokenizer import ByteTokenizer
 
-__all__ = ["WORDS", "MergingTokenizer"]
+__all__ = ["MARKERS", "WORDS", "MergingTokenizer"]
 
 WORDS: tuple[bytes, ...] = tuple(
     word.encode() if isinstance(word, str) else word
@@ -42,12 +43,17 @@ WORDS: tuple[bytes, ...] = tuple(
         "</think>",
         "<tool_call>",
         "</tool_call>",
+        "<tool_response>",
+        "</tool_response>",
         "é",
         b"\xf0\x9f",  # the first half of most emoji
         b"\x98\x80",
     )
 )
 """The ids after the special tokens, in this order."""
+MARKERS = tuple(word for word in WORDS if word[:1] == b"<" and word[-1:] == b">")
+"""Words that models write as one token always."""
+_THOUGHT = re.compile(r"\A<think>.*?</think>", re.DOTALL)
 
 
 class MergingTokenizer(ByteTokenizer):
@@ -55,12 +61,17 @@ class MergingTokenizer(ByteTokenizer):
     policy which writes a word in smaller parts is not what its text encodes to.
 
     Ids from ``vocab_size`` on, which the rows of a padded embedding have, decode to nothing.
+
+    Args:
+        strips_thoughts: the template leaves thoughts before the last message of the user out, as
+            that of Qwen3 does, so that it rewrites what was sampled.
     """
 
     name = "merging-bytes"
 
-    def __init__(self) -> None:
+    def __init__(self, *, strips_thoughts: bool = False) -> None:
         super().__init__()
+        self.strips_thoughts = strips_thoughts
         self._first = self.vocab_size
         self._words = {word: self._first + i for i, word in enumerate(WORDS)}
         self._longest = max(map(len, WORDS))
@@ -69,11 +80,23 @@ class MergingTokenizer(ByteTokenizer):
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True
     ) -> str:
-        spelt = [
-            m if m.role == "assistant" else replace(m, content=self._as_text(m.content))
-            for m in messages
+        render = super().render
+        last = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1)
+        shown = [
+            self._assistant(m, stripped=self.strips_thoughts and i < last)
+            if m.role == "assistant"
+            else replace(m, content=self._as_text(m.content))
+            for i, m in enumerate(messages)
         ]
-        return super().render(spelt, tools, prompt=prompt)
+        head = [i for i, m in enumerate(shown) if m.role == "system"][:1]
+        # a later system message stands where it came
+        parts = [
+            render([m], prompt=False)
+            for i, m in enumerate(shown)
+            if i not in head and (m.role != "system" or m.content)
+        ]
+        first = render([shown[i] for i in head], tools, prompt=False)
+        return first + "".join(parts) + ("<|im_start|>assistant\n" if prompt else "")
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
         small, places = self._small(text)
@@ -103,20 +126,28 @@ class MergingTokenizer(ByteTokenizer):
         return WORDS[token - self._first] if self._first <= token < self.vocab_size else b""
 
     def written(self, text: str, rng: Random) -> list[int]:
-        """Return *text* as a policy may write it: each word whole or, one time in two, in bytes.
-        Special tokens that the text spells are spelt in bytes.
+        """Return *text* as a policy may write it: `MARKERS` whole, other words whole or, one time in
+        two, in bytes. Special tokens that the text spells are spelt in bytes.
         """
         small, at = list(text.encode("utf-8", "surrogatepass")), 0
         ids: list[int] = []
         while at < len(small):
             word, length = self._word(small, at)
-            if length > 1 and rng.random() < 0.5:
+            marker = bytes(small[at : at + length]) in MARKERS
+            if length > 1 and (marker or rng.random() < 0.5):
                 ids.append(word)
                 at += length
             else:
                 ids.append(small[at])
                 at += 1
         return ids
+
+    def _assistant(self, message: Message, *, stripped: bool) -> Message:
+        """Return a turn of the assistant as the template writes it: with its thought, or not."""
+        if stripped:
+            return replace(message, content=_THOUGHT.sub("", message.content), reasoning="")
+        thought = f"<think>{message.reasoning}</think>" if message.reasoning else ""
+        return replace(message, content=thought + message.content, reasoning="")
 
     def _as_text(self, content: str) -> str:
         """Return *content* with a mark inside of every special token that it spells."""

@@ -110,6 +110,7 @@ class TruthEngine(TokenEngine):
         updates: by the number of a turn, from 1: the tokens after which its weights change.
         context: longest sequence, tokens.
         fail_on: calls, from 1, that fail.
+        strips_thoughts: of its tokenizer.
 
     Attributes:
         log: the turns that were sampled, in order.
@@ -127,8 +128,9 @@ class TruthEngine(TokenEngine):
         updates: Mapping[int, int] | None = None,
         context: int = 65536,
         fail_on: Sequence[int] = (),
+        strips_thoughts: bool = False,
     ) -> None:
-        self.tokenizer: MergingTokenizer = MergingTokenizer()
+        self.tokenizer: MergingTokenizer = MergingTokenizer(strips_thoughts=strips_thoughts)
         self.context = context
         self.version = 3  # 0 would be what a record without versions may say
         self.log: list[SampledTurn] = []

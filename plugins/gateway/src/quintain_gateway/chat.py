@@ -15,6 +15,8 @@ from .errors import invalid, unsupported
 from .fields import MOST_REPLIES, call_of, get, named, pieces, positive, stops_of, with_schema
 from .request import PolicyTurn, TurnRequest, arguments_of, logprobs_of
 
+__all__ = ["DIALECT", "request_of", "response", "stream"]
+
 DIALECT = Dialect(
     roles={
         "system": "system",

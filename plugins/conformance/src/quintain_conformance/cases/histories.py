@@ -54,6 +54,37 @@ async def thought_before_a_call_left_out(c: Client) -> None:
     await solve(c, "Add.", back=lambda reply: replace(reply.message, reasoning=""))
 
 
+STRIPPING = {"strips_thoughts": True}
+
+
+@case(GROUP, [THOUGHT, THOUGHT, "The end."], engine=STRIPPING)
+async def thoughts_stripped_by_the_template(c: Client) -> None:
+    """The chat template drops thoughts of earlier turns, so that each turn has another context"""
+    await thoughts_left_out(c)
+
+
+@case(
+    GROUP,
+    [call(x=1, y=2, reasoning="I add."), call(x=3, y=4, reasoning="More."), THOUGHT, "The end."],
+    engine=STRIPPING,
+)
+async def thoughts_before_calls_stripped_by_the_template(c: Client) -> None:
+    """The same with calls, whose thoughts stay until the next message of the user"""
+    history = await solve(c, "Add.", back=lambda reply: replace(reply.message, reasoning=""))
+    await c.ask(*history, "And?", tools=[ADD])
+
+
+@case(GROUP, [THOUGHT, THOUGHT, "One end."], engine=STRIPPING)
+async def fork_after_the_template_stripped(c: Client) -> None:
+    """A fork at a turn whose thought the template has dropped since"""
+    history: list[Any] = ["What is 2 + 2?"]
+    for _ in range(2):
+        history += [replace((await c.ask(*history)).message, reasoning=""), "Again."]
+    await c.ask(*history)
+    await c.ask(*history[:2], "Otherwise?")
+    await c.ask(*history[:4], "Or so?")
+
+
 @case(GROUP, spoken)
 async def fork_at_an_earlier_turn(c: Client) -> None:
     """The client goes back to its first turn and asks something else"""

@@ -7,7 +7,7 @@ import asyncio
 from quintain import Reply
 
 from ..case import case
-from ..client import Client, expect
+from ..client import Client, RefusedError, UnexpectedError, expect
 from .kit import ADD, call, result
 
 GROUP = "sampling"
@@ -79,6 +79,25 @@ async def each_of_several_replies_continued(c: Client) -> None:
     await c.ask("What is the answer?", second.message, "Or with this.")
 
 
+@case(
+    GROUP,
+    lambda messages, again: f"answer {again}",
+    dialects=("chat",),
+    needs=("n",),
+    engine={"fail_on": (2,)},
+)
+async def one_of_several_replies_fails(c: Client) -> None:
+    """The engine fails for one of three replies, and the client sends the request again"""
+    try:
+        await c.ask_all("What is the answer?", n=3)
+    except RefusedError:
+        c.truth.unread |= set(range(len(c.truth.log)))
+    else:
+        raise UnexpectedError("expected an error of the server")
+    replies = await c.ask_all("What is the answer?", n=3)
+    await c.ask("What is the answer?", replies[2].message, "And?")
+
+
 @case(GROUP, ["The answer.\nThe rest.", "The end."], needs=("stop",), dialects=("chat", "messages"))
 async def stop_string(c: Client) -> None:
     """A stop string ends the turn; its tokens were sampled, and the client does not read it"""
@@ -100,7 +119,7 @@ async def stop_string_within_a_token(c: Client) -> None:
         await c.ask(question, reply.message, "And?", stop=["answeri", "is the p"])
 
 
-@case(GROUP, ["One, two, three, four.", "The end."])
+@case(GROUP, ["One, two, three, four.", "The end."], needs=("max_tokens",))
 async def token_limit(c: Client) -> None:
     """A reply hits the token limit; the end that the template writes was not sampled"""
     reply = await c.ask("Count.", max_tokens=8)
@@ -108,13 +127,13 @@ async def token_limit(c: Client) -> None:
     await c.ask("Count.", reply.message, "Go on.")
 
 
-@case(GROUP, ["One, two, three, four.", "The end."], streams=True)
+@case(GROUP, ["One, two, three, four.", "The end."], needs=("max_tokens",), streams=True)
 async def token_limit_streamed(c: Client) -> None:
     """The same as a stream"""
     await token_limit(c)
 
 
-@case(GROUP, [call(x=1, y=2), "3"], shown=False)
+@case(GROUP, [call(x=1, y=2), "3"], needs=("max_tokens",), shown=False)
 async def token_limit_within_a_call(c: Client) -> None:
     """The token limit falls within a call, which cannot be read"""
     reply = await c.ask("Add.", tools=[ADD], max_tokens=30)

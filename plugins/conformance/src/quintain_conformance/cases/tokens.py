@@ -43,7 +43,7 @@ async def unicode_split_over_tokens(c: Client) -> None:
     await c.ask("Smile.", reply.message, "Again.")
 
 
-@case(GROUP, "x\U0001f600\U0001f600", shown=False)
+@case(GROUP, "x\U0001f600\U0001f600", needs=("max_tokens",), shown=False)
 async def unicode_cut_by_the_token_limit(c: Client) -> None:
     """The token limit falls within a character, so that the client reads a replacement character"""
     reply = await c.ask("Smile.", max_tokens=4)

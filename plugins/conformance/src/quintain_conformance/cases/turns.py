@@ -55,6 +55,28 @@ async def system_message(c: Client) -> None:
     await c.ask(system("Answer in one word."), "Do you understand?", reply.message, "What now?")
 
 
+@case(GROUP, ["Yes.", "Still yes.", "At last."], dialects=("chat", "responses"))
+async def system_messages_within(c: Client) -> None:
+    """System messages between turns, as reminders"""
+    history: list[Any] = [system("Be brief."), user("Ready?")]
+    history += [(await c.ask(*history)).message, system("Be briefer."), user("Ready now?")]
+    history += [(await c.ask(*history)).message, user("And now?"), system("One word.")]
+    await c.ask(*history)
+
+
+@case(GROUP, ["The answer.", "The second answer."], dialects=("chat",))
+async def content_in_parts(c: Client) -> None:
+    """The client sends texts as lists of parts, its own and the policy's"""
+    body: dict[str, Any] = {"model": "policy"}
+    said: list[Any] = [user("What is the answer?")]
+    for question in ("And the second?", ""):
+        body["messages"] = [
+            {"role": m.role, "content": [{"type": "text", "text": m.content}]} for m in said
+        ]
+        (reply,) = c.note(said, await c.post("/chat/completions", body))
+        said += [reply.message, user(question)]
+
+
 @case(GROUP, ["It is morning.", "It is noon."])
 async def system_message_with_a_clock(c: Client) -> None:
     """The system message holds the time, so that each request begins with other tokens"""

@@ -1,0 +1,88 @@
+"""verifiers 0.4.0 as a capture layer for `quintain conformance`.
+
+What is measured is its interception server with the client of training (`TrainClient`), which
+renders prompts and calls vLLM's token-in route, as prime-rl uses it: the branches of the trace, each
+node's sampled tokens trained once. The renderer is the one for Qwen3. From the root of the
+repository, in an environment of its own (`docs/conformance.md`)::
+
+    quintain conformance --layer studies.benchmarks.peers.conformance_verifiers:VerifiersLayer
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from renderers import Qwen3RendererConfig
+from verifiers.v1.agent import AgentConfig
+from verifiers.v1.clients import ModelContext
+from verifiers.v1.configs.client import TrainClientConfig
+from verifiers.v1.interception import InterceptionServer
+from verifiers.v1.session import RolloutSession
+from verifiers.v1.task import TaskData
+from verifiers.v1.trace import AgentInfo, Trace, TraceTask
+from verifiers.v1.types import Sampling
+
+from quintain_conformance import Capture, Case, TrainingSequence, TruthEngine
+from quintain_conformance.server import EngineServer
+from quintain_conformance.tokenizer_files import save_tokenizer
+
+logging.getLogger("verifiers").setLevel(logging.ERROR)
+_FOLDER = save_tokenizer(Path(tempfile.mkdtemp(prefix="truth-tokenizer-")))
+
+
+class VerifiersLayer:
+    """Interception of verifiers with its renderer client."""
+
+    name = "verifiers"
+    version = version("verifiers")
+    plays = frozenset[str]()
+    dialects = frozenset({"chat"})  # the renderer client refuses the others
+    features = frozenset({"stream", "temperature", "prefill", "tool_choice"})
+    columns = frozenset({"ids", "mask", "logps", "replies", "prompts"})
+
+    async def capture(self, truth: TruthEngine, agent: Any, case: Case) -> Capture:
+        async with EngineServer(truth) as engine, InterceptionServer() as interception:
+            trace = Trace(
+                task=TraceTask(type="Task", data=TaskData(prompt="conformance"), key="0", hash="0"),
+                agent=AgentInfo(config=AgentConfig()),
+            )
+            client = TrainClientConfig(
+                base_url=engine.base_url,
+                api_key_var="CONFORMANCE_KEY",
+                renderer=Qwen3RendererConfig(),
+                renderer_model_name=str(_FOLDER),
+            )
+            context = ModelContext(
+                model=engine.model, client=client, sampling=Sampling(temperature=case.temperature)
+            )
+            session = RolloutSession(ctx=context, trace=trace)
+            async with interception.acquire(session) as (base_url, key, _):
+                await agent(f"{base_url}/v1", key)
+        return Capture(sequences=sequences_of(trace))
+
+
+def sequences_of(trace: Trace) -> list[TrainingSequence]:
+    """Return the branches of a trace; a sampled node that several share trains in the first."""
+    seen: set[int] = set()
+    sequences = []
+    for branch in trace.branches:
+        if not branch.trainable:
+            continue
+        mask: list[bool] = []
+        for node in branch.nodes:
+            first = id(node) not in seen
+            seen.add(id(node))
+            mask += [m and first for m in node.mask]
+        sequences.append(
+            TrainingSequence(
+                ids=tuple(branch.token_ids),
+                mask=tuple(mask),
+                logps=tuple(branch.logprobs),
+                versions=(),
+            )
+        )
+    return sequences
