@@ -8,8 +8,8 @@ for result in run_cases([*CASES.values()], GatewayLayer()):
 
 from __future__ import annotations
 
-from . import cases
-from .case import CASES, FEATURES, Case
+from .case import FEATURES, Case
+from .cases import CASES
 from .comparison import COLUMNS, Difference, TrainingSequence, compared
 from .layer import Capture, GatewayLayer, Layer, ServeLayer
 from .suite import Result, run_case, run_cases
@@ -29,7 +29,6 @@ __all__ = [
     "ServeLayer",
     "TrainingSequence",
     "TruthEngine",
-    "cases",
     "compared",
     "run_case",
     "run_cases",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from . import histories, requests, sampling, tokens, tools, turns, weights
+from ..case import CASES
 
-__all__ = ["histories", "requests", "sampling", "tokens", "tools", "turns", "weights"]
+# the order of the table
+from . import turns, tokens, sampling, tools, histories, requests, weights  # isort: skip
+
+__all__ = ["CASES", "histories", "requests", "sampling", "tokens", "tools", "turns", "weights"]
