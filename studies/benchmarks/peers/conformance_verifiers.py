@@ -21,7 +21,7 @@ from verifiers.v1.agent import AgentConfig
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.configs.client import TrainClientConfig
 from verifiers.v1.interception import InterceptionServer
-from verifiers.v1.session import RolloutSession
+from verifiers.v1.session import RolloutLimits, RolloutSession
 from verifiers.v1.task import TaskData
 from verifiers.v1.trace import AgentInfo, Trace, TraceTask
 from verifiers.v1.types import Sampling
@@ -41,7 +41,7 @@ class VerifiersLayer:
     version = version("verifiers")
     plays = frozenset[str]()
     dialects = frozenset({"chat"})  # the renderer client refuses the others
-    features = frozenset({"stream", "temperature", "prefill", "tool_choice"})
+    features = frozenset({"stream", "temperature", "prefill", "tool_choice", "budget"})
     columns = frozenset({"ids", "mask", "logps", "replies", "prompts"})
 
     async def capture(self, truth: TruthEngine, agent: Any, case: Case) -> Capture:
@@ -59,7 +59,8 @@ class VerifiersLayer:
             context = ModelContext(
                 model=engine.model, client=client, sampling=Sampling(temperature=case.temperature)
             )
-            session = RolloutSession(ctx=context, trace=trace)
+            limits = RolloutLimits(max_output_tokens=case.budget)
+            session = RolloutSession(ctx=context, trace=trace, limits=limits)
             async with interception.acquire(session) as (base_url, key, _):
                 await agent(f"{base_url}/v1", key)
         return Capture(sequences=sequences_of(trace))

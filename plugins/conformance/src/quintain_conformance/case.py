@@ -24,6 +24,7 @@ Feature = Literal[
     "tool_choice",
     "update_within_a_turn",
     "temperature",
+    "budget",
 ]
 FEATURES: dict[Feature, str] = {
     "stream": "replies as server-sent events",
@@ -37,6 +38,7 @@ FEATURES: dict[Feature, str] = {
     "tool_choice": '`tool_choice = "none"`',
     "update_within_a_turn": "weights that change while a turn is sampled",
     "temperature": "a temperature of the layer's own, other than 1",
+    "budget": "a limit on the tokens of an episode",
 }
 """What a layer may offer or not, each with what it is. A case that needs one which the layer does
 not name is not run.
@@ -59,6 +61,7 @@ class Case:
         streams: whether it asks for streams.
         needs: features of the layer.
         temperature: of the policy; a layer passes it to the engine.
+        budget: tokens that the policy may sample in the whole run; a layer sees to it.
         engine: further arguments of `TruthEngine`.
         shown: compare what the client read; not where APIs may show a text in other words, such as
             a call that cannot be read.
@@ -73,6 +76,7 @@ class Case:
     streams: bool = False
     needs: frozenset[Feature] = frozenset()
     temperature: float = 1.0
+    budget: int | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
     shown: bool = True
 
@@ -100,6 +104,8 @@ def case(
             asked.add("stream")
         if fields.get("temperature", 1.0) != 1.0:
             asked.add("temperature")
+        if fields.get("budget"):
+            asked.add("budget")
         CASES[name] = Case(
             name=name,
             summary=summary,

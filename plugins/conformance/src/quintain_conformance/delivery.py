@@ -33,7 +33,7 @@ def delivered(
     differences = []
     for exchange in read:
         content = exchange.reply.content
-        turns = [turn for turn in log if turn.received.content == content or not shown]
+        turns = [turn for turn in log if _same(turn, exchange) or not shown]
         if not turns:
             text = f"the client read {content!r:.300}, which no turn said"
             differences.append(Difference("replies", text))
@@ -41,12 +41,16 @@ def delivered(
         wrong = [prompt_mismatch(tokenizer, turn.context, exchange.messages) for turn in turns]
         if all(wrong):
             differences.append(Difference("prompts", f"{wrong[-1]}; reply {content!r:.200}"))
-    contents = {exchange.reply.content for exchange in read}
     for number, turn in enumerate(log if shown else ()):
-        if number not in unread and turn.received.content not in contents:
+        if number not in unread and not any(_same(turn, exchange) for exchange in read):
             text = f"turn {number + 1}, {turn.received.content!r:.300}, was not read"
             differences.append(Difference("replies", text))
     return differences
+
+
+def _same(turn: SampledTurn, exchange: Exchange) -> bool:
+    expected, actual = turn.received.content, exchange.reply.content
+    return expected == actual if exchange.reply.stop else expected[:-1] == actual[:-1]
 
 
 def prompt_mismatch(

@@ -14,6 +14,7 @@ from quintain_gateway import Gateway
 from quintain_gateway.engine_policy import EnginePolicy
 
 from .case import FEATURES, Case, Feature
+from .client import Exchange
 from .comparison import COLUMNS, Column
 from .dialects import DIALECTS, DialectName
 from .truth import TruthEngine
@@ -29,11 +30,14 @@ class Capture:
     """What a layer would train after one run of an agent.
 
     Attributes:
+        read: of a layer that plays the agents itself, what they asked and read. An empty ``stop`` of
+            a reply is not compared.
         sequences: every sequence for the learner. Empty ``logps`` or ``versions`` say that the layer
             keeps none; it leaves the column out of `Layer.columns` then.
     """
 
     sequences: Sequence[TrainingSequence]
+    read: Sequence[Exchange] = ()
 
 
 class Layer(Protocol):
@@ -43,7 +47,7 @@ class Layer(Protocol):
         name, version: for the table.
         dialects: that agents may speak to it.
         features: of `FEATURES` that it offers.
-        columns: of `COLUMNS` that it keeps.
+        columns: of `COLUMNS` that can be compared: what it keeps, and what its agents read.
         plays: names of cases whose agent it plays itself, because it has no address that agents
             could ask; empty if it has one.
     """
@@ -67,7 +71,7 @@ class Layer(Protocol):
 
 
 class _Ours:
-    """What both of Quintain's own layers offer: all."""
+    """What Quintain's own layers offer."""
 
     version = version("quintain-gateway")
     plays: frozenset[str] = frozenset()
@@ -105,7 +109,8 @@ class GatewayLayer(_Ours):
 
     async def capture(self, truth: TruthEngine, agent: Agent, case: Case) -> Capture:
         async with Gateway() as gateway:
-            environment = _Played(gateway=gateway, agent=agent)
+            limits = Limits(turns=None, tokens=case.budget, seconds=60)
+            environment = _Played(gateway=gateway, agent=agent).overridden(limits=limits)
             done = await evaluate(
                 environment,
                 truth,
@@ -120,6 +125,7 @@ class ServeLayer(_Ours):
     """The conversations of `quintain serve`."""
 
     name = "serve"
+    features: frozenset[Feature] = frozenset(FEATURES) - {"budget"}
 
     async def capture(self, truth: TruthEngine, agent: Agent, case: Case) -> Capture:
         policy = EnginePolicy(truth, Sampling(temperature=case.temperature))

@@ -31,6 +31,7 @@ class Result:
         columns: with a difference, in the order of `COLUMNS`; ``error`` where the run broke off.
         reasons: differences, or what the layer does not offer.
         turns, tokens: that the engine sampled.
+        sequences, length: that would train, and their tokens in sum, context included.
     """
 
     case: str
@@ -40,6 +41,8 @@ class Result:
     reasons: tuple[str, ...] = ()
     turns: int = 0
     tokens: int = 0
+    sequences: int = 0
+    length: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -85,12 +88,13 @@ async def run_case(case: Case, layer: Layer, dialect: DialectName) -> Result:
     differences = compared(truth.log, captured.sequences, unread=truth.unread, columns=columns)
     if isinstance(agent.failure, RefusedError | UnexpectedError):
         differences.append(Difference("replies", str(agent.failure)))
-    elif agent.client is not None and not agent.failure:
-        differences += delivered(
-            truth.tokenizer, truth.log, agent.client.read, unread=truth.unread, shown=case.shown
-        )
-    else:
+    elif agent.failure:
         failure = failure or agent.failure
+    elif "replies" in layer.columns and not failure:
+        read = captured.read if agent.client is None else agent.client.read
+        differences += delivered(
+            truth.tokenizer, truth.log, read, unread=truth.unread, shown=case.shown
+        )
     if agent.client is None and not layer.plays and not failure:
         failure = RuntimeError("the layer did not run the agent")
     wrong = {d.column for d in differences}
@@ -104,6 +108,8 @@ async def run_case(case: Case, layer: Layer, dialect: DialectName) -> Result:
         reasons=(*broken, *map(str, differences)),
         turns=len(truth.log),
         tokens=sum(len(turn.ids) for turn in truth.log),
+        sequences=len(captured.sequences),
+        length=sum(len(sequence.ids) for sequence in captured.sequences),
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from quintain import Reply
+from quintain import Message, Reply
 
 from ..case import case
 from ..client import Client, RefusedError, UnexpectedError, expect
-from .kit import ADD, call, result
+from .kit import ADD, call, result, user
 
 GROUP = "sampling"
 
@@ -139,6 +139,28 @@ async def token_limit_within_a_call(c: Client) -> None:
     reply = await c.ask("Add.", tools=[ADD], max_tokens=30)
     if reply.text:
         await c.ask("Add.", reply.message, "Once more.", tools=[ADD])
+
+
+@case(
+    GROUP,
+    [call(x=1, y=2, text="I add."), call(x=3, y=4, text="I add more."), "The answer is 10."],
+    budget=80,
+    shown=False,
+)
+async def token_budget_of_the_episode(c: Client) -> None:
+    """The tokens of the episode run out within its second turn"""
+    history: list[Message] = [user("Add.")]
+    for _ in range(3):
+        try:
+            reply = await c.ask(*history, tools=[ADD])
+        except RefusedError as e:
+            expect(400 <= e.status < 500, f"an error of the request, not {e}")
+            break
+        if not (reply.text or reply.calls):
+            break
+        history += [reply.message, *(result(one) for one in reply.calls)]
+        if history[-1].role == "assistant":
+            history.append(user("Go on."))
 
 
 @case(GROUP, ["x", "y"], engine={"context": 120}, shown=False)
