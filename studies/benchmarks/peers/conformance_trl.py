@@ -96,8 +96,6 @@ PLAYED: dict[str, Played] = {
     "same-call-twice": asked("Add.", tools=True),
     "log-probs-of-calls-under-temperature": asked("Add.", tools=True),
     "token-budget-of-the-episode": asked("Add.", tools=True),
-    "update-within-a-turn": asked("A?"),
-    "update-within-a-call": asked("Add.", tools=True),
 }
 """By the name of the case."""
 
@@ -132,7 +130,7 @@ class TRLLayer:
     version = version("trl")
     plays = frozenset(PLAYED)
     dialects = frozenset({"chat"})
-    features = frozenset({"n", "temperature", "stream", "update_within_a_turn", "budget"})
+    features = frozenset({"n", "temperature", "budget"})
     columns = frozenset({"ids", "mask", "logps", "replies", "prompts"})
 
     async def capture(self, truth: TruthEngine, agent: Any, case: Case) -> Capture:

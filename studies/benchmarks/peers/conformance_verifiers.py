@@ -2,8 +2,9 @@
 
 What is measured is its interception server with the client of training (`TrainClient`), which
 renders prompts and calls vLLM's token-in route, as prime-rl uses it: the branches of the trace, each
-node's sampled tokens trained once. The renderer is the one for Qwen3. From the root of the
-repository, in an environment of its own (`docs/conformance.md`)::
+node's sampled tokens trained once. The renderer is the one for Qwen3, which keeps thoughts here, as
+the template of the script does, so that conversations continue. From the root of the repository, in
+an environment of its own (`docs/conformance.md`)::
 
     quintain conformance --layer studies.benchmarks.peers.conformance_verifiers:VerifiersLayer
 """
@@ -53,7 +54,7 @@ class VerifiersLayer:
             client = TrainClientConfig(
                 base_url=engine.base_url,
                 api_key_var="CONFORMANCE_KEY",
-                renderer=Qwen3RendererConfig(),
+                renderer=Qwen3RendererConfig(thinking_retention="all"),
                 renderer_model_name=str(_FOLDER),
             )
             context = ModelContext(

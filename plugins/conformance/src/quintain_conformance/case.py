@@ -22,7 +22,7 @@ Feature = Literal[
     "previous_response_id",
     "prefill",
     "tool_choice",
-    "update_within_a_turn",
+    "versions",
     "temperature",
     "budget",
 ]
@@ -36,7 +36,7 @@ FEATURES: dict[Feature, str] = {
     "previous_response_id": "the responses API with `previous_response_id`",
     "prefill": "a last message of the assistant",
     "tool_choice": '`tool_choice = "none"`',
-    "update_within_a_turn": "weights that change while a turn is sampled",
+    "versions": "the weight version of each token",
     "temperature": "a temperature of the layer's own, other than 1",
     "budget": "a limit on the tokens of an episode",
 }

@@ -11,7 +11,7 @@ from .kit import ADD, call, result
 GROUP = "weights"
 
 
-@case(GROUP, ["The answer is 4.", "In the end 5.", "Nothing."])
+@case(GROUP, ["The answer is 4.", "In the end 5.", "Nothing."], needs=("versions",))
 async def update_between_turns(c: Client) -> None:
     """New weights before the second turn: tokens of the first keep their version"""
     first = (await c.ask("A?")).message
@@ -25,7 +25,7 @@ async def update_between_turns(c: Client) -> None:
     GROUP,
     ["The answer is 4.", "In the end 5."],
     engine={"updates": {1: 5, 2: 3}},
-    needs=("update_within_a_turn",),
+    needs=("versions",),
 )
 async def update_within_a_turn(c: Client) -> None:
     """New weights after some tokens of a turn: each token has the version that sampled it"""
@@ -37,7 +37,7 @@ async def update_within_a_turn(c: Client) -> None:
     GROUP,
     [call(x=1, y=2), "3"],
     engine={"updates": {1: 9}},
-    needs=("update_within_a_turn",),
+    needs=("versions",),
     streams=True,
 )
 async def update_within_a_call(c: Client) -> None:
@@ -46,7 +46,7 @@ async def update_within_a_call(c: Client) -> None:
     await c.ask("Add.", reply.message, *(result(one) for one in reply.calls), tools=[ADD])
 
 
-@case(GROUP, lambda messages, again: f"answer {again}")
+@case(GROUP, lambda messages, again: f"answer {again}", needs=("versions",))
 async def update_before_a_retry(c: Client) -> None:
     """One request before and after an update: two turns of two versions"""
     await c.ask("A?")
@@ -54,7 +54,7 @@ async def update_before_a_retry(c: Client) -> None:
     await c.ask("A?")
 
 
-@case(GROUP, lambda messages: f"about {messages[-1].content}")
+@case(GROUP, lambda messages: f"about {messages[-1].content}", needs=("versions",))
 async def update_between_parallel_requests(c: Client) -> None:
     """Requests at once, some of them sampled by newer weights"""
     await asyncio.gather(*(c.ask(f"Old {i}?") for i in range(3)))
