@@ -27,7 +27,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from quintain import Message, Sampling, ToolCall
-from quintain_conformance import Capture, Case, TrainingSequence, TruthEngine
+from quintain_conformance import Capture, CaptureCase, TrainingSequence, TruthEngine
 from quintain_conformance.client import Exchange
 from quintain_conformance.tokenizer_files import save_tokenizer
 from quintain_conformance.truth import Received
@@ -91,7 +91,7 @@ PLAYED: dict[str, Played] = {
     "call-inside-an-open-thought": asked("Add.", tools=True),
     "empty-result": asked("Look.", tools=True, looked=""),
     "result-repeats-the-policy": asked("Look.", tools=True, looked="the answer"),
-    "long-result": asked("Look.", tools=True, looked="data " * 4000),
+    "long-result": asked("Look.", tools=True, looked="data " * 2000),
     "thought-before-a-call-left-out": asked("Add.", tools=True),
     "same-call-twice": asked("Add.", tools=True),
     "log-probs-of-calls-under-temperature": asked("Add.", tools=True),
@@ -133,7 +133,7 @@ class TRLLayer:
     features = frozenset({"n", "temperature", "budget"})
     columns = frozenset({"ids", "mask", "logps", "replies", "prompts"})
 
-    async def capture(self, truth: TruthEngine, agent: Any, case: Case) -> Capture:
+    async def capture(self, truth: TruthEngine, agent: Any, case: CaptureCase) -> Capture:
         played, longest = PLAYED[case.name], case.budget or LONGEST
         trainer = self.trainer(played, longest)
         trainer.vllm_generation = Generation(truth, case.temperature, longest)

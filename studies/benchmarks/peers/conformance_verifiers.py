@@ -27,7 +27,7 @@ from verifiers.v1.task import TaskData
 from verifiers.v1.trace import AgentInfo, Trace, TraceTask
 from verifiers.v1.types import Sampling
 
-from quintain_conformance import Capture, Case, TrainingSequence, TruthEngine
+from quintain_conformance import Capture, CaptureCase, TrainingSequence, TruthEngine
 from quintain_conformance.server import EngineServer
 from quintain_conformance.tokenizer_files import save_tokenizer
 
@@ -45,7 +45,7 @@ class VerifiersLayer:
     features = frozenset({"stream", "temperature", "prefill", "tool_choice", "budget"})
     columns = frozenset({"ids", "mask", "logps", "replies", "prompts"})
 
-    async def capture(self, truth: TruthEngine, agent: Any, case: Case) -> Capture:
+    async def capture(self, truth: TruthEngine, agent: Any, case: CaptureCase) -> Capture:
         async with EngineServer(truth) as engine, InterceptionServer() as interception:
             trace = Trace(
                 task=TraceTask(type="Task", data=TaskData(prompt="conformance"), key="0", hash="0"),

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from quintain import Message, Sampled, Sampling
 from quintain.rollouts import Conversation
 from quintain.types import TrainingSequence
-from quintain_conformance import Capture, Case, ServeLayer, TruthEngine
+from quintain_conformance import Capture, CaptureCase, ServeLayer, TruthEngine
 from quintain_conformance.tokenizer import MergingTokenizer
 from quintain_conformance.truth import truth_logp
 from quintain_gateway import chat, endpoint, threads
@@ -60,7 +60,7 @@ class FaultyLayer(ServeLayer):
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
 
-    async def capture(self, truth: TruthEngine, agent: Any, case: Case) -> Capture:
+    async def capture(self, truth: TruthEngine, agent: Any, case: CaptureCase) -> Capture:
         fault = self.fault
         engine = FaultyEngine(truth, fault.sampled) if fault.sampled else truth
         with fault.planted():
@@ -215,7 +215,7 @@ def replies_changed(change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
     response = chat.response
 
     def changed(*args: Any) -> dict[str, Any]:
-        body = json.loads(json.dumps(response(*args)))
+        body: dict[str, Any] = json.loads(json.dumps(response(*args)))
         change(body)
         return body
 
@@ -320,9 +320,7 @@ FAULTS: dict[str, Fault] = {
         column="ids",
         kept=lambda kept: kept[-1:],
     ),
-    "sequences cut at 1,024 tokens": Fault(
-        finds=("long-reply", "long-result"), column="ids", kept=cut_at(1024)
-    ),
+    "sequences cut at 1,024 tokens": Fault(finds=("long-reply",), column="ids", kept=cut_at(1024)),
     "a retry replaces what was sampled first": Fault(
         finds=("retry-after-a-reply", "update-before-a-retry"),
         column="ids",

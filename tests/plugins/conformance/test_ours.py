@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from quintain_conformance import CASES, Case, GatewayLayer, Layer, ServeLayer, run_cases
+from quintain_conformance import (
+    CASES,
+    CaptureCase,
+    CaptureLayer,
+    GatewayLayer,
+    ServeLayer,
+    run_cases,
+)
 
 
-def failures(case: Case, layer: Layer) -> list[str]:
+def failures(case: CaptureCase, layer: CaptureLayer) -> list[str]:
     return [
         f"{result.dialect}: {reason}"
         for result in run_cases([case], layer)
@@ -16,13 +23,13 @@ def failures(case: Case, layer: Layer) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_gateway_in_an_episode_trains_what_was_sampled(case: Case) -> None:
+def test_the_gateway_in_an_episode_trains_what_was_sampled(case: CaptureCase) -> None:
     assert failures(case, GatewayLayer()) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_server_records_what_was_sampled(case: Case) -> None:
+def test_the_server_records_what_was_sampled(case: CaptureCase) -> None:
     assert failures(case, ServeLayer()) == []
 
 

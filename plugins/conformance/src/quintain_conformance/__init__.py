@@ -8,10 +8,10 @@ for result in run_cases([*CASES.values()], GatewayLayer()):
 
 from __future__ import annotations
 
-from .case import FEATURES, Case
+from .case import FEATURES, CaptureCase
 from .cases import CASES
-from .comparison import COLUMNS, Difference, TrainingSequence, compared
-from .layer import Capture, GatewayLayer, Layer, ServeLayer
+from .comparison import COLUMNS, TokenDifference, TrainingSequence, compared
+from .layer import Capture, CaptureLayer, GatewayLayer, ServeLayer
 from .suite import Result, run_case, run_cases
 from .truth import SampledTurn, TruthEngine
 
@@ -20,13 +20,13 @@ __all__ = [
     "COLUMNS",
     "FEATURES",
     "Capture",
-    "Case",
-    "Difference",
+    "CaptureCase",
+    "CaptureLayer",
     "GatewayLayer",
-    "Layer",
     "Result",
     "SampledTurn",
     "ServeLayer",
+    "TokenDifference",
     "TrainingSequence",
     "TruthEngine",
     "compared",

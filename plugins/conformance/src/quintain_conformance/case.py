@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from .client import Client
+from .client import AgentClient
 from .dialects import DIALECTS, DialectName
 from .truth import Script, TruthEngine
 
-__all__ = ["CASES", "FEATURES", "Case", "Feature", "case"]
+__all__ = ["CASES", "FEATURES", "CaptureCase", "Feature", "case"]
 
 Feature = Literal[
     "stream",
@@ -44,12 +44,12 @@ FEATURES: dict[Feature, str] = {
 not name is not run.
 """
 
-Program = Callable[[Client], Awaitable[None]]
+Program = Callable[[AgentClient], Awaitable[None]]
 P = TypeVar("P", bound=Program)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class CaptureCase:
     """One row of the table.
 
     Attributes:
@@ -85,7 +85,7 @@ class Case:
         return TruthEngine(self.script, **self.engine)
 
 
-CASES: dict[str, Case] = {}
+CASES: dict[str, CaptureCase] = {}
 """All cases, in the order of the table."""
 
 
@@ -106,7 +106,7 @@ def case(
             asked.add("temperature")
         if fields.get("budget"):
             asked.add("budget")
-        CASES[name] = Case(
+        CASES[name] = CaptureCase(
             name=name,
             summary=summary,
             group=group,

@@ -16,7 +16,7 @@ from quintain import Message, ToolSpec
 from .dialects import DIALECTS, DialectName
 from .truth import Received, TruthEngine
 
-__all__ = ["Client", "Exchange", "RefusedError", "UnexpectedError", "expect", "talk"]
+__all__ = ["AgentClient", "Exchange", "RefusedError", "UnexpectedError", "expect", "talk"]
 
 
 class RefusedError(Exception):
@@ -45,7 +45,7 @@ class Exchange:
     reply: Received
 
 
-class Client:
+class AgentClient:
     """Asks a capture layer in one API and keeps what it read.
 
     Attributes:

@@ -13,9 +13,9 @@ import click
 from quintain.errors import UnknownNameError, UsageError
 from quintain.registry import current
 
-from .case import Case
+from .case import CaptureCase
 from .dialects import DIALECTS
-from .layer import GatewayLayer, Layer, ServeLayer
+from .layer import CaptureLayer, GatewayLayer, ServeLayer
 from .suite import Result, run_cases
 
 LAYERS = {layer.name: layer for layer in (GatewayLayer, ServeLayer)}
@@ -94,7 +94,7 @@ def conformance(
     ctx.exit(1 if failed else 0)
 
 
-def _chosen(names: Sequence[str], group: str | None) -> list[Case]:
+def _chosen(names: Sequence[str], group: str | None) -> list[CaptureCase]:
     """Return the cases to run.
 
     Raises:
@@ -112,7 +112,7 @@ def _chosen(names: Sequence[str], group: str | None) -> list[Case]:
     return [one for one in chosen if group in (None, one.group)]
 
 
-def _layer(name: str) -> Layer:
+def _layer(name: str) -> CaptureLayer:
     """Return the layer that *name* means.
 
     Raises:
@@ -123,7 +123,7 @@ def _layer(name: str) -> Layer:
     if ":" not in name:
         raise UnknownNameError.of("layer", name, [*LAYERS], "or MODULE:ATTR, a class of yours")
     found: Any = current().load("layer", name)
-    layer: Layer = found() if callable(found) else found
+    layer: CaptureLayer = found() if callable(found) else found
     wanted = ("name", "version", "plays", "dialects", "features", "columns", "capture")
     missing = [attribute for attribute in wanted if not hasattr(layer, attribute)]
     if missing:
@@ -133,7 +133,7 @@ def _layer(name: str) -> Layer:
     return layer
 
 
-def _row(one: Case) -> dict[str, Any]:
+def _row(one: CaptureCase) -> dict[str, Any]:
     return {
         "case": one.name,
         "group": one.group,

@@ -13,7 +13,7 @@ from quintain.types import TrainingSequence
 
 from .truth import SampledTurn
 
-__all__ = ["COLUMNS", "Column", "Difference", "TrainingSequence", "compared"]
+__all__ = ["COLUMNS", "Column", "TokenDifference", "TrainingSequence", "compared"]
 
 Column = Literal["ids", "mask", "logps", "versions", "replies", "prompts"]
 COLUMNS: tuple[Column, ...] = ("ids", "mask", "logps", "versions", "replies", "prompts")
@@ -25,7 +25,7 @@ TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
-class Difference:
+class TokenDifference:
     """One thing that is not as in the truth."""
 
     column: Column
@@ -52,7 +52,7 @@ def compared(
     *,
     unread: frozenset[int] | set[int] = frozenset(),
     columns: Sequence[Column] = COLUMNS,
-) -> list[Difference]:
+) -> list[TokenDifference]:
     """Return how *sequences* differ from *log*; nothing if each sampled token trains exactly once,
     after the tokens that it was sampled after, with its log-prob and version.
 
@@ -73,23 +73,23 @@ def compared(
             present.add(token.path)
             if masked:
                 trained[token.path].append(token)
-    differences: list[Difference] = []
+    differences: list[TokenDifference] = []
     for path, tokens in truth.items():
         found = trained.get(path, [])
         if len(found) < len(tokens) - optional[path]:
             why = "does not train" if path in present else "is in no sequence after its context"
             column: Column = "mask" if path in present else "ids"
-            differences.append(Difference(column, f"{tokens[-1].place} {why}"))
+            differences.append(TokenDifference(column, f"{tokens[-1].place} {why}"))
         if len(found) > len(tokens):
             text = f"{tokens[0].place} trains {len(found)} times, sampled {len(tokens)} times"
-            differences.append(Difference("mask", text))
-        differences += _values(tokens, found, columns)
+            differences.append(TokenDifference("mask", text))
+        differences += _values(tokens, found[: len(tokens)], columns)
     contexts = {path for turn in log for path in _paths((*turn.context, *turn.ids))}
     for path, found in trained.items():
         if path not in truth:
             column = "mask" if path in contexts else "ids"
             text = f"{found[0].place} trains and was not sampled there"
-            differences.append(Difference(column, text))
+            differences.append(TokenDifference(column, text))
     return [d for d in differences if d.column in columns]
 
 
@@ -111,7 +111,7 @@ def _of_sequence(sequence: TrainingSequence, number: int) -> Iterator[tuple[_Tok
 
 def _values(
     tokens: Sequence[_Token], found: Sequence[_Token], columns: Sequence[Column]
-) -> Iterator[Difference]:
+) -> Iterator[TokenDifference]:
     """Yield differences in log-probs and versions; tokens that were sampled twice alike are matched
     in order.
     """
@@ -122,7 +122,7 @@ def _values(
             nearest = min(expected, key=lambda x: abs(x - logp), default=None) if logp else None
             if nearest is None or logp is None or not abs(nearest - logp) <= TOLERANCE:
                 text = f"{tokens[0].place} has {logp}, sampled with {tokens[0].logp}"
-                yield Difference("logps", text)
+                yield TokenDifference("logps", text)
             else:
                 expected.remove(nearest)
     if "versions" in columns:
@@ -130,7 +130,7 @@ def _values(
         for token in found:
             if token.version is None or not left[token.version]:
                 text = f"{tokens[0].place} has {token.version}, sampled by {tokens[0].version}"
-                yield Difference("versions", text)
+                yield TokenDifference("versions", text)
             left[token.version] -= 1
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from quintain import Message
 
 from .client import Exchange
-from .comparison import Difference
+from .comparison import TokenDifference
 from .tokenizer import MergingTokenizer
 from .truth import SampledTurn, said
 
@@ -22,7 +22,7 @@ def delivered(
     *,
     unread: set[int],
     shown: bool = True,
-) -> list[Difference]:
+) -> list[TokenDifference]:
     """Return replies that no turn of *log* said, turns that no client read, and replies to another
     prompt than the client sent. A layer may answer a repeated request with the same turn.
 
@@ -36,15 +36,15 @@ def delivered(
         turns = [turn for turn in log if _same(turn, exchange) or not shown]
         if not turns:
             text = f"the client read {content!r:.300}, which no turn said"
-            differences.append(Difference("replies", text))
+            differences.append(TokenDifference("replies", text))
             continue
         wrong = [prompt_mismatch(tokenizer, turn.context, exchange.messages) for turn in turns]
         if all(wrong):
-            differences.append(Difference("prompts", f"{wrong[-1]}; reply {content!r:.200}"))
+            differences.append(TokenDifference("prompts", f"{wrong[-1]}; reply {content!r:.200}"))
     for number, turn in enumerate(log if shown else ()):
         if number not in unread and not any(_same(turn, exchange) for exchange in read):
             text = f"turn {number + 1}, {turn.received.content!r:.300}, was not read"
-            differences.append(Difference("replies", text))
+            differences.append(TokenDifference("replies", text))
     return differences
 
 

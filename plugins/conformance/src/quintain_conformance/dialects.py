@@ -13,14 +13,14 @@ from quintain import Message, ToolCall, ToolSpec
 
 from .truth import Received
 
-__all__ = ["DIALECTS", "Dialect", "DialectName"]
+__all__ = ["DIALECTS", "ClientDialect", "DialectName"]
 
 DialectName = Literal["chat", "responses", "messages"]
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dialect:
+class ClientDialect:
     """One API.
 
     Attributes:
@@ -280,22 +280,22 @@ def _messages_whole(events: Sequence[Json]) -> Json:
     return whole
 
 
-DIALECTS: dict[DialectName, Dialect] = {
-    "chat": Dialect(
+DIALECTS: dict[DialectName, ClientDialect] = {
+    "chat": ClientDialect(
         name="chat",
         path="/chat/completions",
         body=_chat_body,
         replies=_chat_replies,
         whole=_chat_whole,
     ),
-    "responses": Dialect(
+    "responses": ClientDialect(
         name="responses",
         path="/responses",
         body=_responses_body,
         replies=_responses_replies,
         whole=_responses_whole,
     ),
-    "messages": Dialect(
+    "messages": ClientDialect(
         name="messages",
         path="/messages",
         body=_messages_body,

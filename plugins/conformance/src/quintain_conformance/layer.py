@@ -13,13 +13,13 @@ from quintain.types import TrainingSequence, trained
 from quintain_gateway import Gateway
 from quintain_gateway.engine_policy import EnginePolicy
 
-from .case import FEATURES, Case, Feature
+from .case import FEATURES, CaptureCase, Feature
 from .client import Exchange
 from .comparison import COLUMNS, Column
 from .dialects import DIALECTS, DialectName
 from .truth import TruthEngine
 
-__all__ = ["Capture", "GatewayLayer", "Layer", "ServeLayer"]
+__all__ = ["Capture", "CaptureLayer", "GatewayLayer", "ServeLayer"]
 
 Agent = Callable[[str, str], Awaitable[None]]
 """Plays the agent of a case against a base URL, which ends with ``/v1``, with a key."""
@@ -33,14 +33,14 @@ class Capture:
         read: of a layer that plays the agents itself, what they asked and read. An empty ``stop`` of
             a reply is not compared.
         sequences: every sequence for the learner. Empty ``logps`` or ``versions`` say that the layer
-            keeps none; it leaves the column out of `Layer.columns` then.
+            keeps none; it leaves the column out of `CaptureLayer.columns` then.
     """
 
     sequences: Sequence[TrainingSequence]
     read: Sequence[Exchange] = ()
 
 
-class Layer(Protocol):
+class CaptureLayer(Protocol):
     """A capture layer: what stands between agents and an engine and keeps what trains.
 
     Attributes:
@@ -59,7 +59,7 @@ class Layer(Protocol):
     features: frozenset[Feature]
     columns: frozenset[Column]
 
-    async def capture(self, truth: TruthEngine, agent: Agent, case: Case) -> Capture:
+    async def capture(self, truth: TruthEngine, agent: Agent, case: CaptureCase) -> Capture:
         """Put itself in front of *truth*, let *agent* run to its end, and return what trains.
 
         *agent* raises nothing. A layer that reaches its engine over HTTP serves *truth* with
@@ -107,7 +107,7 @@ class GatewayLayer(_Ours):
 
     name = "gateway"
 
-    async def capture(self, truth: TruthEngine, agent: Agent, case: Case) -> Capture:
+    async def capture(self, truth: TruthEngine, agent: Agent, case: CaptureCase) -> Capture:
         async with Gateway() as gateway:
             limits = Limits(turns=None, tokens=case.budget, seconds=60)
             environment = _Played(gateway=gateway, agent=agent).overridden(limits=limits)
@@ -127,7 +127,7 @@ class ServeLayer(_Ours):
     name = "serve"
     features: frozenset[Feature] = frozenset(FEATURES) - {"budget"}
 
-    async def capture(self, truth: TruthEngine, agent: Agent, case: Case) -> Capture:
+    async def capture(self, truth: TruthEngine, agent: Agent, case: CaptureCase) -> Capture:
         policy = EnginePolicy(truth, Sampling(temperature=case.temperature))
         async with Gateway() as gateway, gateway.serve(policy) as endpoint:
             await agent(endpoint.base_url, endpoint.api_key)

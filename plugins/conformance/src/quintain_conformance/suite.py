@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import aiohttp
 
-from .case import Case
-from .client import Client, RefusedError, UnexpectedError
-from .comparison import COLUMNS, Column, Difference, compared
+from .case import CaptureCase
+from .client import AgentClient, RefusedError, UnexpectedError
+from .comparison import COLUMNS, Column, TokenDifference, compared
 from .delivery import delivered
 from .dialects import DialectName
-from .layer import Capture, Layer
+from .layer import Capture, CaptureLayer
 from .truth import TruthEngine
 
 __all__ = ["Outcome", "Result", "run_case", "run_cases"]
@@ -48,19 +48,19 @@ class Result:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-class Agent:
+class PlayedAgent:
     """The agent of one run, which a layer calls with an address and a key."""
 
-    def __init__(self, case: Case, truth: TruthEngine, dialect: DialectName) -> None:
+    def __init__(self, case: CaptureCase, truth: TruthEngine, dialect: DialectName) -> None:
         self._case, self._truth, self._dialect = case, truth, dialect
-        self.client: Client | None = None
+        self.client: AgentClient | None = None
         self.failure: Exception | None = None
 
     async def __call__(self, base_url: str, key: str) -> None:
         """Run the program; what it raises is kept."""
         case = self._case
         async with aiohttp.ClientSession() as http:
-            self.client = Client(
+            self.client = AgentClient(
                 http, base_url, key, self._truth, self._dialect, stream=case.streams
             )
             try:
@@ -69,14 +69,14 @@ class Agent:
                 self.failure = e
 
 
-async def run_case(case: Case, layer: Layer, dialect: DialectName) -> Result:
+async def run_case(case: CaptureCase, layer: CaptureLayer, dialect: DialectName) -> Result:
     """Return the result of *case* in *dialect*, whatever the layer raises."""
     missing = _missing(case, layer, dialect)
     if missing:
         reason = f"the layer does not offer {', '.join(missing)}"
         return Result(case=case.name, dialect=dialect, outcome="not offered", reasons=(reason,))
     truth = case.truth()
-    agent = Agent(case, truth, dialect)
+    agent = PlayedAgent(case, truth, dialect)
     captured = Capture(sequences=())
     failure: Exception | None = None
     try:
@@ -87,7 +87,7 @@ async def run_case(case: Case, layer: Layer, dialect: DialectName) -> Result:
     columns = [c for c in COLUMNS if c in layer.columns]
     differences = compared(truth.log, captured.sequences, unread=truth.unread, columns=columns)
     if isinstance(agent.failure, RefusedError | UnexpectedError):
-        differences.append(Difference("replies", str(agent.failure)))
+        differences.append(TokenDifference("replies", str(agent.failure)))
     elif agent.failure:
         failure = failure or agent.failure
     elif "replies" in layer.columns and not failure:
@@ -98,13 +98,14 @@ async def run_case(case: Case, layer: Layer, dialect: DialectName) -> Result:
     if agent.client is None and not layer.plays and not failure:
         failure = RuntimeError("the layer did not run the agent")
     wrong = {d.column for d in differences}
-    at_fault: list[Column | Literal["error"]] = [c for c in COLUMNS if c in wrong]
+    at_fault: list[Column | Literal["error"]] = ["error"] if failure else []
+    at_fault += [c for c in COLUMNS if c in wrong]
     broken = [f"error: {type(failure).__name__}: {failure}"] if failure else []
     return Result(
         case=case.name,
         dialect=dialect,
         outcome="fail" if differences or failure else "pass",
-        columns=(*(["error"] if failure else []), *at_fault),
+        columns=tuple(at_fault),
         reasons=(*broken, *map(str, differences)),
         turns=len(truth.log),
         tokens=sum(len(turn.ids) for turn in truth.log),
@@ -113,7 +114,9 @@ async def run_case(case: Case, layer: Layer, dialect: DialectName) -> Result:
     )
 
 
-def run_cases(cases: Sequence[Case], layer: Layer, dialect: str = "") -> Iterator[Result]:
+def run_cases(
+    cases: Sequence[CaptureCase], layer: CaptureLayer, dialect: str = ""
+) -> Iterator[Result]:
     """Yield the results of *cases*, each in all of its dialects, or in *dialect* alone; all run in
     one event loop.
     """
@@ -124,7 +127,7 @@ def run_cases(cases: Sequence[Case], layer: Layer, dialect: str = "") -> Iterato
                     yield runner.run(run_case(case, layer, name))
 
 
-def _missing(case: Case, layer: Layer, dialect: DialectName) -> list[str]:
+def _missing(case: CaptureCase, layer: CaptureLayer, dialect: DialectName) -> list[str]:
     """Return what *case* needs and the layer does not offer."""
     if layer.plays and case.name not in layer.plays:
         return ["this case"]

@@ -29,11 +29,11 @@ from quintain_authoring.scripted import written
 
 from .tokenizer import MergingTokenizer
 
-__all__ = ["Received", "SampledTurn", "Script", "Tokens", "TruthEngine", "said", "truth_logp"]
+__all__ = ["Received", "SampledTurn", "Script", "TokenReply", "TruthEngine", "said", "truth_logp"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens:
+class TokenReply:
     """A reply by its ids, the end of the turn included; *shown* is what its client is to read."""
 
     ids: tuple[int, ...]
@@ -41,7 +41,7 @@ class Tokens:
     finish: Finish = "stop"
 
 
-Script = str | Reply | Tokens | Sequence[str | Reply | Tokens] | Callable[..., Any]
+Script = str | Reply | TokenReply | Sequence[str | Reply | TokenReply] | Callable[..., Any]
 """One reply for all turns, one per turn of a conversation (the last repeats), or a function of the
 messages and of how often exactly these tokens were continued before.
 """
@@ -193,7 +193,7 @@ class TruthEngine(TokenEngine):
         if isinstance(stop, str) or (finish == "length" and len(ids) < len(planned.ids)):
             text = self.tokenizer.decode(ids)
             received = Received(
-                text=text[: text.find(stop)].strip() if stop else text.strip(),
+                text=(text[: text.find(stop)] if isinstance(stop, str) else text).strip(),
                 stop="length" if finish == "length" else "stop",
             )
         else:
@@ -219,7 +219,7 @@ class TruthEngine(TokenEngine):
     def _planned(self, context: tuple[int, ...]) -> _Planned:
         """Return what the script says after *context*, as tokens."""
         reply = self._script(said(self.tokenizer, context), self._again[context])
-        if isinstance(reply, Tokens):
+        if isinstance(reply, TokenReply):
             plain = Reply(text=reply.shown, finish=reply.finish)
             return _Planned(ids=list(reply.ids), reply=plain)
         if isinstance(reply, str):
@@ -300,7 +300,7 @@ def _as_function(script: Script) -> Callable[[Sequence[Message], int], Any]:
         function = script
         plain = len(inspect.signature(function).parameters) == 1
         return (lambda messages, again: function(messages)) if plain else function
-    replies = [script] if isinstance(script, (str, Reply, Tokens)) else list(script)
+    replies = [script] if isinstance(script, (str, Reply, TokenReply)) else list(script)
 
     def turn(messages: Sequence[Message], again: int) -> Any:
         return replies[min(sum(m.role == "assistant" for m in messages), len(replies) - 1)]

@@ -10,7 +10,7 @@ from typing import Any
 from quintain import Message, Reply
 
 from ..case import case
-from ..client import Client
+from ..client import AgentClient
 from .kit import ADD, call, result, solve, system, user
 
 GROUP = "histories"
@@ -23,7 +23,7 @@ def spoken(messages: Sequence[Message]) -> str:
 
 
 @case(GROUP, [THOUGHT, THOUGHT, "The end."], dialects=("chat",))
-async def thoughts_sent_back(c: Client) -> None:
+async def thoughts_sent_back(c: AgentClient) -> None:
     """The client sends the thoughts of the policy back"""
     history: list[Any] = ["What is 2 + 2?"]
     for _ in range(3):
@@ -31,7 +31,7 @@ async def thoughts_sent_back(c: Client) -> None:
 
 
 @case(GROUP, [THOUGHT, THOUGHT, "The end."])
-async def thoughts_left_out(c: Client) -> None:
+async def thoughts_left_out(c: AgentClient) -> None:
     """The client drops the thoughts of the policy"""
     history: list[Any] = ["What is 2 + 2?"]
     for _ in range(3):
@@ -40,7 +40,7 @@ async def thoughts_left_out(c: Client) -> None:
 
 
 @case(GROUP, [THOUGHT, THOUGHT, "The end."], dialects=("messages",))
-async def thinking_blocks(c: Client) -> None:
+async def thinking_blocks(c: AgentClient) -> None:
     """The client asks for blocks of thoughts and sends them back"""
     history: list[Any] = ["What is 2 + 2?"]
     for _ in range(3):
@@ -49,7 +49,7 @@ async def thinking_blocks(c: Client) -> None:
 
 
 @case(GROUP, [call(x=1, y=2, reasoning="I add."), "3"])
-async def thought_before_a_call_left_out(c: Client) -> None:
+async def thought_before_a_call_left_out(c: AgentClient) -> None:
     """A thought before a call, which the client drops"""
     await solve(c, "Add.", back=lambda reply: replace(reply.message, reasoning=""))
 
@@ -58,7 +58,7 @@ STRIPPING = {"strips_thoughts": True}
 
 
 @case(GROUP, [THOUGHT, THOUGHT, "The end."], engine=STRIPPING)
-async def thoughts_stripped_by_the_template(c: Client) -> None:
+async def thoughts_stripped_by_the_template(c: AgentClient) -> None:
     """The chat template drops thoughts of earlier turns, so that each turn has another context"""
     await thoughts_left_out(c)
 
@@ -68,14 +68,14 @@ async def thoughts_stripped_by_the_template(c: Client) -> None:
     [call(x=1, y=2, reasoning="I add."), call(x=3, y=4, reasoning="More."), THOUGHT, "The end."],
     engine=STRIPPING,
 )
-async def thoughts_before_calls_stripped_by_the_template(c: Client) -> None:
+async def thoughts_before_calls_stripped_by_the_template(c: AgentClient) -> None:
     """The same with calls, whose thoughts stay until the next message of the user"""
     history = await solve(c, "Add.", back=lambda reply: replace(reply.message, reasoning=""))
     await c.ask(*history, "And?", tools=[ADD])
 
 
 @case(GROUP, [THOUGHT, THOUGHT, "One end."], engine=STRIPPING)
-async def fork_after_the_template_stripped(c: Client) -> None:
+async def fork_after_the_template_stripped(c: AgentClient) -> None:
     """A fork at a turn whose thought the template has dropped since"""
     history: list[Any] = ["What is 2 + 2?"]
     for _ in range(2):
@@ -86,7 +86,7 @@ async def fork_after_the_template_stripped(c: Client) -> None:
 
 
 @case(GROUP, spoken)
-async def fork_at_an_earlier_turn(c: Client) -> None:
+async def fork_at_an_earlier_turn(c: AgentClient) -> None:
     """The client goes back to its first turn and asks something else"""
     history: list[Any] = ["A?", (await c.ask("A?")).message]
     longer = [*history, "B?", (await c.ask(*history, "B?")).message]
@@ -97,7 +97,7 @@ async def fork_at_an_earlier_turn(c: Client) -> None:
 
 
 @case(GROUP, spoken)
-async def abandoned_branch(c: Client) -> None:
+async def abandoned_branch(c: AgentClient) -> None:
     """A branch of two turns that the client reads and drops"""
     first = (await c.ask("A?")).message
     second = (await c.ask("A?", first, "A way?")).message
@@ -106,7 +106,7 @@ async def abandoned_branch(c: Client) -> None:
 
 
 @case(GROUP, spoken)
-async def compaction(c: Client) -> None:
+async def compaction(c: AgentClient) -> None:
     """The policy writes a summary, and the conversation goes on from it"""
     history: list[Any] = [system("Work."), "Part 1?"]
     for i in (2, 3):
@@ -118,7 +118,7 @@ async def compaction(c: Client) -> None:
 
 
 @case(GROUP, spoken)
-async def compaction_twice(c: Client) -> None:
+async def compaction_twice(c: AgentClient) -> None:
     """Two summaries, the second over the first"""
     start: list[Any] = [system("Work."), "Part 1?"]
     for i in (2, 3):
@@ -129,7 +129,7 @@ async def compaction_twice(c: Client) -> None:
 
 
 @case(GROUP, spoken)
-async def summary_as_a_turn_of_the_assistant(c: Client) -> None:
+async def summary_as_a_turn_of_the_assistant(c: AgentClient) -> None:
     """The summary of the policy becomes a turn of the assistant after another prompt"""
     reply = await c.ask("Part 1?")
     summary = await c.ask("Part 1?", reply.message, "Sum up.")
@@ -137,7 +137,7 @@ async def summary_as_a_turn_of_the_assistant(c: Client) -> None:
 
 
 @case(GROUP, spoken)
-async def oldest_turns_dropped(c: Client) -> None:
+async def oldest_turns_dropped(c: AgentClient) -> None:
     """A window over the last turns"""
     history: list[Any] = [user("Part 0?")]
     for i in range(1, 6):
@@ -145,7 +145,7 @@ async def oldest_turns_dropped(c: Client) -> None:
 
 
 @case(GROUP, [call(x=1, y=1), call(x=2, y=2), call(x=3, y=3), "12"])
-async def results_cleared(c: Client) -> None:
+async def results_cleared(c: AgentClient) -> None:
     """Old results are replaced by a remark"""
     history: list[Message] = [user("Add.")]
     while history[-1].role != "assistant" or history[-1].calls:
@@ -158,14 +158,14 @@ async def results_cleared(c: Client) -> None:
 
 
 @case(GROUP, spoken)
-async def edited_reply(c: Client) -> None:
+async def edited_reply(c: AgentClient) -> None:
     """The client changes a reply in its history: what it wrote must not train"""
     await c.ask("A?")
     await c.ask("A?", Message("assistant", "What the client says instead."), "B?")
 
 
 @case(GROUP, "The answer.")
-async def invented_turns(c: Client) -> None:
+async def invented_turns(c: AgentClient) -> None:
     """Turns of the assistant that nobody sampled, as examples"""
     examples = ["1 + 1?", "The answer.", "1 + 2?", "3", "1 + 3?"]
     reply = await c.ask(*examples)
@@ -173,7 +173,7 @@ async def invented_turns(c: Client) -> None:
 
 
 @case(GROUP, spoken)
-async def a_turn_left_out(c: Client) -> None:
+async def a_turn_left_out(c: AgentClient) -> None:
     """The client leaves a whole turn out of the middle"""
     first = (await c.ask("A?")).message
     second = (await c.ask("A?", first, "B?")).message
@@ -181,14 +181,14 @@ async def a_turn_left_out(c: Client) -> None:
 
 
 @case(GROUP, spoken)
-async def system_message_added_later(c: Client) -> None:
+async def system_message_added_later(c: AgentClient) -> None:
     """A system message appears with the second request"""
     first = (await c.ask("A?")).message
     await c.ask(system("Be brief."), "A?", first, "B?")
 
 
 @case(GROUP, spoken)
-async def sub_agent(c: Client) -> None:
+async def sub_agent(c: AgentClient) -> None:
     """A sub-agent with another system message, between two turns of its caller"""
     main: list[Any] = [system("You lead."), "The task."]
     main.append((await c.ask(*main)).message)
@@ -197,7 +197,7 @@ async def sub_agent(c: Client) -> None:
 
 
 @case(GROUP, spoken)
-async def nested_sub_agents(c: Client) -> None:
+async def nested_sub_agents(c: AgentClient) -> None:
     """Sub-agents of sub-agents, three deep, with two turns each"""
 
     async def work(depth: int) -> str:
@@ -210,7 +210,7 @@ async def nested_sub_agents(c: Client) -> None:
 
 
 @case(GROUP, spoken)
-async def parallel_sub_agents(c: Client) -> None:
+async def parallel_sub_agents(c: AgentClient) -> None:
     """Three sub-agents at once, two turns each, then their caller"""
 
     async def work(i: int) -> str:
@@ -224,20 +224,20 @@ async def parallel_sub_agents(c: Client) -> None:
 
 
 @case(GROUP, lambda messages, again: f"reply {len(messages)} number {again}")
-async def sub_agents_with_one_prompt(c: Client) -> None:
+async def sub_agents_with_one_prompt(c: AgentClient) -> None:
     """Three sub-agents at once with the same messages"""
     replies = await asyncio.gather(*(c.ask("Work.") for _ in range(3)))
     await c.ask("Work.", replies[1].message, "Go on.")
 
 
 @case(GROUP, [call(name="add", x=1, y=2), call(name="add", x=1, y=2), "3"])
-async def same_call_twice(c: Client) -> None:
+async def same_call_twice(c: AgentClient) -> None:
     """The policy makes the same call in two turns, with the same result"""
     await solve(c, "Add.")
 
 
 @case(GROUP, "and so on.", dialects=("chat", "responses"), needs=("prefill",))
-async def prefilled_reply(c: Client) -> None:
+async def prefilled_reply(c: AgentClient) -> None:
     """The client writes the beginning of the reply, which must not train"""
     start = [user("Tell me."), Message("assistant", "Once upon a time")]
     reply = await c.ask(*start)

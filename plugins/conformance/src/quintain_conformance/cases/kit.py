@@ -7,7 +7,7 @@ from typing import Any
 
 from quintain import Message, Reply, ToolCall, ToolSpec
 
-from ..client import Client, UnexpectedError, talk
+from ..client import AgentClient, UnexpectedError, talk
 from ..truth import Received
 
 __all__ = ["ADD", "LOOK", "call", "result", "solve", "system", "user"]
@@ -50,7 +50,7 @@ def result(c: ToolCall, text: str = "") -> Message:
 
 
 async def solve(
-    c: Client,
+    c: AgentClient,
     *messages: Message | str,
     tools: Sequence[ToolSpec] = (ADD,),
     back: Callable[[Received], Message] = lambda reply: reply.message,

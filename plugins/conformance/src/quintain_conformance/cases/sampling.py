@@ -7,42 +7,42 @@ import asyncio
 from quintain import Message, Reply
 
 from ..case import case
-from ..client import Client, RefusedError, UnexpectedError, expect
+from ..client import AgentClient, RefusedError, UnexpectedError, expect
 from .kit import ADD, call, result, user
 
 GROUP = "sampling"
 
 
 @case(GROUP, ["The answer is 4.", "In the end 5."], temperature=0.6)
-async def log_probs_under_temperature(c: Client) -> None:
+async def log_probs_under_temperature(c: AgentClient) -> None:
     """The policy samples at temperature 0.6: the log-probs are those of 0.6, not of 1"""
     reply = await c.ask("What is the answer?")
     await c.ask("What is the answer?", reply.message, "And in the end?")
 
 
 @case(GROUP, ["The answer is 4.", "In the end 5."])
-async def temperature_of_the_request(c: Client) -> None:
+async def temperature_of_the_request(c: AgentClient) -> None:
     """The agent asks for a temperature: whichever is sampled at, the log-probs are of that one"""
     reply = await c.ask("What is the answer?", temperature=0.25)
     await c.ask("What is the answer?", reply.message, "And?", temperature=0.5)
 
 
 @case(GROUP, ["The answer is 4.", "In the end 5."])
-async def top_p_of_the_request(c: Client) -> None:
+async def top_p_of_the_request(c: AgentClient) -> None:
     """The agent asks for `top_p`: log-probs are those of the whole distribution"""
     reply = await c.ask("What is the answer?", top_p=0.5)
     await c.ask("What is the answer?", reply.message, "And?", top_p=0.5)
 
 
 @case(GROUP, lambda messages, again: f"answer {again}", dialects=("chat", "responses"))
-async def one_seed_twice(c: Client) -> None:
+async def one_seed_twice(c: AgentClient) -> None:
     """The agent sends one seed with every request, also where it asks for the same again"""
     await c.ask("What is the answer?", seed=7)
     await c.ask("Another part?", seed=7)
 
 
 @case(GROUP, lambda messages, again: f"answer {again}", dialects=("chat",), needs=("n",))
-async def several_replies(c: Client) -> None:
+async def several_replies(c: AgentClient) -> None:
     """Three replies to one request, none of which is continued"""
     expect(len(await c.ask_all("What is the answer?", n=3)) == 3, "three replies")
 
@@ -54,13 +54,13 @@ async def several_replies(c: Client) -> None:
     needs=("n",),
     streams=True,
 )
-async def several_replies_streamed(c: Client) -> None:
+async def several_replies_streamed(c: AgentClient) -> None:
     """Three replies to one request as one stream"""
     expect(len(await c.ask_all("What is the answer?", n=3)) == 3, "three replies")
 
 
 @case(GROUP, "the same answer", dialects=("chat",), needs=("n",))
-async def several_replies_alike(c: Client) -> None:
+async def several_replies_alike(c: AgentClient) -> None:
     """Three replies of the same tokens: each of them trains"""
     expect(len(await c.ask_all("What is the answer?", n=3)) == 3, "three replies")
 
@@ -71,7 +71,7 @@ async def several_replies_alike(c: Client) -> None:
     dialects=("chat",),
     needs=("n",),
 )
-async def each_of_several_replies_continued(c: Client) -> None:
+async def each_of_several_replies_continued(c: AgentClient) -> None:
     """Each of two replies is continued, and one of them twice"""
     first, second = await c.ask_all("What is the answer?", n=2)
     await c.ask("What is the answer?", second.message, "Go on with this.")
@@ -86,7 +86,7 @@ async def each_of_several_replies_continued(c: Client) -> None:
     needs=("n",),
     engine={"fail_on": (2,)},
 )
-async def one_of_several_replies_fails(c: Client) -> None:
+async def one_of_several_replies_fails(c: AgentClient) -> None:
     """The engine fails for one of three replies, and the client sends the request again"""
     try:
         await c.ask_all("What is the answer?", n=3)
@@ -99,7 +99,7 @@ async def one_of_several_replies_fails(c: Client) -> None:
 
 
 @case(GROUP, ["The answer.\nThe rest.", "The end."], needs=("stop",), dialects=("chat", "messages"))
-async def stop_string(c: Client) -> None:
+async def stop_string(c: AgentClient) -> None:
     """A stop string ends the turn; its tokens were sampled, and the client does not read it"""
     reply = await c.ask("What is the answer?", stop=["\n"])
     expect(reply.text == "The answer.", "the text before the stop string")
@@ -112,7 +112,7 @@ async def stop_string(c: Client) -> None:
     needs=("stop",),
     dialects=("chat", "messages"),
 )
-async def stop_string_within_a_token(c: Client) -> None:
+async def stop_string_within_a_token(c: AgentClient) -> None:
     """A stop string ends in the middle of a token"""
     for question in ("One?", "Two?", "Three?", "Four?"):
         reply = await c.ask(question, stop=["answ"])
@@ -120,7 +120,7 @@ async def stop_string_within_a_token(c: Client) -> None:
 
 
 @case(GROUP, ["One, two, three, four.", "The end."], needs=("max_tokens",))
-async def token_limit(c: Client) -> None:
+async def token_limit(c: AgentClient) -> None:
     """A reply hits the token limit; the end that the template writes was not sampled"""
     reply = await c.ask("Count.", max_tokens=8)
     expect(reply.stop == "length", "that the reply says that it was cut")
@@ -128,13 +128,13 @@ async def token_limit(c: Client) -> None:
 
 
 @case(GROUP, ["One, two, three, four.", "The end."], needs=("max_tokens",), streams=True)
-async def token_limit_streamed(c: Client) -> None:
+async def token_limit_streamed(c: AgentClient) -> None:
     """The same as a stream"""
     await token_limit(c)
 
 
 @case(GROUP, [call(x=1, y=2), "3"], needs=("max_tokens",), shown=False)
-async def token_limit_within_a_call(c: Client) -> None:
+async def token_limit_within_a_call(c: AgentClient) -> None:
     """The token limit falls within a call, which cannot be read"""
     reply = await c.ask("Add.", tools=[ADD], max_tokens=30)
     if reply.text:
@@ -147,7 +147,7 @@ async def token_limit_within_a_call(c: Client) -> None:
     budget=80,
     shown=False,
 )
-async def token_budget_of_the_episode(c: Client) -> None:
+async def token_budget_of_the_episode(c: AgentClient) -> None:
     """The tokens of the episode run out within its second turn"""
     history: list[Message] = [user("Add.")]
     for _ in range(3):
@@ -164,7 +164,7 @@ async def token_budget_of_the_episode(c: Client) -> None:
 
 
 @case(GROUP, ["x", "y"], engine={"context": 120}, shown=False)
-async def full_context(c: Client) -> None:
+async def full_context(c: AgentClient) -> None:
     """The conversation outgrows the context: the request is refused, what was sampled stays"""
     reply = await c.ask("Short.")
     status = await c.refused("Short.", reply.message, "long " * 100)
@@ -177,7 +177,7 @@ async def full_context(c: Client) -> None:
     dialects=("chat",),
     needs=("logprobs",),
 )
-async def log_probs_reported(c: Client) -> None:
+async def log_probs_reported(c: AgentClient) -> None:
     """The log-probs that the client reads are those of the truth, one for each token"""
     reply = await c.ask("What is the answer?", logprobs=True)
     again = await c.ask("What is the answer?", reply.message, "And?", logprobs=True)
@@ -194,14 +194,14 @@ async def log_probs_reported(c: Client) -> None:
     needs=("token_ids", "logprobs"),
     streams=True,
 )
-async def token_ids_reported(c: Client) -> None:
+async def token_ids_reported(c: AgentClient) -> None:
     """The ids that the client reads of a stream are the sampled ones"""
     reply = await c.ask("What is the answer?", return_token_ids=True, logprobs=True)
     expect(reply.token_ids == c.truth.log[0].ids, "the ids of the engine")
 
 
 @case(GROUP, lambda messages: f"answer to {messages[-1].content}")
-async def thirty_requests_at_once(c: Client) -> None:
+async def thirty_requests_at_once(c: AgentClient) -> None:
     """Thirty conversations at once, two turns each"""
 
     async def two(i: int) -> None:
@@ -212,7 +212,7 @@ async def thirty_requests_at_once(c: Client) -> None:
 
 
 @case(GROUP, [call(x=1, y=2), call(x=3, y=4), "10"], dialects=("chat",), temperature=1.5)
-async def log_probs_of_calls_under_temperature(c: Client) -> None:
+async def log_probs_of_calls_under_temperature(c: AgentClient) -> None:
     """Turns with calls at temperature 1.5"""
     reply = await c.ask("Add.", tools=[ADD])
     second = await c.ask("Add.", reply.message, result(reply.calls[0]), tools=[ADD])

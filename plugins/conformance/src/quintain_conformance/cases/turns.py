@@ -7,26 +7,26 @@ from typing import Any
 from quintain import Message
 
 from ..case import case
-from ..client import Client
+from ..client import AgentClient
 from .kit import system, user
 
 GROUP = "turns"
 
 
 @case(GROUP, "The answer is 4.")
-async def one_turn(c: Client) -> None:
+async def one_turn(c: AgentClient) -> None:
     """One question, one reply"""
     await c.ask("What is 2 + 2?")
 
 
 @case(GROUP, "The answer is 4.", streams=True)
-async def one_turn_streamed(c: Client) -> None:
+async def one_turn_streamed(c: AgentClient) -> None:
     """One question, the reply as a stream"""
     await c.ask("What is 2 + 2?")
 
 
 @case(GROUP, ["The answer is 4.", "And in the end 5.", "Nothing more."])
-async def three_turns(c: Client) -> None:
+async def three_turns(c: AgentClient) -> None:
     """Three turns whose replies the client sends back as it got them"""
     history: list[Any] = ["What is 2 + 2?"]
     for question in ("And one more?", "Is that all?", ""):
@@ -34,13 +34,13 @@ async def three_turns(c: Client) -> None:
 
 
 @case(GROUP, ["The answer is 4.", "And in the end 5.", "Nothing more."], streams=True)
-async def three_turns_streamed(c: Client) -> None:
+async def three_turns_streamed(c: AgentClient) -> None:
     """The same as streams"""
     await three_turns(c)
 
 
 @case(GROUP, lambda messages: f"reply {len(messages)} is in the answer {'and ' * len(messages)}")
-async def twenty_turns(c: Client) -> None:
+async def twenty_turns(c: AgentClient) -> None:
     """Twenty turns of one conversation"""
     history: list[Any] = [system("Be brief.")]
     for i in range(20):
@@ -49,14 +49,14 @@ async def twenty_turns(c: Client) -> None:
 
 
 @case(GROUP, ["Understood.", "The end."])
-async def system_message(c: Client) -> None:
+async def system_message(c: AgentClient) -> None:
     """A system message, and a second turn after it"""
     reply = await c.ask(system("Answer in one word."), "Do you understand?")
     await c.ask(system("Answer in one word."), "Do you understand?", reply.message, "What now?")
 
 
 @case(GROUP, ["Yes.", "Still yes.", "At last."], dialects=("chat", "responses"))
-async def system_messages_within(c: Client) -> None:
+async def system_messages_within(c: AgentClient) -> None:
     """System messages between turns, as reminders"""
     history: list[Any] = [system("Be brief."), user("Ready?")]
     history += [(await c.ask(*history)).message, system("Be briefer."), user("Ready now?")]
@@ -65,7 +65,7 @@ async def system_messages_within(c: Client) -> None:
 
 
 @case(GROUP, ["The answer.", "The second answer."], dialects=("chat",))
-async def content_in_parts(c: Client) -> None:
+async def content_in_parts(c: AgentClient) -> None:
     """The client sends texts as lists of parts, its own and the policy's"""
     body: dict[str, Any] = {"model": "policy"}
     said: list[Any] = [user("What is the answer?")]
@@ -78,14 +78,14 @@ async def content_in_parts(c: Client) -> None:
 
 
 @case(GROUP, ["It is morning.", "It is noon."])
-async def system_message_with_a_clock(c: Client) -> None:
+async def system_message_with_a_clock(c: AgentClient) -> None:
     """The system message holds the time, so that each request begins with other tokens"""
     reply = await c.ask(system("The time is 08:00."), "What time is it?")
     await c.ask(system("The time is 12:00."), "What time is it?", reply.message, "And now?")
 
 
 @case(GROUP, ["a reply", "another reply"])
-async def two_conversations(c: Client) -> None:
+async def two_conversations(c: AgentClient) -> None:
     """Two conversations that take turns"""
     first: list[Any] = ["The first: what is the answer?"]
     second: list[Any] = ["The second: what is the answer?"]
@@ -94,7 +94,7 @@ async def two_conversations(c: Client) -> None:
 
 
 @case(GROUP, ["Yes.", "Still yes."])
-async def messages_of_one_role_in_a_row(c: Client) -> None:
+async def messages_of_one_role_in_a_row(c: AgentClient) -> None:
     """Two messages of the user follow each other, before and after a reply"""
     start = [user("Part one of the question."), user("Part two.")]
     reply = await c.ask(*start)
@@ -102,21 +102,21 @@ async def messages_of_one_role_in_a_row(c: Client) -> None:
 
 
 @case(GROUP, ["  \n The answer is 4. \n\n", "The end."])
-async def blanks_around_a_reply(c: Client) -> None:
+async def blanks_around_a_reply(c: AgentClient) -> None:
     """A reply with blanks around it, which clients strip"""
     reply = await c.ask("What is 2 + 2?")
     await c.ask("What is 2 + 2?", Message("assistant", reply.text), "And?")
 
 
-@case(GROUP, ["answer " * 1500, "The end."])
-async def long_reply(c: Client) -> None:
+@case(GROUP, ["answer " * 700, "The end."])
+async def long_reply(c: AgentClient) -> None:
     """A reply of several thousand tokens, and a turn after it"""
     reply = await c.ask("Write a long answer.")
     await c.ask("Write a long answer.", reply.message, "Is that all?")
 
 
 @case(GROUP, ["The answer.", "The second answer."], dialects=("responses",))
-async def item_ids_sent_back(c: Client) -> None:
+async def item_ids_sent_back(c: AgentClient) -> None:
     """The client sends the items of the response back as they are, ids and all"""
     body: dict[str, Any] = {"model": "policy", "input": [{"role": "user", "content": "Ask."}]}
     whole = await c.post("/responses", body)
@@ -132,7 +132,7 @@ async def item_ids_sent_back(c: Client) -> None:
     dialects=("responses",),
     needs=("previous_response_id",),
 )
-async def previous_response_id(c: Client) -> None:
+async def previous_response_id(c: AgentClient) -> None:
     """The client names the previous response in place of the history"""
     first = await c.ask("What is the answer?")
     second = await c.ask("And the second?", previous_response_id=first.id)
@@ -145,7 +145,7 @@ async def previous_response_id(c: Client) -> None:
     dialects=("responses",),
     needs=("previous_response_id",),
 )
-async def previous_response_id_twice(c: Client) -> None:
+async def previous_response_id_twice(c: AgentClient) -> None:
     """Two requests continue one previous response: a fork"""
     first = await c.ask("What is the answer?")
     await c.ask("One way.", previous_response_id=first.id)
