@@ -5,7 +5,7 @@ of ``peers/conformance_env.sh``. Results are kept in ``results/conformance.json`
 not run keeps its last ones.
 
     python -m studies.benchmarks.conformance                    Quintain's layers, a minute
-    python -m studies.benchmarks.conformance --peers            verifiers and TRL, too
+    python -m studies.benchmarks.conformance --peers            verifiers, TRL and ART, too
     python -m studies.benchmarks.conformance --table            write the table again, run nothing
 """
 
@@ -27,10 +27,11 @@ PAGE = ROOT / "docs" / "conformance.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->"
 OURS = ("gateway", "serve")
 PEERS = {
-    "verifiers": "studies.benchmarks.peers.conformance_verifiers:VerifiersLayer",
-    "TRL": "studies.benchmarks.peers.conformance_trl:TRLLayer",
+    "verifiers": ("verifiers", "", "conformance_verifiers:VerifiersLayer"),
+    "TRL": ("trl", "", "conformance_trl:TRLLayer"),
+    "ART": ("openpipe-art", "art", "conformance_art:ARTLayer"),
 }
-PEER_PYTHON = FOLDER / ".peers-conformance" / "bin" / "python"
+"""Distribution, environment (an argument of ``conformance_env.sh``) and layer."""
 FILE = RESULTS / "conformance.json"
 
 
@@ -106,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--peers", action="store_true", help="run verifiers and TRL, too")
+    parser.add_argument("--peers", action="store_true", help="run verifiers, TRL and ART, too")
     parser.add_argument("--table", action="store_true", help="run nothing")
     options = parser.parse_args()
     kept = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else []
@@ -115,9 +116,13 @@ def main() -> None:
         for name in OURS:
             layers[name] = measured(name, sys.executable, name, "quintain-gateway")
     if options.peers:
-        subprocess.run(["sh", str(FOLDER / "peers" / "conformance_env.sh")], check=True)
-        for name, layer in PEERS.items():
-            layers[name] = measured(name, str(PEER_PYTHON), layer, name.lower())
+        for name, (distribution, environment, layer) in PEERS.items():
+            script = str(FOLDER / "peers" / "conformance_env.sh")
+            subprocess.run(["sh", script, *filter(None, [environment])], check=True)
+            folder = FOLDER / "-".join(filter(None, [".peers-conformance", environment]))
+            python = str(folder / "bin" / "python")
+            target = f"studies.benchmarks.peers.{layer}"
+            layers[name] = measured(name, python, target, distribution)
     FILE.write_text(json.dumps([*layers.values()], indent=1) + "\n", encoding="utf-8")
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, Self
 
@@ -11,8 +12,8 @@ from aiohttp import web
 
 from quintain import InfrastructureError, LimitReached, Sampled, Sampling
 from quintain_gateway import chat
-from quintain_gateway.engine_policy import EnginePolicy
 from quintain_gateway.errors import ApiError
+from quintain_gateway.request import PolicyTurn, Token, TurnRequest
 
 from .truth import TruthEngine
 
@@ -34,15 +35,23 @@ class EngineServer:
 
     Args:
         model: its name.
+        prompt: the ids of the prompt of a chat request, whose body it gets; by default those of the
+            truth's own tokenizer and template.
 
     Attributes:
         base_url: of the API, with ``/v1``.
     """
 
-    def __init__(self, truth: TruthEngine, model: str = "policy") -> None:
+    def __init__(
+        self,
+        truth: TruthEngine,
+        model: str = "policy",
+        *,
+        prompt: Callable[[Json], list[int]] | None = None,
+    ) -> None:
         self.truth, self.model = truth, model
+        self._prompt = prompt or self._rendered
         self.base_url = ""
-        self._policy = EnginePolicy(truth, Sampling())
         self._runner: web.AppRunner | None = None
         self._numbers = count(1)
 
@@ -72,15 +81,45 @@ class EngineServer:
 
     async def _chat(self, body: Json) -> Json | str:
         request = chat.request_of(body)
-        turns = []
-        for _ in range(request.n):
-            conversation = self._policy.conversation(f"request-{next(self._numbers)}")
-            conversation.add(request.messages)
-            turns.append(await conversation.turn(request))
+        ids = self._prompt(body)
+        settings = self._sampling(body | {"max_tokens": request.max_tokens})
+        turns = [
+            self._turn(ids, await self.truth.sample(ids, settings), request)
+            for _ in range(request.n)
+        ]
         whole = chat.response(request, turns, f"{next(self._numbers)}")
+        if body.get("return_tokens_as_token_ids"):
+            for choice, turn in zip(whole["choices"], turns, strict=True):
+                rows = (choice["logprobs"] or {"content": []})["content"]
+                for row, token in zip(rows, turn.tokens, strict=True):
+                    row["token"] = f"token_id:{token.id}"
         if request.stream:
             return "".join(chat.stream(whole, with_usage=request.stream_usage))
         return whole
+
+    def _turn(self, ids: Sequence[int], sampled: Sampled, request: TurnRequest) -> PolicyTurn:
+        tokenizer = self.truth.tokenizer
+        pairs = zip(sampled.ids, sampled.logps, strict=True)
+        text, number = self._text(sampled), next(self._numbers)
+        turn = tokenizer.parse(text, request.tools, finish=sampled.finish)
+        if any(call.error or not call.name for call in turn.calls) or not request.calls_allowed:
+            turn = tokenizer.parse(text, finish=sampled.finish)  # what cannot be read stays text
+        calls = (replace(call, id=f"call_{number}_{i}") for i, call in enumerate(turn.calls))
+        return PolicyTurn(
+            turn=replace(turn, calls=tuple(calls)),
+            prompt=len(ids),
+            sampled=len(sampled.ids),
+            tokens=tuple(Token(id=i, logp=x, text=tokenizer.decode([i])) for i, x in pairs),
+            prompt_ids=tuple(ids),
+            stop=sampled.stop if isinstance(sampled.stop, str) else "",
+            version=sampled.versions[-1] if sampled.versions else None,
+        )
+
+    def _rendered(self, body: Json) -> list[int]:
+        """Return the prompt of a chat request in the template of the truth."""
+        request = chat.request_of(body)
+        tokenizer = self.truth.tokenizer
+        return tokenizer.encode(tokenizer.render(request.messages, request.tools))
 
     async def _completions(self, body: Json) -> Json:
         if body.get("stream"):
@@ -130,13 +169,12 @@ class EngineServer:
         }
 
     async def _tokenize(self, body: Json) -> Json:
-        if "messages" in body:
-            request = chat.request_of(body)
-            text = self.truth.tokenizer.render(request.messages, request.tools)
-        else:
-            text = body["prompt"]
-        tokens = self.truth.tokenizer.encode(text)
+        prompt = self._prompt if "messages" in body else self._encoded
+        tokens = prompt(body)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": self.truth.context}
+
+    def _encoded(self, body: Json) -> list[int]:
+        return self.truth.tokenizer.encode(body["prompt"])
 
     async def _detokenize(self, body: Json) -> Json:
         return {"prompt": self.truth.tokenizer.decode(body["tokens"])}

@@ -39,15 +39,16 @@ WORDS: tuple[bytes, ...] = tuple(
         "}}",
         "name",
         "arguments",
+        "é",
+        b"\xf0\x9f",  # the first half of most emoji
+        b"\x98\x80",
         "<think>",
         "</think>",
         "<tool_call>",
         "</tool_call>",
         "<tool_response>",
         "</tool_response>",
-        "é",
-        b"\xf0\x9f",  # the first half of most emoji
-        b"\x98\x80",
+        "zz",  # in no script: trainers may take the last id for a place to fill
     )
 )
 """The ids after the special tokens, in this order."""

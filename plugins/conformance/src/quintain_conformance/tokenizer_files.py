@@ -11,15 +11,26 @@ from .tokenizer import MARKERS, WORDS, MergingTokenizer
 __all__ = ["CHAT_TEMPLATE", "save_tokenizer"]
 
 CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
-    "{% if m.role == 'tool' %}<tool_response>\n{{ m.content }}\n</tool_response>"
-    "{% else %}{{ m.content or '' }}{% endif %}"
-    "{% for c in m.tool_calls or [] %}\n<tool_call>\n"
-    '{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}'
-    "\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{%- set first = messages[0].role == 'system' -%}"
+    "{%- if tools or first -%}<|im_start|>system\n{{ messages[0].content if first else '' }}"
+    "{%- if tools -%}{{ '\n\n# Tools\n\nYou may call these functions:\n<tools>\n' }}"
+    "{%- for t in tools -%}{{ t | tojson }}{{ '' if loop.last else '\n' }}{%- endfor -%}"
+    "{{ '\n</tools>\n\nTo call one, write\n<tool_call>\n"
+    '{"name": <function name>, "arguments": <object of arguments>}\n'
+    "</tool_call>' }}{%- endif -%}<|im_end|>{{ '\n' }}{%- endif -%}"
+    "{%- for m in messages -%}{%- if not (loop.first and first) -%}"
+    "<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}{{ '\n' }}"
+    "{%- if m.role == 'tool' -%}"
+    "{{ '<tool_response>\n' + m.content + '\n</tool_response>' }}"
+    "{%- else -%}{{ m.content or '' }}{%- endif -%}"
+    "{%- for c in m.tool_calls or [] -%}{%- set a = c.function.arguments -%}"
+    "{{ '\n<tool_call>\n' }}"
+    '{"name": {{ c.function.name | tojson }}, "arguments": '
+    "{{ a if a is string else a | tojson }}}{{ '\n</tool_call>' }}{%- endfor -%}"
+    "<|im_end|>{{ '\n' }}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant{{ '\n' }}{%- endif -%}"
 )
-"""The template of `MergingTokenizer`, without tools."""
+"""The template of `MergingTokenizer`."""
 
 
 def save_tokenizer(folder: Path, chat_template: str = CHAT_TEMPLATE) -> Path:

@@ -10,6 +10,17 @@ from typing import Any, Protocol
 from quintain import Message, ToolCall, ToolSpec, Turn
 from quintain.types import derived_seed
 
+__all__ = [
+    "ANY_TOOL",
+    "Policy",
+    "PolicyConversation",
+    "PolicyTurn",
+    "Token",
+    "TurnRequest",
+    "arguments_of",
+    "logprobs_of",
+]
+
 ANY_TOOL = "*"
 """`TurnRequest.must_call` of a request that leaves the choice of the tool to the policy."""
 
