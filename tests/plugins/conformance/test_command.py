@@ -80,7 +80,7 @@ def test_what_is_not_offered_is_no_failure(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     found = call("-c", "one-turn", "-c", "several-replies", "--layer", "layers.py:ChatAlone")
     assert found.exit_code == 0
-    assert "1 pass, 0 fail; 3 not offered" in found.output
+    assert "1 pass, 0 fail, 3 not offered" in found.output
 
 
 def test_the_list_has_all_cases() -> None:

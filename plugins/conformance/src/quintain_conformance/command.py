@@ -88,7 +88,7 @@ def conformance(
     if not as_json:
         passed, fails, missing = totals.values()
         click.echo(
-            f"\n{passed + fails} runs of {len(cases)} cases: {passed} pass, {fails} fail; "
+            f"\n{passed + fails} runs of {len(cases)} cases: {passed} pass, {fails} fail, "
             f"{missing} not offered"
         )
     ctx.exit(1 if failed else 0)

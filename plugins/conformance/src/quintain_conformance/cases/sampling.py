@@ -100,7 +100,7 @@ async def one_of_several_replies_fails(c: AgentClient) -> None:
 
 @case(GROUP, ["The answer.\nThe rest.", "The end."], needs=("stop",), dialects=("chat", "messages"))
 async def stop_string(c: AgentClient) -> None:
-    """A stop string ends the turn; its tokens were sampled, and the client does not read it"""
+    """A stop string ends the turn: its tokens were sampled, and the client does not read it"""
     reply = await c.ask("What is the answer?", stop=["\n"])
     expect(reply.text == "The answer.", "the text before the stop string")
     await c.ask("What is the answer?", reply.message, "And?")
@@ -121,7 +121,7 @@ async def stop_string_within_a_token(c: AgentClient) -> None:
 
 @case(GROUP, ["One, two, three, four.", "The end."], needs=("max_tokens",))
 async def token_limit(c: AgentClient) -> None:
-    """A reply hits the token limit; the end that the template writes was not sampled"""
+    """A reply hits the token limit: the end that the template writes was not sampled"""
     reply = await c.ask("Count.", max_tokens=8)
     expect(reply.stop == "length", "that the reply says that it was cut")
     await c.ask("Count.", reply.message, "Go on.")
