@@ -103,3 +103,58 @@ def test_two_runs_have_equal_metrics_and_wait_leaves_nothing_out(
     assert left_out(drop) > 0 == left_out(wait)
     assert len(wait) == 8 and {4} == {r["groups"] for r in wait}
     assert max(r["staleness.max"] for r in wait) <= 4
+
+
+@pytest.mark.parametrize("stale", ["retry", "wait"])
+def test_places_of_ended_episodes_start_other_groups_unless_each_group_has_its_batch(
+    benchmark: Any, simulated: Any, monkeypatch: pytest.MonkeyPatch, stale: str
+) -> None:
+    """One episode of every second group is slow: with `retry` more groups run than their count
+    would allow, never more episodes, and they start in the order of their tasks; with `wait` each
+    group keeps its place.
+    """
+    from studies.benchmarks import shapes
+
+    begun: list[str] = []
+    running: dict[str, int] = {}
+    most = {"episodes": 0, "groups": 0}
+
+    async def rollout(self: Any, task: Any, agent: Any) -> None:
+        if task.prompt not in begun:
+            begun.append(task.prompt)
+        running[task.prompt] = running.get(task.prompt, 0) + 1
+        slow = len(begun) % 2 == 0 and running[task.prompt] == benchmark.GROUP
+        most["episodes"] = max(most["episodes"], sum(running.values()))
+        most["groups"] = max(most["groups"], len(running))
+        agent.user(task.prompt)
+        await agent.turn()
+        await asyncio.sleep(8 if slow else 1)
+        running[task.prompt] -= 1
+        if not running[task.prompt]:
+            del running[task.prompt]
+
+    monkeypatch.setattr(benchmark.Waiting, "rollout", rollout)
+    changes = f'stale = "{stale}", max_staleness = 2'
+    monkeypatch.setitem(benchmark.SCHEDULES, "tried", ("areal", 2, changes))
+    folder = shapes.folder("0.1M")
+    records = benchmark.train(folder, "tried", 1.0, 8, "simulated", simulated.Costs())
+
+    groups = 3 * benchmark.PROMPTS
+    assert most["episodes"] == groups * benchmark.GROUP
+    assert (most["groups"] > groups) == (stale == "retry")
+    assert [r["groups"] for r in records if "groups" in r] == [benchmark.PROMPTS] * 8
+
+
+def test_slow_episodes_that_are_left_out_cost_their_own_places_only(
+    benchmark: Any, simulated: Any
+) -> None:
+    """One call in ten takes ten times as long: a step takes about the work of its calls divided by
+    the places, where a count of groups made it 1.4 times as much.
+    """
+    from studies.benchmarks import shapes
+
+    folder, costs = shapes.folder("0.1M"), simulated.Costs()
+    figures = benchmark.measure(folder, "areal, drop", 5.0, 24, "simulated", costs)
+
+    assert figures["left_out"] > 0.2
+    assert figures["seconds.step"] < 1.2 * figures["best"]

@@ -1,9 +1,11 @@
 """Collecting groups while the learner updates: admission by capacity, staleness, and a queue that a
 checkpoint holds.
 
-At most ``(max_staleness + 1) * batch.prompts`` groups are running, complete or in the hands of the
-learner (AReaL, 2505.24298, section 5.1). A batch takes the oldest complete groups, so that a slow
-episode delays its own group alone.
+At most ``(max_staleness + 1) * batch.prompts`` groups of episodes are running, complete or in the
+hands of the learner (AReaL, 2505.24298, section 5.1). A batch takes the oldest complete groups, so
+that a slow episode delays its own group alone. If a schedule leaves slow groups out, one that a
+batch of later groups has overtaken needs the places of its running episodes only: the others start
+the next group.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, ClassVar
 
 from quintain import Group, Rollout, TokenEngine
@@ -55,6 +58,10 @@ class AsyncCollector(Collector):
         self._taken: list[CompleteGroup] = []  # the learner's batch, until the step is complete
         self._running: dict[int, RolloutRequest] = {}  # running and waiting, by index
         self._started: dict[int, int] = {}  # the step at the start of a group, by index
+        # episodes of running and abandoned groups that have not ended, by index
+        self._unfinished: dict[int, int] = {}
+        # complete groups that were admitted after a running one, by its index
+        self._overtaken: Counter[int] = Counter()
         self._again: list[RolloutRequest] = []  # drawn, to be started first
         # nobody waits for their episodes, which may still run
         self._abandoned: dict[int, RolloutRequest] = {}
@@ -130,9 +137,15 @@ class AsyncCollector(Collector):
         ahead = self.schedule.max_staleness
         batches = self.steps - self._step + 1
         taken = self.groups if self._taken else 0
-        room = (
-            self.groups * min(ahead + 1, batches) - taken - len(self._usable()) - len(self._running)
-        )
+        ready = taken + len(self._usable())
+        overtaken = sum(count >= self.groups for count in self._overtaken.values())
+        room = min(self.groups * (ahead + 1) + overtaken, self.groups * batches)
+        room -= ready + len(self._running)
+        if overtaken:
+            # A group starts when all its episodes can: from its first token on, it ages.
+            episodes = (self.groups * (ahead + 1) - ready) * self.group_size
+            episodes -= sum(self._unfinished[index] for index in self._running)
+            room = min(room, episodes // self.group_size)
         if plan.resample != "none":
             tried = len(self._complete) + len(self._running)
             room = min(room, (ahead + plan.attempts) * self.groups - tried)
@@ -148,6 +161,7 @@ class AsyncCollector(Collector):
                 self._exhausted = str(e)
                 break
             request = self._running[request.index] = replace(request, step=self._step + bool(taken))
+            self._unfinished[request.index] = self.group_size
             requests.append(request)
         if requests and self._idle_from is not None:
             self._idle, self._idle_from = self._idle + time.monotonic() - self._idle_from, None
@@ -175,16 +189,26 @@ class AsyncCollector(Collector):
         self.screen.advance(rollout)
         if self._order is not None:
             self._order.observe(rollout)
+        self._unfinished[rollout.group] -= 1
+        if rollout.group in self._abandoned:
+            self._runner.concurrency -= 1
+        elif self._overtaken[rollout.group] >= self.groups:
+            self._start_admitted()
 
     def _on_group(self, group: AnyGroup) -> Sequence[RolloutRequest]:
         """Keep a complete group; return the requests that it makes room for."""
         self._changed.set()
+        del self._unfinished[group.index]
         if self._abandoned.pop(group.index, None) is not None:
-            self._runner.concurrency -= self.group_size
             self._wasted.append(group)
             return ()
+        if self.keeps and self.schedule.stale != "wait":
+            # Where nothing is left out, each group has its place in a batch, however slow it is.
+            admitted_before = takewhile(lambda index: index != group.index, self._running)
+            self._overtaken.update(admitted_before)
         request = self._running.pop(group.index)
         self._started.pop(group.index, None)
+        del self._overtaken[group.index]
         self._complete.append(self._judged(request, group, self._rejection(group)))
         if not self._running:
             self._idle_from = time.monotonic()
@@ -223,7 +247,8 @@ class AsyncCollector(Collector):
             self._abandoned[index] = self._running.pop(index)
             self._unrecorded.append(self._abandoned[index])
             self._given_up += 1
-            self._runner.concurrency += self.group_size
+            self._runner.concurrency += self._unfinished[index]
+            del self._overtaken[index]
 
     # ---------------------------------------------------------------- batches
     def _batch(self) -> Collected | None:
