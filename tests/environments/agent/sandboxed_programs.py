@@ -243,6 +243,12 @@ def sleeps(prompt: str) -> str:
 
 
 @agent
+def asks_and_sleeps(prompt: str) -> str:
+    ask(prompt)
+    return sleeps(prompt)
+
+
+@agent
 def tries_again(prompt: str) -> str:
     """The status of a request after the turns are used up."""
     ask(prompt)

@@ -267,6 +267,13 @@ def test_the_openai_client_in_the_box(sandbox: ProbedSandbox) -> None:
             "more memory than 209,715,200",
         ),
         ("sleeps", {"box": {"seconds": 2}}, "environment_error", "longer than 2 s"),
+        ("asks_and_sleeps", {"box": {"seconds": 3}}, "policy_timeout", "longer than 3 s"),
+        (
+            "asks_and_sleeps",
+            {"box": {"seconds": 3}, "crash": "environment"},
+            "environment_error",
+            "longer than 3 s",
+        ),
     ],
 )
 def test_failures_are_typed(

@@ -39,6 +39,7 @@ from .episodes import rescore
 from .guard import Stuck
 from .options import services_of
 from .scripted import ScriptedEngine
+from .stalling import stalling
 from .suites import EnvironmentSuite, RewardSuite
 
 Status = Literal["ok", "failed", "warning", "skipped"]
@@ -189,6 +190,7 @@ def check_environment(
         ("each turn follows a message", first_messages),
         ("the reward repeats", rewards_repeat),
         ("replies that may exploit the reward", probes),
+        ("a policy that stalls is scored", stalling),
     ]
     for row in suite_checks(EnvironmentChecks, extra_checks):
         target = loaded.tasks if re.search("task|split", row.name) else loaded

@@ -153,11 +153,16 @@ class EnvironmentSuite(_Suite):
         group_size: int = 1,
         concurrency: int = 1,
         tasks: Sequence[Task] | None = None,
+        environment: Environment[Any, Any] | None = None,
     ) -> list[Rollout[Any, Any]]:
-        """Scored rollouts of the first `episodes` tasks of the first split (or of *tasks*)."""
+        """Scored rollouts of the first `episodes` tasks of the first split (or of *tasks*), in new
+        instances (or in *environment*).
+        """
         chosen = self.tasks(self.splits[0], self.episodes) if tasks is None else tasks
         requests = [
-            RolloutRequest(environment=self.build(), task=t, group_size=group_size, index=i)
+            RolloutRequest(
+                environment=environment or self.build(), task=t, group_size=group_size, index=i
+            )
             for i, t in enumerate(chosen)
         ]
         sampling = Sampling(max_tokens=4096)
