@@ -5,6 +5,7 @@ over seeds.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import logging
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 pytest.importorskip("torch", reason="studies need quintain[train]")
 
 import torch
+from studies.experiments import failure_causes
 from studies.experiments.common import Line, Panel, Report, generator, main, table, to_json
 from studies.experiments.tables import END, Played, Pupil, World, accepted, joined, learn, play
 
@@ -265,3 +267,74 @@ def test_every_study_is_in_the_index() -> None:
     assert written == {
         link for link in Page(path=PAGES / "README.md").links if link.endswith(".md")
     }
+
+
+# -------------------------------------------------------------------------------- failure causes
+
+
+@pytest.mark.parametrize("treatment", list(failure_causes.TREATMENTS))
+@pytest.mark.parametrize("name", ["time limit of both", "grader crashes on long answers"])
+def test_an_expected_update_is_that_of_all_batches(name: str, treatment: str) -> None:
+    """Every batch of two groups of two, written out: what its places end with, the advantages and
+    weights of what is left, times its probability.
+    """
+    mode = next(m for m in failure_causes.MODES if m.name == name)
+    logits = failure_causes.beginners([3])
+    probs, scores = failure_causes.score_functions(logits)
+    places = failure_causes.outcomes(mode, treatment, probs)[0]
+    assert torch.allclose(places.sum((1, 2)), torch.ones(2, dtype=torch.float64))
+    gradient = torch.einsum("teo,tesa->tosa", places, scores[0])
+    mass = places.sum(1)
+    failed = failure_causes.TREATMENTS[treatment]
+    total = torch.zeros(failure_causes.STATES, 4, dtype=torch.float64)
+    for ends in itertools.product(range(3), repeat=4):
+        of_group = [(task, end) for task, end in zip((0, 0, 1, 1), ends, strict=True)]
+        spoiled = {t for t, end in of_group if end == failure_causes.FAILED and failed == "spoils"}
+        kept = [
+            i
+            for i, (task, end) in enumerate(of_group)
+            if task not in spoiled and (end != failure_causes.FAILED or failed == "masked")
+        ]
+        values = failure_causes.updates("leave_one_out", [of_group[i] for i in kept])
+        for i, value in zip(kept, values, strict=True):
+            task, end = of_group[i]
+            if end != failure_causes.FAILED:
+                rest = [mass[of_group[j]] for j in range(4) if j != i]
+                total += value * torch.stack(rest).prod() * gradient[task, end]
+    update = failure_causes.expected_update(mode, treatment, logits, "leave_one_out", 2)[0]
+
+    assert torch.allclose(update, total, atol=1e-12)
+
+
+def test_the_true_gradient_is_that_of_what_the_author_means() -> None:
+    """Against autograd; and without failures every treatment follows it, whatever the baseline."""
+    logits = failure_causes.beginners([0, 1]).requires_grad_()
+    for mode in (None, *failure_causes.MODES):
+        probs, _ = failure_causes.score_functions(logits)
+        meant = (probs * failure_causes.means(mode)).sum() / 2
+        (expected,) = torch.autograd.grad(meant, logits)
+        actual = failure_causes.true_gradient(mode, logits.detach())
+        assert torch.allclose(actual, expected, atol=1e-12)
+    for baseline, size, treatment in itertools.product(
+        failure_causes.BASELINES, (2, 4), failure_causes.TREATMENTS
+    ):
+        update = failure_causes.expected_update(None, treatment, logits.detach(), baseline, size)
+        scale = failure_causes.factor(baseline, size)
+        assert torch.allclose(
+            update, scale * failure_causes.true_gradient(None, logits.detach()), atol=1e-7
+        )
+
+
+def test_forty_failures_are_told_apart_and_a_score_for_the_policys_is_exact() -> None:
+    """Score 0 is the exact gradient of what the policy causes; what the product scores is so."""
+    modes, logits = failure_causes.MODES, failure_causes.beginners([0, 1])
+
+    assert len({m.name for m in modes}) == len(modes) == 40
+    for mode in modes:
+        chances = failure_causes.Chances.of(mode)
+        assert 0 <= float(chances.failed.min()) <= float(chances.failed.max()) <= 1
+        if mode.cause == "policy":
+            exact = failure_causes.bias(mode, "score 0", logits, "leave_one_out", 4)
+            assert float(exact.relative.max()) < 1e-6
+            left_out = failure_causes.bias(mode, "drop the rollout", logits, "leave_one_out", 4)
+            assert float(left_out.relative.min()) > 1e-3
