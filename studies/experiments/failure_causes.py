@@ -421,15 +421,15 @@ class Bias:
     """An expected update beside the true gradient, one value per seed.
 
     Attributes:
-        cosine: between them.
         relative: length of their difference, over that of the gradient; the estimator's scale is
             taken out.
+        cosine: between them.
         flips: share of the logits that move the wrong way, among those with at least a hundredth of
             the largest gradient.
     """
 
-    cosine: Tensor
     relative: Tensor
+    cosine: Tensor
     flips: Tensor
 
 
@@ -442,8 +442,8 @@ def bias(mode: Mode, treatment: str, logits: Tensor, baseline: str, size: int) -
     counted = gradient.abs() > 0.01 * gradient.abs().max(1, keepdim=True).values
     flipped = (gradient * update < 0) & counted
     return Bias(
-        cosine=(gradient * update).sum(1) / (norm * update.norm(dim=1)).clamp(min=1e-300),
         relative=(update - gradient).norm(dim=1) / norm,
+        cosine=(gradient * update).sum(1) / (norm * update.norm(dim=1)).clamp(min=1e-300),
         flips=flipped.sum(1) / counted.sum(1),
     )
 
@@ -479,80 +479,71 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     """Bias of the expected update and success of the learned policy, by mode and treatment."""
     logits = beginners(seeds)
     steps = 3 if quick else STEPS
-    head = ["mode", "cause", "ended as", *TREATMENTS, "least bias"]
-    rows, table, learned_rows = [], {}, []
-    finals: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for mode in MODES:
-        figures = {t: bias(mode, t, logits, "leave_one_out", 4) for t in TREATMENTS}
-        relative = {t: float(b.relative.mean()) for t, b in figures.items()}
-        winners = best(relative)
-        cells = [
-            f"{relative[t]:.2f}, {float(b.cosine.mean()):.2f}, {100 * float(b.flips.mean()):.0f} %"
-            for t, b in figures.items()
-        ]
-        told = "by cause" if "by cause" in winners else ", ".join(winners)
-        kind = str(mode.kind) if mode.scored is None else "by its time"
-        rows.append([mode.name, mode.cause, kind, *cells, told])
-        curves = {t: learned(mode, t, logits, steps) for t in ("", *TREATMENTS)}
-        finals[mode.name] = {
-            t: {name: values[-1].tolist() for name, values in c.items()} for t, c in curves.items()
+    finals = {
+        mode: {
+            t: {name: curve[-1] for name, curve in learned(mode, t, logits, steps).items()}
+            for t in ("", *TREATMENTS)
         }
-        learned_rows.append([mode.name])
-        for t in ("", "score 0", "drop the rollout", "keep in the baseline", "by cause"):
-            success, stalls = (sum(v) / len(v) for v in finals[mode.name][t].values())
-            learned_rows[-1].append(f"{success:.2f}, {stalls:.2f}")
-        table[mode.name] = {
-            "family": mode.family,
-            "cause": mode.cause,
-            "kind": str(mode.kind),
-            "bias": {
-                f"{b}, groups of {size}": {
-                    t: {
-                        name: round(float(getattr(measured, name).mean()), 4)
-                        for name in ("relative", "cosine", "flips")
-                    }
-                    for t in TREATMENTS
-                    for measured in [bias(mode, t, logits, b, size)]
-                }
-                for b, size in product(BASELINES, GROUP_SIZES)
-            },
-            "learned": {
-                t or "true gradient": {n: round(sum(v) / len(v), 4) for n, v in final.items()}
-                for t, final in finals[mode.name].items()
-            },
-        }
+        for mode in MODES
+    }
     panels = [
         panel(mode, quantity, logits, steps)
         for mode in (MODES[6], MODES[0])
         for quantity in ("success", "stalls")
     ]
     contrasts: dict[str, list[float]] = {}
-    for cause in ("policy", "others", "both"):
+    for cause, t in product(("policy", "others", "both"), TREATMENTS):
         modes = [m for m in MODES if m.cause == cause]
-        for t in TREATMENTS:
-            biases = [bias(m, t, logits, "leave_one_out", 4).relative for m in modes]
-            contrasts[f"{cause}: relative bias, {t}"] = torch.stack(biases).mean(0).tolist()
-            lost = [
-                [
-                    a - b
-                    for a, b in zip(
-                        finals[m.name][""]["success"], finals[m.name][t]["success"], strict=True
-                    )
-                ]
-                for m in modes
-            ]
-            contrasts[f"{cause}: success lost, {t}"] = torch.tensor(lost).mean(0).tolist()
-    notes = [
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
-        *("| " + " | ".join(row) + " |" for row in rows),
-        *shares(logits),
-        "",
-        "success and failures by the policy: true gradient, score 0, drop, keep, by cause",
-        *("| " + " | ".join(row) + " |" for row in learned_rows),
-    ]
+        biases = [bias(m, t, logits, "leave_one_out", 4).relative for m in modes]
+        lost = [finals[m][""]["success"] - finals[m][t]["success"] for m in modes]
+        contrasts[f"{cause}: relative bias, {t}"] = torch.stack(biases).mean(0).tolist()
+        contrasts[f"{cause}: success lost, {t}"] = torch.stack(lost).mean(0).tolist()
+    table = {mode.name: record(mode, logits, finals[mode]) for mode in MODES}
     settings: dict[str, Any] = {"steps": steps, "lr": RATE, "modes": table}
+    notes = [*bias_table(logits), *shares(logits)]
     return Report(panels=panels, contrasts=contrasts, settings=settings, notes=notes)
+
+
+def record(
+    mode: Mode, logits: Tensor, finals: Mapping[str, Mapping[str, Tensor]]
+) -> dict[str, Any]:
+    """Return the figures of one mode: means over the policies, by estimator and treatment."""
+    return {
+        "family": mode.family,
+        "cause": mode.cause,
+        "kind": str(mode.kind),
+        "relative bias, cosine, flips": {
+            f"{b}, groups of {size}": {
+                t: ", ".join(
+                    f"{float(x.mean()):.4f}" for x in vars(bias(mode, t, logits, b, size)).values()
+                )
+                for t in TREATMENTS
+            }
+            for b, size in product(BASELINES, GROUP_SIZES)
+        },
+        "learned": {
+            t or "true gradient": ", ".join(f"{n} {float(x.mean()):.4f}" for n, x in final.items())
+            for t, final in finals.items()
+        },
+    }
+
+
+def bias_table(logits: Tensor) -> list[str]:
+    """Return a table of relative bias, cosine and flips, by mode and treatment."""
+    head = ["mode", "cause", "ended as", *TREATMENTS, "least bias"]
+    rows = [head, ["---"] * len(head)]
+    for mode in MODES:
+        figures = {t: bias(mode, t, logits, "leave_one_out", 4) for t in TREATMENTS}
+        winners = best({t: float(b.relative.mean()) for t, b in figures.items()})
+        cells = [
+            f"{float(b.relative.mean()):.2f}, {float(b.cosine.mean()):.2f}, "
+            f"{100 * float(b.flips.mean()):.0f} %"
+            for b in figures.values()
+        ]
+        told = "by cause" if "by cause" in winners else ", ".join(winners)
+        kind = str(mode.kind) if mode.scored is None else "by its time"
+        rows.append([mode.name, mode.cause, kind, *cells, told])
+    return ["| " + " | ".join(row) + " |" for row in rows]
 
 
 RULES: dict[str, Callable[[Episode], bool]] = {
@@ -581,11 +572,12 @@ def shares(logits: Tensor) -> list[str]:
 
 def panel(mode: Mode, quantity: str, logits: Tensor, steps: int) -> Panel:
     """Return the curves of one mode."""
+    shown = list(range(0, steps + 1, min(5, steps)))
     lines = []
     for treatment in ("", *TREATMENTS):
-        values = learned(mode, treatment, logits, steps)[quantity]
+        values = learned(mode, treatment, logits, steps)[quantity][shown]
         label = treatment or "true gradient"
-        lines.append(Line(label=label, x=list(range(steps + 1)), values=values.T.tolist()))
+        lines.append(Line(label=label, x=shown, values=values.T.tolist()))
     return Panel(title=f"{quantity}, {mode.name}", xlabel="step", lines=lines)
 
 

@@ -1,5 +1,5 @@
-"""Whole runs whose episodes fail by what the policy said, or by chance, on two environments: are
-failures scored 0, left out, or treated by their cause?
+"""Whole runs on two environments, whose policy stalls when it loses: is a stall left out, or scored
+by its cause?
 
 A random model of 0.1M parameters learns to say a letter, on a simulated clock, so that stalling
 costs no time. All of the product runs: episodes, retries, terminations, groups, updates.
@@ -12,22 +12,19 @@ import json
 import tempfile
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
-from quintain import Environment, InfrastructureError, Limits, Rollout, Task, reward
+from quintain import Environment, Limits, Rollout, Task, reward
 
 from ..benchmarks import shapes
 from ..benchmarks.simulated import Costs, simulated
 from .common import Line, Panel, Report, main
 
-PROMPTS, GROUP, TOKENS, STEPS, RATE, LETTER, LAST = 8, 4, 3, 30, 1e-2, "k", 5
-LEAST_SEEDS = 3
-TREATMENTS = {
-    "stalls": ("score 0", "left out", "by cause"),
-    "engine lost": ("score 0", "by cause"),
-}
-"""Of each way to fail. An engine that is lost is left out by its cause."""
+PROMPTS, GROUP, TOKENS, STEPS, RATE, LETTER, LAST = 8, 4, 3, 20, 1e-2, "k", 5
+LEAST_SEEDS = 2
+TREATMENTS = ("left out", "by cause")
 RECIPE = """
 run = {{ steps = {steps}, seed = {seed} }}
 model = {{ name = "{model}", dtype = "float32", device = "cpu" }}
@@ -40,7 +37,7 @@ evaluation = {{ every = 0, test = {{ tasks = 0 }} }}
 checkpoint.every = 0
 [[environments]]
 use = "studies.experiments.failure_runs:{environment}"
-args = {{ mode = "{mode}", treatment = "{treatment}" }}
+args = {{ counted = {counted} }}
 """
 
 
@@ -51,14 +48,15 @@ def right(rollout: Rollout[Task, str]) -> float:
 
 
 class Once(Environment[Task, str]):
-    """Say something with the letter k. Three of four wrong replies stall, or one episode in three
-    loses its engine.
+    """Say something with the letter k. Three of four wrong replies stall.
+
+    Attributes:
+        counted: the time of a stall is the policy's.
     """
 
     reward, limits = right, Limits(turns=1, seconds=10)
     count: ClassVar[int] = 1
-    mode: str = "stalls"
-    treatment: str = "by cause"
+    counted: bool = True
 
     def tasks(self, split: str) -> Iterable[Task]:
         return [Task(prompt=f"{split} {i}") for i in range(64)]
@@ -69,18 +67,11 @@ class Once(Environment[Task, str]):
             agent.user(task.prompt)
             texts.append((await agent.turn()).text)
         solved = all(LETTER in text for text in texts)
-        drawn = zlib.crc32("/".join(texts).encode())
-        stalls = self.mode == "stalls" and not solved and drawn % 4 > 0
+        stalls = not solved and zlib.crc32("/".join(texts).encode()) % 4 > 0
         agent.metric(solved=solved, stalls=stalls)
-        if stalls or (self.mode == "engine lost" and drawn % 3 == 0):
-            if self.treatment == "score 0":
-                return "failed"
-            if not stalls:
-                raise InfrastructureError("the engine is lost")
-            if self.treatment == "by cause":
-                with agent.policy_time():
-                    await asyncio.sleep(100)
-            await asyncio.sleep(100)
+        if stalls:
+            with agent.policy_time() if self.counted else nullcontext():
+                await asyncio.sleep(100)
         return "right" if solved else "wrong"
 
 
@@ -91,43 +82,35 @@ class Twice(Once):
     count = 2
 
 
-ENVIRONMENTS = (Once, Twice)
-
-
 def study(seeds: Sequence[int], quick: bool) -> Report:
     """Share of solved episodes, failed ones included, and of stalls, by step."""
     steps = 2 if quick else STEPS
     panels, contrasts = [], dict[str, list[float]]()
-    for environment in ENVIRONMENTS[: 1 if quick else None]:
-        for mode, treatments in TREATMENTS.items():
-            curves = {
-                t: [_trained(environment.__name__, mode, t, seed, steps) for seed in seeds]
-                for t in treatments
-            }
-            for quantity in ("solved", "stalls") if mode == "stalls" else ("solved",):
-                lines = [
-                    Line(
-                        label=t, x=list(range(1, steps + 1)), values=[run[quantity] for run in runs]
-                    )
-                    for t, runs in curves.items()
+    for environment in (Once, Twice):
+        name = environment.__name__
+        curves = {t: [_trained(name, t, seed, steps) for seed in seeds] for t in TREATMENTS}
+        for quantity in ("solved", "stalls"):
+            lines = [
+                Line(label=t, x=list(range(1, steps + 1)), values=[run[quantity] for run in runs])
+                for t, runs in curves.items()
+            ]
+            panels.append(Panel(title=f"{quantity}, {name}", xlabel="step", lines=lines))
+            contrasts |= {
+                f"{quantity}, {name}, mean of the last {LAST} steps: {line.label}": [
+                    sum(row[-LAST:]) / len(row[-LAST:]) for row in line.values
                 ]
-                title = f"{quantity}, {environment.__name__}, {mode}"
-                panels.append(Panel(title=title, xlabel="step", lines=lines))
-                contrasts |= {
-                    f"{title}, mean of the last {LAST} steps: {line.label}": [
-                        sum(row[-LAST:]) / len(row[-LAST:]) for row in line.values
-                    ]
-                    for line in lines
-                }
+                for line in lines
+            }
     settings = {"steps": steps, "lr": RATE, "prompts": PROMPTS, "group_size": GROUP}
     return Report(panels=panels, contrasts=contrasts, settings=settings)
 
 
-def _trained(
-    environment: str, mode: str, treatment: str, seed: int, steps: int
-) -> dict[str, list[float]]:
-    """Return the shares of each step of one run."""
+def _trained(environment: str, treatment: str, seed: int, steps: int) -> dict[str, list[float]]:
+    """Return the shares of each step of one run. One that ends because all episodes of a step failed
+    keeps the shares of such a step.
+    """
     from quintain.console.screen import Screen
+    from quintain.errors import RunError
     from quintain.recipe.tables import Recipe
     from quintain.run.build import run_training
     from quintain.store.run_folder import RunFolder
@@ -141,18 +124,23 @@ def _trained(
         group=GROUP,
         lr=RATE,
         environment=environment,
-        mode=mode,
-        treatment=treatment,
+        counted=str(treatment == "by cause").lower(),
     )
     shares: dict[str, list[float]] = {"solved": [], "stalls": []}
     where = tempfile.TemporaryDirectory(prefix="quintain-study-")
     with where, RunFolder.create(Path(where.name) / "run", text) as folder, simulated(Costs()):
-        run_training(Recipe.parse(text), folder, Screen())
-        for step in range(1, steps + 1):
+        try:
+            run_training(Recipe.parse(text), folder, Screen())
+        except RunError as e:
+            if f"all {PROMPTS * GROUP} episodes of the step failed" not in str(e):
+                raise
+        for step in range(1, len(folder.metrics())):
             rows = folder.read_rollouts(step)
             metrics = [json.loads(row["rollout"])["metrics"] for row in rows]
             for name, values in shares.items():
                 values.append(sum(m[name] for m in metrics) / len(metrics))
+    for name, end in (("solved", 0.0), ("stalls", 1.0)):
+        shares[name] += [end] * (steps - len(shares[name]))
     return shares
 
 
