@@ -27,18 +27,24 @@ class Limits:
             was the policy's (`Agent.policy_time`): then it is scored (`policy_timeout`).
         reward_seconds: of wall clock for one call of a reward; ending by it is our failure
             (`infrastructure_error`).
+        compact_at: share of the context that a prompt may fill: where the next one would be longer,
+            the conversation is compacted first (`Agent.compact`), without what came since the last
+            turn. No engine without tokens does.
     """
 
     turns: int | None = 1
     tokens: int | None = None
     seconds: float | None = 600.0
     reward_seconds: float | None = 60.0
+    compact_at: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("turns", "tokens", "seconds", "reward_seconds"):
+        for name in ("turns", "tokens", "seconds", "reward_seconds", "compact_at"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"limits.{name} is {value}; expected more than 0, or none")
+        if (self.compact_at or 0) > 1:
+            raise ValueError(f"limits.compact_at is {self.compact_at}; expected a share, at most 1")
 
 
 SUMMARISE = "Summarise this conversation: everything that is needed to go on without it."

@@ -214,6 +214,7 @@ class LimitsTable(_Table):
     tokens: Annotated[int | Literal["none"] | None, _count_or("none")] = None
     seconds: _AboveZero = None
     reward_seconds: _AboveZero = None
+    compact_at: Annotated[float, Field(gt=0, le=1)] | Literal["none"] | None = None
 
     def over(self, limits: Limits) -> Limits:
         """*limits*, overridden by this table."""

@@ -75,6 +75,7 @@ class Session(Agent):
         self.stop_string = ""  # that ended the last turn
         self._ends: list[int] = []  # after each turn: number of messages
         self._rewritten = 0  # turns before the last rewrite
+        self._compacting = False
         self._seen: list[Message] = []  # up to the last `record`
         self._raw: dict[int, Message] = {}  # turns as they were sampled, by the id of their message
         episode.sessions[name] = self
@@ -210,7 +211,11 @@ class Session(Agent):
         if kept:
             self.rewrite(self.messages[: -len(kept)])
         self.user([asked])
-        turn = await self.turn(max_tokens=max_tokens)
+        self._compacting = True
+        try:
+            turn = await self.turn(max_tokens=max_tokens)
+        finally:
+            self._compacting = False
         summary = Message("assistant", turn.reply)
         # the message of the turn itself, unless it holds more, so that it is recorded once
         summary = self.messages[-1] if self.messages[-1] == summary else summary
@@ -258,6 +263,9 @@ class Session(Agent):
             await asyncio.sleep(0)
             raise EnvironmentFault("the episode is over; its code asked for another turn")
         specs = [t if isinstance(t, ToolSpec) else as_tool(t).spec for t in tools]
+        share = self._episode.limits.compact_at
+        if share and isinstance(self._engine, TokenEngine):
+            await self._compact_if_full(self._engine, share)
         sampling = self._allowance(max_tokens, stop)
         if isinstance(self._engine, TokenEngine):
             with self._episode.clock.sampled():
@@ -292,6 +300,18 @@ class Session(Agent):
             self._episode.spent += turn.tokens
             self._episode.limit_hit = "tokens" if turn.finish == "length" else ""
         return turn
+
+    async def _compact_if_full(self, engine: TokenEngine, share: float) -> None:
+        """Compact what was said up to the last turn, if the next prompt would fill more than
+        *share* of the context.
+        """
+        if self._conversation and self.trains and not self._compacting:
+            fork, end = self._conversation.fork(self._turns), self._ends[-1]
+            fork.add(*self._pending)
+            if self._turns > self._rewritten and len(fork.prompt_ids()) > share * engine.context:
+                # results stand after their calls
+                keep = len(self.messages) - end + bool(self.messages[end - 1].calls)
+                await self.compact(keep=keep)
 
     def _allowance(self, max_tokens: int | None, stop: Sequence[str]) -> Sampling:
         """Return the sampling settings of the next turn: its own seed, and at most the tokens that

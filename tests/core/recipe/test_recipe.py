@@ -525,6 +525,16 @@ def test_limits_of_seconds_can_be_removed() -> None:
             LimitsTable.model_validate({"seconds": wrong})
 
 
+def test_a_recipe_says_when_contexts_are_compacted() -> None:
+    table = LimitsTable.model_validate({"compact_at": 0.8})
+    assert table.over(Limits()) == Limits(compact_at=0.8)
+    none = LimitsTable.model_validate({"compact_at": "none"})
+    assert none.over(Limits(compact_at=0.8)) == Limits()
+    for wrong in (0, 1.5, "all", math.nan):
+        with pytest.raises(ValueError, match="compact_at"):
+            LimitsTable.model_validate({"compact_at": wrong})
+
+
 def test_clipping_of_gradients_can_be_switched_off() -> None:
     """0 is the value that `Learner` documents for it."""
     text = "[[environments]]\nuse = 'arithmetic'\n"

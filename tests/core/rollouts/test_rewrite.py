@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quintain.interfaces.agent import Agent, Limits
+from quintain.interfaces.agent import SUMMARISE, Agent, Limits
 from quintain.interfaces.engine import Reply
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward
@@ -184,3 +184,177 @@ def test_a_fork_from_before_a_rewrite_is_refused(turns: int) -> None:
 
     assert termination.kind == TerminationKind.ENVIRONMENT_ERROR
     assert "the conversation has 2, 2 of them before its last rewrite" in termination.reason
+
+
+# --------------------------------------------------------------------------------- automatic compaction
+
+
+class Reads(Base):
+    """Takes six turns, each about 80 tokens long; the prompt has 40."""
+
+    limits = Limits(turns=None, compact_at=0.6)
+
+    async def rollout(self, task: Task, agent: Agent) -> list[list[str]]:
+        agent.user(task.prompt)
+        seen, number = [], 0
+        async for turn in agent.turns():
+            seen.append([turn.reply, *(message.content for message in agent.messages)])
+            number += 1
+            if number == 6:
+                break
+            agent.user(f"{number}" * 40)
+        return seen
+
+
+def asked_for(messages: Sequence[Message]) -> str:
+    return "sum" if messages[-1].content == SUMMARISE else "read"
+
+
+def prompts(rollout: Rollout) -> list[int]:
+    """Tokens before each turn, in order of time."""
+    return [
+        sequence.mask.index(True, start)
+        for sequence in rollout.transcripts[""].sequences()
+        for start in turn_starts(sequence.mask)
+    ]
+
+
+def turn_starts(mask: Sequence[bool]) -> list[int]:
+    return [i for i, trains in enumerate(mask) if trains and not mask[i - 1]]
+
+
+def test_a_context_that_fills_is_compacted_before_the_turn() -> None:
+    """What came since the last turn is kept word for word; no prompt is above the share."""
+    rollout = run_episode(Reads(), TASK, ScriptedEngine(replies=asked_for, context=500))
+
+    assert rollout.termination.kind == TerminationKind.FINISHED, rollout.termination
+    assert [turn.reply for turn in rollout.turns].count("sum") == rollout.metrics["rewrites"] / 2
+    assert [turns[0] for turns in rollout.result] == ["read"] * 6
+    compacted = next(messages for messages in rollout.result if SUMMARISE in messages)
+    assert compacted[1:5] == ["rules", "task", SUMMARISE, "sum"]
+    number = rollout.result.index(compacted)
+    assert compacted[5:] == [f"{number}" * 40, "read"]
+    assert max(prompts(rollout)) <= 0.6 * 500 + len(SUMMARISE) + 40
+
+
+@pytest.mark.parametrize("compact_at", [None, 1.0])
+def test_nothing_is_compacted_below_the_share(compact_at: float | None) -> None:
+    class Fits(Reads):
+        limits = Limits(turns=None, compact_at=compact_at)
+
+    rollout = run_episode(Fits(), TASK, asked_for)
+
+    assert rollout.termination.kind == TerminationKind.FINISHED
+    assert [turn.reply for turn in rollout.turns] == ["read"] * 6
+    assert "rewrites" not in rollout.metrics
+
+
+def test_results_stay_behind_the_calls_that_they_answer() -> None:
+    """In `run` the last call and its result survive the compaction; the earlier ones do not."""
+
+    class Looks(Base):
+        limits = Limits(turns=None, compact_at=0.5)
+
+        async def rollout(self, task: Task, agent: Agent) -> list[str]:
+            def look(place: str) -> str:
+                """Look."""
+                return place * 100
+
+            agent.user(task.prompt)
+            await agent.run(look)
+            return [message.content for message in agent.messages]
+
+    places = iter("abc")
+
+    def script(messages: Sequence[Message]) -> str | Reply:
+        if messages[-1].content == SUMMARISE:
+            return "sum"
+        place = next(places, "")
+        return (
+            Reply(calls=(ToolCall(name="look", arguments={"place": place}),)) if place else "done"
+        )
+
+    rollout = run_episode(Looks(), TASK, ScriptedEngine(replies=script, context=1500))
+
+    assert rollout.termination.kind == TerminationKind.FINISHED, rollout.termination
+    assert rollout.metrics["rewrites"] > 0
+    assert rollout.result == ["rules", "task", SUMMARISE, "sum", "", "c" * 100, "done"]
+    calls = [call.arguments["place"] for turn in rollout.turns for call in turn.calls]
+    assert calls == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(turns=3, compact_at=0.6), "turns"),
+        (Limits(turns=None, tokens=11, compact_at=0.6), "tokens"),
+    ],
+)
+def test_limits_count_over_compactions(limits: Limits, reason: str) -> None:
+    """Summaries count as turns and their tokens as tokens; the loop over turns ends as it does
+    without them.
+    """
+
+    class Few(Reads):
+        pass
+
+    Few.limits = limits
+
+    rollout = run_episode(Few(), TASK, ScriptedEngine(replies=asked_for, context=500))
+
+    assert (rollout.termination.kind, rollout.termination.reason) == (
+        TerminationKind.TRUNCATED,
+        reason,
+    )
+    assert sum(turn.tokens for turn in rollout.turns) <= (limits.tokens or 100)
+    assert len(rollout.turns) == 3
+    assert len(rollout.result) + [turn.reply for turn in rollout.turns].count("sum") == 3
+
+
+def test_what_is_too_long_after_a_compaction_ends_at_the_limit_of_the_context() -> None:
+    class Longer(Base):
+        limits = Limits(turns=None, compact_at=0.6)
+
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            agent.user(task.prompt)
+            await agent.turn()
+            agent.user("x" * 600)
+            await agent.turn()
+
+    rollout = run_episode(Longer(), TASK, ScriptedEngine(replies=asked_for, context=500))
+
+    assert (rollout.termination.kind, rollout.termination.reason) == (
+        TerminationKind.TRUNCATED,
+        "context",
+    )
+    assert [turn.reply for turn in rollout.turns] == ["read", "sum"]
+
+
+def test_a_partner_is_never_compacted() -> None:
+    """Its conversation is not the policy's, whose limits these are."""
+
+    class Talks(Base):
+        limits = Limits(turns=None, compact_at=0.2)
+
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            partner = agent.player("partner", ScriptedEngine(replies="yes", context=500))
+            for _ in range(3):
+                partner.user("y" * 60)
+                await partner.turn()
+
+    rollout = run_episode(Talks(), TASK, "never asked")
+
+    assert [turn.reply for turn in rollout.turns] == ["yes"] * 3
+
+
+def test_each_token_of_compacted_turns_trains_once() -> None:
+    rollout = run_episode(Reads(), TASK, ScriptedEngine(replies=asked_for, context=500))
+
+    texts = "".join(trained(rollout.transcripts[""]))
+    assert texts == "".join(turn.text for turn in rollout.turns)
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
+def test_a_share_is_above_0_and_at_most_1(share: float) -> None:
+    with pytest.raises(ValueError, match="limits.compact_at"):
+        Limits(compact_at=share)

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from quintain import Agent, Environment, Limits, Task, reward
 from quintain.errors import UsageError
+from quintain.interfaces.agent import SUMMARISE
 from quintain.interfaces.algorithm import KL
 from quintain.interfaces.engine import TokenEngine, Weights
 from quintain.interfaces.tokenizer import Offsets
@@ -34,7 +35,7 @@ from quintain.learning.batch import Batch, Sample, batch_of
 from quintain.learning.pieces.advantages import turn_rewards
 from quintain.types.rollout import AnyRollout, Group, Score, Turn
 from quintain.types.sampling import Sampling
-from quintain.types.task import Message
+from quintain.types.task import Message, ToolCall
 from quintain.types.transcript import Finish, Sampled
 from quintain_authoring import run_episode
 
@@ -69,19 +70,22 @@ class BitTokenizer:
     def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
         return "".join(map(str, ids))
 
-    def render(
+    def render(  # an instruction in words is a 1
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True
     ) -> str:
         turns = [i for i, message in enumerate(messages) if message.role == "assistant"]
         left_out = turns[:-1] if self.rewrites else []
         return "".join(
-            message.content if message.role == "assistant" else f"0{message.content}"
+            message.content
+            if message.role == "assistant"
+            else f"0{'1' if message.content == SUMMARISE else message.content}"
             for i, message in enumerate(messages)
             if i not in left_out
         )
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, finish: Finish = "stop") -> Turn:
-        return Turn(text=text, reply=text, finish=finish)
+        calls = tuple(ToolCall(name=tool.name, arguments={}) for tool in tools if text == "1")
+        return Turn(text=text, reply=text, calls=calls, finish=finish)
 
     def continuation(
         self, messages: Sequence[Message], turn: int, tools: Sequence[ToolSpec], last: int
@@ -251,6 +255,31 @@ async def folds(agent: Agent) -> None:
     await agent.turn()
 
 
+async def compacts_by_itself(agent: Agent) -> None:
+    """A prompt of more than 7 tokens is preceded by a summary, and how long prompts get is up to
+    the policy.
+    """
+    for text in ("1", "10"):
+        agent.user("11" if await ask(agent, text) == "1" else "")
+    await agent.turn()
+
+
+async def decides_when(agent: Agent) -> None:
+    """Where it is offered a tool, the policy calls it by a 1. This one leaves the task and the call;
+    turns are limited, so that the last one need not be reached.
+    """
+
+    def compact() -> str:
+        """Go on from this call."""
+        agent.rewrite([agent.messages[0], agent.messages[-1]])
+        return "10"
+
+    await ask(agent, "1")
+    agent.user("11")
+    await agent.run(compact)
+    await ask(agent, "01")
+
+
 @dataclass(frozen=True)
 class Way:
     """One way that an episode can go."""
@@ -292,7 +321,15 @@ CASES: list[tuple[Program, bool]] = [
     (drops, False),
     (drops, True),
     (folds, False),
+    (compacts_by_itself, False),
+    (compacts_by_itself, True),
+    (decides_when, False),
+    (decides_when, True),
 ]
+LIMITS = {
+    compacts_by_itself: Limits(turns=None, compact_at=7 / 512),
+    decides_when: Limits(turns=4),
+}
 IDS = [f"{program.__name__}{'-rewritten' * rewrites}" for program, rewrites in CASES]
 
 
@@ -306,7 +343,7 @@ def environment_of(program: Program) -> Environment[Task, Any]:
     """Runs *program*."""
 
     class Runs(Environment[Task, Any]):
-        limits = Limits(turns=None)
+        limits = LIMITS.get(program, Limits(turns=None))
         reward = nothing
 
         async def rollout(self, task: Task, agent: Agent) -> str:
