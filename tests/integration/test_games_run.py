@@ -23,7 +23,7 @@ from .recipes import brief, held_out, recipe_run
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
-NAMES = ("guess", "maze", "duel", "tools", "returns")
+NAMES = ("guess", "maze", "duel", "tools", "returns", "notes")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,11 @@ def test_two_steps_of_each_recipe(name: str, model: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("name", "args", "slot"),
-    [("duel", '{rival = "engine"}', "opponent"), ("returns", "{}", "customer")],
+    [
+        ("duel", '{rival = "engine"}', "opponent"),
+        ("returns", "{}", "customer"),
+        ("notes", '{mode = "scribe"}', "scribe"),
+    ],
 )
 def test_an_earlier_run_plays_the_other_side(
     name: str, args: str, slot: str, model: Path, tmp_path: Path
@@ -51,7 +55,7 @@ def test_an_earlier_run_plays_the_other_side(
     recorded.
 
     In `returns` it is the user, a second engine whose words the policy reads and whose tokens do
-    not train.
+    not train; in `notes` it writes what the policy goes on from.
     """
     first, second = tmp_path / "first", tmp_path / "second"
     recipe_run(name, first, [*brief(model, tokens=3), "run.steps=1"])
@@ -92,7 +96,7 @@ def test_an_earlier_run_plays_the_other_side(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["guess", "maze", "returns"])
+@pytest.mark.parametrize("name", ["guess", "maze", "returns", "notes"])
 def test_the_default_model_learns_to_play(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

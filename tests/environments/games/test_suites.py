@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from quintain import Service
 from quintain_authoring import EnvironmentSuite
-from quintain_env_games import Customer, Duel, Guess, Maze, Opponent, Returns, Tools
+from quintain_env_games import Customer, Duel, Guess, Maze, Notes, Opponent, Returns, Scribe, Tools
 
 
 class Games(EnvironmentSuite):
@@ -52,3 +52,21 @@ class TestReturns(Games):
 class TestTools(Games):
     __test__ = True
     environment = Tools
+
+
+class TestNotes(Games):
+    """The policy writes its notes; `test_notes.py` has the other modes."""
+
+    __test__ = True
+    environment = Notes
+
+    @classmethod
+    def services(cls) -> Mapping[str, Service]:
+        return {**super().services(), "scribe": Scribe()}
+
+
+class TestNotesByTool(TestNotes):
+    """The policy decides when it writes them."""
+
+    args = {"mode": "tool"}
+    episodes = 8
