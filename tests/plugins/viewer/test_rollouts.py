@@ -17,14 +17,14 @@ from unittest.mock import patch
 
 import pytest
 
-from quintain import Score
+from quintain import Message, Score
 from quintain.cli import main
 from quintain.store import RunFolder
 from quintain.types.rollout import Group, Turn
 from quintain.types.transcript import Branch, TokenSource, Transcript
 from quintain_viewer.command import newest, spread
 from quintain_viewer.page import instructive, json_in_html
-from quintain_viewer.stored import SOURCES, token_rows
+from quintain_viewer.stored import SOURCES, rewrites_of, token_rows
 
 from .rollout_run import HOSTILE, make_run, rollout
 
@@ -142,8 +142,8 @@ def test_json_has_tokens_with_their_advantages(
 
 
 def test_advantages_follow_the_branches() -> None:
-    """Advantages are stored branch by branch; the view shows the last branch from the start of the
-    conversation.
+    """Advantages are stored branch by branch, and so are the tokens shown; what a branch shares with
+    the one that it left is shown once.
     """
 
     def branch(parent: int, fork: int, ids: list[int], sources: list[int]) -> dict[str, Any]:
@@ -157,11 +157,10 @@ def test_advantages_follow_the_branches() -> None:
     }
 
     rows = token_rows(record, [0.1, 0.2, 0.3])
-    assert [(row[0], row[-1]) for row in rows] == [(1, None), (2, 0.1), (4, None), (5, 0.3)]
-    assert [row[-1] for row in token_rows(record, None) if row[1] == TokenSource.MODEL] == [
-        None,
-        None,
-    ]
+    shown = [(1, None), (2, 0.1), (3, 0.2), (4, None), (5, 0.3)]
+    assert [(row[0], row[-1]) for row in rows] == shown
+    sampled = [row[-1] for row in token_rows(record, None) if row[1] == TokenSource.MODEL]
+    assert sampled == [None] * 3
     assert token_rows({"transcripts": {}}, None) == []
 
 
@@ -383,3 +382,98 @@ def test_samples_that_fit_are_not_scrolled(page: Path, tmp_path: Path) -> None:
     done = browse(copy.as_uri(), "1280,600", tmp_path / "profile")
 
     assert "<title>tokens 0 of 0, conversation 0 of 0, scores 0 of 0</title>" in done.stdout
+
+
+# ------------------------------------------------------------------------------ rewritten contexts
+
+
+def compacted() -> Any:
+    """A rollout of two contexts: the policy notes `4` after 5 tokens, and goes on from it."""
+
+    def branch(parent: int, fork: int, ids: list[int], sources: list[int]) -> Branch:
+        logps = [-0.5 if s == TokenSource.MODEL else 0.0 for s in sources]
+        versions = [1 if s == TokenSource.MODEL else -1 for s in sources]
+        kinds = tuple(map(TokenSource, sources))
+        return Branch(parent, fork, tuple(ids), kinds, tuple(logps), tuple(versions))
+
+    branches = (
+        branch(-1, 0, [1, 0, 1, 0, 1, 4], [1, 0, 1, 0, 1, 2]),
+        branch(0, 1, [4, 1, 2, 3, 4], [4, 1, 2, 2, 2]),
+    )
+    return rollout(
+        1,
+        0,
+        0,
+        transcripts={"": Transcript(branches=branches)},
+        turns=(Turn(text=" 4", reply="4", tokens=1), Turn(text="x", reply="The answer is 4")),
+        messages=(
+            Message("user", "What is 2+2?"),
+            Message("assistant", "not sampled"),
+            Message("user", "Notes?"),
+            Message("assistant", "4"),
+            Message("user", "What is 2+2?"),
+            Message("assistant", "The answer is 4"),
+        ),
+    )
+
+
+def test_where_a_context_was_rewritten() -> None:
+    """The mark stands behind the summary; texts that the policy did not sample count as no turns."""
+    record = compacted().to_json()
+
+    (place,) = rewrites_of(record, record["messages"])
+
+    assert place == {"tokens": 6, "messages": 4, "before": 6, "after": 3}
+    assert len(token_rows(record, None)) == 11
+    assert rewrites_of({"transcripts": {}, "turns": []}, []) == []
+
+
+def test_viewers_mark_where_a_context_was_rewritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """In the text, between the tokens, in their table and in the page, of each player."""
+    played = compacted()
+    players = {**played.transcripts, "helper": played.transcripts[""]}
+    played = played.replace(transcripts=players)
+    make_run(tmp_path / "runs", steps=1)
+    folder = RunFolder(tmp_path / "runs" / "sums", lock=False)
+    folder.write_rollouts(1, [Group(task=played.task, rollouts=(played,))], {})
+    monkeypatch.chdir(tmp_path)
+
+    assert run(tmp_path / "runs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    marks = [i for i, line in enumerate(lines) if "rewritten: 6 tokens before, 3 after" in line]
+    assert len(marks) == 2
+    assert lines[marks[0] - 1].split() == ["assistant", "4"]
+    assert lines[marks[0] + 1].split()[0] == "user"
+    assert run(tmp_path / "runs", "--tokens") == 0
+    out = capsys.readouterr().out
+    assert out.count("[context rewritten: 6 tokens before, 3 after]") == 2
+    assert out.count("\ncontext rewritten: 6 tokens before, 3 after\n") == 2
+    (view,) = found(tmp_path / "runs", capsys)
+    helper = view["conversations"][0]
+    assert view["rewrites"] == [{"tokens": 6, "messages": 4, "before": 6, "after": 3}]
+    assert [m["role"] for m in helper["messages"]] == ["context", "assistant"] * 2
+    assert helper["rewrites"] == [{"tokens": 6, "messages": 2, "before": 6, "after": 3}]
+    assert run(tmp_path / "runs", "--html", "a.html") == 0
+    (shown,) = json.loads(Elements(Path("a.html").read_text()).scripts[0])["rollouts"]
+    assert (
+        shown["rewrites"] == view["rewrites"]
+        and "context rewritten: " in Path("a.html").read_text()
+    )
+
+
+def test_the_page_shows_the_marks(tmp_path: Path, monkeypatch: Any) -> None:
+    """As Chromium builds it: one between the messages, one between the tokens."""
+    played = compacted()
+    make_run(tmp_path / "runs", steps=1)
+    folder = RunFolder(tmp_path / "runs" / "sums", lock=False)
+    folder.write_rollouts(1, [Group(task=played.task, rollouts=(played,))], {})
+    monkeypatch.chdir(tmp_path)
+    assert run(tmp_path / "runs", "--html", "a.html") == 0
+
+    for tab in ("conversation", "tokens"):
+        url = f"file://{tmp_path}/a.html#tab={tab}&reading=1"
+        built = browse(url, "900,900", tmp_path / "profile").stdout
+        mark = '<div class="rewrite">context rewritten: 6 tokens before, 3 after</div>'
+        assert built.count(mark) == 1, built[-3000:]

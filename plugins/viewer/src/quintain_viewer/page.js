@@ -155,8 +155,15 @@ function heading(other) {
   return make("h3", {}, `player ${other.player}`, other.score === null ? "" : `, score ${number(other.score)}`);
 }
 
+// Where the context was compacted, truncated or rendered anew, after a number of messages or tokens.
+function rewrites(part, unit, number) {
+  return part.rewrites.filter(place => place[unit] === number).map(place => make("div", {class: "rewrite"},
+    `context rewritten: ${place.before.toLocaleString("en")} tokens before, ${place.after.toLocaleString("en")} after`));
+}
+
 function messages(part) {
-  return make("div", {}, part.messages.map(m => [
+  return make("div", {}, part.messages.map((m, i) => [
+    rewrites(part, "messages", i),
     m.reasoning ? make("div", {class: "message reasoning"}, make("b", {}, "reasoning"), ...highlighted(m.reasoning)) : null,
     m.content || !(m.calls || []).length
       ? make("div", {class: "message " + m.role}, make("b", {}, m.role + (m.name ? " " + m.name : "")), ...highlighted(m.content || "(empty)")) : null,
@@ -189,7 +196,7 @@ function tokensOf(rollout) {
   if (!rollout.tokens.length) return make("p", {class: "empty"}, "The engine of this rollout returned no tokens.");
   const legend = make("p", {class: "legend"}, "Point at a token for its numbers. Grey tokens were not sampled.");
   const largest = Math.max(1e-9, ...rollout.tokens.map(t => Math.abs(t[4] ?? 0)));
-  const spans = rollout.tokens.map(([id, source, logp, version, advantage]) => {
+  const spans = rollout.tokens.map(([id, source, logp, version, advantage], i) => {
     const name = data.sources[source] || String(source), sampled = logp !== undefined;
     const about = [`${JSON.stringify(data.texts[id])}, id ${id}, ${name}`]
       .concat(sampled ? [`log-prob ${number(logp)}, p ${number(Math.exp(logp))}, advantage ${number(advantage)}, weights ${version}`] : []).join("; ");
@@ -198,7 +205,7 @@ function tokensOf(rollout) {
     if (sampled && colour === "logp") span.style.backgroundColor = `rgba(var(--w0), ${Math.min(0.75, -logp / 4.6 * 0.75)})`;
     if (sampled && colour === "advantage" && advantage)
       span.style.backgroundColor = `rgba(var(${advantage > 0 ? "--r0" : "--w0"}), ${0.15 + Math.abs(advantage) / largest * 0.5})`;
-    return span;
+    return [rewrites(rollout, "tokens", i), span];
   });
   const names = {logp: "log-prob", source: "source", advantage: "advantage"};
   const hints = {

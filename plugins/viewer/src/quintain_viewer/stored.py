@@ -199,6 +199,7 @@ def view_of(row: Row, decode: TokenText, *, tokens: bool = True) -> Row:
         "seconds": row["seconds"],
         "sampled": row["tokens"],
         "tokens": token_rows(record, row.get("advantages")) if tokens else None,
+        "rewrites": rewrites_of(record, record["messages"]),
         "conversations": [
             conversation_of(record, player, decode, tokens=tokens)
             for player in {
@@ -221,13 +222,16 @@ def conversation_of(
     engine, has the texts of its turns.
     """
     rows = token_rows(record, None, player)
-    messages = [
-        {
-            "role": "assistant" if sampled else "context",
-            "content": decode.text([row[0] for row in part]),
-        }
-        for sampled, part in groupby(rows, key=lambda row: row[1] == POLICY)
-    ]
+    rewrites = rewrites_of(record, (), player)
+    messages, ends = [], [0]
+    for sampled, group in groupby(rows, key=lambda row: row[1] == POLICY):
+        part = [row[0] for row in group]
+        messages.append(
+            {"role": "assistant" if sampled else "context", "content": decode.text(part)}
+        )
+        ends.append(ends[-1] + len(part))
+    for place in rewrites:
+        place["messages"] = sum(end <= place["tokens"] for end in ends) - 1
     if not rows:
         turns = [turn for turn in record["turns"] if turn.get("player") == player]
         messages = [{"role": "assistant", "content": turn["text"]} for turn in turns]
@@ -237,6 +241,7 @@ def conversation_of(
         "score": score,
         "messages": messages,
         "tokens": rows if tokens else None,
+        "rewrites": rewrites,
     }
 
 
@@ -251,8 +256,8 @@ def prompt_of(task: Mapping[str, Any]) -> str:
 def token_rows(
     record: Mapping[str, Any], advantages: Sequence[float] | None, player: str = ""
 ) -> list[tuple[Any, ...]]:
-    """Return the tokens of the last branch of *player*: id, source, log-prob, weight version,
-    advantage.
+    """Return the tokens of *player*, branch by branch: id, source, log-prob, weight version,
+    advantage. Of a branch those that it does not share with the one that it left.
 
     Log-prob, version and advantage are ``None`` where the token was not sampled.
 
@@ -262,21 +267,70 @@ def token_rows(
         player: by default the policy's own.
     """
     rest = iter(advantages or ())
-    paths: list[list[tuple[Any, ...]]] = []
-    for branch in record["transcripts"].get(player, {}).get("branches", ()):
-        branch_rows = [
-            (token, source, logp, version, next(rest, None))
-            if source == POLICY
-            else (token, source, None, None, None)
-            for token, source, logp, version in zip(
-                branch["ids"], branch["sources"], branch["logps"], branch["versions"], strict=True
-            )
-        ]
-        paths.append(
-            (paths[branch["parent"]][: branch["fork"]] if branch["parent"] >= 0 else [])
-            + branch_rows
+    return [
+        (token, source, logp, version, next(rest, None))
+        if source == POLICY
+        else (token, source, None, None, None)
+        for branch in _branches(record, player)
+        for token, source, logp, version in zip(
+            branch["ids"], branch["sources"], branch["logps"], branch["versions"], strict=True
         )
-    return paths[-1] if paths else []
+    ]
+
+
+def rewrites_of(
+    record: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], player: str = ""
+) -> list[Row]:
+    """Return where the context of *player* was rewritten: compacted, truncated, or rendered anew by
+    its template.
+
+    Of each place: ``tokens`` and ``messages``, how many come before it in `token_rows` and in
+    *messages*; ``before`` and ``after``, the length of the context before it and of the next
+    prompt, in tokens.
+    """
+    places: list[Row] = []
+    lengths: list[int] = []
+    tokens = turns = 0
+    for branch in _branches(record, player):
+        sources = branch["sources"]
+        shared = branch["fork"] if branch["parent"] >= 0 else 0
+        if lengths:
+            prompt = sources.index(POLICY) if POLICY in sources else len(sources)
+            places.append(
+                {
+                    "tokens": tokens,
+                    "messages": _after_turns(record, messages, turns, player),
+                    "before": lengths[-1],
+                    "after": shared + prompt,
+                }
+            )
+        lengths.append(shared + len(sources))
+        tokens += len(sources)
+        turns += sum(sampled for sampled, _ in groupby(s == POLICY for s in sources))
+    return places
+
+
+def _after_turns(
+    record: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], count: int, player: str
+) -> int:
+    """Return how many of *messages* there are up to the turn number *count* of *player*. Texts of
+    assistants that it did not sample are no turns.
+    """
+    replies = [turn["reply"] for turn in record["turns"] if turn.get("player", "") == player]
+    found = 0
+    for number, message in enumerate(messages, 1):
+        if found < len(replies) and message["role"] == "assistant":
+            found += message["content"].strip() == replies[found].strip()
+        if found == count:
+            return number
+    return len(messages)
+
+
+def _branches(record: Mapping[str, Any], player: str) -> Sequence[Mapping[str, Any]]:
+    branches: Sequence[Mapping[str, Any]] = (
+        record["transcripts"].get(player, {}).get("branches", ())
+    )
+    return branches
 
 
 class TokenText:

@@ -23,6 +23,7 @@ MARKS = {
 }
 TOOL = "dark_orange3"
 ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": TOOL}
+REWRITE = "bold yellow"
 LIKELY, UNLIKELY = (0, 90, 160), (190, 80, 0)
 
 
@@ -45,12 +46,25 @@ def show(
 
 
 def _conversation(console: Console, part: Row, decode: Callable[[int], str]) -> None:
-    """The messages of a player, or its tokens."""
+    """The messages of a player, or its tokens; where the context was rewritten, the lengths before
+    and after.
+    """
     if part["tokens"] is None:
-        for message in part["messages"]:
+        for number, message in enumerate(part["messages"]):
+            for place in _rewrites(part, "messages", number):
+                _block(console, "context", place, REWRITE)
             _message(console, message)
     else:
-        _tokens(console, part["tokens"], decode)
+        _tokens(console, part, decode)
+
+
+def _rewrites(part: Row, unit: str, number: int) -> list[str]:
+    """Return what to say of the rewrites that come after *number* messages or tokens."""
+    return [
+        f"rewritten: {place['before']:,} tokens before, {place['after']:,} after"
+        for place in part["rewrites"]
+        if place[unit] == number
+    ]
 
 
 def _header(console: Console, view: Row) -> None:
@@ -132,14 +146,14 @@ def _scores(console: Console, view: Row) -> None:
         )
 
 
-def _tokens(
-    console: Console, tokens: Sequence[tuple[Any, ...]], decode: Callable[[int], str]
-) -> None:
+def _tokens(console: Console, part: Row, decode: Callable[[int], str]) -> None:
     """The text of all tokens, policy tokens on a colour by probability; then a table of the
     policy's.
     """
-    text = Text()
-    for token, source, logp, _, _ in tokens:
+    text, tokens = Text(), part["tokens"]
+    for number, (token, source, logp, _, _) in enumerate(tokens):
+        for place in _rewrites(part, "tokens", number):
+            text.append(f"\n[context {place}]\n", REWRITE)
         piece = printable(decode(token))
         style = Style(dim=True) if logp is None else Style(bgcolor=_colour(logp), color="#ffffff")
         text.append(piece, style if SOURCES[source] != "tool" else Style(color=TOOL))
@@ -156,7 +170,9 @@ def _tokens(
             "bold",
         )
     )
-    for token, source, logp, version, advantage in tokens:
+    for number, (token, source, logp, version, advantage) in enumerate(tokens):
+        for place in _rewrites(part, "tokens", number):
+            console.print(Text(f"context {place}", REWRITE))
         shown = printable(repr(decode(token)))[:20]
         name = SOURCES[source]
         if logp is None:
