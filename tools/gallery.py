@@ -37,6 +37,7 @@ PAGES = {
     "guess": "games.md",
     "math": "math-verification.md",
     "maze": "games.md",
+    "notes": "games.md",
     "returns": "games.md",
     "search": "search-environment.md",
     "story": "story.md",
@@ -49,6 +50,7 @@ CURVES = {
     "arithmetic": "images/curves.png",
     "chat": "experiments/chat_rubrics.png",
     "code-procedural": "images/code.png",
+    "notes": "experiments/context_compaction.png",
     "search": "images/search.png",
     "story": "experiments/story.png",
 }

@@ -60,13 +60,12 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     """Held-out success by step for each arm."""
     with tempfile.TemporaryDirectory() as temporary:
         store = Path(temporary) if quick else ROOT / "runs" / "context_compaction"
-        starts = [warm_started(seed, quick) for seed in seeds]
-        runs = {
-            arm: [
-                trained(store, arm, seed, s, quick) for seed, s in zip(seeds, starts, strict=True)
-            ]
-            for arm in ARMS
-        }
+        starts: list[Path] = []
+        runs: dict[str, list[Curve]] = {arm: [] for arm in ARMS}
+        for seed in seeds:
+            starts.append(warm_started(seed, quick))
+            for arm, curves in runs.items():
+                curves.append(trained(store, arm, seed, starts[-1], quick))
     held_out = lines_of(runs, lambda curve: (curve.steps, curve.held_out))
     test = lines_of(runs, lambda curve: ([0, curve.steps[-1]], list(curve.test)))
     paid = lines_of(runs, lambda curve: (range(1, len(curve.reward) + 1), curve.reward))
@@ -171,7 +170,7 @@ def trained(store: Path, arm: str, seed: int, start: Path, quick: bool) -> Curve
         held_out=[record["held_out.accuracy"] for record in measured],
         test=(before, after),
         reward=[record["reward.mean"] for record in records if "reward.mean" in record],
-        seconds=summary.get("seconds", 0.0),
+        seconds=summary["seconds"]["total"],
     )
 
 
