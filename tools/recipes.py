@@ -173,7 +173,7 @@ MEANINGS = {
     "environments.limits.tokens": "sampled tokens of the episode",
     "environments.limits.seconds": "wall-clock time, normally 600; an episode above it is retried, then excluded",
     "environments.limits.reward_seconds": "wall-clock time of one call of a reward, normally 60; as `seconds`",
-    "environments.limits.compact_at": "share of the context beyond which the policy writes a summary first and goes on from it; normally never",
+    "environments.limits.compact_at": "share of the context a prompt may fill before it is compacted; normally none",
     "algorithm.use": "name of an algorithm (`quintain list algorithms`)",
     "algorithm.args": "changes to its settings and pieces",
     "sampling.temperature": "part of the policy: the learner uses the same temperature",

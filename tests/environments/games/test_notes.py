@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from quintain import Message, Reply
+from quintain import Agent, Environment, Limits, Message, Reply, Task, reward
 from quintain.errors import UsageError
+from quintain.types.rollout import AnyRollout
 from quintain.types.transcript import TokenSource
 from quintain_authoring import ScriptedEngine, run_episode
 from quintain_authoring.controls import ControlEngine
-from quintain_env_games import Notes, Scribe
+from quintain_env_games import Notes, Scribe, compact_tool
 from quintain_env_games.notes import NOTES, RULES, Diary
+from quintain_env_games.tools import call
 
 MODES = ("compact", "tool", "scribe", "truncate")
 DIARY = Diary(
@@ -40,6 +42,16 @@ def success(mode: str, control: str, count: int = 100, **fields: Any) -> float:
         run_episode(environment, task, engine.for_task(task)).outcome.total
         for task in islice(environment.tasks("train"), count)
     )
+
+
+def text_of(ids: Sequence[int]) -> str:
+    """The text of *ids* of the byte tokenizer, without its markers."""
+    return bytes(i for i in ids if i < 256).decode()
+
+
+@reward
+def share_of_one(rollout: AnyRollout) -> float:
+    return 1.0
 
 
 def says(*, keeps: str = "A1,B2") -> Any:
@@ -100,14 +112,11 @@ def test_a_scribe_reads_what_the_policy_would_and_its_tokens_do_not_train() -> N
     assert set(rollout.transcripts) == {""}
     transcript = rollout.transcripts[""]
     last = transcript.path(-1)
-    copies = [s for s in last.sources if s == TokenSource.COPY]
     sampled = sum(turn.tokens for turn in rollout.turns if not turn.player)
     assert transcript.sampled == sampled
     # the notes are the only text in the last context that nobody sampled there, but for its "ok"
-    text = bytes(
-        i for i, s in zip(last.ids, last.sources, strict=True) if s == TokenSource.COPY and i < 256
-    ).decode()
-    assert copies and "A1" in text
+    copied = zip(last.ids, last.sources, strict=True)
+    assert "A1" in text_of([i for i, source in copied if source == TokenSource.COPY])
 
 
 def test_notes_are_cut_where_there_is_no_room() -> None:
@@ -133,8 +142,6 @@ def test_a_system_message_stays(mode: str) -> None:
 
 def test_a_full_context_shows_no_page_until_it_is_compacted() -> None:
     """The policy may compact earlier; a summary that is too long changes nothing."""
-    from quintain_env_games.tools import call
-
     script = iter(
         [
             Reply(calls=(call("read"),)),
@@ -164,6 +171,40 @@ def test_notes_fit_a_context_that_the_diary_does_not(window: int, end: tuple[str
     termination = run_episode(notes(window=window), DIARY, engine).termination
 
     assert (termination.kind.value, termination.reason) == end
+
+
+def test_the_tool_keeps_task_call_and_the_results_of_its_turn() -> None:
+    """System message included; the tokens of the call are copies, and each token trains once."""
+
+    class Looks(Environment[Task, list[str]]):
+        reward, limits, system = share_of_one, Limits(turns=None), "rules"
+
+        async def rollout(self, task: Task, agent: Agent) -> list[str]:
+            def look(place: str) -> str:
+                """Look."""
+                return place * 3
+
+            agent.user(task.prompt)
+            await agent.run(look, compact_tool(agent))
+            return [m.content for m in agent.messages]
+
+    turns = iter(
+        [
+            Reply(calls=(call("look", place="a"),)),
+            Reply(calls=(call("compact", summary="it is a"), call("look", place="b"))),
+            "done",
+        ]
+    )
+    played = run_episode(Looks(), Task(prompt="task"), lambda messages: next(turns))
+
+    assert played.result == ["rules", "task", "", "compacted", "bbb", "done"]
+    first, second = played.transcripts[""].sequences()
+    assert "aaa" in text_of(first.ids) and "aaa" not in text_of(second.ids)
+    assert text_of(second.ids).count("it is a") == 1
+    sampled = [
+        text_of([i for i, m in zip(s.ids, s.mask, strict=True) if m]) for s in (first, second)
+    ]
+    assert "".join(sampled) == "".join(turn.text for turn in played.turns)
 
 
 # ---------------------------------------------------------------------------------------- controls
