@@ -24,7 +24,7 @@ from quintain.store import RunFolder
 
 from .common import ROOT, Line, Panel, Report, differences, main
 
-STEPS, EVERY, TASKS = 30, 10, 100
+STEPS, EVERY, TASKS = 16, 8, 100
 DAYS, WINDOW, DIGITS = 6, 2, 10
 ARMS: dict[str, tuple[str, ...]] = {
     "learned compaction": (),
