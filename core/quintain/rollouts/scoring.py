@@ -151,13 +151,18 @@ def _change(slot: str, scored: ScoreOrError, rollout: AnyRollout, early: float) 
     """Return the fields of *rollout* to change after one reward: the score, or the termination for
     its error.
     """
-    attempts, policy_turns = rollout.termination.attempts, sum(not t.player for t in rollout.turns)
+    attempts, turns = rollout.termination.attempts, [t for t in rollout.turns if not t.player]
+    known = sum(not t.summary for t in turns)  # to the environment
     # credit would not know which tokens they belong to
-    if isinstance(scored, Score) and len(scored.turns) > policy_turns:
+    if isinstance(scored, Score) and known < len(scored.turns) != len(turns):
         scored = RewardFault(
-            f"{len(scored.turns)} turn scores for {policy_turns} turns of the policy (`not turn.player`)"
+            f"{len(scored.turns)} turn scores for {known} turns of the policy (`not turn.player`)"
         )
     if isinstance(scored, Score):
+        if scored.turns and len(scored.turns) <= known < len(turns):
+            given = iter(scored.turns)
+            spread = (0.0 if t.summary else next(given, 0.0) for t in turns)
+            scored = replace(scored, turns=tuple(spread))
         return {slot: scored}
     if slot == "yardstick":
         return (

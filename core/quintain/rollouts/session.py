@@ -311,7 +311,9 @@ class Session(Agent):
             if self._turns > self._rewritten and len(fork.prompt_ids()) > share * engine.context:
                 # results stand after their calls
                 keep = len(self.messages) - end + bool(self.messages[end - 1].calls)
-                await self.compact(keep=keep)
+                summary, turns = await self.compact(keep=keep), self._episode.turns
+                place = next(i for i, turn in enumerate(turns) if turn is summary)
+                turns[place] = replace(summary, summary=True)
 
     def _allowance(self, max_tokens: int | None, stop: Sequence[str]) -> Sampling:
         """Return the sampling settings of the next turn: its own seed, and at most the tokens that

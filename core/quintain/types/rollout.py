@@ -91,7 +91,7 @@ class Termination:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
     """A player's turn: the sampled ``text``, its ``reply`` without reasoning and calls, ``tokens``
-    if the policy's.
+    if the policy's; ``summary`` if ``limits.compact_at`` asked for it, not the environment.
     """
 
     text: str
@@ -101,6 +101,7 @@ class Turn:
     finish: Finish = "stop"
     player: str = ""
     tokens: int = 0
+    summary: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +110,8 @@ class Score:
 
     Attributes:
         value: for the rollout as a whole.
-        turns: per turn of the policy, added to the tokens of that turn.
+        turns: per turn of the policy, added to the tokens of that turn. Scores that are fewer than
+            the turns leave summaries (`Turn.summary`) out.
         players: per player, where players score differently; players without an entry get the
             total.
         parts: named components for the logs.

@@ -11,7 +11,7 @@ from quintain.interfaces.agent import SUMMARISE, Agent, Limits
 from quintain.interfaces.engine import Reply
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward
-from quintain.types.rollout import Rollout, TerminationKind
+from quintain.types.rollout import Rollout, Score, TerminationKind
 from quintain.types.task import Message, Task, ToolCall
 from quintain.types.transcript import TokenSource, Transcript
 from quintain_authoring import ScriptedEngine, run_episode
@@ -358,3 +358,41 @@ def test_each_token_of_compacted_turns_trains_once() -> None:
 def test_a_share_is_above_0_and_at_most_1(share: float) -> None:
     with pytest.raises(ValueError, match="limits.compact_at"):
         Limits(compact_at=share)
+
+
+def scored_turns(scores: tuple[float, ...]) -> Rollout:
+    @reward
+    def given(rollout: Rollout) -> Score:
+        return Score(value=0.5, turns=scores)
+
+    class Scores(Reads):
+        pass
+
+    Scores.reward = given
+    return run_episode(Scores(), TASK, ScriptedEngine(replies=asked_for, context=400))
+
+
+def test_scores_of_turns_leave_summaries_out() -> None:
+    """The environment scores its own six turns and knows of no others; fewer scores are those of
+    the first turns, and as many as there are turns belong to all.
+    """
+    replies = [turn.reply for turn in scored_turns(()).turns]
+    assert [turn.summary for turn in scored_turns(()).turns] == [r == "sum" for r in replies]
+    assert len(replies) > 7 and scored_turns(()).outcome.turns == ()
+
+    for scores in ((1.0, 2.0, 4.0, 8.0, 16.0, 32.0), (1.0, 2.0, 4.0)):
+        rollout = scored_turns(scores)
+        given = zip(replies, rollout.outcome.turns, strict=True)
+        own = [score for reply, score in given if reply == "read"]
+        assert own == [*scores, *[0.0] * (6 - len(scores))]
+        assert rollout.outcome.total == 0.5 + sum(scores)
+    every = tuple(map(float, range(len(replies))))
+    assert scored_turns(every).outcome.turns == every
+
+
+def test_scores_that_fit_neither_are_a_fault_of_the_reward() -> None:
+    rollout = scored_turns((1.0,) * 7)
+
+    assert len(rollout.turns) > 7
+    assert rollout.termination.kind == TerminationKind.REWARD_ERROR
+    assert "7 turn scores for 6 turns" in rollout.termination.reason
