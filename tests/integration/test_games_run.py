@@ -95,6 +95,23 @@ def test_an_earlier_run_plays_the_other_side(
     assert (frozen.ids, frozen.logps) == (own.ids, own.logps)
 
 
+def test_a_recipe_compacts_the_contexts_of_any_environment(model: Path, tmp_path: Path) -> None:
+    """`guess` scores its turns one by one and knows of no summaries; every rollout trains."""
+    changes = [*brief(model, tokens=3), "environments.0.limits.compact_at=0.1"]
+    _, records = recipe_run("guess", tmp_path / "run", changes)
+
+    assert [record["failed"] for record in records[1:]] == [0.0, 0.0]
+    assert all(record["metric.rewrites"] > 0 for record in records[1:])
+    rows = RunFolder(tmp_path / "run", lock=False).read_rollouts(2)
+    for rollout in (json.loads(row["rollout"]) for row in rows):
+        kinds = [turn["summary"] for turn in rollout["turns"]]
+        assert any(kinds) and not kinds[0]
+        scores = rollout["shaping"]["turns"]
+        assert len(scores) == len(kinds) and not any(
+            score for score, summary in zip(scores, kinds, strict=True) if summary
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["guess", "maze", "returns", "notes"])
 def test_the_default_model_learns_to_play(
