@@ -23,7 +23,7 @@ MARKS = {
 }
 TOOL = "dark_orange3"
 ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": TOOL}
-REWRITE = "bold yellow"
+REWRITE = "bold blue"
 LIKELY, UNLIKELY = (0, 90, 160), (190, 80, 0)
 
 
