@@ -159,11 +159,7 @@ def _change(slot: str, scored: ScoreOrError, rollout: AnyRollout, early: float) 
             f"{len(scored.turns)} turn scores for {known} turns of the policy (`not turn.player`)"
         )
     if isinstance(scored, Score):
-        if scored.turns and len(scored.turns) <= known < len(turns):
-            given = iter(scored.turns)
-            spread = (0.0 if t.summary else next(given, 0.0) for t in turns)
-            scored = replace(scored, turns=tuple(spread))
-        return {slot: scored}
+        return {slot: scored.spread(turns)}
     if slot == "yardstick":
         return (
             {slot: Score(value=0.0, reason=text_of(scored))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from random import Random
@@ -16,12 +16,13 @@ from ..interfaces.engine import Engine, Reply, TokenEngine
 from ..interfaces.tools import Tool, ToolSpec
 from ..types.rollout import Turn
 from ..types.sampling import Sampling, derived_seed
-from ..types.task import Message, ToolCall, messages_of
+from ..types.task import Message, messages_of
 from ..types.transcript import Transcript
 from .chat.bridge import Conversation, stops
 from .chat.thinking_budget import sample_turn
 from .function_tools import as_tool
 from .policy_clock import PolicyClock
+from .tool_calls import run_calls
 
 MALFORMED_CHANCES = 3  # consecutive turns without a readable tool call that become a policy fault
 
@@ -139,7 +140,7 @@ class Session(Agent):
                 raise PolicyFault(
                     f"{unreadable} turns in a row held no readable tool call: {turn.calls[0].error}"
                 )
-            calls = await _run_calls(turn.calls, by_name, self._episode.clock)
+            calls = await run_calls(turn.calls, by_name, self._episode.clock)
             # A tool may itself let another player take turns, so this turn need not be the last of
             # the episode.
             index = next(
@@ -374,31 +375,3 @@ class Session(Agent):
         self.stop_string = sampled.stop if isinstance(sampled.stop, str) else ""
         turn = engine.tokenizer.parse(text, tools, finish=sampled.finish)
         return replace(turn, player=self._name, tokens=sampled.tokens if self.trains else 0)
-
-
-async def _run_calls(
-    calls: Sequence[ToolCall], tools: dict[str, Tool], clock: PolicyClock
-) -> tuple[ToolCall, ...]:
-    """Run *calls* concurrently, started in their order, so that tools which are plain functions run
-    in that order.
-    """
-
-    async def outcome(call: ToolCall) -> ToolCall | BaseException:
-        try:
-            if call.error or call.name not in tools:
-                reason = call.error or f"no tool {call.name!r}; there are: {', '.join(tools)}"
-                return replace(call, error=f"error: {reason}")
-            tool = tools[call.name]
-            with nullcontext() if tool.ours else clock.chosen():
-                return await tool.run(call)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as e:  # noqa: BLE001 - a `SystemExit` in a task of its own would end the event loop
-            return e
-
-    outcomes = (
-        [await outcome(calls[0])] if len(calls) == 1 else await asyncio.gather(*map(outcome, calls))
-    )
-    if error := next((o for o in outcomes if isinstance(o, BaseException)), None):
-        raise error
-    return tuple(outcomes)  # type: ignore[arg-type]

@@ -132,6 +132,16 @@ class Score:
     def total(self) -> float:
         return self.value + math.fsum(self.turns)
 
+    def spread(self, turns: Sequence[Turn]) -> Score:
+        """Return a score that has 0 for the summaries among the policy's *turns*, where this one
+        leaves them out.
+        """
+        if not 0 < len(self.turns) <= sum(not turn.summary for turn in turns) < len(turns):
+            return self
+        given = iter(self.turns)
+        spread = (0.0 if turn.summary else next(given, 0.0) for turn in turns)
+        return dataclasses.replace(self, turns=tuple(spread))
+
     def of_player(self, player: str) -> float:
         return self.players.get(player, self.total)
 

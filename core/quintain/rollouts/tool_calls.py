@@ -1,0 +1,40 @@
+"""Runs the tool calls of a turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+from ..interfaces.tools import Tool
+from ..types.task import ToolCall
+from .policy_clock import PolicyClock
+
+
+async def run_calls(
+    calls: Sequence[ToolCall], tools: dict[str, Tool], clock: PolicyClock
+) -> tuple[ToolCall, ...]:
+    """Run *calls* concurrently, started in their order, so that tools which are plain functions run
+    in that order.
+    """
+
+    async def outcome(call: ToolCall) -> ToolCall | BaseException:
+        try:
+            if call.error or call.name not in tools:
+                reason = call.error or f"no tool {call.name!r}; there are: {', '.join(tools)}"
+                return replace(call, error=f"error: {reason}")
+            tool = tools[call.name]
+            with nullcontext() if tool.ours else clock.chosen():
+                return await tool.run(call)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # noqa: BLE001 - a `SystemExit` in a task of its own would end the event loop
+            return e
+
+    outcomes = (
+        [await outcome(calls[0])] if len(calls) == 1 else await asyncio.gather(*map(outcome, calls))
+    )
+    if error := next((o for o in outcomes if isinstance(o, BaseException)), None):
+        raise error
+    return tuple(outcomes)  # type: ignore[arg-type]
