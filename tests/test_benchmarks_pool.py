@@ -1,10 +1,8 @@
-"""`studies.benchmarks.pool` on its simulated clock, and the commands of its folder `gpu`."""
+"""`studies.benchmarks.pool` on its simulated clock."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,26 +29,3 @@ def test_repacked_replicas_wait_less(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = [figures[row]["seconds"] for row in ("in flight", "repack", "late", "all")]
     assert seconds == sorted(seconds) and 2 * seconds[1] < seconds[3]
     assert figures["in flight"]["for_sync"] == 1.0
-
-
-@pytest.mark.parametrize("has_vllm", [True, False])
-def test_the_gpu_commands_have_a_case_of_vllm(has_vllm: bool, tmp_path: Path) -> None:
-    """Where vLLM is absent, the last line says so and how to get it."""
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit {int(not has_vllm)}\necho ran "$@"\n')
-    python.chmod(0o755)
-    environment = {**os.environ, "PYTHON": str(python), "DEVICE": "cpu"}
-    script = ["sh", "studies/benchmarks/gpu/run.sh", "--quick"]
-    done = subprocess.run(
-        script, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60
-    )
-    *others, last = done.stdout.splitlines()
-
-    assert others == [
-        f"ran -m studies.benchmarks.{name} --device cpu --quick"
-        for name in ("memory", "engine", "step")
-    ]
-    if has_vllm:
-        assert last == "ran -m studies.benchmarks.engines --device cpu --quick"
-    else:
-        assert "studies.benchmarks.engines is left out" in last and "quintain-vllm[gpu]" in last

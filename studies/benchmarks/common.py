@@ -185,8 +185,15 @@ def child_environment(threads: int, checkout: Path = ROOT) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "error",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *(str(checkout / part) for part in PARTS)]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), *(str(checkout / part) for part in PARTS), *_inherited_path()]
+        ),
     }
+
+
+def _inherited_path() -> list[str]:
+    """Folders of this process's PYTHONPATH, behind which nothing of a checkout can hide."""
+    return [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
 
 
 class Door:

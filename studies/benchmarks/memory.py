@@ -50,7 +50,7 @@ def run(
         x.grad = torch.zeros_like(x)
     warm_ND = hidden_ND.detach()[:2]
     statistics(warm_ND, weight_VD.detach()[:64], target_N[:2] % 64)
-    before = _mark(device)
+    before = mark(device)
     began = time.perf_counter()
     if way == "chunked":
         logp_N = statistics(hidden_ND, weight_VD, target_N).logp
@@ -66,14 +66,14 @@ def run(
     loss.backward()
     value, norm = float(loss), float(hidden_ND.grad.float().norm())  # type: ignore[union-attr]
     return {
-        "bytes": _peak(device) - before,
+        "bytes": peak(device) - before,
         "seconds": time.perf_counter() - began,
         "loss": value,
         "grad_norm": norm,
     }
 
 
-def _mark(device: str) -> int:
+def mark(device: str) -> int:
     """Reset the high-water mark; bytes in use now."""
     if device == "cuda":
         import torch
@@ -85,7 +85,8 @@ def _mark(device: str) -> int:
     return _status("VmRSS")
 
 
-def _peak(device: str) -> int:
+def peak(device: str) -> int:
+    """Return the most bytes in use since `mark`."""
     if device == "cuda":
         import torch
 

@@ -30,26 +30,35 @@ AIM = 1.05
 
 
 def measure(
-    size: str, groups: int, group_size: int, low: int, high: int, args: Any
+    size: str,
+    groups: int,
+    group_size: int,
+    low: int,
+    high: int,
+    args: Any,
+    **options: str | int,
 ) -> dict[str, Any]:
-    """Both sides in turns; medians, the paired ratio loop / parts, and the phases of each."""
+    """Both sides in turns; medians, the paired ratio loop / parts, and the phases of each.
+
+    *options* are further ones of both sides: ``precision``, and ``slots`` of the engine.
+    """
     shape = {
         "groups": groups,
         "group-size": group_size,
         "low": low,
         "high": high,
         "threads": args.threads,
+        "device": args.device,
+        **options,
     }
-    options = [str(folder(size)), "--device", args.device]
-    options += [part for key, value in shape.items() for part in (f"--{key}", str(value))]
+    words = [str(folder(size))]
+    words += [part for key, value in shape.items() for part in (f"--{key}", str(value))]
     python = [sys.executable, "-m"]
     with (
         Worker(
-            "parts", [*python, "studies.benchmarks.quintain_parts", *options], args.threads
+            "parts", [*python, "studies.benchmarks.quintain_parts", *words], args.threads
         ) as parts,
-        Worker(
-            "loop", [*python, "studies.benchmarks.quintain_step", *options], args.threads
-        ) as loop,
+        Worker("loop", [*python, "studies.benchmarks.quintain_step", *words], args.threads) as loop,
     ):
         rounds = args.rounds or (2 if args.quick else 21)
         paired = alternate(parts, loop, rounds=rounds, warmup=1 if args.quick else 3)

@@ -38,15 +38,22 @@ PARTS = ("rollouts", "scoring", "update", "sync")
 async def answer(door: Door, args: Any) -> None:
     """Answer questions until the other end hangs up."""
     samples = args.groups * args.group_size
+    half = args.precision == "bf16"
+    dtype = "bfloat16" if half else "float32"
     text = RECIPE.format(
-        **vars(args), dtype="float32", precision="float32", engine_args="", learner_extra=""
+        **vars(args) | {"precision": "bf16" if half else "float32"},
+        dtype=dtype,
+        engine_args="",
+        learner_extra="",
     )
     recipe = Recipe.parse(text)
     seed_everything(recipe.run.seed)
     model = load_model(args.model, dtype="float32", device=args.device)
     learner = Learner(model.module, resolve_algorithm(recipe), **_options(recipe))
-    slots = ForcedEngine.slots_for(model.module, samples=samples, tokens=2 * args.high + 512)
-    engine = ForcedEngine.sharing(model.module, model.tokenizer, slots=slots)
+    slots = args.slots or ForcedEngine.slots_for(
+        model.module, samples=samples, tokens=2 * args.high + 512
+    )
+    engine = ForcedEngine.sharing(model.module, model.tokenizer, slots=slots, dtype=dtype)
     texts = cycle(shapes.prompts(args.model))
     seeds = count()
 
@@ -127,6 +134,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--lr", default="1e-4")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--slots", type=int, help="of the engine")
     args = parser.parse_args()
     door = Door()
     torch.set_num_threads(args.threads)

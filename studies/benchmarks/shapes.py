@@ -51,7 +51,24 @@ SIZES = {
         "heads": 16,
         "key_heads": 8,
     },
+    "1.7B": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "heads": 16,
+        "key_heads": 8,
+    },
+    "8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "heads": 32,
+        "key_heads": 8,
+    },
 }
+LARGE = {"0.6B", "1.7B", "8B"}
+"""Shapes of Qwen3 with its vocabulary, heads of 128 and its context."""
+UNTIED = {"8B"}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -166,27 +183,37 @@ def _prompts(tokenizer, rng: random.Random, words: Sequence[str]) -> list[str]: 
     return texts
 
 
+def config_of(size: str, **settings: Any) -> Any:
+    """Return the Qwen3 configuration of *size*; *settings* are further fields of it."""
+    from transformers import Qwen3Config
+
+    shape, large = dict(SIZES[size]), size in LARGE
+    heads, key_heads = shape.pop("heads"), shape.pop("key_heads")
+    return Qwen3Config(
+        **{
+            "vocab_size": 151_936 if large else VOCABULARY,
+            "num_attention_heads": heads,
+            "num_key_value_heads": key_heads,
+            "head_dim": 128 if large else shape["hidden_size"] // heads,
+            "max_position_embeddings": 40_960 if large else 4096,
+            "tie_word_embeddings": size not in UNTIED,
+            "bos_token_id": None,
+            **shape,
+            **settings,
+        }
+    )
+
+
 def make(size: str) -> Path:
     """Write the folder of *size*."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
     rng = random.Random(0)
     words = _words(rng, 20_000)
     tokenizer = _tokenizer(words)
-    shape = dict(SIZES[size])
-    heads, key_heads = shape.pop("heads"), shape.pop("key_heads")
-    config = Qwen3Config(
-        vocab_size=VOCABULARY if size != "0.6B" else 151_936,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        head_dim=shape["hidden_size"] // heads if size != "0.6B" else 128,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        **shape,
+    config = config_of(
+        size, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(config)

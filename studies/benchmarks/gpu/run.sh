@@ -1,17 +1,12 @@
 #!/bin/sh
-# The step, engine and memory figures on a CUDA machine: sh studies/benchmarks/gpu/run.sh [--quick]
-# Needs an installed Quintain (make setup) and, for the peers, PIP_ARGS that find a CUDA build of torch.
-# DEVICE=cpu tries that the commands run.
+# Everything that can be measured on one GPU in half an hour, without network:
+#   sh studies/benchmarks/gpu/run.sh [--parts 1,2] [--minutes 9] [--out FOLDER]
+#   sh studies/benchmarks/gpu/run.sh --rehearse          tiny sizes on the CPU
+# PYTHON is an interpreter with torch and transformers. What else Quintain needs comes from wheels/
+# (carry.sh) and is unpacked into the folder SITE.
 set -eu
 cd "$(dirname "$0")/../../.."
-python=${PYTHON:-.venv/bin/python}
-device=${DEVICE:-cuda}
-for figure in memory engine step; do
-    "$python" -m "studies.benchmarks.$figure" --device "$device" "$@"
-done
-# Where vLLM is installed beside Quintain: the embedded engine, vLLM in the process and behind a server, generate.
-if "$python" -c "import vllm" 2> /dev/null; then
-    "$python" -m studies.benchmarks.engines --device "$device" "$@"
-else
-    echo "studies.benchmarks.engines is left out: $python has no vLLM (pip install 'quintain-vllm[gpu]'; on a CPU: bash tools/vllm_env.sh)"
-fi
+python=${PYTHON:-python3}
+kit=studies/benchmarks/gpu
+path=$("$python" $kit/environment.py --site "${SITE:-$kit/.site}")
+PYTHONPATH="$path${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m studies.benchmarks.gpu "$@"

@@ -1,0 +1,1 @@
+"""The kit for one GPU: `run.sh` runs its parts, `report` makes tables of what they measured."""

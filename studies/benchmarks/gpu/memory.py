@@ -1,0 +1,178 @@
+"""Part 5: peak memory of a step by part, against the estimate that ``--dry-run`` prints, at the
+shape of Qwen3-0.6B with random weights: all weights, checkpointed, and adapters.
+
+Every slot of the engine is filled with sequences as long as the estimate assumes; the update has
+micro-batches as large as its budget. On a CPU figures are of the resident set, which has more than
+tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from quintain.models.load import LoadedModel, load_model
+from quintain.models.lora import with_adapters
+from quintain.recipe import Recipe
+from quintain.recipe.memory import free_beside, memory_of, tokens_of
+from quintain.recipe.plan import RunPlan
+from quintain.run.build import engine_for, learner_for
+
+from ..memory import mark, peak
+from ..quintain_step import RECIPE
+from ..shapes import config_of, folder
+from . import card
+from .part import Part, start
+from .work import batch_of, module_of, prompts_of, sample, sequence
+
+AIM = 0.1
+MODES: dict[str, dict[str, Any]] = {
+    "all weights": {},
+    "all weights, checkpointed": {"checkpointing": True},
+    "LoRA, checkpointed": {"checkpointing": True, "lora": True},
+}
+LORA = "[model.lora]\nr = 16\nlora_alpha = 32\n"
+
+
+def plan_of(
+    device: torch.device,
+    *,
+    groups: int,
+    group_size: int,
+    new: int,
+    budget: int,
+    checkpointing: bool = False,
+    lora: bool = False,
+) -> RunPlan:
+    """Return the plan of a run in bf16, as `--model` starts it."""
+    text = RECIPE.format(
+        model=folder("0.1M"),
+        dtype="bfloat16",
+        device=device,
+        engine_args="",
+        high=new,
+        groups=groups,
+        group_size=group_size,
+        lr=1e-6,
+        precision="bf16",
+        learner_extra=f"token_budget = {budget}\n"
+        f"checkpoint_activations = {str(checkpointing).lower()}",
+    )
+    # random weights may round worse than trained ones, and nothing here is about their numbers
+    text = text.replace("[run]\n", '[run]\nmax_sample_mismatch = "none"\n')
+    return RunPlan.of(Recipe.parse(text + (LORA if lora else "")))
+
+
+def on_paper(size: str, plan: RunPlan) -> Any:
+    """Return the module of *size* without weights, with adapters where *plan* has them."""
+    from transformers import Qwen3ForCausalLM
+
+    with torch.device("meta"):
+        module = Qwen3ForCausalLM(config_of(size))
+        return with_adapters(module, plan.model.lora.model_dump()) if plan.model.lora else module
+
+
+def step_by_part(
+    device: torch.device, size: str, *, steps: int = 2, **shape: Any
+) -> dict[str, Any]:
+    """Load, sample and update as a run does; bytes that each part added, beside its estimate.
+
+    The update counts from its second step on, when the moments exist: *activations* are its peak
+    above what lay there before it.
+    """
+    kind = device.type
+    plan = plan_of(device, **shape)
+    tokenizer = load_model(folder("0.1M"), device="cpu").tokenizer
+    used = {"before": mark(kind)}
+    module = module_of(size, device, fused=not plan.model.lora)
+    if plan.model.lora:
+        module = with_adapters(module, plan.model.lora.model_dump())
+    used["weights"] = mark(kind)
+    model = LoadedModel(module=module, tokenizer=tokenizer, path=size, context=40_960, fused=False)
+    estimate = memory_of(
+        plan,
+        on_paper(size, plan),
+        free=free_beside(module) if kind == "cuda" else None,
+    )
+    learner = learner_for(plan, model)
+    engine: Any = engine_for(plan, model)
+    used["copy"] = mark(kind)
+    tokens = tokens_of(plan)
+    prompts = prompts_of(module, [tokens - plan.max_tokens] * plan.groups)
+    prompts = [p for p in prompts for _ in range(plan.group_size)]
+    times: dict[str, list[float]] = {"sampling": [], "update": [], "sync": []}
+    highest: list[int] = []
+    for step in range(steps):
+        began = time.perf_counter()
+        replies = sample(engine, prompts, plan.max_tokens)
+        card.synchronize(device)
+        times["sampling"].append(time.perf_counter() - began)
+        highest.append(peak(kind))
+        before = mark(kind)
+        if not step:
+            used["cache"] = before
+        pairs = zip(prompts, replies, strict=True)
+        batch = batch_of([sequence(p, r) for p, r in pairs], plan.group_size)
+        began = time.perf_counter()
+        learner.step(batch)
+        card.synchronize(device)
+        times["update"].append(time.perf_counter() - began)
+        highest.append(peak(kind))
+        activations, after = highest[-1] - before, mark(kind)
+        if not step:
+            used["state"] = after
+        began = time.perf_counter()
+        asyncio.run(engine.update(learner.weights()))
+        card.synchronize(device)
+        times["sync"].append(time.perf_counter() - began)
+        highest.append(peak(kind))
+    parts = {
+        "weights": (used["weights"] - used["before"], estimate.weights),
+        "engine copy": (used["copy"] - used["weights"], estimate.copy),
+        "KV cache": (used["cache"] - used["copy"], estimate.cache),
+        "gradients and moments": (
+            used["state"] - used["cache"],
+            estimate.gradients + estimate.moments,
+        ),
+        "activations": (activations, estimate.activations),
+    }
+    total = max(highest) - used["before"]
+    return {
+        "parameters": estimate.parameters,
+        "slots": engine.slots,
+        "estimated_slots": estimate.slots,
+        "samples": estimate.samples,
+        "tokens_of_a_sequence": tokens,
+        "bytes": {name: {"measured": m, "estimated": e} for name, (m, e) in parts.items()},
+        "peak": total,
+        "estimated": estimate.total,
+        "over_estimate": total / estimate.total,
+        "reserved": card.peak(device).get("reserved"),
+        "sampling_seconds": statistics.median(times["sampling"]),
+        "update_seconds": statistics.median(times["update"][1:] or times["update"]),
+        "sync_seconds": statistics.median(times["sync"]),
+        "sampled_tokens": len(prompts) * plan.max_tokens,
+        "trained_tokens": len(prompts) * tokens,
+        "aim": AIM,
+    }
+
+
+def run(part: Part) -> None:
+    if part.rehearse:
+        size, shape = "0.1M", {"groups": 1, "group_size": 2, "new": 4, "budget": 600}
+    else:
+        size, shape = "0.6B", {"groups": 16, "group_size": 8, "new": 256, "budget": 4096}
+    for mode, settings in MODES.items():
+        part.measure(
+            f"{size} {mode}",
+            lambda s=settings: step_by_part(part.device, size, **shape, **s),
+            expected=45,
+        )
+
+
+if __name__ == "__main__":
+    start(run, __doc__, "5-memory")
