@@ -358,6 +358,17 @@ def test_correctness_finds_a_wrong_engine_and_a_wrong_gradient(
     assert not gradient_error("0.1M", CPU, "float32")["ok"]
 
 
+def test_differences_of_runs_are_named_with_their_size() -> None:
+    from studies.benchmarks.gpu.loop import differences
+
+    one = [{"loss": 1.0, "same": 3}, {"loss": 2.0, "same": 3, "gone": 1}]
+    other = [{"loss": 1.0, "same": 3}, {"loss": 2.5, "same": 3}]
+
+    assert differences(one, one) == {}
+    assert differences(one, other) == {"gone": "all", "loss": 0.2}
+    assert differences(one, one[:1]) == {"steps": "all"}
+
+
 # ---------------------------------------------------------------- tables
 
 

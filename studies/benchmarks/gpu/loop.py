@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -140,6 +141,27 @@ def records(run: Path) -> list[dict[str, Any]]:
     ]
 
 
+def differences(
+    one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], most: int = 8
+) -> dict[str, float | str]:
+    """Return the metrics that differ in any step with their largest relative difference, the *most*
+    different first; what only one side has, or is no number, differs by "all".
+    """
+    found: dict[str, float] = {}
+    for left, right in zip(one, other, strict=False):
+        for key in left.keys() | right.keys():
+            a, b = left.get(key), right.get(key)
+            if a == b:
+                continue
+            numbers = isinstance(a, int | float) and isinstance(b, int | float)
+            gap = abs(a - b) / max(abs(a), abs(b)) if numbers else math.inf
+            found[key] = max(gap, found.get(key, 0.0))
+    if len(one) != len(other):
+        found["steps"] = math.inf
+    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:most]
+    return {key: gap if math.isfinite(gap) else "all" for key, gap in ordered}
+
+
 def state_of(run: Path) -> dict[str, str]:
     """Return the SHA-256 of the weights of the last checkpoint of *run*."""
     last = sorted((run / "checkpoints").glob("step-*"))[-1]
@@ -188,21 +210,14 @@ def resumes(part: Part, precision: str) -> dict[str, Any]:
     def equal(name: str) -> bool:
         return metrics[name] == metrics["first"] and states[name] == states["first"]
 
-    different = sorted(
-        {
-            key
-            for one, other in zip(metrics["first"], metrics["killed"], strict=False)
-            for key in one.keys() | other.keys()
-            if one.get(key) != other.get(key)
-        }
-    )
     return {
         "status": process.returncode,
         "steps_before_the_kill": left,
         "steps": len(metrics["killed"]) - 1,
         "two_runs_equal": equal("second"),
         "resumed_equal": equal("killed"),
-        "different_metrics": different[:12],
+        "second_differs_by": differences(metrics["first"], metrics["second"]),
+        "resumed_differs_by": differences(metrics["first"], metrics["killed"]),
         "ok": left < STEPS and equal("second") and equal("killed"),
     }
 
