@@ -95,7 +95,7 @@ def load_model(
         device: ``auto`` is the GPU where there is one, else the CPU.
         attn: attention implementation of the module's own forward (``sdpa``, ``eager``,
             ``flash_attention_2``); by default ``sdpa`` where the architecture has it, else
-            ``eager``.
+            ``eager``; always ``eager`` in place of ``sdpa`` where attention has a soft cap.
         lora: fields of `peft.LoraConfig`; the adapters are then what trains. Their dropout must be
             0.
 
@@ -159,6 +159,10 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
         return module
     options = {"dtype": dtype, "attn_implementation": attn, "output_loading_info": True}
     module, report = load_pretrained(AutoModelForCausalLM, path, **options)
+    capped = getattr(module.config.get_text_config(), "attn_logit_softcapping", None)
+    if capped and module.config._attn_implementation == "sdpa":
+        # Earlier transformers (5.17) choose it for Gemma 2, and its kernels leave the soft cap out.
+        module.config._attn_implementation = "eager"
     if missing := sorted(report["missing_keys"]):
         raise UsageError(
             f"model {path!r} has no weights for {len(missing)} of the tensors of "

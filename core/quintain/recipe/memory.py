@@ -96,7 +96,7 @@ def module_on_paper(name: str, lora: Mapping[str, Any] | None) -> Any:
             return with_adapters(module, lora) if lora is not None else module
     except UsageError:
         raise
-    except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError):
         return None  # whoever loads it says what is wrong
 
 

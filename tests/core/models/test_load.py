@@ -201,6 +201,34 @@ def test_architectures_without_sdpa_load(tmp_path: Path, name: str) -> None:
     assert loaded.module.config._attn_implementation == "eager"
 
 
+def test_a_soft_cap_of_attention_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers 5.17 says that Gemma 2 has ``sdpa``, whose kernels leave the soft cap out without
+    a word.
+    """
+    from transformers import Gemma2PreTrainedModel
+
+    ids = torch.arange(3, 30)[None]
+    capped = architecture(
+        "gemma2", vocab_size=260, attn_logit_softcapping=0.01, initializer_range=1.0
+    )
+    capped.eval().set_attn_implementation("eager")
+    capped.save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)
+    with torch.no_grad():
+        expected = capped(input_ids=ids, use_cache=False).logits
+        loaded = load_model(tmp_path).module(input_ids=ids, use_cache=False).logits
+        capped.config.attn_logit_softcapping = None
+        for layer in capped.model.layers:
+            layer.self_attn.attn_logit_softcapping = None
+        without = capped(input_ids=ids, use_cache=False).logits
+
+    torch.testing.assert_close(loaded, expected, atol=1e-5, rtol=0)
+    assert float((without - expected).abs().max()) > 0.01, "the cap shows"
+
+
 def test_a_tensor_without_weights_is_not_random(tmp_path: Path) -> None:
     """Such as the output layer of a checkpoint that was saved without one."""
     path = save_tiny(tmp_path, "llama") / "model.safetensors"
