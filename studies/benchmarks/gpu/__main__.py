@@ -42,10 +42,10 @@ class Limits:
 
 PARTS: dict[int, Limits] = {
     1: Limits("correctness", 300),
-    2: Limits("training", 480),
+    2: Limits("training", 450),
     3: Limits("decoding", 420),
-    4: Limits("loop", 500),
-    5: Limits("memory", 200),
+    4: Limits("loop", 480),
+    5: Limits("memory", 250),
     6: Limits("lora", 240),
 }
 """By number, the most valuable first. The sum is a little more than half an hour."""

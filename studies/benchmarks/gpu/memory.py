@@ -1,5 +1,6 @@
 """Part 5: peak memory of a step by part, against the estimate that ``--dry-run`` prints, at the
-shape of Qwen3-0.6B with random weights: all weights, checkpointed, and adapters.
+shape of Qwen3-0.6B with random weights: all weights, checkpointed, adapters, and the learner
+`lean`.
 
 Every slot of the engine is filled with sequences as long as the estimate assumes; the update has
 micro-batches as large as its budget. On a CPU figures are of the resident set, which has more than
@@ -11,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from quintain.models.load import LoadedModel, load_model
+from quintain.console.screen import Screen
+from quintain.models.load import DTYPES, LoadedModel, load_model
 from quintain.models.lora import with_adapters
 from quintain.recipe import Recipe
 from quintain.recipe.memory import free_beside, memory_of, tokens_of
@@ -30,12 +33,21 @@ from .part import Part, start
 from .work import batch_of, module_of, prompts_of, sample, sequence
 
 AIM = 0.1
-MODES: dict[str, dict[str, Any]] = {
-    "all weights": {},
-    "all weights, checkpointed": {"checkpointing": True},
-    "LoRA, checkpointed": {"checkpointing": True, "lora": True},
+CHECKPOINTED = "learner.checkpoint_activations=true"
+LORA = "model.lora={ r = 16, lora_alpha = 32 }"
+LEAN = "learner.use=lean"
+MODES = {
+    "all weights": [],
+    "all weights, checkpointed": [CHECKPOINTED],
+    "LoRA, checkpointed": [CHECKPOINTED, LORA],
+    "lean, 8-bit moments, checkpointed": [CHECKPOINTED, LEAN],
+    "lean, AdamW on the host, checkpointed": [
+        CHECKPOINTED,
+        LEAN,
+        "learner.args.optimizer=adamw_host",
+    ],
 }
-LORA = "[model.lora]\nr = 16\nlora_alpha = 32\n"
+"""Settings of a recipe by the name of the mode."""
 
 
 def plan_of(
@@ -45,10 +57,9 @@ def plan_of(
     group_size: int,
     new: int,
     budget: int,
-    checkpointing: bool = False,
-    lora: bool = False,
+    settings: Sequence[str] = (),
 ) -> RunPlan:
-    """Return the plan of a run in bf16, as `--model` starts it."""
+    """Return the plan of a run in bf16, as `--model` starts it, with further *settings*."""
     text = RECIPE.format(
         model=folder("0.1M"),
         dtype="bfloat16",
@@ -59,12 +70,11 @@ def plan_of(
         group_size=group_size,
         lr=1e-6,
         precision="bf16",
-        learner_extra=f"token_budget = {budget}\n"
-        f"checkpoint_activations = {str(checkpointing).lower()}",
+        learner_extra=f"token_budget = {budget}",
     )
     # random weights may round worse than trained ones, and nothing here is about their numbers
     text = text.replace("[run]\n", '[run]\nmax_sample_mismatch = "none"\n')
-    return RunPlan.of(Recipe.parse(text + (LORA if lora else "")))
+    return RunPlan.of(Recipe.parse(text, settings))
 
 
 def on_paper(size: str, plan: RunPlan) -> Any:
@@ -88,7 +98,9 @@ def step_by_part(
     plan = plan_of(device, **shape)
     tokenizer = load_model(folder("0.1M"), device="cpu").tokenizer
     used = {"before": mark(kind)}
-    module = module_of(size, device, fused=not plan.model.lora)
+    # as `load_model` is asked to load it
+    dtype = DTYPES[plan.model_request(Screen(quiet=True)).dtype]
+    module = module_of(size, device, dtype, fused=not plan.model.lora)
     if plan.model.lora:
         module = with_adapters(module, plan.model.lora.model_dump())
     used["weights"] = mark(kind)
@@ -169,7 +181,7 @@ def run(part: Part) -> None:
     for mode, settings in MODES.items():
         part.measure(
             f"{size} {mode}",
-            lambda s=settings: step_by_part(part.device, size, **shape, **s),
+            lambda s=settings: step_by_part(part.device, size, settings=s, **shape),
             expected=45,
         )
 
