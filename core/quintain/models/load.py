@@ -160,9 +160,9 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
     options = {"dtype": dtype, "attn_implementation": attn, "output_loading_info": True}
     module, report = load_pretrained(AutoModelForCausalLM, path, **options)
     capped = getattr(module.config.get_text_config(), "attn_logit_softcapping", None)
-    if capped and module.config._attn_implementation == "sdpa":
+    if capped and attn in (None, "sdpa"):
         # Earlier transformers (5.17) choose it for Gemma 2, and its kernels leave the soft cap out.
-        module.config._attn_implementation = "eager"
+        module.set_attn_implementation("eager")
     if missing := sorted(report["missing_keys"]):
         raise UsageError(
             f"model {path!r} has no weights for {len(missing)} of the tensors of "

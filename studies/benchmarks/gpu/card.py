@@ -103,7 +103,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak(device: torch.device) -> dict[str, int]:
-    """Return the most bytes that tensors and the allocator took since `reset_peak`; empty on CPU."""
+    """Return the most bytes of tensors and allocator since `reset_peak`; empty on a CPU."""
     if device.type != "cuda":
         return {}
     return {

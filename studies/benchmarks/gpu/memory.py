@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 
 from quintain.console.screen import Screen
+from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.models.load import DTYPES, LoadedModel, load_model
 from quintain.models.lora import with_adapters
 from quintain.recipe import Recipe
@@ -86,6 +88,54 @@ def on_paper(size: str, plan: RunPlan) -> Any:
         return with_adapters(module, plan.model.lora.model_dump()) if plan.model.lora else module
 
 
+class Usage:
+    """Bytes in use at moments of a run, and the peak and seconds of its phases.
+
+    Attributes:
+        used: bytes by moment; the first that a moment's name was noted.
+        above: by phase, the peak of its last time above what lay there before it.
+        highest: peak of all.
+        times: seconds of each phase, each time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.used: dict[str, int] = {}
+        self.above: dict[str, int] = {}
+        self.times: dict[str, list[float]] = {}
+        self.highest = self.note("before")
+
+    def note(self, moment: str) -> int:
+        """Note and return the bytes in use."""
+        now = mark(self.device.type)
+        self.used.setdefault(moment, now)
+        return now
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure what is inside."""
+        before, began = mark(self.device.type), time.perf_counter()
+        yield
+        card.synchronize(self.device)
+        self.times.setdefault(name, []).append(time.perf_counter() - began)
+        top = peak(self.device.type)
+        self.above[name], self.highest = top - before, max(top, self.highest)
+
+    def added(self, moment: str, earlier: str) -> int:
+        """Return how many bytes more than at *earlier* there were at *moment*."""
+        return self.used[moment] - self.used[earlier]
+
+
+def loaded(device: torch.device, size: str, plan: RunPlan) -> LoadedModel:
+    """Return a model of *size* with random weights as `load_model` is asked to load it by *plan*."""
+    dtype = DTYPES[plan.model_request(Screen(quiet=True)).dtype]
+    module = module_of(size, device, dtype, fused=not plan.model.lora)
+    if plan.model.lora:
+        module = with_adapters(module, plan.model.lora.model_dump())
+    tokenizer = load_model(folder("0.1M"), device="cpu").tokenizer
+    return LoadedModel(module=module, tokenizer=tokenizer, path=size, context=40_960, fused=False)
+
+
 def step_by_part(
     device: torch.device, size: str, *, steps: int = 2, **shape: Any
 ) -> dict[str, Any]:
@@ -94,65 +144,37 @@ def step_by_part(
     The update counts from its second step on, when the moments exist: *activations* are its peak
     above what lay there before it.
     """
-    kind = device.type
-    plan = plan_of(device, **shape)
-    tokenizer = load_model(folder("0.1M"), device="cpu").tokenizer
-    used = {"before": mark(kind)}
-    # as `load_model` is asked to load it
-    dtype = DTYPES[plan.model_request(Screen(quiet=True)).dtype]
-    module = module_of(size, device, dtype, fused=not plan.model.lora)
-    if plan.model.lora:
-        module = with_adapters(module, plan.model.lora.model_dump())
-    used["weights"] = mark(kind)
-    model = LoadedModel(module=module, tokenizer=tokenizer, path=size, context=40_960, fused=False)
-    estimate = memory_of(
-        plan,
-        on_paper(size, plan),
-        free=free_beside(module) if kind == "cuda" else None,
-    )
-    learner = learner_for(plan, model)
-    engine: Any = engine_for(plan, model)
-    used["copy"] = mark(kind)
+    plan, usage = plan_of(device, **shape), Usage(device)
+    model = loaded(device, size, plan)
+    usage.note("weights")
+    free = free_beside(model.module) if device.type == "cuda" else None
+    estimate = memory_of(plan, on_paper(size, plan), free=free)
+    learner, engine = learner_for(plan, model), cast(EmbeddedEngine, engine_for(plan, model))
+    usage.note("copy")
     tokens = tokens_of(plan)
-    prompts = prompts_of(module, [tokens - plan.max_tokens] * plan.groups)
+    prompts = prompts_of(model.module, [tokens - plan.max_tokens] * plan.groups)
     prompts = [p for p in prompts for _ in range(plan.group_size)]
-    times: dict[str, list[float]] = {"sampling": [], "update": [], "sync": []}
-    highest: list[int] = []
-    for step in range(steps):
-        began = time.perf_counter()
-        replies = sample(engine, prompts, plan.max_tokens)
-        card.synchronize(device)
-        times["sampling"].append(time.perf_counter() - began)
-        highest.append(peak(kind))
-        before = mark(kind)
-        if not step:
-            used["cache"] = before
+    for _ in range(steps):
+        with usage.phase("sampling"):
+            replies = sample(engine, prompts, plan.max_tokens)
+        usage.note("cache")
         pairs = zip(prompts, replies, strict=True)
         batch = batch_of([sequence(p, r) for p, r in pairs], plan.group_size)
-        began = time.perf_counter()
-        learner.step(batch)
-        card.synchronize(device)
-        times["update"].append(time.perf_counter() - began)
-        highest.append(peak(kind))
-        activations, after = highest[-1] - before, mark(kind)
-        if not step:
-            used["state"] = after
-        began = time.perf_counter()
-        asyncio.run(engine.update(learner.weights()))
-        card.synchronize(device)
-        times["sync"].append(time.perf_counter() - began)
-        highest.append(peak(kind))
+        with usage.phase("update"):
+            learner.step(batch)
+        usage.note("state")
+        with usage.phase("sync"):
+            asyncio.run(engine.update(learner.weights()))
+    state = estimate.gradients + estimate.moments
     parts = {
-        "weights": (used["weights"] - used["before"], estimate.weights),
-        "engine copy": (used["copy"] - used["weights"], estimate.copy),
-        "KV cache": (used["cache"] - used["copy"], estimate.cache),
-        "gradients and moments": (
-            used["state"] - used["cache"],
-            estimate.gradients + estimate.moments,
-        ),
-        "activations": (activations, estimate.activations),
+        "weights": (usage.added("weights", "before"), estimate.weights),
+        "engine copy": (usage.added("copy", "weights"), estimate.copy),
+        "KV cache": (usage.added("cache", "copy"), estimate.cache),
+        "gradients and moments": (usage.added("state", "cache"), state),
+        "activations": (usage.above["update"], estimate.activations),
     }
-    total = max(highest) - used["before"]
+    total = usage.highest - usage.used["before"]
+    seconds = {f"{name}_seconds": statistics.median(t[1:] or t) for name, t in usage.times.items()}
     return {
         "parameters": estimate.parameters,
         "slots": engine.slots,
@@ -164,9 +186,7 @@ def step_by_part(
         "estimated": estimate.total,
         "over_estimate": total / estimate.total,
         "reserved": card.peak(device).get("reserved"),
-        "sampling_seconds": statistics.median(times["sampling"]),
-        "update_seconds": statistics.median(times["update"][1:] or times["update"]),
-        "sync_seconds": statistics.median(times["sync"]),
+        **seconds,
         "sampled_tokens": len(prompts) * plan.max_tokens,
         "trained_tokens": len(prompts) * tokens,
         "aim": AIM,

@@ -165,8 +165,8 @@ def part_lines(record: Mapping[str, Any]) -> list[str]:
         lines += (
             [
                 "In the same run a plain bfloat16 product reached "
-                f"{measured['flops'] / 1e12:,.1f} TFLOP/s, a copy {measured['copy'] / 1e9:,.0f} GB/s, "
-                "a read "
+                f"{measured['flops'] / 1e12:,.1f} TFLOP/s, a copy "
+                f"{measured['copy'] / 1e9:,.0f} GB/s, a read "
                 f"{measured['read'] / 1e9:,.0f} GB/s.",
                 "",
             ]
