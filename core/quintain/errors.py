@@ -15,8 +15,8 @@ __all__ = [
     "BindingError", "EnvironmentFault", "EpisodeError", "InfrastructureError", "Interrupted",
     "LimitReached", "NoTasksError", "PluginError", "PolicyFault", "PolicyTimeout", "QuintainError",
     "RecipeError", "RewardFault",
-    "RunError", "RunLockedError", "StorageError", "ToolError", "UnknownNameError", "UsageError",
-    "did_you_mean",
+    "RunError", "RunLockedError", "StorageError", "ToolError", "UndeliveredWeights",
+    "UnknownNameError", "UsageError", "did_you_mean",
 ]  # fmt: skip
 
 
@@ -63,6 +63,22 @@ class Interrupted(QuintainError):
 
 class RunError(QuintainError):
     """A run cannot continue."""
+
+
+class UndeliveredWeights(RunError):
+    """The engine computes with other weights than the learner has in the version that it names.
+
+    Attributes:
+        tensor: the first that differs.
+    """
+
+    def __init__(self, where: str, tensor: str, version: int) -> None:
+        super().__init__(
+            f"{where} has another {tensor} than the learner in version {version}. Nothing of this "
+            "step is saved, and a resumed run sends all weights again. If it happens again, please "
+            'report engine and architecture; run.max_sample_mismatch = "none" trains nonetheless'
+        )
+        self.tensor = tensor
 
 
 class RunLockedError(RunError):

@@ -18,7 +18,7 @@ pytest.importorskip("peft", reason="adapters need quintain[lora]")
 
 from quintain.cli import main
 from quintain.errors import RunError, UsageError
-from quintain.learning.weights import ModuleWeights
+from quintain.learning import ModuleWeights
 from quintain.models import load_model
 from quintain.recipe.tables import Recipe
 from quintain.store.checkpoint import Checkpoint, CheckpointManager

@@ -152,6 +152,12 @@ class TokenEngine(Engine):
     async def update(self, weights: Weights) -> int:
         """Load new weights; their version, which tokens sampled from now on carry."""
 
+    async def outdated(self, weights: Weights) -> str:
+        """Return the first tensor of *weights* that it does not compute with, bit for bit in its
+        own type; empty if there is none or it cannot tell.
+        """
+        return ""
+
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
     ) -> Reply:

@@ -2,6 +2,7 @@
 Needs torch.
 """
 
+from ..models.module_weights import ModuleWeights
 from ..models.sampler_mismatch import SamplerMismatch
 from ..types.rollout import SUCCESS, reaches
 from ..types.transcript import TrainingSequence
@@ -14,7 +15,6 @@ from .optimizer_step import OptimizerStep
 from .pieces import advantages, aggregation, corrections, objectives
 from .pieces import group_filter as group_filter
 from .pieces.advantages import Step
-from .weights import ModuleWeights
 
 __all__ = [
     "ALGORITHMS",

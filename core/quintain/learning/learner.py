@@ -21,6 +21,7 @@ from ..errors import PluginError, RunError, UsageError
 from ..interfaces.algorithm import Algorithm, overlong
 from ..models.forward import TOKEN_BUDGET, Forward, Layout
 from ..models.load import trainable
+from ..models.module_weights import ModuleWeights
 from ..models.sampler_mismatch import SamplerMismatch, differences
 from ..types.rollout import Group
 from ..types.transcript import TrainingSequence
@@ -32,7 +33,6 @@ from .optimizer_step import OptimizerStep
 from .pieces.advantages import Step
 from .pieces.objectives import kl_estimate
 from .scorer import HALF, FrozenPolicies, Precision, TokenScorer
-from .weights import ModuleWeights
 
 log = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
 from ..interfaces.events import CheckpointSaved, EvaluationEnd, RunStart, StepEnd, StepMeasured
 from ..interfaces.learner import AnyLearner
+from ..models.module_weights import ModuleWeights
 from ..models.sampler_mismatch import SamplerMismatch
 from ..process.interrupts import CANCEL_SECONDS
 from ..process.threads import half_the_threads
@@ -292,10 +293,13 @@ class Run:
     async def update(
         self, scored: Any, advantages: Any, groups: Sequence[AnyGroup]
     ) -> dict[str, float]:
-        """`PolicyLearner.step`, with the check of `sampler_check` (engines score unpruned): a
-        `SamplerMismatch`.
+        """`PolicyLearner.step`, with the checks of `WeightSync` and `sampler_check` (engines score
+        unpruned): an `UndeliveredWeights` or a `SamplerMismatch`.
         """
         temperature, limit = self.plan.sampling.temperature, self.plan.max_sample_mismatch
+        if limit is not None:
+            live = ModuleWeights(self.learner.module, self.learner.version)
+            await self.weight_sync.check(live)
         self.advantages = advantages_of(groups, advantages)
         try:
             metrics: dict[str, float] = await self.apart(

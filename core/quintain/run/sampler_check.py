@@ -44,14 +44,14 @@ async def explained(
     error: SamplerMismatch, learner: AnyLearner, engine: TokenEngine, temperature: float
 ) -> SamplerMismatch:
     """*error* with the part at fault: the first that differs from the module's own forward."""
-    module, copy = learner.module, getattr(engine, "snapshot", None)
+    module = learner.module
     try:
         module_logps = [logp for s in error.sequences for logp in own_logps(module, s, temperature)]
         recorded, scores = await _log_probs(engine, error.sequences, temperature)
         half = _gap(recorded, error.prox_logp) / 2
         if _gap(error.prox_logp, module_logps) > half:
             fault = f"the learner's forward differs from that of {type(module).__name__} itself"
-        elif copy is not None and (tensor := copy.outdated(learner.weights())):
+        elif tensor := await engine.outdated(learner.weights()):
             fault = f"{_path(engine)} has another {tensor} than the learner"
         elif _gap(scores, module_logps) > half:
             fault = f"{_path(engine)} differs from the forward of {type(module).__name__} itself"

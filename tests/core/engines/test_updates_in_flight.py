@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quintain.engines.embedded.engine import EmbeddedEngine
-from quintain.learning.weights import ModuleWeights
+from quintain.learning import ModuleWeights
 from quintain.models.tokenizer import HFTokenizer
 from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled

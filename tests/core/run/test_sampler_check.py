@@ -15,9 +15,10 @@ import torch
 
 from quintain.engines.embedded.cache import KVStore
 from quintain.engines.embedded.engine import EmbeddedEngine
+from quintain.errors import UndeliveredWeights
 from quintain.learning import ALGORITHMS, Batch, Learner, Sample, SamplerMismatch
 from quintain.models.forward import Forward
-from quintain.models.sampler_mismatch import differences, typical_difference
+from quintain.models.sampler_mismatch import differences, own_logps, typical_difference
 from quintain.models.snapshot import Snapshot
 from quintain.recipe.plan import EXACT, HALF
 from quintain.recipe.tables import Recipe
@@ -26,6 +27,7 @@ from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled
 
 from ..learning import batches
+from ..learning.batches import sequence
 from ..models.tiny import save_tiny, tiny_model
 from . import everything
 from .everything import played, settings
@@ -141,7 +143,6 @@ WEIGHT = r"another model\.layers\.1\.mlp\.down_proj\.weight of Linear than the l
         (mixed_up, {}, FROM_START),
         (mixed_up, {"model__dtype": "bfloat16"}, CACHE),
         (shifted, {"algorithm__args": STALE}, CACHE),
-        (forgotten, {"model__dtype": "bfloat16"}, f"At fault: {PATH} has {WEIGHT}"),
         (
             displaced,
             {},
@@ -160,6 +161,50 @@ def test_a_wrong_part_stops_the_run(
     with pytest.raises(SamplerMismatch, match=fault) as stopped:
         steps(tmp_path, **changes)
     assert re.search(r"differ by 0\.\d+ nats|differ by \d(\.\d)? nats", str(stopped.value))
+
+
+def test_a_tensor_that_the_engine_does_not_have_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a learning rate whose steps no log-prob shows."""
+    forgotten(monkeypatch)
+    with pytest.raises(UndeliveredWeights, match=f"{PATH} has {WEIGHT} in version 0"):
+        steps(tmp_path, model__dtype="bfloat16", learner__lr=1e-6)
+    monkeypatch.undo()
+
+
+def turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer that no checkpoint has is wrong after an update (vllm-project/vllm#16564)."""
+    refresh = Snapshot.refresh
+
+    def wrong(self: Snapshot, weights: Any) -> None:
+        refresh(self, weights)
+        self.module.model.rotary_emb.inv_freq.mul_(0.8)
+
+    monkeypatch.setattr(Snapshot, "refresh", wrong)
+
+
+def untempered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log-probs are those before the temperature (huggingface/trl#4159)."""
+    sample = EmbeddedEngine.sample
+
+    async def wrong(self: EmbeddedEngine, ids: Any, sampling: Sampling) -> Sampled:
+        out = await sample(self, ids, sampling)
+        logps = own_logps(self.snapshot.module, sequence([*ids], [*out.ids]), 1.0)
+        return replace(out, logps=tuple(logps))
+
+    monkeypatch.setattr(EmbeddedEngine, "sample", wrong)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("plant", [turned, untempered])
+def test_what_is_no_tensor_shows_in_log_probs_of_one_step(
+    plant: Any, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    changes = {"engine__args": {"dtype": dtype}, "sampling__temperature": 0.5}
+    with pytest.raises(SamplerMismatch):
+        steps(tmp_path, learner__lr=1e-6, model__lora={"r": 4}, **changes)
 
 
 def test_the_check_can_be_switched_off_or_widened(

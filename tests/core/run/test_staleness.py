@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quintain.engines.embedded.engine import EmbeddedEngine
-from quintain.learning.weights import ModuleWeights
+from quintain.learning import ModuleWeights
 from quintain.models.load import LoadedModel, trainable
 from quintain.models.tokenizer import HFTokenizer
 from quintain.recipe.plan import RunPlan

@@ -226,7 +226,8 @@ class EmbeddedEngine(TokenEngine):
         `TokenEngine`.
 
         Raises:
-            InfrastructureError: a tensor is missing or has another shape.
+            InfrastructureError: a tensor is missing or has another shape, or a cached prefix is
+                still of older weights.
         """
         self._held = not self.in_flight_updates
         try:
@@ -239,6 +240,7 @@ class EmbeddedEngine(TokenEngine):
                     self.snapshot.refresh(weights)
                 self.version = weights.version
                 self._slots.forget(stale=not self.recompute_kv)
+                self._slots.check_fresh(self.version)
                 if self.recompute_kv:
                     self._recompute()
         finally:
@@ -246,6 +248,9 @@ class EmbeddedEngine(TokenEngine):
                 self._held = False
                 self._wake()
         return self.version
+
+    async def outdated(self, weights: Weights) -> str:
+        return (self.snapshot or Snapshot(self._module)).outdated(weights)
 
     @contextmanager
     def register(self) -> Iterator[None]:

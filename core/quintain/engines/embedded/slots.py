@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from ...errors import InfrastructureError
 from ...rollouts.chat.stop_strings import StopStrings
 from ...types.sampling import Sampling
 from ...types.transcript import Finish, Sampled
@@ -82,10 +83,13 @@ class Request:
 
 @dataclass(slots=True)
 class CacheRow:
-    """A row of the cache: its request, and the tokens whose keys and values it holds."""
+    """A row of the cache: its request, and the tokens whose keys and values it holds, of which
+    *version* of the weights.
+    """
 
     request: Request | None = None
     cached: tuple[int, ...] = ()
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +124,7 @@ class Slots:
         row = self.rows[index]
         if row.request is not None and row.request.tokens:
             row.cached = () if row.request.stale else row.request.cached
+            row.version = row.request.versions[-1]
         row.request = None
 
     def forget(self, *, stale: bool = False) -> None:
@@ -129,6 +134,15 @@ class Slots:
                 row.cached = ()
             elif stale:
                 row.request.stale, row.cached = True, ()
+
+    def check_fresh(self, version: int) -> None:
+        """Raise an `InfrastructureError` if an idle row offers content of other weights."""
+        for i, row in enumerate(self.rows):
+            if row.request is None and row.cached and row.version != version:
+                raise InfrastructureError(
+                    f"row {i} of the prefix cache is of version {row.version} after the update to "
+                    f"version {version}"
+                )
 
     def admit(self, waiting: Iterable[Request]) -> Admission:
         """Give rows to as many of *waiting* as fit, groups of equal prompts together where

@@ -2,8 +2,15 @@
 canary checks.
 """
 
-from .errors import CanaryError, SleepUnsupportedError, WeightSyncError
+from .errors import CanaryError, SleepUnsupportedError, UndeliveredError, WeightSyncError
 from .local import VLLMEngine
 from .server import VLLMServer
 
-__all__ = ["CanaryError", "SleepUnsupportedError", "VLLMEngine", "VLLMServer", "WeightSyncError"]
+__all__ = [
+    "CanaryError",
+    "SleepUnsupportedError",
+    "UndeliveredError",
+    "VLLMEngine",
+    "VLLMServer",
+    "WeightSyncError",
+]

@@ -23,17 +23,22 @@ from quintain.models import HFTokenizer, check_whole
 
 from .arguments import engine_args
 from .canary import (
-    HALF_TOLERANCE,
+    DEVIATIONS,
+    SAMPLES,
     TOLERANCE,
     Reference,
     base_of,
     canary_ids,
     first_difference,
     forward_log_probs,
+    other_adapters,
+    sampling_error,
+    tolerance_of,
     unties_embeddings,
 )
 from .canary import layer_outputs as learner_outputs
-from .errors import CanaryError, SleepUnsupportedError, WeightSyncError
+from .checksums import adapter_factors, differing, frozen_tensors, in_engine_layout
+from .errors import CanaryError, SleepUnsupportedError, UndeliveredError, WeightSyncError
 from .requests import room_for, sampled, sampling_fields
 from .settings import Settings
 from .sleep import LearnerHook, forget_cached_memory, state_of
@@ -41,6 +46,8 @@ from .transports import Device, Transport
 
 _log = logging.getLogger(__name__)
 _NO_LIMIT = 10**7
+ADAPTER = 1
+"""Number under which vLLM has the learner's adapters."""
 RELEASE_SECONDS = 10.0
 """For the attempt to resume an engine whose update failed."""
 
@@ -126,6 +133,7 @@ class SyncedEngine(TokenEngine):
         self._reference = Reference(module, folder)
         self.version, self.stalls = 0, 0
         self.differences: list[float] = []
+        self._checked = -1
         self._temporary: Path | None = None
         self._adapter: Path | None = None
         self._published: tuple[Weights, Any] | None = None
@@ -185,7 +193,7 @@ class SyncedEngine(TokenEngine):
         try:
             await self._start()
             if self.module is not None:
-                await self.update(ModuleWeights(self.module, self.version))
+                await self._begin(ModuleWeights(self.module, self.version))
         except BaseException:
             await self.__aexit__()
             raise
@@ -278,6 +286,46 @@ class SyncedEngine(TokenEngine):
 
     # -- weights
 
+    async def _begin(self, weights: Weights) -> None:
+        """Send the first weights, and check what does not change later: that requests have the
+        adapters, by other ones, and that tokens are drawn from the distribution that is reported.
+        """
+        if self.settings.adapters and self.settings.canary:
+            with other_adapters(self.module):
+                await self.update(weights)
+        await self.update(weights)
+        if self.settings.canary:
+            await self._check_sampling(weights)
+
+    async def _check_sampling(self, weights: Weights) -> None:
+        ids = canary_ids(self._vocabulary, self.context)
+        fields = {**_ONE, "temperature": 0.5, "logprobs": 0}
+        answers = await asyncio.gather(
+            *(self._generate(ids, {**fields, "seed": seed}) for seed in range(SAMPLES))
+        )
+        log_probs = forward_log_probs(self._reference.module(weights), ids)[-1]
+        expected = (log_probs / 0.5).log_softmax(-1)
+        drawn = [float(expected[answer.ids[0]]) for answer in answers]
+        if not abs(deviation := sampling_error(drawn, expected)) <= DEVIATIONS:
+            raise UndeliveredError(
+                weights.version, f"temperature ({deviation:.0f} standard errors)"
+            )
+
+    async def outdated(self, weights: Weights) -> str:
+        """See `TokenEngine.outdated`: by checksums of what vLLM's kernels compute with, and of
+        adapters. Quantised maps, experts and shards of tensor parallelism cannot be told.
+        """
+        module: Any = getattr(weights, "module", None) or self.module
+        adapters = self.settings.adapters
+        tensors = frozen_tensors(module) if adapters else weights.tensors()
+        if module is not None:
+            tensors = in_engine_layout(module, tensors)
+        if (name := differing(tensors, await self._rpc("quintain_weights"))) or not adapters:
+            return name
+        loaded = await self._rpc("quintain_adapters", ADAPTER)
+        factors = adapter_factors(module, self.dtype)
+        return next((n for n in factors if n not in loaded), "") or differing(factors, loaded)
+
     async def update(self, weights: Weights) -> int:
         """Load *weights*: pause, transfer, reset the prefix cache, resume, and compare with the
         learner.
@@ -289,6 +337,8 @@ class SyncedEngine(TokenEngine):
 
         Raises:
             WeightSyncError: the transfer failed, and left the engine without usable weights.
+            UndeliveredError: the engine computes with another tensor, or offers a cached prefix of
+                other weights.
             CanaryError: the engine scores the canary otherwise than the learner.
         """
         async with self._syncing:
@@ -388,18 +438,27 @@ class SyncedEngine(TokenEngine):
         Where input embeddings have weights of their own, a second sequence draws other tokens for
         each version.
         """
+        if tensor := await self.outdated(weights):
+            raise UndeliveredError(weights.version, tensor)
         ids = canary_ids(self._vocabulary, self.context)
         module = self._reference.module(weights)
         expected = forward_log_probs(module, ids)
-        difference = 0.0
+        tolerance = self.settings.canary_tolerance or tolerance_of(
+            module, ids, expected, self.dtype
+        )
+        difference, updated = 0.0, weights.version != self._checked
         for temperature in (1.0, 0.5):  # vLLM may be set to report log-probs before the temperature
             following = await self._generate(
                 ids, {**_ONE, "temperature": temperature, "logprobs": 0}
             )
+            if following.cached and updated:
+                cached = f"prefix ({following.cached} tokens that were cached before)"
+                raise UndeliveredError(weights.version, cached)
+            updated = False
             expected_logp = (expected[-1] / temperature).log_softmax(-1)[following.ids[0]]
             difference = max(difference, abs(following.logps[0] - float(expected_logp)))
+        self._checked = weights.version
         difference = max(difference, await self._difference(expected, ids))
-        tolerance = self.settings.canary_tolerance or TOLERANCE.get(self.dtype, HALF_TOLERANCE)
         if difference <= tolerance and unties_embeddings(module):
             ids = canary_ids(self._vocabulary, self.context, weights.version)
             difference = max(

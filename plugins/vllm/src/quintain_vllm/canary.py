@@ -5,7 +5,8 @@ agree.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -14,11 +15,69 @@ from torch import Tensor, nn
 
 TOKENS = 48
 TOLERANCE = {"float32": 1e-3, "float64": 1e-3}
-HALF_TOLERANCE = 0.25
-"""Largest difference of one log-prob in nats. Measured on random models: 1e-6 in float32, 0.006 in
-bfloat16; a layer that kept its old weights gives 0.3 and more after an update that changes
-anything.
+HALF_TOLERANCE = 0.1
+"""Largest difference of one log-prob in nats, where the learner itself is in half precision."""
+ROUNDING = 8.0
+"""Differences of one log-prob that are accepted, in the largest difference that rounding alone
+makes in the learner; see docs/vllm.md for its measurement.
 """
+SAMPLES, DEVIATIONS = 128, 6.0
+"""Tokens that are drawn when the engine starts, and the standard errors by which their mean
+log-prob may differ from its expectation.
+"""
+
+
+def tolerance_of(module: Any, ids: Sequence[int], log_probs: Tensor, dtype: str) -> float:
+    """Return the largest difference of one log-prob that rounding explains, in nats.
+
+    In half precision, the tokens of *ids* are scored once more with the products of *module* in
+    this precision: what changes is rounding.
+
+    Args:
+        log_probs: of `forward_log_probs`.
+    """
+    if dtype in TOLERANCE:
+        return TOLERANCE[dtype]
+    first = next(module.parameters())
+    if first.dtype not in (torch.float32, torch.float64):
+        return HALF_TOLERANCE
+    with torch.autocast(first.device.type, getattr(torch, dtype)):
+        rounded = forward_log_probs(module, ids)
+    places = range(len(ids) - 1), list(ids[1:])
+    return ROUNDING * float((rounded - log_probs)[places].abs().max())
+
+
+def sampling_error(logps: Sequence[float], expected: Tensor) -> float:
+    """Return by how many standard errors the mean of *logps*, of tokens drawn from one
+    distribution, differs from its expectation.
+
+    Args:
+        expected: log-probs of the distribution, [vocabulary].
+    """
+    wide = expected.double()
+    mean = (wide.exp() * wide).nan_to_num().sum()
+    variance = (wide.exp() * (wide - mean).square()).nan_to_num().sum()
+    error = (variance / len(logps)).sqrt().clamp_min(1e-3)
+    return float((sum(logps) / len(logps) - mean) / error)
+
+
+@contextmanager
+def other_adapters(module: Any) -> Iterator[None]:
+    """In the block, the adapters of *module* have weights that change the policy; afterwards their
+    own again, bit for bit. Random numbers of the process are left alone.
+    """
+    factors = [p for name, p in module.named_parameters() if ".lora_B" in name]
+    before = [p.detach().clone() for p in factors]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in factors:
+            p.copy_(torch.empty(p.shape).normal_(0, 0.1, generator=generator))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for p, value in zip(factors, before, strict=True):
+                p.copy_(value)
 
 
 def canary_ids(vocabulary: int, context: int, version: int | None = None) -> tuple[int, ...]:

@@ -9,6 +9,23 @@ class WeightSyncError(RunError):
     """A weight update failed half-way: the engine has neither the old nor the new weights."""
 
 
+class UndeliveredError(WeightSyncError):
+    """After a weight update, vLLM computes with something that is not of the learner's version.
+
+    Attributes:
+        part: name of the first such tensor, or the prefix cache.
+    """
+
+    def __init__(self, version: int, part: str) -> None:
+        super().__init__(
+            f"weights of version {version} did not arrive: vLLM computes with another {part} than "
+            "the learner has. Start again, which transfers all weights; if it happens again, "
+            "report the architecture and the version of vLLM: sampled tokens would not be the "
+            "policy's"
+        )
+        self.part = part
+
+
 class CanaryError(WeightSyncError):
     """After a weight update, the engine scores a fixed sequence otherwise than the learner.
 

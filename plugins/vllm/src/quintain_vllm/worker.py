@@ -29,6 +29,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from .handover import handed, shape_of
+from .readback import adapters_of, weights_of
 
 BACKEND = "quintain"
 
@@ -103,6 +104,16 @@ class WorkerExtension:
     def quintain_shape(self) -> dict[str, Any]:
         """Return what the model was loaded as."""
         return shape_of(self.model_runner.model_config.hf_config)
+
+    def quintain_weights(self) -> dict[str, tuple[str, int]]:
+        """Return type and checksum of the weights that the model computes with."""
+        return weights_of(self.model_runner.get_model())
+
+    def quintain_adapters(self, adapter: int) -> dict[str, tuple[str, int]]:
+        """Return type and checksum of the factors of *adapter* that the model computes with."""
+        manager = self.model_runner.lora_manager._adapter_manager
+        model = self.model_runner.get_model()
+        return adapters_of(model, manager.lora_index_to_id, adapter)
 
     def quintain_trace(self) -> None:
         """Record from now on the first output of every layer with parameters that is called."""
