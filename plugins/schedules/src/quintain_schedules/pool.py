@@ -285,6 +285,13 @@ class EnginePool(TokenEngine):
                 self._router.succeeded(turn)
                 return answer
 
+    async def outdated(self, weights: Weights) -> str:
+        """See `TokenEngine.outdated`: of the replicas that have this version."""
+        for number, replica in enumerate(self._replicas):
+            if replica.version == weights.version and (name := await replica.outdated(weights)):
+                return f"{name} in replica {number}"
+        return ""
+
     async def update(self, weights: Weights) -> int:
         """Load *weights* into all replicas; returns when each has them, is lost, or is one of the
         late ones.

@@ -454,6 +454,9 @@ class SyncedEngine(TokenEngine):
             if following.cached and updated:
                 cached = f"prefix ({following.cached} tokens that were cached before)"
                 raise UndeliveredError(weights.version, cached)
+            labels = {version for version, _, _ in following.spans} - {str(weights.version)}
+            if labels:
+                raise UndeliveredError(weights.version, f"version ({', '.join(labels)})")
             updated = False
             expected_logp = (expected[-1] / temperature).log_softmax(-1)[following.ids[0]]
             difference = max(difference, abs(following.logps[0] - float(expected_logp)))
