@@ -127,6 +127,21 @@ def test_each_token_of_an_update_in_flight_has_its_version() -> None:
         )
 
 
+def test_a_replica_that_kept_its_weights_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the label of the new ones (radixark/miles#1724, sgl-project/sglang#2050)."""
+    module = tiny_model()
+    engine: Any = pool(module, copy=True)
+    monkeypatch.setattr(engine._replicas[1].snapshot, "refresh", lambda weights: None)
+    with torch.no_grad():
+        module.model.norm.weight.add_(1e-6)
+    assert asyncio.run(engine.update(ModuleWeights(module, 1))) == 1
+    outdated = asyncio.run(engine.outdated(ModuleWeights(module, 1)))
+    assert outdated == "model.norm.weight of Qwen3RMSNorm in replica 1"
+    monkeypatch.undo()
+    asyncio.run(engine.update(ModuleWeights(module, 2)))
+    assert asyncio.run(engine.outdated(ModuleWeights(module, 2))) == ""
+
+
 def test_turns_of_a_broken_replica_are_sampled_on_another() -> None:
     """A weight that is not a number, as after a fault of the memory; the tokens are the same as
     without it, the replica returns with the next weights, and if all are broken the turn is a

@@ -21,7 +21,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: bash tools/vllm_env.s
 from quintain import LimitReached, Sampling
 from quintain.errors import UsageError
 from quintain_schedules.presets import Areal, OneStepOff, Pipeline
-from quintain_vllm import CanaryError, SleepUnsupportedError, VLLMServer
+from quintain_vllm import SleepUnsupportedError, UndeliveredError, VLLMServer
 from quintain_vllm.server import _check_flags
 from quintain_vllm.transports import File
 
@@ -216,7 +216,7 @@ def test_an_update_waits_for_the_end_of_turns(running: Running) -> None:
         )
 
 
-def test_a_layer_that_kept_its_weights_is_named(
+def test_a_tensor_that_did_not_arrive_is_named(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = {3: tiny_model(hidden=128, seed=3)}
@@ -228,9 +228,9 @@ def test_a_layer_that_kept_its_weights_is_named(
         await send(self, control, dict(tensors) | wrong)
 
     monkeypatch.setattr(File, "send", mislead)
-    with pytest.raises(CanaryError) as error:
+    with pytest.raises(UndeliveredError) as error:
         running.do(running.engine.update(Other(models[3], 3)))
-    assert error.value.layer == "model.layers.0.self_attn.o_proj (RowParallelLinear)"
+    assert error.value.part == name
 
 
 def test_adapters_alone_are_exact() -> None:

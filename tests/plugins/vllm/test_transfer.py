@@ -88,9 +88,10 @@ class Plain(SyncedEngine):
     async def _nothing(self, *_args: Any) -> Any:
         return None
 
-    _start = _stop = _pause = _resume = _reset_prefix_cache = _rpc = _load_adapter = _wake_up = (
-        _nothing
-    )
+    async def _rpc(self, method: str, *_args: Any) -> Any:
+        return {}  # reads no weights back
+
+    _start = _stop = _pause = _resume = _reset_prefix_cache = _load_adapter = _wake_up = _nothing
 
     def _control(self) -> Any:
         return self

@@ -166,6 +166,10 @@ def test_a_packed_copy_of_a_tied_output_layer_that_stays_old_is_found(
     running = moving(started, "qwen3", dtype)
     with monkeypatch.context() as patch:
         patch.setattr("quintain_vllm.worker.repack_heads", lambda model: None)
+        named_once = Fault(
+            "", "", lambda new, old: {n: new[n] for n in new if n != "lm_head.weight"}
+        )
+        sent_wrong(running, named_once, patch)
         running.do(running.engine._do(_packed))
         assert running.found() == ("UndeliveredError", "lm_head.weight")
     running.recover()
@@ -197,7 +201,7 @@ def test_a_buffer_that_no_checkpoint_has_is_found(dtype: str, started: Any) -> N
 def test_a_cached_prefix_of_older_weights_is_found(
     dtype: str, started: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """InternLM/lmdeploy#4917, NVIDIA-NeMo/RL#4018: neither reset nor salt."""
+    """InternLM/lmdeploy#4917, NVIDIA-NeMo/RL#4018: no pause, reset or salt keeps it out."""
     running = moving(started, "qwen3", dtype)
     engine: Any = running.engine
     submit = engine._thread.submit
@@ -207,6 +211,7 @@ def test_a_cached_prefix_of_older_weights_is_found(
 
     with monkeypatch.context() as patch:
         patch.setattr(VLLMEngine, "_reset_prefix_cache", nothing)
+        patch.setattr(engine, "recompute_kv", False)
         patch.setattr(
             engine._thread,
             "submit",
@@ -248,7 +253,7 @@ def test_log_probs_without_the_temperature_are_found(
         if fields["temperature"] == 1 or not out.logps:
             return out
         token = {"temperature": 1.0, "logprob_token_ids": [out.ids[0]]}
-        asked = (await generate(self, ids, {**fields, **token})).asked
+        asked = (await generate(self, ids, {**fields, **token, "logprobs": None})).asked
         return replace(out, logps=(asked,))
 
     with monkeypatch.context() as patch:

@@ -313,8 +313,11 @@ class SyncedEngine(TokenEngine):
 
     async def outdated(self, weights: Weights) -> str:
         """See `TokenEngine.outdated`: by checksums of what vLLM's kernels compute with, and of
-        adapters. Quantised maps, experts and shards of tensor parallelism cannot be told.
+        adapters. Quantised maps, experts, shards of tensor parallelism and an engine that sleeps
+        cannot be told.
         """
+        if self._asleep:
+            return ""
         module: Any = getattr(weights, "module", None) or self.module
         adapters = self.settings.adapters
         tensors = frozen_tensors(module) if adapters else weights.tensors()
