@@ -65,28 +65,28 @@ def differing(published: Mapping[str, Tensor], computed: Mapping[str, Any]) -> s
 
 
 def in_engine_layout(module: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return *tensors*, weights of *module* by name, as [outputs, inputs]: the linear maps of GPT-2
-    have them the other way round.
+    """Return *tensors*, weights of *module* by name, as [outputs, inputs], and the output layer of
+    tied ones: the linear maps of GPT-2 have them the other way round.
     """
+    base = base_of(module)
     turned = {
-        f"{name}.weight"
-        for name, part in base_of(module).named_modules()
-        if type(part).__name__ == "Conv1D"
+        f"{name}.weight" for name, part in base.named_modules() if type(part).__name__ == "Conv1D"
     }
-    return {name: t.t() if name in turned else t for name, t in tensors.items()}
+    arranged = {name: t.t() if name in turned else t for name, t in tensors.items()}
+    if not unties_embeddings(module):
+        tied = base.get_input_embeddings().weight
+        name = next(name for name, parameter in base.named_parameters() if parameter is tied)
+        arranged.setdefault("lm_head.weight", arranged[name])
+    return arranged
 
 
 def frozen_tensors(module: Any) -> dict[str, Tensor]:
     """Return the weights under the adapters of *module*, by their names in its checkpoint."""
-    base = base_of(module)
-    tensors = {
+    return {
         name.replace(".base_layer", ""): tensor.detach()
-        for name, tensor in base.named_parameters()
+        for name, tensor in base_of(module).named_parameters()
         if ".lora_" not in name
     }
-    if not unties_embeddings(module):
-        tensors["lm_head.weight"] = base.get_input_embeddings().weight.detach()
-    return tensors
 
 
 def adapter_factors(module: Any, dtype: str) -> dict[str, Tensor]:

@@ -432,6 +432,7 @@ def server_command(args: Mapping[str, Any], port: int) -> list[str]:
         str(port),
     ]
     command += ["--served-model-name", MODEL, "--enable-scale-out", "--disable-uvicorn-access-log"]
+    command.append("--enable-prompt-tokens-details")  # the canary reads what was cached
     for name, value in args.items():
         flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):

@@ -30,7 +30,7 @@ class Settings:
         context: longest sequence, from 2; ``None`` is what the model supports.
         canary: compare engine and learner after every update.
         canary_tolerance: largest accepted difference of a log-prob in nats; ``None`` is 0.001 in
-            float32 and 0.25 in half precision.
+            float32, and in half precision six times what rounding changes in the learner.
         adapters: of a module with low-rank adapters, transfer these alone, and let vLLM add them to
             the frozen weights; otherwise the merged weights are transferred.
         sleep_mode: free the engine's memory on the GPU while the learner updates; see
