@@ -46,8 +46,6 @@ from .transports import Device, Transport
 
 _log = logging.getLogger(__name__)
 _NO_LIMIT = 10**7
-ADAPTER = 1
-"""Number under which vLLM has the learner's adapters."""
 RELEASE_SECONDS = 10.0
 """For the attempt to resume an engine whose update failed."""
 
@@ -325,7 +323,7 @@ class SyncedEngine(TokenEngine):
             tensors = in_engine_layout(module, tensors)
         if (name := differing(tensors, await self._rpc("quintain_weights"))) or not adapters:
             return name
-        loaded = await self._rpc("quintain_adapters", ADAPTER)
+        loaded = await self._rpc("quintain_adapters")
         factors = adapter_factors(module, self.dtype)
         return next((n for n in factors if n not in loaded), "") or differing(factors, loaded)
 

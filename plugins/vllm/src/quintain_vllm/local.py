@@ -14,7 +14,7 @@ from quintain.models import HFTokenizer
 from quintain.registry import takes
 
 from .arguments import ENVIRONMENT, check_installed
-from .base import ADAPTER, SyncedEngine, VLLMOutput, checkpoint
+from .base import SyncedEngine, VLLMOutput, checkpoint
 from .canary import base_of
 from .errors import WeightSyncError
 from .settings import LocalSettings
@@ -178,7 +178,7 @@ class VLLMEngine(SyncedEngine):
     def _adapter_request(self, folder: Path, *, replaces: bool = False) -> Any:
         from vllm.lora.request import LoRARequest
 
-        return LoRARequest("policy", ADAPTER, str(folder), load_inplace=replaces)
+        return LoRARequest("policy", 1, str(folder), load_inplace=replaces)
 
     def _control(self) -> VLLMEngine:
         return self

@@ -87,13 +87,12 @@ def _linear(layer: Any, weight: Tensor, sizes: Sequence[int]) -> list[int]:
     return [total % 2**64 for total in totals]
 
 
-def adapters_of(model: Any, slots: Sequence[int | None], adapter: int) -> Found:
-    """Return type and checksum of the factors of *adapter*, by layer and ``lora_A`` or ``lora_B``;
-    empty if it is in none of the *slots*.
+@torch.inference_mode()
+def adapters_of(model: Any) -> Found:
+    """Return type and checksum of the factors of the only adapter that the model has room for, by
+    layer and ``lora_A`` or ``lora_B``.
     """
-    if adapter not in slots:
-        return {}
-    slot, found = slots.index(adapter), Found()
+    found: Found = {}
     for name, layer in model.named_modules():
         if not isinstance(stacked := getattr(layer, "lora_a_stacked", None), tuple):
             continue
@@ -101,8 +100,8 @@ def adapters_of(model: Any, slots: Sequence[int | None], adapter: int) -> Found:
             continue  # of embeddings and the output layer, which are not adapted
         parts = parts_of(model, name, len(stacked))
         for part, a, b in zip(parts, stacked, layer.lora_b_stacked, strict=True):
-            found[f"{part}.lora_A"] = _type(a), checksum(a[slot, 0])
-            found[f"{part}.lora_B"] = _type(b), checksum(b[slot, 0].t())
+            found[f"{part}.lora_A"] = _type(a), checksum(a[0, 0])
+            found[f"{part}.lora_B"] = _type(b), checksum(b[0, 0].t())
     return found
 
 

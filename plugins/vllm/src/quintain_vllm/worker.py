@@ -109,11 +109,9 @@ class WorkerExtension:
         """Return type and checksum of the weights that the model computes with."""
         return weights_of(self.model_runner.get_model())
 
-    def quintain_adapters(self, adapter: int) -> dict[str, tuple[str, int]]:
-        """Return type and checksum of the factors of *adapter* that the model computes with."""
-        manager = self.model_runner.lora_manager._adapter_manager
-        model = self.model_runner.get_model()
-        return adapters_of(model, manager.lora_index_to_id, adapter)
+    def quintain_adapters(self) -> dict[str, tuple[str, int]]:
+        """Return type and checksum of the factors of the adapters that the model computes with."""
+        return adapters_of(self.model_runner.get_model())
 
     def quintain_trace(self) -> None:
         """Record from now on the first output of every layer with parameters that is called."""
