@@ -46,7 +46,6 @@ def embedded_updates(dtype: str, count: int) -> dict[str, Any]:
     from tests.core.run.test_weight_faults import Trained
 
     from quintain.errors import QuintainError
-    from quintain.learning import ModuleWeights
 
     trained = Trained(tiny_model(hidden=128), dtype)
     alarms, spent = list[str](), list[float]()
@@ -59,7 +58,7 @@ def embedded_updates(dtype: str, count: int) -> dict[str, Any]:
             except QuintainError as error:
                 alarms.append(str(error))
             began = time.perf_counter()
-            await trained.sync.check(ModuleWeights(trained.learner.module, trained.learner.version))
+            await trained.compare()
             spent.append(1e3 * (time.perf_counter() - began))
 
     asyncio.run(run())

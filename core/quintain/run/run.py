@@ -43,7 +43,7 @@ from ..types.rollout import AnyGroup
 from ..types.sampling import Sampling, decoding
 from .collect import Collected, Collector
 from .hooks import Hooks
-from .sampler_check import explained, rescored
+from .sampler_check import check_delivery, explained, rescored
 from .weight_sync import WeightSync
 
 A = TypeVar("A")
@@ -293,13 +293,11 @@ class Run:
     async def update(
         self, scored: Any, advantages: Any, groups: Sequence[AnyGroup]
     ) -> dict[str, float]:
-        """`PolicyLearner.step`, with the checks of `WeightSync` and `sampler_check` (engines score
-        unpruned): an `UndeliveredWeights` or a `SamplerMismatch`.
-        """
+        """`PolicyLearner.step`, with the checks of `sampler_check` (engines score unpruned): an `UndeliveredWeights` or a `SamplerMismatch`."""
         temperature, limit = self.plan.sampling.temperature, self.plan.max_sample_mismatch
         if limit is not None:
             live = ModuleWeights(self.learner.module, self.learner.version)
-            await self.weight_sync.check(live)
+            await check_delivery(self.engine, self.weight_sync.published(live), live)
         self.advantages = advantages_of(groups, advantages)
         try:
             metrics: dict[str, float] = await self.apart(

@@ -7,11 +7,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from ..interfaces.engine import TokenEngine
+from ..errors import UndeliveredWeights
+from ..interfaces.engine import TokenEngine, Weights
 from ..interfaces.learner import AnyLearner
 from ..models.sampler_mismatch import SamplerMismatch, own_logps, typical_difference
 from ..types.rollout import AnyGroup, trained
 from ..types.transcript import TrainingSequence
+
+
+async def check_delivery(
+    engine: TokenEngine, published: Sequence[Weights], weights: Weights
+) -> None:
+    """Compare what was *published* and what the engine computes with, bit for bit, with the
+    learner's live *weights*, at a time when both have the newest version.
+
+    Raises:
+        UndeliveredWeights: a tensor differs.
+    """
+    oldest, newest = published[0], published[-1]
+    if newest is not weights and newest.version == weights.version:
+        learner = weights.tensors()
+        for name, tensor in newest.tensors().items():
+            if not tensor.equal(learner[name].to(tensor)):
+                raise UndeliveredWeights("the published copy", name, weights.version)
+    if engine.version == oldest.version and (name := await engine.outdated(oldest)):
+        raise UndeliveredWeights(_path(engine), name, engine.version)
 
 
 async def rescored(

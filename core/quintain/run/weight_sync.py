@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import PluginError, UndeliveredWeights
+from ..errors import PluginError
 from ..interfaces.engine import TokenEngine, Weights
 
 
@@ -80,24 +80,9 @@ class WeightSync:
                 f"{weights.version}: its `update` must return `weights.version`"
             )
 
-    async def check(self, weights: Weights) -> None:
-        """Compare what was published and what the engine computes with, bit for bit, with the
-        learner's *weights*, at a time when both have the newest version.
-
-        Raises:
-            UndeliveredWeights: a tensor differs.
-        """
-        published: Sequence[Weights] = self._held or [weights]
-        if self._held and self._held[-1].version == weights.version:
-            learner = weights.tensors()
-            for name, tensor in self._held[-1].by_name.items():
-                if not tensor.equal(learner[name].to(tensor)):
-                    raise UndeliveredWeights("the published copy", name, weights.version)
-        if self._engine.version == published[0].version and (
-            name := await self._engine.outdated(published[0])
-        ):
-            where = getattr(self._engine, "path", self._engine.name)
-            raise UndeliveredWeights(where, name, self._engine.version)
+    def published(self, weights: Weights) -> Sequence[Weights]:
+        """What the engine got, and the versions that it will get, where *weights* are live."""
+        return self._held or [weights]
 
     def state(self) -> list[dict[str, Any]]:
         """Plain data and tensors for a checkpoint: the versions before the newest, which is the
