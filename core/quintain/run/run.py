@@ -293,7 +293,9 @@ class Run:
     async def update(
         self, scored: Any, advantages: Any, groups: Sequence[AnyGroup]
     ) -> dict[str, float]:
-        """`PolicyLearner.step`, with the checks of `sampler_check` (engines score unpruned): an `UndeliveredWeights` or a `SamplerMismatch`."""
+        """`PolicyLearner.step`, with the checks of `sampler_check` (engines score unpruned): an
+        `UndeliveredWeights` or a `SamplerMismatch`.
+        """
         temperature, limit = self.plan.sampling.temperature, self.plan.max_sample_mismatch
         if limit is not None:
             live = ModuleWeights(self.learner.module, self.learner.version)
