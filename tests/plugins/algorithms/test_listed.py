@@ -81,12 +81,12 @@ def test_listing_shows_every_algorithm_with_its_source_and_imports_none() -> Non
 
 
 def test_people_see_sources_of_what_has_some(capsys: pytest.CaptureFixture[str]) -> None:
-    """A column for algorithms where it fits, else below the summary; learners have no paper."""
+    """A column for algorithms where it fits, else below the summary; tool formats have no paper."""
     main(["list", "algorithms"])
     out = capsys.readouterr().out
     assert "source" in out.splitlines()[0]
     assert "arXiv 2402.03300" in out
-    main(["list", "learners"])
+    main(["list", "tool_formats"])
     assert "source" not in capsys.readouterr().out.splitlines()[0]
 
 

@@ -105,7 +105,8 @@ def _plain(value: Any, defining: dict[Any, None]) -> Any:
             {
                 f.name: _plain(getattr(value, f.name, None), defining)
                 for f in fields(value)
-                if f.compare
+                # A setting that is new, such as a further limit, changes no model where it is off.
+                if f.compare and not (f.default is None and getattr(value, f.name, None) is None)
             },
         ]
     dump = getattr(value, "model_dump", None)  # of pydantic
