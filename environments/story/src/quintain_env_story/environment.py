@@ -27,8 +27,8 @@ class Story(Environment[StoryTask, StoryResult]):
         size: generated tasks in ``dev`` and in ``test``; ``train`` is endless.
         seed: of the generated tasks.
         slips: share of the locks in demonstrations of generated stories that are the first ones: in
-            plans, and in chapters written without a plan. So there is something to learn, and a
-            plan tells the scorer something.
+            plans, and in chapters, which follow their plan where they have one. So there is
+            something to learn, and a plan tells the scorer something.
         plan_words: longest plan that counts, so that no plan is a chapter.
         chapter_words: words of the next chapter that are scored, from its beginning.
         skip_first, skip_last: chapters of a book that are no tasks; the published setting leaves
@@ -110,10 +110,10 @@ class Story(Environment[StoryTask, StoryResult]):
             }
             habit = story.plan(locks)
             yield Demonstration(prompt=task.prompt, reply=habit, system=self.system)
-            if rng.random() < 0.7:
-                yield Demonstration(prompt=writing_prompt(task, task.answer), reply=task.chapter)
-            else:
-                yield Demonstration(prompt=writing_prompt(task, ""), reply=habit)
+            # The chapter follows its plan, right or wrong. If only right plans came before chapters,
+            # any text in the place of a plan would make the right chapter likely.
+            plan = habit if rng.random() < 0.7 else ""
+            yield Demonstration(prompt=writing_prompt(task, plan), reply=habit)
 
     @control(scores="max")
     def oracle(self, task: StoryTask, messages: Sequence[Message]) -> str | Reply:
