@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,13 @@ def test_the_list_has_all_cases() -> None:
         if line
     ]
     assert {row["group"] for row in rows} == {"weights"}
+
+
+def test_warnings_of_the_gateway_are_back_afterwards() -> None:
+    """They are off while cases do what it warns of, and no longer."""
+    before = logging.getLogger("quintain.gateway").level
+    CliRunner().invoke(conformance, ["--case", "one-turn", "--dialect", "chat"])
+    assert logging.getLogger("quintain.gateway").level == before
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -66,7 +67,9 @@ def conformance(
 
     Exit status: 0 if no case fails, else 1. What a layer does not offer is no failure.
     """
-    logging.getLogger("quintain.gateway").setLevel(logging.ERROR)  # it warns of what cases do
+    log = logging.getLogger("quintain.gateway")  # it warns of what cases do
+    ctx.call_on_close(partial(log.setLevel, log.level))
+    log.setLevel(logging.ERROR)
     cases = _chosen(names, group)
     if listed:
         for one in cases:
