@@ -452,7 +452,17 @@ class Recipe(_Table):
         except FileNotFoundError as e:
             names = [*BUNDLED, *(c.name for c in current().components("environment"))]
             near = did_you_mean(path.name, [*names, *(p.name for p in path.parent.glob("*.toml"))])
-            raise RecipeError(f"{str(path)!r} is no recipe, file or environment{near}") from e
+            known = (
+                f"; recipes are {', '.join(BUNDLED)}; `quintain list environments` shows the others"
+            )
+            raise RecipeError(
+                f"{str(path)!r} is no recipe, file or environment{near or known}"
+            ) from e
+        except IsADirectoryError as e:
+            raise RecipeError(
+                f"{str(path)!r} is a folder, and a recipe is a file; `quintain runs {path}` shows a "
+                f"run, `quintain train --resume {path}` continues it"
+            ) from e
         except (OSError, ValueError) as e:
             reason = e.strerror if isinstance(e, OSError) else not_text(e)
             raise RecipeError(f"cannot read the recipe {str(path)!r}: {reason}") from e

@@ -248,8 +248,12 @@ def test_files(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     path.write_text(SMALL)
     assert Recipe.load(path, ["run.seed=4"]).run.seed == 4
-    with pytest.raises(RecipeError, match="is no recipe, file or environment"):
-        Recipe.load(tmp_path / "none.toml")
+    with pytest.raises(RecipeError, match=r"is no recipe, file or environment; recipes are chat"):
+        Recipe.load(tmp_path / "unlike.zip")
+    with pytest.raises(
+        RecipeError, match=r"is a folder, .*`quintain runs .*`quintain train --resume "
+    ):
+        Recipe.load(tmp_path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(RecipeError, match="UTF-8"):
         Recipe.load(path)

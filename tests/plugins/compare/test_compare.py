@@ -251,6 +251,7 @@ def test_lists_of_words_are_read() -> None:
     "argv, message",
     [
         (["--seeds", "0"], "nothing to compare"),
+        (["."], "`quintain runs .` shows a run"),
         (["ours.toml", "ours.toml", "--algorithms", "grpo"], "give one"),
         (["ours.toml", "--algorithms", "grpo", "dr_gpro"], "did you mean 'dr_grpo'"),
         (["ours.toml", "--set", "learner.lrr=1"], "lrr"),

@@ -74,7 +74,7 @@ def repeat_options(args: Sequence[str]) -> list[str]:
 
 
 @click.command(cls=ListsCommand, epilog=EPILOG)
-@click.argument("recipes", nargs=-1, type=click.Path(dir_okay=False))
+@click.argument("recipes", nargs=-1)
 @click.option(
     "--algorithms", multiple=True, metavar="NAME...", help="Algorithms to compare, in one RECIPE."
 )
