@@ -149,9 +149,16 @@ def pieces() -> dict[str, tuple[str, Piece]]:
 
 
 def summary(piece: Piece) -> str:
-    """Return the first sentence of a piece's docstring."""
+    """Return the first sentence of a piece's docstring.
+
+    Raises:
+        ValueError: its formula is in the block below it, which a table has no place for.
+    """
     text = " ".join((piece.function.__doc__ or "").partition("\n\n")[0].split())
-    return _SENTENCE.split(text, maxsplit=1)[0].rstrip(".") + "."
+    sentence = _SENTENCE.split(text, maxsplit=1)[0].rstrip(".")
+    if sentence.endswith(":"):
+        raise ValueError(f"{piece!r}: write the formula into the first sentence: {sentence}")
+    return sentence + "."
 
 
 # ---------------------------------------------------------------- settings in words

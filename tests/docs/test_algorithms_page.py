@@ -16,7 +16,7 @@ import pytest
 
 from quintain.errors import UsageError
 from quintain.interfaces.algorithm import KL, Algorithm
-from quintain.interfaces.pieces import KINDS
+from quintain.interfaces.pieces import KINDS, Piece
 from quintain.interfaces.sampling_plan import SamplingPlan
 from quintain.learning.algorithms import ALGORITHMS
 from quintain.types.sampling import ThinkingBudget
@@ -35,6 +35,19 @@ def test_the_tables_are_up_to_date() -> None:
     text = TOOL.PAGE.read_text()
 
     assert TOOL.page(text) == text, "run `make docs`"
+
+
+def test_a_formula_below_the_first_sentence_is_refused() -> None:
+    """The table would end where it begins."""
+
+    def doubled(t: object) -> None:
+        """Twice the loss, that is ::
+
+        2 * loss
+        """
+
+    with pytest.raises(ValueError, match="objective.doubled.*into the first sentence"):
+        TOOL.summary(Piece(kind="objective", name="doubled", function=doubled))
 
 
 def test_every_algorithm_is_compared_with_a_relative() -> None:

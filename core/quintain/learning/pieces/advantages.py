@@ -3,7 +3,7 @@ that a tolerance of 1e-6 is above their rounding.
 
 A group (or a batch, where that is the baseline) whose rewards differ by no more than ``tolerance``
 times max(1, the largest magnitude) gets exactly 0. Otherwise dividing rounding errors by their
-spread would turn constant rewards of 0.7 into advantages of a hundred.
+spread would turn constant rewards into advantages of about 1.
 """
 
 from __future__ import annotations

@@ -40,11 +40,12 @@ def sequence(batch: Batch) -> list[float]:
 
 @aggregation
 def constant(batch: Batch, *, length: int | None = None) -> list[float]:
-    """1 / (S L), L configured, not measured (Dr. GRPO, 2503.20783, section 3.1): the gradient of
-    the expected reward, over L.
+    """1 / (S L), L configured, not measured, by default the maximum of new tokens of a turn (Dr.
+    GRPO, 2503.20783, section 3.1): the gradient of the expected reward, over L. A sample of several
+    turns may be longer.
 
     Args:
-        length: L; by default the configured maximum of new tokens per turn.
+        length: L.
 
     Raises:
         UsageError: neither is known.

@@ -318,7 +318,8 @@ def _discounted(rewards: Sequence[float], gamma: float) -> list[float]:
 
 @advantage(reads=("square",))
 def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
-    """Return-to-go less the baseline of least variance at each place: OTB (2602.07078), [N].
+    """Return-to-go less a weighted baseline at each place, meant to have the least variance: OTB
+    (2602.07078), [N].
 
     At place t of a group: B = sum_i G_i W_i / sum_i W_i over the samples that have a token there,
     G_i their return from t on and W_i = sum_{j <= t} (1 - 2 prox_j + sum_v prox_v^2), the squared

@@ -136,8 +136,8 @@ KIMI = Algorithm(
 OTB = Algorithm(
     name="otb",
     summary=(
-        "A baseline per token, weighed by a proxy of the gradient's size: least variance with few "
-        "samples."
+        "A baseline per token, weighed by a proxy of the gradient's size; noisier than a group "
+        "mean in our study."
     ),
     source="2026, arXiv 2602.07078",
     advantage=optimal_token,

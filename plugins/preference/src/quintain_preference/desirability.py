@@ -29,14 +29,12 @@ def desirable(step: Step, *, success: float = SUCCESS) -> list[float]:
 
 @objective(level="group", reads=("ref",), fits=fits)
 def kto(t: LossInputs, *, beta: float = 0.1, desired: float = 1.0, undesired: float = 1.0) -> Found:
-    """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv:2402.01306, equation 8), per
-    group the mean of ::
+    """Mean over a group of desired (1 - sigmoid(beta (h - z))) for a desirable sample and of
+    undesired (1 - sigmoid(beta (z - h))) for another one: Kahneman-Tversky optimisation (Ethayarajh
+    et al. 2024, 2402.01306, equation 8).
 
-        desired   * (1 - sigmoid(beta (h - z)))     for a desirable sample
-        undesired * (1 - sigmoid(beta (z - h)))     for another one
-
-    with h the sum over a sample's tokens of log theta - log ref, and the reference point z = max(0,
-    mean of h), which has no gradient. The mean is over the samples of a group. Where some of them
+    h is the sum over a sample's tokens of log theta - log ref, and z = max(0, mean of h) the
+    reference point, which has no gradient. The mean is over the samples of a group. Where some of them
     have an advantage of exactly 0, it is over these alone, and they do not train: they are replies
     behind the prompts of others, for stored replies are not the policy's (`quintain preference`).
 
