@@ -178,6 +178,46 @@ def test_our_failures_are_retried_with_the_same_seed_then_masked() -> None:
     ) == (TerminationKind.INFRASTRUCTURE_ERROR, 3, None)
 
 
+def test_a_reward_is_asked_again_alone_and_only_if_its_infrastructure_failed() -> None:
+    """The episode is not played again; a reward that raises is not asked again; one of a group is
+    asked about the whole group. What still has no reward is left out, never a zero.
+    """
+    errors: list[Exception] = []
+    asked: list[int] = []
+
+    def answer(number_of_rollouts: int) -> float:
+        asked.append(number_of_rollouts)
+        if errors:
+            raise errors.pop()
+        return 1.0
+
+    class Alone(Base):
+        reward = reward(range=(0, 1))(lambda rollout: answer(1))
+
+    class Grouped(Base):
+        reward = group_reward(range=(0, 1))(lambda rollouts: [answer(len(rollouts))] * 2)
+
+    down, bug = InfrastructureError("no judge"), ValueError("bug")
+    for environment, failures, questions, kind in (
+        (Alone(), [down], [1, 1], TerminationKind.FINISHED),
+        (Alone(), [down, down], [1, 1], TerminationKind.INFRASTRUCTURE_ERROR),
+        (Alone(), [bug], [1], TerminationKind.REWARD_ERROR),
+        (Grouped(), [down], [2, 2], TerminationKind.FINISHED),
+        (Grouped(), [bug], [2], TerminationKind.REWARD_ERROR),
+    ):
+        errors[:], asked[:] = failures, []
+        engine, size = Speaker(echo), 2 if isinstance(environment, Grouped) else 1
+
+        (group,) = play(environment, engine, group_size=size, retries=1)
+
+        assert (len(engine.prompts), asked) == (size, questions)
+        assert {r.termination.kind for r in group.rollouts} == {kind}
+        finished = kind is TerminationKind.FINISHED
+        assert [r.outcome and r.outcome.total for r in group.rollouts] == [
+            1.0 if finished else None
+        ] * size
+
+
 class Hangs(Speaker):
     """An engine whose second turn never ends."""
 
