@@ -265,17 +265,8 @@ def _over_groups(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(function)
-    def over_groups(step: Any, **args: Any) -> list[float]:
-        values = [0.0] * len(step.rewards)
-        for indices in step.groups:
-            of_group = function([step.rewards[i] for i in indices], **args)
-            if of_group is None or len(of_group) != len(indices):
-                raise UsageError(
-                    f"advantage {function.__name__} gave {of_group!r} for {len(indices)} rewards"
-                )
-            for i, value in zip(indices, of_group, strict=True):
-                values[i] = float(value)
-        return values
+    def over_groups(step: Any, **args: Any) -> Any:
+        return step.over_groups(functools.partial(function, **args), function.__name__)
 
     return over_groups
 

@@ -9,7 +9,7 @@ spread would turn constant rewards into advantages of about 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -48,6 +48,24 @@ class Step:
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Indices of each group's samples."""
         return self.batch.groups
+
+    def over_groups(
+        self, of_group: Callable[[list[float]], Sequence[float]], name: str
+    ) -> list[float]:
+        """Return a value of each sample, by the advantage *name*, which gives those of a group for
+        its rewards.
+
+        Raises:
+            UsageError: it gives another number of values than rewards.
+        """
+        values = [0.0] * len(self.rewards)
+        for indices in self.groups:
+            group = of_group([self.rewards[i] for i in indices])
+            if group is None or len(group) != len(indices):
+                raise UsageError(f"advantage {name} gave {group!r} for {len(indices)} rewards")
+            for i, value in zip(indices, group, strict=True):
+                values[i] = float(value)
+        return values
 
     @property
     def sample_of_tokens(self) -> Tensor:
