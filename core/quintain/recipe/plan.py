@@ -300,8 +300,8 @@ def _notes(recipe: Recipe, algorithm: Algorithm) -> list[str]:
 
 
 def _staleness_notes(recipe: Recipe, algorithm: Algorithm) -> list[str]:
-    """Return what the loss does about tokens of older weights, if nobody chose it or it ignores
-    them.
+    """Return what the loss does about tokens of older weights, where nobody chose it, where it
+    ignores them and where such runs fell in a study.
     """
     if not (where := describe_staleness(recipe, algorithm)):
         return []
@@ -310,6 +310,13 @@ def _staleness_notes(recipe: Recipe, algorithm: Algorithm) -> list[str]:
         if chosen_by_recipe or current().load("algorithm", recipe.algorithm.use).ratio_to == "mu":
             return []
         return [f'{where}: the ratio is to their sampler, as with algorithm.args.ratio_to = "mu"']
+    if algorithm.reweighted:
+        clip = "" if algorithm.objective.clips else 'objective = "ppo_clip", '
+        return [
+            f"{where}: {algorithm.correction!r} weighs them, but nothing keeps the policy near "
+            "their sampler. Such runs fell (docs/experiments/async_staleness.md), those with "
+            f'algorithm.args = {{ {clip}correction = "none", ratio_to = "mu" }} did not'
+        ]
     if not algorithm.ignores_staleness:
         return []
     fix = 'algorithm.args.ratio_to = "mu"'

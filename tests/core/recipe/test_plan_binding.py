@@ -195,7 +195,13 @@ def _stale_recipe(stale: dict[str, Any], use: str, args: dict[str, Any]) -> Reci
             "prox",
             'which dr_grpo ignores: set algorithm.args.ratio_to = "mu"',
         ),
-        ("dr_grpo", {"correction": "tis"}, "prox", ""),
+        (
+            "dr_grpo",
+            {"correction": "tis"},
+            "prox",
+            "fell (docs/experiments/async_staleness.md), those with algorithm.args = { correction = "
+            '"none", ratio_to = "mu" } did not',
+        ),
         (
             "rloo",
             {"ratio_to": "prox"},
@@ -218,6 +224,24 @@ def test_a_ratio_under_staleness_is_to_the_sampler_by_default(
     found = [note for note in plan.notes if "2 weight versions old" in note]
     assert (plan.algorithm.ratio_to, bool(found)) == (ratio_to, bool(noted))
     assert all(noted in note for note in found)
+
+
+@pytest.mark.parametrize("stale", STALE)
+@pytest.mark.parametrize(
+    ("use", "args", "objective"),
+    [("olmorl", {}, {}), ("rloo", {"correction": "tis"}, {"objective": "ppo_clip"})],
+)
+def test_what_the_note_on_weights_proposes_has_a_ratio_to_the_sampler(
+    stale: dict[str, Any], use: str, args: dict[str, Any], objective: dict[str, Any]
+) -> None:
+    """And no note is left but that of a schedule in place of the plan's staleness."""
+    (note,) = [n for n in RunPlan.of(_stale_recipe(stale, use, args)).notes if "fell" in n]
+    changes = {**objective, "correction": "none", "ratio_to": "mu"}
+    plan = RunPlan.of(_stale_recipe(stale, use, changes))
+
+    assert ('objective = "ppo_clip"' in note) == bool(objective)
+    assert plan.algorithm.ratio_to == "mu" and plan.algorithm.has_ratio
+    assert not [n for n in plan.notes if "versions old" in n]
 
 
 @pytest.mark.parametrize("stale", STALE)
