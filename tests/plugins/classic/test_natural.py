@@ -25,6 +25,10 @@ from quintain_classic import TRPO
 from quintain_classic.natural import Divergence, check_size, conjugate_gradients, natural
 
 from ...core.learning import batches
+from ...core.learning.exact import closed_form
+from ...core.learning.exact.bench import Bench, Package, tables
+from ...core.learning.exact.methods import CORE as METHODS
+from ...core.learning.exact.policies import Tree
 from ...core.models.tiny import tiny_model, with_exact_norms
 
 pytestmark = pytest.mark.usefixtures("own_pieces")
@@ -320,3 +324,20 @@ def test_other_shapes_and_single_precision(kind: str) -> None:
     assert any(
         not torch.equal(a, b) for a, b in zip(before.parameters(), module.parameters(), strict=True)
     )
+
+
+def test_the_surrogate_has_the_expected_gradient_of_an_enumeration() -> None:
+    """That which the step is taken along, with theta, prox and mu all different."""
+    tree = Tree(vocab=3, longest=2)
+    bench = Bench(tree=tree, sizes=(2,), logits=tables(tree, 1, apart=0.6, seed=9))
+    method = METHODS["rloo"].replace(
+        slope=closed_form.surrogate("prox"), share=closed_form.by_token
+    )
+    expected = np.zeros_like(bench.policies.theta)
+    for paths, weight in bench.batches():
+        expected += weight * closed_form.gradient(method, bench.policies, paths, tree.longest)
+
+    actual = Package(TRPO, bench).expected()
+
+    assert np.abs(expected).max() > 1e-4
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)

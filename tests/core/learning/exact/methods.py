@@ -160,9 +160,21 @@ CHOICES: dict[str, Pair] = {
         ),
         GRPO.replace(advantage=cf.process, slope=cf.geometric_clip_of_tokens(0.1, 0.2), kl=None),
     ),
-    "cispo-cap": _objective(cf.capped(1.1), use="cispo", cap=1.1),
-    "dppo_tv-cap": _objective(
-        cf.divergence_mask("tv", 0.1, cap=1.1), ratio_to="mu", use="dppo_tv", delta=0.1, cap=1.1
+    "cispo-cap": (
+        INSTALLED["cispo"].replace(objective={"cap": 1.1}),
+        CORE["cispo"].replace(slope=cf.capped(1.1)),
+    ),
+    "scalerl-cap": (
+        INSTALLED["scalerl"].replace(objective={"cap": 1.1}),
+        CORE["scalerl"].replace(slope=cf.capped(1.1, ratio_to="mu")),
+    ),
+    "olmorl-cap": (
+        INSTALLED["olmorl"].replace(correction={"cap": 1.2}),
+        CORE["olmorl"].replace(weigh=cf.truncated(1.2)),
+    ),
+    "dppo-cap": (
+        INSTALLED["dppo"].replace(objective={"delta": 0.1, "cap": 1.1}),
+        CORE["dppo"].replace(slope=cf.divergence_mask("tv", 0.1, cap=1.1)),
     ),
     "dppo_kl": _objective(cf.divergence_mask("kl", 0.05), ratio_to="mu", use="dppo_kl"),
     "dppo_kl-prox": _objective(
