@@ -37,6 +37,9 @@ class TerminationKind(StrEnum):
 
     An episode that reaches ``limits.seconds`` ends as policy_timeout if more than half of this time
     was the policy's (`Agent.policy_time`), else as timeout.
+
+    A scored rollout in which the policy sampled no token counts in the metrics and in no baseline
+    (`trained`).
     """
 
     FINISHED = "finished"
@@ -291,6 +294,10 @@ def trained(
 ) -> Iterator[tuple[Rollout[Any, Any], str, tuple[TrainingSequence, ...]]]:
     """Yield every valid rollout of *groups* with each player that sampled tokens, and the token
     sequences of that player: all branches of all its conversations.
+
+    A rollout without a sampled token is left out of baselines and denominators, too. The policy did
+    nothing for its reward: even to end a turn is a token. It would make the update noisier, and the
+    direction of the gradient is right without it.
     """
     for group in groups:
         for rollout in group.valid:
