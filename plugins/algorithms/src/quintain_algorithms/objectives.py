@@ -16,7 +16,7 @@ WithMetrics = tuple[Tensor, dict[str, Tensor]]
 
 def _fits_whole_samples(algorithm: Algorithm) -> None:
     """A term that sums over its sample's tokens must not be weighed by their number once more."""
-    if algorithm.aggregation.name in ("token", "constant", "prompt"):
+    if algorithm.aggregation.name in ("token", "constant", "prompt", "winners"):
         raise UsageError(
             f"algorithm {algorithm.name!r}: a term of {algorithm.objective!r} is a sum over the "
             f"tokens of a sample already, and {algorithm.aggregation!r} would weigh it by their "

@@ -394,15 +394,32 @@ def vine(e: Earned) -> Array:
     return np.concatenate(out)
 
 
-# ---------------------------------------------------------------- objectives, [P, N] or [P, S]
+def ones(e: Earned) -> Array:
+    return np.ones(len(e.seen.sample))
+
+
+def winners(e: Earned) -> Array:
+    return e.spread(np.array([float(succeeded(a)) for a in e.seen.answers]))
+
+
+def desirable(e: Earned) -> Array:
+    return 2 * winners(e) - 1
+
+
+def succeeded(answer: Answer) -> bool:
+    return answer.outcome > 1 - 1e-9
+
+
+# ----------------------------------------------------- objectives, [P, N], [P, S] or [P, groups]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
     """What an objective reads; *theta_V* are log-probs of theta over the support, [N, V], without
-    gradient.
+    gradient, *part* the samples that train.
     """
 
+    part: Sequence[int]
     logp: Array
     old: Array
     advantage: Array
@@ -512,6 +529,76 @@ def mirror_descent(t: Terms) -> Array:
     return (t.mean(t.advantage) - 0.5 * t.total(t.log_ratio)) ** 2 / (2 * 0.5)
 
 
+def _of_groups(t: Terms, term: Callable[[list[int]], Array]) -> Array:
+    """*term*, [P], of what trains of each group; 0 where nothing does."""
+    held = [[i for i in group if i in t.part] for group in t.seen.groups]
+    nothing = np.zeros(len(t.logp))
+    return np.stack([term(samples) if samples else nothing for samples in held], 1)
+
+
+def _of_pairs(t: Terms, score: Array, beta: float, gamma: float, extremes: bool = False) -> Array:
+    """Mean of log(1 + exp(-(beta (s_w - s_l) - gamma))) over the pairs of a group, a sample being
+    worth its largest advantage.
+    """
+    worth = np.array([t.advantage[t.seen.of(i)].max() for i in range(len(t.seen.answers))])
+
+    def better(i: int, j: int) -> bool:
+        return bool(worth[i] - worth[j] > 1e-6 * max(1, abs(worth[i]), abs(worth[j])))
+
+    def term(samples: list[int]) -> Array:
+        pairs = [(i, j) for i in samples for j in samples if better(i, j)]
+        if extremes:
+            first, last = (min(samples, key=lambda i: sign * worth[i]) for sign in (-1, 1))
+            pairs = [(first, last)] if better(first, last) else []
+        margins = [beta * (score[:, i] - score[:, j]) - gamma for i, j in pairs]
+        return sum((np.log(1 + np.exp(-m)) for m in margins), 0 * score[:, 0]) / max(1, len(pairs))
+
+    return _of_groups(t, term)
+
+
+def dpo(t: Terms) -> Array:
+    """Rafailov et al. 2023, equation 7, beta 0.5."""
+    return _of_pairs(t, t.total(t.logp - t.seen.ref), 0.5, 0.0)
+
+
+def dpo_extremes(t: Terms) -> Array:
+    return _of_pairs(t, t.total(t.logp - t.seen.ref), 0.5, 0.0, extremes=True)
+
+
+def dpo_norm(t: Terms) -> Array:
+    return _of_pairs(t, t.mean(t.logp - t.seen.ref), 2.0, 0.0)
+
+
+def simpo(t: Terms) -> Array:
+    """Meng et al. 2024, equation 6, beta 2, gamma 0.3."""
+    return _of_pairs(t, t.mean(t.logp), 2.0, 0.3)
+
+
+def kto(t: Terms) -> Array:
+    """Ethayarajh et al. 2024, equation 8, beta 0.7, weights 1.3 and 0.8 times the size of the
+    advantage; the reference point is that of the samples without an advantage, if there are any.
+    """
+    h, value = t.total(t.logp - t.seen.ref), t.mean(t.advantage)
+
+    def term(samples: list[int]) -> Array:
+        unlabelled = [i for i in samples if value[i] == 0] or samples
+        z = np.maximum(0, sg(h)[:, unlabelled].mean(1))
+        labelled = [i for i in samples if value[i]]
+        terms = [
+            (1.3 if value[i] > 0 else 0.8)
+            * abs(value[i])
+            * (1 - 1 / (1 + np.exp(-0.7 * np.sign(value[i]) * (h[:, i] - z))))
+            for i in labelled
+        ]
+        return sum(terms, 0 * h[:, 0]) / max(1, len(labelled))
+
+    return _of_groups(t, term)
+
+
+OF_GROUPS = (dpo, dpo_extremes, dpo_norm, simpo, kto)
+NEVER_IDLE = (mirror_descent, kto)
+
+
 # ---------------------------------------------------- corrections, [N] or [S], of log prox - log mu
 
 
@@ -576,6 +663,11 @@ def prompt(answers: Sequence[Answer], longest: int) -> list[float]:
     for a in answers:
         tokens[a.group] = tokens.get(a.group, 0) + len(a)
     return [1 / (len(tokens) * tokens[a.group]) for a in answers]
+
+
+def over_winners(answers: Sequence[Answer], longest: int) -> list[float]:
+    tokens = sum(len(a) for a in answers if succeeded(a))
+    return [1 / tokens if succeeded(a) else 0.0 for a in answers]
 
 
 # ---------------------------------------------------------------- the rest
@@ -757,11 +849,14 @@ class Trainer:
         weight_N = weight[seen.sample]
         old = seen.mu if method.ratio_to == "mu" else seen.prox
         terms = method.objective(
-            Terms(logp=logp, old=old, advantage=advantage, seen=seen, theta_V=theta_V)
+            Terms(part=part, logp=logp, old=old, advantage=advantage, seen=seen, theta_V=theta_V)
         )
         correction = method.correction(seen)
-        # a term of a sample weighs what its tokens weigh together
-        if terms.shape[1] == len(seen.answers):
+        # a term of a sample or a group weighs what its tokens weigh together
+        if method.objective in OF_GROUPS:
+            weight_S = weight * seen.belongs.sum(0)
+            loss = terms @ np.array([weight_S[group].sum() for group in seen.groups])
+        elif terms.shape[1] == len(seen.answers):
             loss = terms @ (weight * seen.belongs.sum(0) * _by_sample(correction, seen))
         else:
             loss = terms @ (weight_N * _by_token(correction, seen))
@@ -774,10 +869,11 @@ class Trainer:
     def _update(self, seen: Seen, part: list[int], advantage: Array) -> Update | None:
         if self.method.mask_truncated:
             part = [i for i in part if not seen.answers[i].truncated]
-        still = not np.any(advantage[np.isin(seen.sample, part)])
-        learns_nothing = (
-            still and self.method.skip_idle and self.method.objective is not mirror_descent
-        )
+        reads = part
+        if self.method.objective in OF_GROUPS:  # of what a group lost, too
+            reads = [i for group in seen.groups if set(group) & set(part) for i in group]
+        still = not np.any(advantage[np.isin(seen.sample, reads)])
+        learns_nothing = still and self.method.skip_idle and self.method.objective not in NEVER_IDLE
         if not part or (
             learns_nothing and not (self.method.kl is not None and self.method.kl.where == "loss")
         ):

@@ -18,11 +18,13 @@ from quintain.interfaces.pieces import every_piece
 from quintain.registry.discovery import discover
 from quintain.registry.lookup import Registry
 
-from .pairs import Row, completed, covering, every_pair, forbidden, pairs_of, reads
+from .pairs import Factors, Row, completed, covering, every_pair, forbidden, pairs_of, reads
 from .world import (
+    ALL_FACTORS,
     FACTORS,
     HISTORIES,
     OPTIONS,
+    PREFERENCES,
     RULES,
     algorithm_of,
     compare,
@@ -31,20 +33,47 @@ from .world import (
     world,
 )
 
-SEVERAL_UPDATES = {
-    **FACTORS,
-    "updates": [x for x in FACTORS["updates"] if x != "1x1"],
-    "optimizer_step": ["adamw"],
-}
+
+def with_several_updates(factors: Factors) -> Factors:
+    updates = [x for x in factors["updates"] if x != "1x1"]
+    return {**factors, "updates": updates, "optimizer_step": ["adamw"]}
+
+
+SEVERAL_UPDATES, ALL_SEVERAL_UPDATES = map(with_several_updates, (FACTORS, ALL_FACTORS))
 ALL_RULES = (*RULES, *HISTORIES)
 OFF_POLICY, _ = covering(SEVERAL_UPDATES, ALL_RULES)
 """Theta moves away from prox in all of these."""
 REST, NEVER = covering(FACTORS, ALL_RULES, before=OFF_POLICY)
 ROWS = [*OFF_POLICY, *REST]
+PREFERENCE_OFF_POLICY, _ = covering(ALL_SEVERAL_UPDATES, ALL_RULES, before=ROWS)
+PREFERENCE_REST, ALL_NEVER = covering(
+    ALL_FACTORS, ALL_RULES, before=[*ROWS, *PREFERENCE_OFF_POLICY]
+)
+PREFERENCE_ROWS = [*PREFERENCE_OFF_POLICY, *PREFERENCE_REST]
+"""What the pieces of `quintain-preference` add."""
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.values()))
+def named(row: Row) -> str:
+    return "-".join(row.values())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=named)
 def test_combination(row: Row) -> None:
+    compare(row, algorithm_of(row))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", PREFERENCE_ROWS, ids=named)
+def test_combination_with_a_preference(row: Row) -> None:
+    compare(row, algorithm_of(row))
+
+
+@pytest.mark.parametrize(
+    ("factor", "value"),
+    [(factor, value) for factor, values in PREFERENCES.items() for value in values],
+)
+def test_the_last_combination_with_each_preference(factor: str, value: str) -> None:
+    row = [row for row in PREFERENCE_OFF_POLICY if row[factor] == value][-1]
     compare(row, algorithm_of(row))
 
 
@@ -60,15 +89,33 @@ def test_every_allowed_pair_occurs() -> None:
     assert 150 < len(ROWS) < 300
 
 
+def test_every_allowed_pair_with_a_preference_occurs() -> None:
+    """As above, with the slow rows."""
+    rows, off_policy = [*ROWS, *PREFERENCE_ROWS], [*OFF_POLICY, *PREFERENCE_OFF_POLICY]
+    assert {pair for row in rows for pair in pairs_of(row)} == set(
+        every_pair(ALL_FACTORS)
+    ) - ALL_NEVER
+    several = set(every_pair(ALL_SEVERAL_UPDATES)) - ALL_NEVER
+    assert several - {pair for row in off_policy for pair in pairs_of(row)} == set()
+    assert all(forbidden(dict(pair), ALL_RULES) for pair in ALL_NEVER)
+    assert not any(forbidden(row, ALL_RULES) for row in rows)
+
+
 def test_every_piece_has_a_place() -> None:
-    """A new piece of core, `quintain-algorithms` or `quintain-classic` needs a formula in
-    `reference`.
+    """A new piece of core, `quintain-algorithms`, `quintain-classic` or `quintain-preference` needs
+    a formula in `reference`.
     """
-    packages = ("quintain.learning.", "quintain_algorithms.", "quintain_classic.")
+    packages = (
+        "quintain.learning.",
+        "quintain_algorithms.",
+        "quintain_classic.",
+        "quintain_preference.",
+    )
     every = {
         (piece.kind, piece.name) for piece in every_piece() if piece.origin.startswith(packages)
     }
-    assert every == {(piece.kind, piece.name) for row in ROWS for piece in algorithm_of(row).pieces}
+    rows = [*ROWS, *PREFERENCE_ROWS]
+    assert every == {(piece.kind, piece.name) for row in rows for piece in algorithm_of(row).pieces}
 
 
 def refused() -> Iterator[tuple[str, Row]]:
@@ -77,10 +124,10 @@ def refused() -> Iterator[tuple[str, Row]]:
     """
     for rule in RULES:
         others = [other for other in RULES if other is not rule]
-        for values in product(*(FACTORS[name] for name in reads(rule))):
+        for values in product(*(ALL_FACTORS[name] for name in reads(rule))):
             if rule(*values):
                 row = completed(
-                    dict(zip(reads(rule), values, strict=True)), FACTORS, others, set(), 0
+                    dict(zip(reads(rule), values, strict=True)), ALL_FACTORS, others, set(), 0
                 )
                 if row is not None:
                     yield rule.__name__, row
@@ -148,11 +195,11 @@ def test_other_combinations_on_other_batches(seed: int) -> None:
     draws = random.Random(seed)
     for _ in range(100):
         start: Row = {}
-        for name in draws.sample(list(FACTORS), len(FACTORS)):
+        for name in draws.sample(list(ALL_FACTORS), len(ALL_FACTORS)):
             allowed = [
                 value
-                for value in FACTORS[name]
-                if completed({**start, name: value}, FACTORS, ALL_RULES, set(), 0)
+                for value in ALL_FACTORS[name]
+                if completed({**start, name: value}, ALL_FACTORS, ALL_RULES, set(), 0)
             ]
             start = {**start, name: draws.choice(allowed)}
         try:

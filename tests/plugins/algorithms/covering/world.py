@@ -60,6 +60,9 @@ ADVANTAGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "length_reward": (ref.length_reward, {"weight": 0.8, "start": 1}),
     "gae": (ref.gae, {"gamma": 0.95, "lam": 0.9, "whiten": True}),
     "vine": (ref.vine, {"rollouts": 3, "size": 2}),
+    "ones": (ref.ones, {}),
+    "winners": (ref.winners, {}),
+    "desirable": (ref.desirable, {}),
 }
 OPTIONS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "batch_mean": (ref.batch_mean_of_environments, "batch_mean", {"over": "environment"}),
@@ -87,6 +90,11 @@ OBJECTIVES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "dppo_kl": (ref.dppo_kl, "dppo_kl", {"delta": 0.01}),
     "dppo_top": (ref.dppo_top, "dppo_top", {"delta": 0.04, "top": 3}),
     "mirror_descent": (ref.mirror_descent, "mirror_descent", {"tau": 0.5}),
+    "dpo": (ref.dpo, "dpo", {"beta": 0.5}),
+    "dpo_extremes": (ref.dpo_extremes, "dpo", {"beta": 0.5, "pairs": "best_worst"}),
+    "dpo_norm": (ref.dpo_norm, "dpo_norm", {"beta": 2.0}),
+    "simpo": (ref.simpo, "simpo", {"beta": 2.0, "gamma": 0.3}),
+    "kto": (ref.kto, "kto", {"beta": 0.7, "desired": 1.3, "undesired": 0.8}),
 }
 CORRECTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     "none": (ref.none, {}),
@@ -102,6 +110,7 @@ AGGREGATIONS = {
     "sequence": ref.sequence,
     "constant": ref.constant,
     "prompt": ref.prompt,
+    "winners": ref.over_winners,
 }
 PENALTIES = {
     "none": None,
@@ -120,12 +129,18 @@ FILTERS: dict[str, tuple[Any, str, dict[str, Any]]] = {
 }
 UPDATES = {"2x1": (2, 1), "1x2": (1, 2), "2x2": (2, 2), "1x1": (1, 1)}
 
+PREFERENCES = {
+    "advantage": ["ones", "winners", "desirable"],
+    "objective": ["dpo", "dpo_extremes", "dpo_norm", "simpo", "kto"],
+    "aggregation": ["winners"],
+}
+"""Pieces of `quintain-preference`."""
 FACTORS = {
-    "advantage": list(ADVANTAGES),
-    "objective": list(OBJECTIVES),
+    "advantage": [name for name in ADVANTAGES if name not in PREFERENCES["advantage"]],
+    "objective": [name for name in OBJECTIVES if name not in PREFERENCES["objective"]],
     "kl": list(PENALTIES),
     "correction": list(CORRECTIONS),
-    "aggregation": list(AGGREGATIONS),
+    "aggregation": [name for name in AGGREGATIONS if name not in PREFERENCES["aggregation"]],
     "group_filter": list(FILTERS),
     "updates": list(UPDATES),
     "optimizer_step": ["adamw", "natural"],
@@ -139,7 +154,11 @@ FACTORS = {
     "history": ["turns", "tree", "overlapping"],
 }
 
-WITHOUT_RATIO = ("policy_gradient",)
+ALL_FACTORS = {name: [*values, *PREFERENCES.get(name, [])] for name, values in FACTORS.items()}
+
+OF_GROUPS = tuple(PREFERENCES["objective"])
+LABELS = tuple(PREFERENCES["advantage"])
+WITHOUT_RATIO = ("policy_gradient", *OF_GROUPS)
 WHOLE_SAMPLES = ("sequence_clip", "gspo", "mirror_descent")
 SUMS = ("sequence_clip", "mirror_descent")
 
@@ -156,8 +175,22 @@ def ratio_twice(objective: str, correction: str, ratio_to: str) -> bool:
 
 
 def weight_inside_a_term(objective: str, correction: str) -> bool:
-    """A weight of tokens, and one term for all tokens of a sample."""
-    return objective in WHOLE_SAMPLES and correction in ("tis", "icepop")
+    """A weight of tokens, and one term for all tokens of a sample; or any, and one for a group."""
+    return (objective in WHOLE_SAMPLES and correction in ("tis", "icepop")) or (
+        objective in OF_GROUPS and correction != "none"
+    )
+
+
+def ranked_by_kl(objective: str, kl: str) -> bool:
+    return objective in OF_GROUPS and kl.startswith("reward")
+
+
+def label_without_reward(advantage: str, kl: str) -> bool:
+    return advantage in LABELS and kl.startswith("reward")
+
+
+def label_without_punishment(advantage: str, overlong: str) -> bool:
+    return advantage in LABELS and overlong != "0"
 
 
 def sum_weighed_by_length(objective: str, aggregation: str) -> bool:
@@ -187,7 +220,8 @@ def pruned_fisher(optimizer_step: str, prune: str) -> bool:
 RULES = (
     without_gradient, ratio_twice, weight_inside_a_term, sum_weighed_by_length, likeliest_of_mu,
     negative_rewards,
-    punished_rewards, several_natural_steps, pruned_fisher,
+    punished_rewards, several_natural_steps, pruned_fisher, ranked_by_kl, label_without_reward,
+    label_without_punishment,
 )  # fmt: skip
 """What cannot be combined; each is a `UsageError` before training."""
 
