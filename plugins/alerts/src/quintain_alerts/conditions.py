@@ -316,9 +316,8 @@ ALERTS = (
             "the policy samples nearly the same text every time although tasks are unsolved; it no "
             "longer explores"
         ),
-        remedy="Go back to a checkpoint from before; lower learner.lr, raise the upper clip "
-        "(clip-higher), add a KL "
-        "term, or sample at a higher temperature.",
+        remedy="Go back to a checkpoint from before; lower learner.lr, add a KL term, or sample at a "
+        "higher temperature.",
         shows=("entropy.sampled", "success"),
     ),
     Alert(
