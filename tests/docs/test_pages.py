@@ -56,7 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(trained: Path, desk: Path) -> Path:
+def place(trained: Path, desk: Path, no_curves: None) -> Path:
     """The working directory of a reader who has done `make train`."""
     shutil.copytree(trained / "runs", desk / "runs")
     return desk

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ..core.models.tiny import save_tiny
+from ..lanes import mostly_slow
 
 AUTHOR = Path(__file__).with_name("author.py")
 WALL = 300.0
@@ -89,7 +90,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("where", ["reward", "rollout", "tasks"])
+@pytest.mark.parametrize("where", mostly_slow(["reward", "rollout", "tasks"], ["reward"]))
 def test_an_evaluation_whose_author_calls_exit_fails(where: str, tmp_path: Path) -> None:
     status, out, err = finish(start(tmp_path, *evaluation("exits", where)))
 

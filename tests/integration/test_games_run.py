@@ -19,6 +19,7 @@ from quintain.store.run_folder import RunFolder
 from quintain_env_games import Frozen
 
 from ..core.models.tiny import save_tiny
+from ..lanes import mostly_slow
 from .recipes import brief, held_out, recipe_run
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -31,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny"), context=2048)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, ["maze", "duel", "tools"]))
 def test_two_steps_of_each_recipe(name: str, model: Path, tmp_path: Path) -> None:
     """A random model plays, both sides of a game included, is scored, and is updated."""
     _, records = recipe_run(name, tmp_path / "run", brief(model, tokens=3))
@@ -43,7 +44,7 @@ def test_two_steps_of_each_recipe(name: str, model: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "args", "slot"),
     [
-        ("duel", '{rival = "engine"}', "opponent"),
+        pytest.param("duel", '{rival = "engine"}', "opponent", marks=pytest.mark.slow),
         ("returns", "{}", "customer"),
         ("notes", '{mode = "scribe"}', "scribe"),
     ],

@@ -65,7 +65,7 @@ def shared(place: Path) -> list[dict[str, Any]]:
     "plan",
     [
         {},
-        {"resample": "active", "attempts": 3},
+        pytest.param({"resample": "active", "attempts": 3}, marks=pytest.mark.slow),
         pytest.param({"resample": "dynamic", "attempts": 3}, marks=pytest.mark.slow),
         {"resample": "active", "order": "hard_first", "drop_solved": 0.7},
     ],
@@ -197,15 +197,18 @@ SCHEDULES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("way", [kill, interrupt])
 @pytest.mark.parametrize(
-    "number, moments",
+    "number, moments, way",
     [
-        (0, [5, 17]),
-        (1, [29, 8]),
-        pytest.param(2, [2, 33, 14], marks=pytest.mark.slow),
-        pytest.param(3, [19, 40], marks=pytest.mark.slow),
-        pytest.param(1, [1, 2, 3, 50], marks=pytest.mark.slow),
+        (0, [5, 17], kill),
+        (1, [29, 8], interrupt),
+        pytest.param(0, [5, 17], interrupt, marks=pytest.mark.slow),
+        pytest.param(1, [29, 8], kill, marks=pytest.mark.slow),
+        *(
+            pytest.param(number, moments, way, marks=pytest.mark.slow)
+            for number, moments in ((2, [2, 33, 14]), (3, [19, 40]), (1, [1, 2, 3, 50]))
+            for way in (kill, interrupt)
+        ),
     ],
 )
 def test_no_task_is_repeated_or_lost(

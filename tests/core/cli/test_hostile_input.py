@@ -213,7 +213,7 @@ LINES = (
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(LINES, max_size=6), st.lists(st.tuples(KEYS, VALUES).map("=".join), max_size=2))
 def test_any_text_is_a_recipe_or_a_typed_error(lines: list[str], overrides: list[str]) -> None:
     """Whatever a recipe's text, parsing, checking and writing it raise nothing but the errors of

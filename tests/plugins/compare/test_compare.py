@@ -110,6 +110,12 @@ def place(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield tmp_path
 
 
+@pytest.fixture
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons do not draw their picture, which takes longer than a short run."""
+    monkeypatch.setattr("quintain_compare.report.draw", lambda folder, results: folder)
+
+
 def called(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     capsys.readouterr()
     status = main(["compare", *argv])
@@ -291,9 +297,9 @@ def test_arguments_of_another_algorithm_are_not_dropped_silently(
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _young_heap() -> Iterator[None]:
+def _young_heap(model: Path) -> Iterator[None]:
     """Each comparison collects garbage after each run: this leaves the modules and tests of the
-    process out of it.
+    process out of it, also the modules that models need.
     """
     gc.freeze()
     yield
@@ -355,6 +361,7 @@ def test_a_comparison_from_end_to_end(
     )
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_runs_are_those_of_train_and_leave_nothing_behind(
     capsys: pytest.CaptureFixture[str], place: Path
 ) -> None:
@@ -374,6 +381,7 @@ def test_runs_are_those_of_train_and_leave_nothing_behind(
     assert metrics("runs/alone") == metrics("c/ours-seed7") == metrics("c/ours.2-seed7")
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_an_interrupted_comparison_resumes(
     capsys: pytest.CaptureFixture[str],
     place: Path,
@@ -401,6 +409,7 @@ def test_an_interrupted_comparison_resumes(
     assert starts.names == ["dr_grpo-seed0", "rloo-seed0", "rloo-seed0"]
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_run_of_another_recipe_is_not_taken_for_ours(
     capsys: pytest.CaptureFixture[str], place: Path
 ) -> None:
@@ -411,6 +420,7 @@ def test_a_run_of_another_recipe_is_not_taken_for_ours(
     assert status == 2 and "another recipe" in err and "--folder" in err
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_comparison_resumes_however_its_folder_is_spelled(
     capsys: pytest.CaptureFixture[str], place: Path
 ) -> None:
@@ -423,6 +433,7 @@ def test_a_comparison_resumes_however_its_folder_is_spelled(
         assert processes_of(place / "c") == {1}
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_failures_do_not_cost_the_others(
     capsys: pytest.CaptureFixture[str], place: Path, starts: Starts
 ) -> None:
@@ -466,6 +477,7 @@ def test_failures_do_not_cost_the_others(
     assert done["after"]["count"] == 1 and done["difference"] is None
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_ctrl_c_keeps_the_reasons_of_what_failed_before(
     capsys: pytest.CaptureFixture[str],
     place: Path,
@@ -496,6 +508,7 @@ def test_ctrl_c_keeps_the_reasons_of_what_failed_before(
     assert failures() == ["", ""]
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_sigterm_before_a_run_listens_is_heard(
     capsys: pytest.CaptureFixture[str],
     place: Path,
@@ -521,6 +534,7 @@ def test_sigterm_before_a_run_listens_is_heard(
     assert (place / "c" / "dr_grpo-seed0" / "summary.json").exists()
 
 
+@pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize(
     "budget, used", [("samples=17", 24), ("tokens=30", None), ("seconds=0.000001", 8)]
 )

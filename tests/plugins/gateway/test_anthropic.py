@@ -15,12 +15,16 @@ from quintain_authoring import ScriptedEngine
 
 from .kit import ADD, CALL, Client, check_two_calls_in_a_thread, client
 
-anthropic = pytest.importorskip(
-    "anthropic", reason="the client of Anthropic is not installed (extra dev)"
-)
-
 ADDING = {"name": "add", "input_schema": ADD["function"]["parameters"]}
 ASK = [{"role": "user", "content": "2 + 3?"}]
+
+
+@pytest.fixture(scope="module")
+def anthropic() -> Any:
+    """The package; its import takes seconds, which a process that only collects does not spend."""
+    return pytest.importorskip(
+        "anthropic", reason="the client of Anthropic is not installed (extra dev)"
+    )
 
 
 def arguments(c: Client) -> dict[str, Any]:
@@ -54,7 +58,7 @@ def solve(ai: Any, stream: bool) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_sync_client_in_a_thread(stream: bool) -> None:
+def test_sync_client_in_a_thread(anthropic: Any, stream: bool) -> None:
     def agent(c: Client) -> str:
         with anthropic.Anthropic(**arguments(c)) as ai:
             return solve(ai, stream)
@@ -62,7 +66,7 @@ def test_sync_client_in_a_thread(stream: bool) -> None:
     check_two_calls_in_a_thread(agent)
 
 
-def test_async_client_with_everything_it_can_ask() -> None:
+def test_async_client_with_everything_it_can_ask(anthropic: Any) -> None:
     async def run() -> None:
         async with client(["four", "five"]) as c, anthropic.AsyncAnthropic(**arguments(c)) as ai:
             models = await ai.models.list()
@@ -96,7 +100,7 @@ def test_async_client_with_everything_it_can_ask() -> None:
     asyncio.run(run())
 
 
-def test_streaming_client() -> None:
+def test_streaming_client(anthropic: Any) -> None:
     """The client puts the events together to what the same reply is unstreamed."""
     reply = Reply(text="It is " + "5" * 50, reasoning="hm, 3", calls=CALL.calls)
 
@@ -130,7 +134,7 @@ def test_streaming_client() -> None:
     asyncio.run(run())
 
 
-def test_parsed_outputs() -> None:
+def test_parsed_outputs(anthropic: Any) -> None:
     from pydantic import BaseModel
 
     class Sum(BaseModel):
@@ -146,7 +150,7 @@ def test_parsed_outputs() -> None:
     asyncio.run(run())
 
 
-def test_the_client_repeats_a_failed_request_by_itself_and_stops_at_a_limit() -> None:
+def test_the_client_repeats_a_failed_request_by_itself_and_stops_at_a_limit(anthropic: Any) -> None:
     async def run() -> None:
         engine = ScriptedEngine(replies="hi", fail_on=[1, 2], context=400)
         async with client(engine=engine) as c, anthropic.AsyncAnthropic(**arguments(c)) as ai:
@@ -167,7 +171,7 @@ def test_the_client_repeats_a_failed_request_by_itself_and_stops_at_a_limit() ->
     asyncio.run(run())
 
 
-def test_the_key_as_a_bearer_token() -> None:
+def test_the_key_as_a_bearer_token(anthropic: Any) -> None:
     async def run() -> None:
         async with client("hi") as c:
             given = arguments(c)

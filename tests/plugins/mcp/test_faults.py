@@ -20,6 +20,7 @@ import pytest
 from quintain.errors import InfrastructureError, UsageError
 from quintain_mcp import Mcp, McpServer, McpSession
 
+from ...lanes import mostly_slow
 from .servers import BARE_SERVER, TOOL_SERVER, processes_of, tools_over_http
 
 BARE = McpServer(command=BARE_SERVER, seconds=20)
@@ -339,7 +340,7 @@ def test_a_late_timer_is_set_again() -> None:
 # ---------------------------------------------------------------- changed tools
 
 
-@pytest.mark.parametrize("protocol", ["auto", "legacy"])
+@pytest.mark.parametrize("protocol", mostly_slow(["auto", "legacy"], ["auto"]))
 def test_a_changed_list_stops_the_run(protocol: Any) -> None:
     """An announced change is looked at; only a real one counts. The error names the tool."""
 

@@ -370,6 +370,8 @@ FAMILIES = {
     "OLMo 2": Family(template=OLMO, end="<|endoftext|>", form="tags", special=TURN_MARKS),
     "ChatML": Family(template=PLAIN_CHATML, end="<|im_end|>", form="tags", special=IM),
 }
+DIFFERENT = ("Qwen3", "Llama 3.1", "Mistral", "DeepSeek-R1", "gpt-oss")
+"""Those that differ in kind, which long tests take in `make test`."""
 
 
 def wear(family: Family) -> Any:

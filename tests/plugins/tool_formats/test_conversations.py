@@ -18,7 +18,8 @@ from quintain.errors import UsageError
 from quintain.models import HFTokenizer
 from quintain.types.transcript import TokenSource
 
-from .chat_templates import FAMILIES
+from ...lanes import mostly_slow
+from .chat_templates import DIFFERENT, FAMILIES
 from .talk import FORMS, Talk, Teller, check, component, controls, talked, tokenizer_with
 from .test_tool_formats import MARKS
 
@@ -90,11 +91,11 @@ def converse(name: str, form: str, data: st.DataObject) -> None:
     check(talked(environment, engine), engine.heard)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", mostly_slow(FAMILIES, DIFFERENT))
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
 def test_recorded_tokens_are_those_that_were_sampled(name: str, data: st.DataObject) -> None:
-    """Whatever the policy, the users and the tools say."""
+    """Whatever the policy, the users and the tools say. The next test also draws other templates."""
     converse(name, "auto", data)
 
 
@@ -202,7 +203,10 @@ def test_calls_that_are_written_as_the_template_writes_them_do_not_branch(
     assert len(rollout.transcripts[""].branches) == 1
 
 
-@pytest.mark.parametrize("piece", ["<|im_end|>", "<", "[a", "<tool_call>{", "\ufdd0"])
+@pytest.mark.parametrize(
+    "piece",
+    mostly_slow(["<|im_end|>", "<", "[a", "<tool_call>{", "\ufdd0"], ["<|im_end|>", "[a"]),
+)
 def test_much_text_of_control_tokens_is_text(piece: str) -> None:
     """In time linear in its length: quadratic time would be minutes."""
     tokenizer = tokenizer_with("Qwen3")

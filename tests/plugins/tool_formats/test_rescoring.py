@@ -20,7 +20,7 @@ from quintain.registry import current
 from quintain.types.transcript import TokenSource, TrainingSequence
 
 from ...core.models.tiny import tiny_model, with_exact_norms
-from .chat_templates import FAMILIES
+from .chat_templates import DIFFERENT, FAMILIES
 from .talk import Talk, component, talked, tokenizer_with
 
 LOOK = ToolSpec(
@@ -95,7 +95,10 @@ def conversation(name: str, dtype: torch.dtype) -> Rollout:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, torch.float64) for name in FAMILIES),
+        *(
+            pytest.param(name, torch.float64, marks=[] if name in DIFFERENT else [pytest.mark.slow])
+            for name in FAMILIES
+        ),
         ("Qwen3", torch.float32),
         ("gpt-oss", torch.bfloat16),
     ],

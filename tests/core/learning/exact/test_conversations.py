@@ -400,7 +400,22 @@ def test_every_sampled_token_trains_once_in_its_context(program: Program, rewrit
         assert trained_places(sample) == Counter(way.sampled)
 
 
-@pytest.mark.parametrize(("program", "rewrites"), CASES, ids=IDS)
+ALIKE_AND_LARGE = {
+    "compacts_by_itself-rewritten",
+    "compacts_in_place_twice-rewritten",
+    "compacts_twice-rewritten",
+    "six_branches",
+}
+"""Each does several times what shorter programs do once; their number of ways makes them slow."""
+
+
+@pytest.mark.parametrize(
+    ("program", "rewrites"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name in ALIKE_AND_LARGE))
+        for case, name in zip(CASES, IDS, strict=True)
+    ],
+)
 def test_expected_update_is_the_gradient_of_the_expected_reward(
     program: Program, rewrites: bool
 ) -> None:

@@ -18,6 +18,7 @@ from quintain.interfaces.pieces import every_piece
 from quintain.registry.discovery import discover
 from quintain.registry.lookup import Registry
 
+from ....lanes import mostly_slow
 from .pairs import Factors, Row, completed, covering, every_pair, forbidden, pairs_of, reads
 from .world import (
     ALL_FACTORS,
@@ -53,17 +54,33 @@ PREFERENCE_ROWS = [*PREFERENCE_OFF_POLICY, *PREFERENCE_REST]
 """What the pieces of `quintain-preference` add."""
 
 
-def named(row: Row) -> str:
+def name_of(row: Row) -> str:
     return "-".join(row.values())
 
 
-@pytest.mark.parametrize("row", ROWS, ids=named)
+def rows_of_every_value() -> list[Row]:
+    """The rows of `make test`: each has a value of some factor that none before it has."""
+    seen: set[tuple[str, str]] = set()
+    rows = []
+    for row in ROWS:
+        if not set(row.items()) <= seen:
+            rows.append(row)
+            seen.update(row.items())
+    return rows
+
+
+FAST = rows_of_every_value()
+
+
+@pytest.mark.parametrize(
+    "row", mostly_slow(ROWS, [name_of(row) for row in FAST], name=name_of), ids=name_of
+)
 def test_combination(row: Row) -> None:
     compare(row, algorithm_of(row))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", PREFERENCE_ROWS, ids=named)
+@pytest.mark.parametrize("row", PREFERENCE_ROWS, ids=name_of)
 def test_combination_with_a_preference(row: Row) -> None:
     compare(row, algorithm_of(row))
 
@@ -75,6 +92,13 @@ def test_combination_with_a_preference(row: Row) -> None:
 def test_the_last_combination_with_each_preference(factor: str, value: str) -> None:
     row = [row for row in PREFERENCE_OFF_POLICY if row[factor] == value][-1]
     compare(row, algorithm_of(row))
+
+
+def test_every_value_occurs_in_make_test() -> None:
+    assert {item for row in FAST for item in row.items()} == {
+        (factor, value) for factor, values in FACTORS.items() for value in values
+    }
+    assert len(FAST) < len(ROWS) / 3
 
 
 def test_every_allowed_pair_occurs() -> None:
