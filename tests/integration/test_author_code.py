@@ -224,27 +224,3 @@ def test_an_import_that_blocks_is_named(tmp_path: Path) -> None:
 
     assert status == 0, err
     assert "s for <module> (slow.py, line 2), which blocks" in err
-
-
-@pytest.mark.usefixtures("no_curves")
-def test_a_fork_does_not_become_a_second_trainer(tmp_path: Path) -> None:
-    """The child of a bare `os.fork` ends as soon as it returns to Quintain."""
-    process = start(tmp_path, "train", str(recipe(tmp_path, "forks", steps=2)))
-    status, _, err = finish(process)
-
-    assert status == 0, err
-    lines = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
-    assert processes_in(tmp_path) == []
-
-
-def processes_in(place: Path) -> list[str]:
-    """The command lines of the processes that work in *place*."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if folder.joinpath("cwd").readlink() == place:
-                found.append(folder.joinpath("cmdline").read_text())
-        except OSError:
-            continue
-    return found

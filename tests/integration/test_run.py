@@ -291,6 +291,33 @@ def test_a_second_process_on_the_same_run_is_refused(
     assert str(first.pid) in err
 
 
+def test_a_fork_does_not_become_a_second_trainer(
+    place: Path, start: Callable[..., ForkedRun]
+) -> None:
+    """The child of a bare `os.fork` in an author's code ends as soon as it returns to Quintain."""
+    forks = """use = "author:Misbehaving"\nargs = { mode = "forks" }"""
+    text = (place / "recipe.toml").read_text()
+    (place / "forks.toml").write_text(text.replace('use = "letters:Letters"', forks))
+    words = "--set run.steps=2 --set evaluation.every=0 --set evaluation.test.tasks=0"
+    before = processes_in(place)
+
+    status = start("train", "forks.toml", "--name", "forks", *words.split()).finish()
+
+    assert status == 0, (place / "errors.txt").read_text()
+    assert [record["step"] for record in metrics(place, "forks")] == [0, 1, 2]
+    assert processes_in(place) == before  # that from which runs are forked
+
+
+def processes_in(place: Path) -> list[str]:
+    """The command lines of the processes that work in *place*."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if folder.joinpath("cwd").readlink() == place:
+                found.append(folder.joinpath("cmdline").read_text())
+    return found
+
+
 def test_diverged_weights_are_never_a_checkpoint(place: Path) -> None:
     """A learning rate of 1e300 ends the run with one line, and no checkpoint of NaN weights
     exists.
