@@ -461,7 +461,7 @@ ODD = (
     st.sampled_from(ODD),
     st.sampled_from(["", "\n", "append", "folder", "link"]),
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_one_damaged_run_is_one_row_with_its_fault(name: str, content: bytes, how: str) -> None:
     """Whatever a file of a run has become, `quintain runs` lists all runs; opening and reading it
     is a typed error.

@@ -413,6 +413,7 @@ def test_an_absurd_learning_rate_collapses_the_entropy(tmp_path: Path) -> None:
     assert calm[-1]["alerts"] == [name for name, _, last in alert_intervals(calm) if last == 8]
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_a_resumed_run_neither_forgets_nor_repeats_an_alert(tmp_path: Path) -> None:
     """Stopped after step 6, one step after an alert began: its metrics are those of the undisturbed
     run.
