@@ -12,11 +12,11 @@ from quintain_env_games import Customer, Duel, Guess, Maze, Notes, Opponent, Ret
 
 
 class Games(EnvironmentSuite):
-    """Twice 32 episodes are 64 at once in `test_concurrent_episodes_do_not_mix`."""
+    """What the worlds share."""
 
     __test__ = False
-    episodes = 32
-    sample = 50
+    episodes = 8
+    sample = 20
 
 
 class TestGuess(Games):
@@ -50,8 +50,11 @@ class TestReturns(Games):
 
 
 class TestTools(Games):
+    """Twice 32 episodes are 64 at once in `test_concurrent_episodes_do_not_mix`."""
+
     __test__ = True
     environment = Tools
+    episodes = 32
 
 
 class TestNotes(Games):
@@ -69,4 +72,3 @@ class TestNotesByTool(TestNotes):
     """The policy decides when it writes them."""
 
     args = {"mode": "tool"}
-    episodes = 8
