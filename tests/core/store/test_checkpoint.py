@@ -448,7 +448,8 @@ for line in sys.stdin:  # the libraries load once; each round is a process of it
 """
 
 
-def test_whenever_it_is_killed_a_whole_checkpoint_is_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [4, pytest.param(16, marks=pytest.mark.slow)])
+def test_whenever_it_is_killed_a_whole_checkpoint_is_left(kills: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
     RunFolder.create(run, RECIPE).close()
     rng = random.Random(0)
@@ -456,7 +457,7 @@ def test_whenever_it_is_killed_a_whole_checkpoint_is_left(tmp_path: Path) -> Non
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as saver:
-        for _ in range(8):
+        for _ in range(kills):
             shutil.rmtree(run / "checkpoints", ignore_errors=True)
             _check_what_is_left(run, begun=_kill_one(saver, rng))
         saver.terminate()

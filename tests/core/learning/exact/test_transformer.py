@@ -158,12 +158,12 @@ sequence_mask-k3-mean dvp-coarse dvp+kl dvp+otb kl-k1-score kl-k1-reward mask_tr
 
 FAST = """
 turn_level-mean batch_norm-environment dual dppo_top-1 gspo+tis_sequence sequence_mask-k3-mean dvp+kl kl-k1-reward
-mask_truncated
+mask_truncated reinforce rloo grpo gspo dapo reinforce_pp dppo dvp
 """.split()
-"""Of `CHOSEN`, with all of `CORE`, in each test run; test_softmax.py has all, on tables instead of a transformer."""
+"""Of `CHOSEN` and `CORE`, in each test run; test_softmax.py has all, on tables instead of a transformer."""
 
 
-@pytest.mark.parametrize("name", mostly_slow([*CORE, *CHOSEN], [*CORE, *FAST]))
+@pytest.mark.parametrize("name", mostly_slow([*CORE, *CHOSEN], FAST))
 def test_every_update_of_two_epochs_of_two_minibatches(name: str) -> None:
     """The first is on-policy but for the sampler; the later ones are not. The second epoch takes the groups in either
     order.

@@ -193,7 +193,10 @@ ORDERED = {"gae", "optimal_token", "process_norm", "reinforce_pp", "turn_level"}
 
 
 @pytest.mark.parametrize("history", ["tree", "overlapping"])
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(PUBLISHED, ["grpo", "gspo", "reinforce_pp", "vineppo", "trpo"]),
+)
 def test_published_algorithms_over_trees(name: str, history: str) -> None:
     """They refuse, or their update does not depend on which branches share a micro-batch."""
     advantage = PUBLISHED[name].advantage.name
