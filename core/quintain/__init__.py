@@ -13,7 +13,8 @@ plugin implements), ``registry`` (finds plugins), ``rollouts`` (runs and scores 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -70,53 +71,43 @@ __all__ = [  # noqa: RUF022 - in alphabetical order, whatever the case
 ]  # fmt: skip
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, str], *more: str
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_names(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` for a package whose names are imported when they are
     first used, and whose ``__all__`` they are.
 
+    The names are what the package imports under ``if TYPE_CHECKING:``, so that type checkers and
+    Python read one list. Its source is read when the first name is used.
+
     Args:
         package: its ``__name__``.
-        homes: the names of each module, with spaces between them. A test compares them with the
-            imports of the package's ``if TYPE_CHECKING:``, which type checkers read.
         more: names of the package itself that belong to its ``__all__``.
     """
-    home = {name: where for where, names in homes.items() for name in names.split()}
+
+    @cache
+    def modules() -> dict[str, str]:
+        """Return the module of each name."""
+        import ast  # here, since `import quintain` needs neither
+        import inspect
+
+        source = inspect.getsource(sys.modules[package])
+        block = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
+        return {
+            alias.name: "." * node.level + str(node.module)
+            for node in block.body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
 
     def get(name: str) -> Any:
         if name == "__all__":
-            return sorted([*more, *home], key=str.casefold)
-        if name not in home:
+            return sorted([*more, *modules()], key=str.casefold)
+        if name.startswith("__") or name not in modules():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(home[name], package), name)
+        value = getattr(import_module(modules()[name], package), name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *home})
+    return get, lambda: sorted({*vars(sys.modules[package]), *modules()})
 
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".errors": "InfrastructureError LimitReached PolicyFault PolicyTimeout QuintainError "
-        "ToolError",
-        ".interfaces.agent": "Agent Limits",
-        ".interfaces.algorithm": "KL Algorithm",
-        ".interfaces.engine": "Engine Reply TokenEngine Weights",
-        ".interfaces.environment": "Demonstration Environment control",
-        ".interfaces.pieces": (
-            "Piece advantage aggregation correction group_filter objective optimizer_step per_group"
-        ),
-        ".interfaces.reward": "Reward group_reward reward",
-        ".interfaces.sampling_plan": "SamplingPlan",
-        ".interfaces.service": "Judge Judgement Likelihood Sandbox Service Workers need",
-        ".interfaces.tools": "Tool ToolSpec",
-        ".rollouts.function_tools": "as_tool",
-        ".run.replays": "Replay",
-        ".types.rollout": "Group Rollout Score Termination Turn",
-        ".types.sampling": "Sampling ThinkingBudget",
-        ".types.task": "Message Task ToolCall",
-        ".types.transcript": "Sampled Transcript",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -38,14 +38,7 @@ INTERRUPTED = 130
 CLOSED_PIPE = 141  # 128 + SIGPIPE, as a shell has it for `cat FILE | head`
 
 # Helpers that plugin commands share; `quintain --help` imports none of them.
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".options": "CommandWithHints Count",
-        ".train": "sigterm_as_ctrl_c",
-    },
-    "main",
-)
+__getattr__, __dir__ = lazy_names(__name__, "main")
 
 
 class Commands(click.Group):

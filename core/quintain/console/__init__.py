@@ -23,10 +23,4 @@ if TYPE_CHECKING:
     from .screen import printable as printable
     from .screen import program_name as program_name
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".metrics": "TRAINING alert_intervals distinct_names failures_in success_of time_metrics",
-        ".screen": "Screen clock_text for_terminal printable program_name",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -23,11 +23,4 @@ if TYPE_CHECKING:
     from .evaluation import frozen_heap as frozen_heap
     from .evaluation import tasks_of as tasks_of
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".answers": "final_answer word_f1",
-        ".estimates": "proportion rank_correlation wilson",
-        ".evaluation": "Evaluation TaskResult evaluate first_tasks frozen_heap tasks_of",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

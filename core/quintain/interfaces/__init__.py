@@ -36,16 +36,4 @@ if TYPE_CHECKING:
     from .tokenizer import LITERAL as LITERAL
     from .tokenizer import Offsets as Offsets
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".curriculum": "WINDOW Curriculum Pick TaskReader TaskStream shuffled",
-        ".environment": "SPLITS yielded",
-        ".events": "CheckpointSaved EvaluationEnd Event RunEnd RunStart StepEnd StepMeasured",
-        ".learner": "BytesPerParameter LearnerKind",
-        ".pieces": "Kind every_piece",
-        ".reward": "RewardContext",
-        ".schedule": "EpisodeOrder Schedule",
-        ".tokenizer": "LITERAL Offsets",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

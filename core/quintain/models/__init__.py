@@ -31,18 +31,4 @@ if TYPE_CHECKING:
     from .tokenizer import HFTokenizer as HFTokenizer
     from .tool_calls import parse as parse
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "..interfaces.shared_module": "shares_module",
-        "..interfaces.tokenizer": "ChatTokenizer",
-        ".adapter_files": "merge_adapters",
-        ".forward": "Forward",
-        ".hf": "check_available check_folder check_whole offline quiet unreachable",
-        ".layers": "fuse_storage",
-        ".load": "LoadedModel as_device load_model load_pretrained",
-        ".prefix_layout": "TokenSequence",
-        ".tokenizer": "HFTokenizer",
-        ".tool_calls": "parse",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

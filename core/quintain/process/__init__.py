@@ -15,10 +15,4 @@ if TYPE_CHECKING:
     from .interrupts import stop_on_signal as stop_on_signal
     from .watchdog import Watchdog as Watchdog
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".interrupts": "run_stoppable stop_on_signal",
-        ".watchdog": "Watchdog",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -32,18 +32,4 @@ if TYPE_CHECKING:
     from .tables import Recipe as Recipe
     from .tables import parsed_override as parsed_override
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".check": "check_recipe",
-        ".extends": "BUNDLED bundled_text",
-        ".plan": "EvaluationPlan",
-        ".sources": "ModelRequest ModelSource model_source",
-        ".resolve": (
-            "EnvironmentSpec chosen_services is_model_source opened_environments pinned_recipe "
-            "resolve_algorithm resolve_environment_table with_model"
-        ),
-        ".rewards": "as_expression",
-        ".tables": "ComponentTable EnvironmentTable Recipe parsed_override",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

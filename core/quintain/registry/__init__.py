@@ -31,16 +31,4 @@ if TYPE_CHECKING:
     from .settings import settings_of as settings_of
     from .settings import takes as takes
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".binding": "Signature bind check_args signature_of type_name",
-        ".discovery": "KINDS Component normalise short_name without_components",
-        ".known": "known_plugins",
-        ".local": "meant",
-        ".lookup": "Registry current",
-        ".manifest": "Entry Manifest",
-        ".pieces": "import_algorithms",
-        ".settings": "settings_of takes",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

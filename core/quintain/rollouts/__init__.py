@@ -21,13 +21,4 @@ if TYPE_CHECKING:
     from .scoring import score_group as score_group
     from .scoring import score_rollout as score_rollout
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "..interfaces.rollout_request": "RolloutRequest",
-        ".chat.bridge": "Conversation stops",
-        ".chat.thinking_budget": "cut_where_stopped",
-        ".runner": "RolloutContext RolloutRunner run_groups",
-        ".scoring": "score_group score_rollout",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

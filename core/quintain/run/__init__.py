@@ -22,12 +22,4 @@ if TYPE_CHECKING:
     from .hooks import hookimpl as hookimpl
     from .run import Run as Run
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".build": "embedded_engine learner_options run_training seed_everything",
-        ".collect": "Collected Collector check_failures",
-        ".hooks": "Hooks hookimpl",
-        ".run": "Run",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

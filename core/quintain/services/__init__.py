@@ -16,9 +16,4 @@ if TYPE_CHECKING:
     from .manager import find_service as find_service
     from .manager import opened as opened
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".manager": "BY_OPTION Choice find_service opened",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -30,14 +30,4 @@ if TYPE_CHECKING:
     from .storage import take_lock as take_lock
     from .storage import write_atomically as write_atomically
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".checkpoint": "save_model",
-        ".data_file": "DATA_SUFFIXES DataFaults json_object text_lines",
-        ".rollout_table": "to_parquet",
-        ".run_folder": "RunFolder current_run",
-        ".runs": "find_run free_name model_named",
-        ".storage": "lock_owner plain_data steps_in storage_errors take_lock write_atomically",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

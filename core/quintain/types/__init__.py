@@ -28,13 +28,4 @@ if TYPE_CHECKING:
     from .transcript import Finish as Finish
     from .transcript import TrainingSequence as TrainingSequence
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".json_text": "encodable levels read_json",
-        ".rollout": "SCORE_TOLERANCE AnyGroup AnyRollout reaches trained",
-        ".sampling": "decoding derived_seed",
-        ".task": "Role content_hash messages_of",
-        ".transcript": "Finish TrainingSequence",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -23,13 +23,4 @@ if TYPE_CHECKING:
     from .yardstick import as_asked as as_asked
 
 # A name imports its own module alone: a chat with fixed rubrics needs no library of them.
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".critique": "Critique same_choice self_critique",
-        ".environment": "Chat",
-        ".library": "RubricLibrary evolving_rubric",
-        ".rubric": "ChatTask Criterion Level rubric_score weighted",
-        ".yardstick": "as_asked",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

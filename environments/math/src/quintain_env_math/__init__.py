@@ -14,12 +14,4 @@ if TYPE_CHECKING:
     from .gsm8k import GSM8K as GSM8K
 
 # Arithmetic must not pay for the verifier that GSM8K needs.
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".arithmetic": "Arithmetic",
-        ".competition": "AIME Math",
-        ".countdown": "Countdown",
-        ".gsm8k": "GSM8K",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

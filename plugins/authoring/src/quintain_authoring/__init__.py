@@ -24,13 +24,4 @@ if TYPE_CHECKING:
     from .suites import RewardSuite as RewardSuite
 
 # The suites need pytest; the commands do not.
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".controls": "ControlEngine",
-        ".episodes": "run_episode",
-        ".options": "arguments_of service_options services_of",
-        ".scripted": "ScriptedEngine",
-        ".suites": "EnvironmentSuite RewardSuite",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

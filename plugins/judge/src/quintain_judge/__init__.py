@@ -32,19 +32,4 @@ if TYPE_CHECKING:
     from .verdicts import UnreadableVerdict as UnreadableVerdict
 
 # A name imports its own module alone: rubrics and rules need no HTTP client.
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".canaries": "JudgeHalted",
-        ".gate": "emptiness injection",
-        ".naming": "judge_named",
-        ".pairs": "Comparison ReplyPair compare",
-        ".questions": "pair_prompt text_of",
-        ".rewards": "explained",
-        ".rows": "drop_later read_rows",
-        ".rubrics": "usable",
-        ".rules": "check checkable",
-        ".service": "EngineJudge JudgeService PolicyJudge",
-        ".verdicts": "Disagreement Texts UnreadableVerdict",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

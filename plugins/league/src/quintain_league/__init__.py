@@ -14,10 +14,4 @@ if TYPE_CHECKING:
     from .suite import SelfPlaySuite as SelfPlaySuite
 
 # The suite needs pytest.
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".service": "League",
-        ".suite": "SeatedControls SelfPlaySuite",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

@@ -30,17 +30,4 @@ if TYPE_CHECKING:
     from .training import TrainingSettings as TrainingSettings
 
 # A name imports its own module alone: reading pairs needs no torch.
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".loss": "PairMetrics bradley_terry_loss",
-        ".monitor": "OverOptimisation",
-        ".pairs": "PreferencePair pairs_of_groups read_pairs split_by_prompt",
-        ".process": "ProcessRewardModel",
-        ".rewards": "process_reward reward_model",
-        ".scorer": "Scorer",
-        ".scoring": "ScoreStatistics ScoringModel load_scoring_model new_scoring_model",
-        ".service": "ModelScore RewardModel",
-        ".training": "RewardTraining TrainingSettings",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)

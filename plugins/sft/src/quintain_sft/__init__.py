@@ -28,15 +28,4 @@ if TYPE_CHECKING:
     from .supervised import orders as orders
 
 # The help of commands imports this package, and torch takes seconds.
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".base": "base_model",
-        ".demonstrations": "demonstrations_of plays written_demonstrations",
-        ".example": "Example",
-        ".options": "TrainingOptions show_update training_options",
-        ".place": "save",
-        ".report": "TuningReport",
-        ".supervised": "EpochUpdate by_epoch encode_conversation end_of_turn orders",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__)
