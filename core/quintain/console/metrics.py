@@ -253,32 +253,29 @@ def held_out_metrics(results: Sequence[Evaluation], weights: Sequence[float]) ->
     treats the parts as independent: half-widths add in squares, separately for each side.
     """
     share = [w / math.fsum(weights) for w in weights]
-    parts = [result.accuracy for result in results]
     rollouts = [r for result in results for r in result.rollouts]
-    out = {**_weighted(parts, share), "tasks": sum(len(r.groups) for r in results)}
+    accuracies = _present([r.accuracy for r in results], share)
+    if len(accuracies) < len(results):
+        out = _estimate(None)
+    elif len(results) == 1:
+        out = _estimate(results[0].accuracy)
+    else:
+        value, low, high = _weighted_mean(accuracies)
+        out = {"accuracy": value, "low": max(0.0, low), "high": min(1.0, high)}
+    out["tasks"] = sum(len(r.groups) for r in results)
     for k in sorted({k for result in results for k in result.ks} - {1}):
-        estimates = [result.pass_at(k) for result in results]
-        if all(estimates):
-            out[f"pass@{k}"] = math.fsum(
-                w * e.value for w, e in zip(share, estimates, strict=True) if e
-            )
-    yardsticks = [(w, y) for w, r in zip(share, results, strict=True) if (y := r.yardstick)]
-    if yardsticks:
-        total = math.fsum(w for w, _ in yardsticks)
-        out["yardstick"] = math.fsum(w * y.value for w, y in yardsticks) / total
-        # Half-widths of independent parts add in squares, as for accuracy.
-        out["yardstick.low"] = (
-            out["yardstick"] - math.hypot(*(w * (y.value - y.low) for w, y in yardsticks)) / total
-        )
-        out["yardstick.high"] = (
-            out["yardstick"] + math.hypot(*(w * (y.high - y.value) for w, y in yardsticks)) / total
-        )
+        solved = _present([r.pass_at(k) for r in results], share)
+        if len(solved) == len(results):
+            out[f"pass@{k}"] = _weighted_mean(solved)[0]
+    if measured := _present([r.yardstick for r in results], share):
+        total = math.fsum(weight for weight, _ in measured)
+        value, low, high = _weighted_mean(measured, total)
+        out |= {"yardstick": value, "yardstick.low": low, "yardstick.high": high}
     if missing := [m for r in results if (m := r.yardstick_missing) is not None]:
         out["yardstick.missing"] = fmean(missing)
-    if all(r.reward for r in results):
-        out["reward"] = math.fsum(
-            w * r.reward.value for w, r in zip(share, results, strict=True) if r.reward
-        )
+    earned = _present([r.reward for r in results], share)
+    if len(earned) == len(results):
+        out["reward"] = _weighted_mean(earned)[0]
     if valid := [r for r in rollouts if r.valid]:
         out["length.mean"] = lengths(valid)["length.mean"]
     out |= {
@@ -287,25 +284,32 @@ def held_out_metrics(results: Sequence[Evaluation], weights: Sequence[float]) ->
         if k in ("truncated", "truncated.turns", "failed")
     }
     if len(results) > 1:
-        for name, part in zip(distinct_names(r.environment for r in results), parts, strict=True):
-            out |= {f"{name}.{k}": v for k, v in _estimate(part).items()}
-        for name, result in zip(
-            distinct_names(r.environment for r in results), results, strict=True
-        ):
+        names = distinct_names(r.environment for r in results)
+        for name, result in zip(names, results, strict=True):
+            out |= {f"{name}.{k}": v for k, v in _estimate(result.accuracy).items()}
+        for name, result in zip(names, results, strict=True):
             out |= {f"{name}.{k}": v for k, v in _yardstick(result.yardstick).items()}
     return out
 
 
-def _weighted(parts: Sequence[Estimate | None], share: Sequence[float]) -> Metrics:
-    estimates = [p for p in parts if p is not None]
-    if len(estimates) < len(parts):
-        return {"accuracy": None}
-    if len(estimates) == 1:
-        return _estimate(estimates[0])
-    value = math.fsum(w * p.value for w, p in zip(share, estimates, strict=True))
-    below = math.hypot(*(w * (p.value - p.low) for w, p in zip(share, estimates, strict=True)))
-    above = math.hypot(*(w * (p.high - p.value) for w, p in zip(share, estimates, strict=True)))
-    return {"accuracy": value, "low": max(0.0, value - below), "high": min(1.0, value + above)}
+def _present(
+    estimates: Sequence[Estimate | None], share: Sequence[float]
+) -> list[tuple[float, Estimate]]:
+    """Return the estimates that there are, each after its weight."""
+    return [(weight, e) for weight, e in zip(share, estimates, strict=True) if e]
+
+
+def _weighted_mean(
+    estimates: Sequence[tuple[float, Estimate]], total: float = 1.0
+) -> tuple[float, float, float]:
+    """Return the mean of *estimates*, whose weights add up to *total*, and the ends of its interval.
+
+    The estimates are independent: half-widths add in squares, separately for each side.
+    """
+    value = math.fsum(weight * e.value for weight, e in estimates) / total
+    below = math.hypot(*(weight * (e.value - e.low) for weight, e in estimates)) / total
+    above = math.hypot(*(weight * (e.high - e.value) for weight, e in estimates)) / total
+    return value, value - below, value + above
 
 
 def best_reward(environments: Iterable[Environment[Any, Any]]) -> float | None:

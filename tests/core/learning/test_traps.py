@@ -4,22 +4,14 @@ mistake put in.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from quintain import Score, Task, Turn
 from quintain.learning import ALGORITHMS, Learner
-from quintain.learning.batch import batch_of
-from quintain.learning.pieces.advantages import turn_rewards
-from quintain.types.rollout import Group
 from quintain.types.sampling import Sampling
-from quintain_authoring import run_episode
 
 from ..engines.test_embedded_batching import Given, engine_of, plain_logps, run
 from ..models.tiny import tiny_model
-from ..run.everything import Talk
 from . import batches
 from .test_learner import EXACT, gradient
 
@@ -50,23 +42,6 @@ def test_the_state_of_an_advantage_is_carried() -> None:
         learner.step(batches.batch(seed=seed))
 
     assert pytest.approx(learner.state_dict()["pieces"]["advantage"]["weight"]) == 0.19
-
-
-def test_scores_of_turns_stay_with_their_turns_where_one_has_no_tokens() -> None:
-    """An engine may answer with nothing; the scores of that turn and of the turns after it still
-    count.
-    """
-    said = run_episode(Talk(), Task(prompt="?"), ["ab", "c"])
-    first, last = said.turns
-    played = replace(
-        said, turns=(first, Turn(text=""), last), outcome=Score(turns=(0.1, 0.2, 0.4)), shaping=None
-    )
-    (sample,) = batch_of(
-        [Group(task=said.task, rollouts=(played,))], temperature=1.0, max_tokens=8
-    ).samples
-    assert sample.turn_scores == (0.1, 0.2, 0.4)
-    earned = [(first.tokens, pytest.approx(0.1)), (last.tokens, pytest.approx(0.6))]
-    assert earned == turn_rewards(sample, sample.total)
 
 
 def test_idle_rows_forget_old_weights() -> None:

@@ -12,13 +12,19 @@ from typing import Any
 import pytest
 import torch
 
+from quintain import Score, Task, Turn
 from quintain.errors import UsageError
 from quintain.interfaces.algorithm import overlong
 from quintain.learning import Batch, Sample
-from quintain.learning.pieces.advantages import Step, is_constant, returns
+from quintain.learning.batch import batch_of
+from quintain.learning.pieces.advantages import Step, is_constant
 from quintain.registry.pieces import find
+from quintain.types.rollout import Group
+from quintain_algorithms.token_rewards import returns, turn_rewards
+from quintain_authoring import run_episode
 
 from ...core.learning import batches
+from ...core.run.everything import Talk
 
 
 def step(
@@ -220,6 +226,23 @@ def test_a_turn_without_tokens_hands_its_score_on() -> None:
     )
     held = Step(batch=Batch(samples=(sample,)), rewards=(1.0,))
     assert returns(held).tolist() == pytest.approx([1.0, 0.5])
+
+
+def test_scores_of_turns_stay_with_their_turns_where_one_has_no_tokens() -> None:
+    """An engine may answer with nothing; the scores of that turn and of the turns after it still
+    count.
+    """
+    said = run_episode(Talk(), Task(prompt="?"), ["ab", "c"])
+    first, last = said.turns
+    played = replace(
+        said, turns=(first, Turn(text=""), last), outcome=Score(turns=(0.1, 0.2, 0.4)), shaping=None
+    )
+    (sample,) = batch_of(
+        [Group(task=said.task, rollouts=(played,))], temperature=1.0, max_tokens=8
+    ).samples
+    assert sample.turn_scores == (0.1, 0.2, 0.4)
+    earned = [(first.tokens, pytest.approx(0.1)), (last.tokens, pytest.approx(0.6))]
+    assert earned == turn_rewards(sample, sample.total)
 
 
 def test_turn_level_by_hand() -> None:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from ...errors import UsageError
 from ...interfaces.algorithm import Algorithm
 from ...interfaces.pieces import advantage, per_group
-from ..batch import Batch, Sample
+from ..batch import Batch
+from ..microbatch import FlatTokens
 
 TOLERANCE = 1e-6
 
@@ -70,8 +70,7 @@ class Step:
     @property
     def sample_of_tokens(self) -> Tensor:
         """Which sample each trained token belongs to, in the order of the samples, [N]."""
-        counts = torch.tensor([s.tokens for s in self.batch.samples], dtype=torch.long)
-        return torch.arange(len(counts)).repeat_interleave(counts)
+        return FlatTokens(batch=self.batch).sample
 
 
 def is_constant(rewards: Sequence[float], tolerance: float = TOLERANCE) -> bool:
@@ -195,71 +194,3 @@ def parts_of(step: Step, over: NormalisedOver) -> list[list[int]]:
         raise UsageError(f"over is {over!r}; expected batch or environment")
     names = [s.environment if over == "environment" else "" for s in step.batch.samples]
     return [[i for i, other in enumerate(names) if other == name] for name in dict.fromkeys(names)]
-
-
-def returns(step: Step) -> Tensor:
-    """Undiscounted return from each trained token on, [N], float64.
-
-    A token's reward is minus its KL penalty where the KL is in the reward; turn scores come with
-    the last token of their turn, the rest of the sample's total with its last token.
-    """
-    rewards = token_rewards(step)
-    sample = step.sample_of_tokens
-    before = rewards.cumsum(0)
-    total = torch.zeros(len(step.batch.samples), dtype=torch.float64).index_add(0, sample, rewards)
-    return total.cumsum(0)[sample] - before + rewards
-
-
-def token_rewards(step: Step) -> Tensor:
-    """Return the reward of each trained token, as in `returns`, [N], float64.
-
-    Raises:
-        UsageError: as `check_order`, where tokens differ in their rewards.
-    """
-    if step.penalty is not None or any(one.turn_scores for one in step.batch.samples):
-        check_order(step)
-    sample = step.sample_of_tokens
-    rewards = torch.zeros(sample.shape[0], dtype=torch.float64)
-    if step.penalty is not None:
-        rewards -= step.penalty.double().cpu()
-    position = 0
-    for i, one in enumerate(step.batch.samples):
-        extra = (
-            math.fsum(step.penalty[position : position + one.tokens].tolist())
-            if step.penalty is not None
-            else 0.0
-        )
-        for count, score in turn_rewards(one, step.rewards[i] + extra):
-            position += count
-            if count:
-                rewards[position - 1] += score
-    return rewards
-
-
-def check_order(step: Step) -> None:
-    """Refuse samples whose turns lie in another order than that of time, for an advantage that
-    credits a token with what comes after it.
-
-    Raises:
-        UsageError: conversations of one rollout overlap.
-    """
-    if any(one.overlapping for one in step.batch.samples):
-        raise UsageError(
-            "this advantage credits tokens with what comes after them, and conversations of one "
-            "rollout overlap in time (a sub-agent between the turns of its caller): take an "
-            'advantage of whole rollouts, such as that of algorithm = "grpo"'
-        )
-
-
-def turn_rewards(sample: Sample, reward: float) -> list[tuple[int, float]]:
-    """Tokens and score of each turn; what *reward* holds besides turn scores comes with the last.
-    What a turn without tokens was given comes with the next that has some.
-    """
-    counts = [count for count in sample.turns if count] or [sample.tokens]
-    scores = [0.0] * len(counts)
-    turn = 0
-    for count, score in zip(sample.turns or (sample.tokens,), sample.turn_scores, strict=False):
-        scores[min(turn, len(scores) - 1)] += score
-        turn += count > 0
-    scores[-1] += reward - math.fsum(scores)
-    return list(zip(counts, scores, strict=True))

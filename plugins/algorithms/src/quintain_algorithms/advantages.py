@@ -26,6 +26,8 @@ from quintain import (
 from quintain.errors import UsageError
 from quintain.learning import SUCCESS, Sample, Step, advantages, reaches
 
+from .token_rewards import check_order, returns, token_rewards, turn_rewards
+
 NormalisedOver = Literal["batch", "environment"]
 TOLERANCE = advantages.TOLERANCE
 
@@ -223,7 +225,7 @@ def reinforce_pp(
     Args:
         over: ``environment``: mean and spread of the tokens of the same environment.
     """
-    value, sample = advantages.returns(step), step.sample_of_tokens
+    value, sample = returns(step), step.sample_of_tokens
     out = torch.zeros_like(value)
     for indices in advantages.parts_of(step, over):
         part = torch.isin(sample, torch.tensor(indices))
@@ -244,7 +246,7 @@ def process_norm(
     turn, so that without any this is `group_norm`.
     """
     if any(sample.turn_scores for sample in step.batch.samples):
-        advantages.check_order(step)
+        check_order(step)
     tensors: list[Tensor] = [torch.zeros(0, dtype=torch.float64)] * len(step.batch.samples)
     for indices in step.groups:
         scored = [_scored_turns(step.batch.samples[i], step.rewards[i]) for i in indices]
@@ -289,9 +291,9 @@ def turn_level(
         raise UsageError(f"gamma is {gamma}; expected a discount per turn in [0, 1]")
     if baseline not in ("others", "mean"):
         raise UsageError(f"baseline is {baseline!r}; expected others or mean")
-    advantages.check_order(step)
+    check_order(step)
     counts = [s.turns or (s.tokens,) for s in step.batch.samples]
-    rewards = iter(advantages.token_rewards(step).split([n for turns in counts for n in turns]))
+    rewards = iter(token_rewards(step).split([n for turns in counts for n in turns]))
     gains = [_discounted([float(next(rewards).sum()) for _ in turns], gamma) for turns in counts]
     out: list[float] = []
     of_sample = {i: indices for indices in step.groups for i in indices}
@@ -327,8 +329,8 @@ def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
     so the update has a bias of order 1 / G; where one sample is left B is its return, and its
     advantage 0.
     """
-    advantages.check_order(step)
-    gain, sample = advantages.returns(step), step.sample_of_tokens
+    check_order(step)
+    gain, sample = returns(step), step.sample_of_tokens
     square, prox = (step.statistics[name].double().cpu() for name in ("square", "prox_logp"))
     proxy = (1 - 2 * prox.exp() + square).clamp(min=0)
     out = torch.zeros_like(gain)
@@ -342,9 +344,7 @@ def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
             advantages.is_constant([step.rewards[i] for i in indices], tolerance)
             and step.penalty is None
         ):
-            turns = [
-                advantages.turn_rewards(step.batch.samples[i], step.rewards[i]) for i in indices
-            ]
+            turns = [turn_rewards(step.batch.samples[i], step.rewards[i]) for i in indices]
             # else returns differ on the way to the same total
             if all(one[:-1] == turns[0][:-1] for one in turns):
                 continue
@@ -365,9 +365,7 @@ def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
 
 def _scored_turns(sample: Sample, reward: float) -> list[tuple[int, float]]:
     """As `turn_rewards`, but a sample whose turns were not scored is one turn."""
-    return (
-        advantages.turn_rewards(sample, reward) if sample.turn_scores else [(sample.tokens, reward)]
-    )
+    return turn_rewards(sample, reward) if sample.turn_scores else [(sample.tokens, reward)]
 
 
 def _scaled(

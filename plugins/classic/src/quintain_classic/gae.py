@@ -13,6 +13,7 @@ from torch import Tensor
 from quintain import advantage, need
 from quintain.errors import UsageError
 from quintain.learning import Step, advantages
+from quintain_algorithms.token_rewards import check_order, token_rewards
 
 from .critic import Critic
 
@@ -58,9 +59,9 @@ def gae(
     """
     if not 0 <= gamma <= 1 or not 0 <= lam <= 1:
         raise UsageError(f"advantage.gae: gamma {gamma}, lam {lam}; expected numbers from 0 to 1")
-    advantages.check_order(step)
+    check_order(step)
     values_N = critic.values(step.batch).double()
-    rewards_N = advantages.token_rewards(step)
+    rewards_N = token_rewards(step)
     if clamp and step.penalty is not None:
         rewards_N = rewards_N + step.penalty.double().cpu().clamp(max=0)
     advantages_N = estimates(

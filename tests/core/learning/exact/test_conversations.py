@@ -32,7 +32,6 @@ from quintain.interfaces.tokenizer import Offsets
 from quintain.interfaces.tools import ToolSpec
 from quintain.learning import Learner
 from quintain.learning.batch import Batch, Sample, batch_of
-from quintain.learning.pieces.advantages import turn_rewards
 from quintain.types.rollout import AnyRollout, Group, Score, Turn
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, ToolCall
@@ -513,6 +512,8 @@ def test_what_comes_after_a_token_is_not_guessed(name: str) -> None:
 
 def test_scores_of_turns_are_those_of_the_first_conversation() -> None:
     """The turns of the others have none, and what the rollout was given besides comes last."""
+    from quintain_algorithms.token_rewards import turn_rewards
+
     (sample, _) = batch_of_one(compacts_once, turns=(0.5,)).samples
 
     assert (sample.turns, sample.turn_scores) == ((1, 1, 1), (0.5, 0.0, 0.0))
@@ -580,6 +581,8 @@ def test_any_program_trains_each_token_once_and_keeps_the_order_of_its_scores(
     assert sample.turns == (1,) * len(asked)
     assert sample.overlapping == (by_conversation != asked)
     if not sample.overlapping:
+        from quintain_algorithms.token_rewards import turn_rewards
+
         at_turn = iter([*given_scores, *[0.0] * len(asked)])
         in_time = [next(at_turn) if at == 0 else 0.0 for at in asked]
         in_time[-1] += sample.total - sum(given_scores)
