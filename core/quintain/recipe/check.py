@@ -66,7 +66,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
             )
         check_args(type(hooks), table.args, who=f"tracker {table.use!r}")
     slots, named = set(plan.slots), plan.services
-    order = start_order(named, slots, dict.fromkeys(OWN_SLOTS))
+    order = start_order(named, slots, OWN_SLOTS)
     for slot, component, args in order:
         check_args(component, args, who=f"[services.{slot}]")
         slots |= {need.slot for need in signature_of(component).needs}

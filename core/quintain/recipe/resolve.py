@@ -221,24 +221,16 @@ def resolve_algorithm(recipe: Recipe) -> Algorithm:
     return _ratio_under_staleness(recipe, configured)
 
 
-def staleness_of(recipe: Recipe, algorithm: Algorithm) -> int:
-    """Maximum of weight versions between the sampling of a token and its update; 0 is a synchronous
-    run.
+def describe_staleness(recipe: Recipe, algorithm: Algorithm) -> str:
+    """Return how many weight versions may lie between the sampling of a token and its update, and
+    the setting that lets them; ``""`` for a synchronous run.
     """
     schedule = resolve_schedule(recipe)
-    return schedule.max_staleness if schedule.overlaps else algorithm.plan.staleness
-
-
-def describe_staleness(recipe: Recipe, algorithm: Algorithm) -> str:
-    """Return how old tokens may be, and the setting that lets them; ``""`` for a synchronous
-    run.
-    """
-    if not (staleness := staleness_of(recipe, algorithm)):
-        return ""
-    where = (
-        short_name(recipe.schedule.use) if resolve_schedule(recipe).overlaps else "plan.staleness"
-    )
-    return f"tokens may be {staleness} weight versions old ({where})"
+    if schedule.overlaps:
+        staleness, setting = schedule.max_staleness, short_name(recipe.schedule.use)
+    else:
+        staleness, setting = algorithm.plan.staleness, "plan.staleness"
+    return f"tokens may be {staleness} weight versions old ({setting})" if staleness else ""
 
 
 def _ratio_under_staleness(recipe: Recipe, algorithm: Algorithm) -> Algorithm:
@@ -320,7 +312,7 @@ def costly_service(recipe: Recipe, algorithm: Algorithm) -> str:
     specs = [resolve_environment_table(table) for table in recipe.evaluated]
     slots = {slot for spec in specs for slot in spec.slots}
     services = chosen_services(recipe, algorithm)
-    for slot, _, _ in start_order(services, slots, dict.fromkeys(OWN_SLOTS)):
+    for slot, _, _ in start_order(services, slots, OWN_SLOTS):
         entry = current().entry(find_service(services[slot].use if slot in services else slot))
         if slot == "judge" or (entry and not {"keys", "network"}.isdisjoint(entry.needs)):
             return slot
@@ -383,7 +375,7 @@ def pinned_recipe(recipe: Recipe) -> Recipe:
         }
         slots = slots | resolve_environment_table(table).slots
     services = chosen_services(recipe, algorithm)
-    for slot, _, _ in start_order(services, slots, dict.fromkeys(OWN_SLOTS)):
+    for slot, _, _ in start_order(services, slots, OWN_SLOTS):
         names[f"services.{slot}.use"] = name_of(
             "service", services[slot].use if slot in services else slot
         )

@@ -73,11 +73,13 @@ async def opened(
 def start_order(
     choices: Mapping[str, Choice],
     required: Iterable[str],
-    available: Mapping[str, Any],
+    available: Iterable[str],
     *,
     fix: str = IN_RECIPE,
 ) -> list[tuple[str, Any, Mapping[str, Any]]]:
-    """Slot, component and arguments of every service to start, those that others need first.
+    """Return slot, component and arguments of every service to start, those that others need first.
+
+    The slots *available* are filled already.
 
     Raises:
         RecipeError: as `opened`.

@@ -25,7 +25,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +37,13 @@ from ..interfaces.learner import AnyLearner
 from ..models.hf import BASE_FILE
 from .run_folder import RunFolder
 from .storage import (
-    TEMPORARY,
     free_bytes,
     plain_data,
     remove_tree,
     steps_in,
     storage_error,
     sync_folder,
+    temporary,
     write_atomically,
 )
 
@@ -109,12 +109,12 @@ class Checkpoint:
             return
         earlier = (path for step, path in reversed(steps_in(self.path.parent)) if step < self.step)
         complete = (path for path in earlier if (path / STATE).exists())
-        sound = next(
+        undamaged = next(
             (path.name for path in complete if not Checkpoint(path=path, step=0)._fault()), None
         )
         fix = (
-            f"continue from {sound}"
-            if sound
+            f"continue from {undamaged}"
+            if undamaged
             else "start the run again; no earlier checkpoint is undamaged"
         )
         raise RunError(f"checkpoint {self.path} is damaged ({fault}); remove the folder to {fix}")
@@ -226,7 +226,7 @@ class CheckpointManager:
                 "lower learner.lr or learner.max_grad_norm and continue from the checkpoint "
                 "before, or start again"
             )
-        beside = final.with_name(f".{final.name}{TEMPORARY}{os.getpid()}")
+        beside = temporary(final)
         lora = has_adapters(learner.module)
         needed = _weight_bytes(learner, trained=lora) + sum(
             _tensor_bytes([learner.state_dict(weights=False), state])
@@ -272,7 +272,7 @@ class CheckpointManager:
 
     def all(self) -> list[Checkpoint]:
         """Return the complete checkpoints, oldest first."""
-        return [Checkpoint.open(path) for _, path in steps_in(self.folder.checkpoints)]
+        return _complete(self.folder)
 
     def has(self, step: int) -> bool:
         """Return whether the checkpoint of *step* is complete."""
@@ -283,16 +283,15 @@ class CheckpointManager:
         resume needs.
         """
         checkpoints = self.all()
-        champion = (
-            next((c for c in reversed(checkpoints) if c.best), None) if self.keep_best else None
-        )
+        best = _last_best(checkpoints) if self.keep_best else None
         for old in checkpoints[: -self.keep]:
-            if champion is None or old.step != champion.step:
+            if old is not best:
                 remove_tree(old.path)
-            elif (sums := old.path / SUMS).exists() and STATE in (
-                text := sums.read_text(encoding="utf-8")
-            ):
-                # first: it makes the room to write the digests
+                continue
+            sums = old.path / SUMS
+            text = sums.read_text(encoding="utf-8") if sums.exists() else ""
+            if STATE in text:
+                # The optimizer goes first: that makes the room to write the digests.
                 (old.path / STATE).unlink(missing_ok=True)
                 write_atomically(sums, re.sub(rf".*  {STATE}\n", "", text).encode())
 
@@ -305,10 +304,16 @@ def latest(folder: RunFolder) -> Checkpoint | None:
 
 def best(folder: RunFolder) -> Checkpoint | None:
     """Return the last checkpoint of a run that was the best when saved; the latest if none was."""
-    checkpoints = [Checkpoint.open(path) for _, path in steps_in(folder.checkpoints)]
-    return next(
-        (c for c in reversed(checkpoints) if c.best), checkpoints[-1] if checkpoints else None
-    )
+    checkpoints = _complete(folder)
+    return _last_best(checkpoints) or (checkpoints[-1] if checkpoints else None)
+
+
+def _complete(folder: RunFolder) -> list[Checkpoint]:
+    return [Checkpoint.open(path) for _, path in steps_in(folder.checkpoints)]
+
+
+def _last_best(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    return next((c for c in reversed(checkpoints) if c.best), None)
 
 
 def save_model(
@@ -323,7 +328,7 @@ def save_model(
     Raises:
         StorageError: no room, or the folder cannot be written.
     """
-    beside = folder.with_name(f".{folder.name}{TEMPORARY}{os.getpid()}")
+    beside = temporary(folder)
     with _written_whole(beside, folder, _weight_bytes(learner)):
         _write_model(beside, learner, tokenizer)
         _write_json(beside / "quintain.json", plain_data(description))

@@ -250,6 +250,9 @@ class RunFolder:
                 place = f"{path}, line {number},"
                 yield _record(line, place, "that line", step=path == self.metrics_path), line
 
+    def _rollouts_of(self, step: int) -> Path:
+        return self.rollouts / f"step-{step:06d}.parquet"
+
     def write_rollouts(
         self, step: int, groups: Iterable[Group[Any, Any]], advantages: Any = None
     ) -> Path:
@@ -262,7 +265,7 @@ class RunFolder:
         from .rollout_table import to_parquet
 
         self.check()
-        path = self.rollouts / f"step-{step:06d}.parquet"
+        path = self._rollouts_of(step)
         write_atomically(
             path, to_parquet(step, [r for g in groups for r in g.rollouts], advantages)
         )
@@ -277,7 +280,7 @@ class RunFolder:
         """
         import pyarrow.parquet
 
-        path = self.rollouts / f"step-{step:06d}.parquet"
+        path = self._rollouts_of(step)
         if not path.exists():
             raise RunError(
                 f"run {self.name!r} has no rollouts of step {step}; see [rollouts] keep in its "

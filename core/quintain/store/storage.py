@@ -120,13 +120,18 @@ def size_text(count: int) -> str:
     return f"{count} GB"
 
 
+def temporary(path: Path) -> Path:
+    """Return the name, beside *path*, of what this process has not finished writing there."""
+    return path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}")
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace the file at *path* by *data*, all or nothing, durably.
 
     Raises:
         StorageError: the file cannot be written; the old one is intact.
     """
-    beside = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}")
+    beside = temporary(path)
     with storage_errors(path, len(data)):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -157,7 +162,7 @@ def sync_folder(path: Path) -> None:
 
 def remove_tree(path: Path) -> None:
     """Remove a folder; a kill in between never leaves a part of it under its name."""
-    hidden = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}-gone")
+    hidden = temporary(path.with_name(f"{path.name}-removed"))
     os.rename(path, hidden)
     shutil.rmtree(hidden)
 
