@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, assert_type
 
+from quintain.interfaces import AnyLearner
 from quintain.interfaces.agent import Agent, Limits
 from quintain.interfaces.engine import Engine, Reply, TokenEngine
 from quintain.interfaces.environment import Demonstration, Environment, control
-from quintain.interfaces.learner import AnyLearner
 from quintain.interfaces.reward import Reward, group_reward, reward
 from quintain.interfaces.service import Judge, Sandbox, Service, Workers, need
 from quintain.interfaces.shared_module import SharesModule
@@ -24,6 +24,7 @@ from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
 from quintain.types.transcript import Transcript
 from quintain_authoring import EnvironmentSuite, RewardSuite, ScriptedEngine, run_episode
+from quintain_lean import LeanLearner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +182,10 @@ lending = Half  # type: ignore[assignment]
 
 
 def trains(learner: Learner) -> AnyLearner:
+    return learner
+
+
+def trains_in_less_memory(learner: LeanLearner) -> AnyLearner:
     return learner
 
 

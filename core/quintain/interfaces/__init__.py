@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from .events import RunStart as RunStart
     from .events import StepEnd as StepEnd
     from .events import StepMeasured as StepMeasured
+    from .learner import AnyLearner as AnyLearner
     from .learner import BytesPerParameter as BytesPerParameter
     from .learner import LearnerKind as LearnerKind
+    from .learner import PolicyLearner as PolicyLearner
     from .pieces import Kind as Kind
     from .pieces import every_piece as every_piece
     from .reward import RewardContext as RewardContext

@@ -36,11 +36,20 @@ class PolicyLearner(Protocol[BatchT, PreparedT, AdvantagesT]):
     A run passes the batch, the prepared batch and the advantages on without looking inside: their
     types are the learner's own.
 
-    A run builds it as ``kind(module, algorithm, **settings)`` with the settings of the recipe's
-    ``[learner]``.
+    A run builds it as ``kind(module, algorithm, **settings)``. The settings are the keys of the
+    recipe's ``[learner]`` but ``use`` and ``args``, under these names: ``lr``, ``warmup_steps``,
+    ``weight_decay``, ``betas``, ``max_grad_norm``, ``precision``, ``float32_head``,
+    ``activation_checkpointing`` (the recipe's ``checkpoint_activations``) and, where the recipe has
+    one, ``token_budget``.
+
+    A kind that names a parameter ``max_sample_mismatch`` gets the run's limit in nats, too, or
+    ``None`` for no check; ``**settings`` does not name it. Its `step` then compares mu with prox
+    before the first update, raises `quintain.learning.SamplerMismatch` above the limit, and returns
+    the metric ``mismatch.sample``. Without the metric the run compares the engine with itself.
 
     Attributes:
-        module: what is trained; a checkpoint reads its configuration and its parameters.
+        module: what is trained, a model of transformers, with adapters of peft or without; a
+            checkpoint reads its parameters and writes it by ``save_pretrained``.
         algorithm: its pieces have their services once `serve` was called.
         version: of the weights; each `step` publishes one more.
     """
@@ -91,10 +100,19 @@ class PolicyLearner(Protocol[BatchT, PreparedT, AdvantagesT]):
         """Return the weights of now, for `TokenEngine.update`."""
 
     def state_dict(self, *, weights: bool = True) -> dict[str, Any]:
-        """Everything that a bitwise resume needs; without *weights* the module's are left out."""
+        """Return all that a bitwise resume needs: plain data and tensors.
+
+        A checkpoint knows three keys. ``module`` has the weights of `module`; without *weights* the
+        key is left out, since the model folder has them. ``optimizer`` and ``reference`` are large:
+        a checkpoint reads every other key back before it is complete.
+        """
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned. Without ``module`` the weights are restored already.
+
+        Raises:
+            KeyError, RuntimeError, ValueError: the state does not fit the model.
+        """
 
 
 AnyLearner = PolicyLearner[Any, Any, Any]
@@ -112,13 +130,16 @@ class BytesPerParameter:
 
 
 class LearnerKind(ABC):
-    """What makes a learner that has settings of its own, the ``args`` of ``[learner]``. Register the
-    class in place of the learner's; its constructor takes the settings.
+    """The settings of a learner that are its own, the ``args`` of ``[learner]``. An instance makes
+    the learner.
+
+    Register the subclass as the learner. A run makes it as ``Subclass(**args)`` and then calls it
+    with what every learner gets.
     """
 
     @abstractmethod
     def __call__(self, module: Any, algorithm: Algorithm | None, **settings: Any) -> AnyLearner:
-        """Make the learner; *settings* are the keys of ``[learner]``."""
+        """Make the learner; *settings* are those that `PolicyLearner` lists."""
 
     def bytes_per_parameter(self, *, adapters: bool) -> BytesPerParameter:
         """Return what the learner takes; *adapters* alone train, or all weights."""
