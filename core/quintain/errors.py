@@ -144,8 +144,8 @@ class InfrastructureError(EpisodeError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the nearest known name, else up to 12 known names, else an
-    empty string.
+    """Return ``"; did you mean 'x'?"`` for the nearest known name, else up to 12 known names, else
+    an empty string.
     """
     names = sorted(set(known))
     if near := nearest(name, names):
@@ -159,5 +159,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def meaning(near: str) -> str:
-    """``"; did you mean 'x'?"``; empty for an empty name."""
+    """Return ``"; did you mean 'x'?"``; empty for an empty name."""
     return f"; did you mean {near!r}?" if near else ""

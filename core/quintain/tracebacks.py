@@ -23,7 +23,8 @@ __all__ = ["defined_at", "is_failure", "place_of", "said_by", "text_of"]
 
 
 def said_by(error: BaseException) -> str:
-    """Type, message and place of *error*, as in ``"KeyError: 'letters' (reverse.py, line 12)"``.
+    """Return the type, message and place of *error*, as in ``"KeyError: 'letters' (reverse.py, line
+    12)"``.
 
     Adds the nearest known name to an unknown one, which Python itself does only in printed
     tracebacks.
@@ -69,8 +70,8 @@ def is_failure(error: BaseException) -> bool:
 
 
 def place_of(error: BaseException) -> str:
-    """File and line of the author's code that raised *error*, as in ``"reverse.py, line 12"``;
-    empty if none did.
+    """Return the file and line of the author's code that raised *error*, as in ``"reverse.py, line
+    12"``; empty if none did.
 
     This is the innermost frame outside Quintain, the standard library and installed packages. If
     only installed plugins ran, it is the innermost frame in the folder of the first one, not of a
@@ -89,8 +90,8 @@ def place_of(error: BaseException) -> str:
 
 
 def defined_at(function: Any) -> str:
-    """File and line where *function* or a class begins, as in ``"reverse.py, line 12"``; empty if
-    it has no source.
+    """Return the file and line where *function* or a class begins, as in ``"reverse.py, line 12"``;
+    empty if it has no source.
     """
     try:
         code = getattr(inspect.unwrap(function), "__code__", None)
@@ -137,8 +138,8 @@ _POSITIONAL = re.compile(r"([\w.]+)\.__init__\(\) takes 1 positional argument bu
 
 
 def _near_miss(error: BaseException) -> str:
-    """Did-you-mean for a misspelled variable, attribute or argument, or the place of what cannot be
-    stored.
+    """Return a did-you-mean for a misspelled variable, attribute or argument, or the place of what
+    cannot be stored.
     """
     if isinstance(error, FrozenInstanceError):
         return (

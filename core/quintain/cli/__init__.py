@@ -80,7 +80,7 @@ class Commands(click.Group):
 
 
 def _completed(command: click.Command) -> click.Command:
-    """*command*, which the completions of plugins have seen if a shell asks for words."""
+    """Return *command*; the completions of plugins have changed it if a shell asks for words."""
 
     from ..registry.lookup import current, strict_plugins
 

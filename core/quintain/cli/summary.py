@@ -74,8 +74,8 @@ def next_commands(folder: RunFolder) -> list[str]:
 def held_out(
     before: Mapping[str, Any], after: Mapping[str, Any], folder: RunFolder
 ) -> list[tuple[str, str]]:
-    """Accuracies, or rewards where every outcome is a proxy on a scale of its own: 1 is no success
-    there.
+    """Return the accuracies, or the rewards where every outcome is a proxy on a scale of its own: 1
+    is no success there.
     """
     from ..recipe.tables import Recipe
 

@@ -73,7 +73,7 @@ def step_metrics(
 
 
 def _of_learner(learned: Mapping[str, float]) -> Metrics:
-    """Metrics of the learner; its counts and time get the prefix ``learner.``."""
+    """Return the metrics of the learner; its counts and time get the prefix ``learner.``."""
     out: Metrics = {
         f"learner.{k}" if k in ("samples", "tokens", "seconds") else k: v
         for k, v in learned.items()
@@ -84,8 +84,8 @@ def _of_learner(learned: Mapping[str, float]) -> Metrics:
 
 
 def rewards(valid: Sequence[AnyRollout]) -> Metrics:
-    """Mean and spread (standard deviation, ddof 0) of total, outcome, shaping and parts; the share
-    ``success``.
+    """Return the mean and spread (standard deviation, ddof 0) of total, outcome, shaping and parts;
+    the share ``success``.
 
     ``yardstick`` is the score that does not train, ``yardstick.missing`` the share of rollouts
     where it failed.
@@ -132,8 +132,8 @@ def _uniform(group: AnyGroup) -> str:
 
 
 def lengths(valid: Sequence[AnyRollout]) -> Metrics:
-    """Sampled tokens per rollout, also by right and wrong answers; turns, if a rollout has several
-    or none.
+    """Return the sampled tokens per rollout, also by right and wrong answers; turns, if a rollout
+    has several or none.
     """
     right, wrong = [r for r in valid if _right(r)], [r for r in valid if not _right(r)]
     parts = {"mean": valid, "right": right, "wrong": wrong}
@@ -149,7 +149,8 @@ def lengths(valid: Sequence[AnyRollout]) -> Metrics:
 
 
 def confidence(valid: Sequence[AnyRollout]) -> Metrics:
-    """Confidence of the policy in its answers, over all valid rollouts, with rejected groups.
+    """Return the confidence of the policy in its answers, over all valid rollouts, with rejected
+    groups.
 
     ``entropy.sampled`` is minus the mean log-prob of all sampled tokens under the sampler, an
     estimate of its entropy per token (the learner's exact ``entropy`` covers only samples that have
@@ -184,7 +185,7 @@ def confidence(valid: Sequence[AnyRollout]) -> Metrics:
 
 
 def _logps(transcript: Transcript) -> list[float]:
-    """Log-probs of the sampled tokens, each once."""
+    """Return the log-probs of the sampled tokens, each once."""
     return [
         logp
         for b in transcript.branches
@@ -193,9 +194,9 @@ def _logps(transcript: Transcript) -> list[float]:
 
 
 def terminations(everything: Sequence[AnyRollout]) -> Metrics:
-    """Counts ``termination.<kind>`` and, of failures, ``cause.<cause>``; ``failed`` is a share of
-    all rollouts, ``truncated`` (by tokens or context) and ``truncated.turns`` are shares of the
-    valid ones: a game that used all its turns is not cut off.
+    """Return the counts ``termination.<kind>`` and, of failures, ``cause.<cause>``; ``failed`` is a
+    share of all rollouts, ``truncated`` (by tokens or context) and ``truncated.turns`` are shares
+    of the valid ones: a game that used all its turns is not cut off.
     """
     kinds = Counter(r.termination.kind for r in everything)
     causes = Counter(r.termination.cause for r in everything if r.termination.cause)
@@ -218,7 +219,7 @@ def terminations(everything: Sequence[AnyRollout]) -> Metrics:
 
 
 def time_metrics(tokens: int, samples: int, seconds: Mapping[str, float]) -> Metrics:
-    """Seconds by phase; ``tokens_per_second`` is the speed of sampling."""
+    """Return the seconds by phase; ``tokens_per_second`` is the speed of sampling."""
     out: Metrics = {"samples": samples, "tokens": tokens}
     out |= {f"seconds.{phase}": value for phase, value in seconds.items()}
     if seconds.get("rollouts", 0) > 0:
@@ -227,8 +228,8 @@ def time_metrics(tokens: int, samples: int, seconds: Mapping[str, float]) -> Met
 
 
 def sampling(records: Sequence[Metrics]) -> Metrics:
-    """Means over the steps of a run: throughput, idle shares, staleness and groups left out because
-    of it.
+    """Return the means over the steps of a run: throughput, idle shares, staleness and groups left
+    out because of it.
     """
     kinds = (
         "throughput.",
@@ -246,8 +247,8 @@ def sampling(records: Sequence[Metrics]) -> Metrics:
 
 
 def held_out_metrics(results: Sequence[Evaluation], weights: Sequence[float]) -> Metrics:
-    """Accuracy (pass@1) with its 95 % interval, as the mean over environments by *weights*, and of
-    each environment; ``pass@k`` if tasks were sampled several times.
+    """Return the accuracy (pass@1) with its 95 % interval, as the mean over environments by
+    *weights*, and of each environment; ``pass@k`` if tasks were sampled several times.
 
     ``accuracy`` is ``None`` if an environment has no valid rollout. The interval of a weighted mean
     treats the parts as independent: half-widths add in squares, separately for each side.
@@ -353,15 +354,15 @@ def _estimate(e: Estimate | None) -> Metrics:
 
 
 def _reported(valid: Sequence[AnyRollout]) -> Metrics:
-    """Metrics that environments report by ``agent.metric``: means over the rollouts that have
-    them.
+    """Return the metrics that environments report by ``agent.metric``: means over the rollouts that
+    have them.
     """
     names = sorted({n for r in valid for n in r.metrics})
     return {f"metric.{n}": fmean(r.metrics[n] for r in valid if n in r.metrics) for n in names}
 
 
 def _of_environments(groups: Sequence[AnyGroup]) -> Metrics:
-    """Reward and success by environment, if there are several."""
+    """Return the reward and success by environment, if there are several."""
     names = sorted({g.environment for g in groups})
     if len(names) < 2:
         return {}
@@ -425,14 +426,14 @@ def _of(name: str, values: Sequence[float]) -> Metrics:
 
 
 def flat(prefix: str, values: Mapping[str, Any]) -> Metrics:
-    """*values* under names that begin with *prefix* and a dot."""
+    """Return *values* under names that begin with *prefix* and a dot."""
     return {
         f"{prefix}.{k}": v for k, v in values.items() if not isinstance(v, (Mapping, list, tuple))
     }
 
 
 def distinct_names(names: Iterable[str], mark: str = "#") -> list[str]:
-    """*names*, with *mark* and a number added to repeated ones."""
+    """Return *names*, with *mark* and a number added to repeated ones."""
     seen: Counter[str] = Counter()
     out = []
     for name in names:

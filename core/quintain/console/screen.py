@@ -94,7 +94,8 @@ class Screen(AbstractContextManager["Screen"]):
         best_reward: float | None = None,
         may_end_early: bool = False,
     ) -> None:
-        """Training begins at step *done* of *steps*; held-out accuracy is that of *split*.
+        """Show that training begins at step *done* of *steps*; held-out accuracy is that of
+        *split*.
 
         Args:
             temperature: of the training samples.
@@ -276,7 +277,9 @@ class LiveScreen(Screen):
             self._progress.update(self._training, completed=step)
 
     def _write_step(self, count: str, metrics: Mapping[str, Any], time_left: str) -> None:
-        """On a terminal the time left stands beside the bar, where it does not scroll away."""
+        """Write the line of a step. On a terminal the time left stands beside the bar, where it
+        does not scroll away.
+        """
         self.note("  ".join([count, *self._shown(metrics, self._console.width - len(count) - 2)]))
         if self._training is not None:
             self._progress.update(
@@ -332,7 +335,9 @@ def answer(rollout: AnyRollout) -> str:
 
 
 def printable(text: str) -> str:
-    """*text* without control characters, which a terminal would obey; line breaks and tabs stay."""
+    """Return *text* without control characters, which a terminal would obey; line breaks and tabs
+    stay.
+    """
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
@@ -367,7 +372,7 @@ def rough(seconds: float) -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """``1:02:03`` or ``2:03``."""
+    """Return ``1:02:03`` or ``2:03``."""
     minutes, rest = divmod(int(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

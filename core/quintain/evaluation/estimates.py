@@ -40,7 +40,7 @@ class Estimate:
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Unbiased estimate of the chance that at least one of *k* samples is right.
+    """Estimate without bias the chance that at least one of *k* samples is right.
 
     ``1 - C(n - c, k) / C(n, k)`` for n samples of which c are right (Chen et al. 2021,
     arXiv:2107.03374, equation 1).
@@ -55,8 +55,8 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def cons_at_k(answers: Sequence[Answer], k: int) -> float:
-    """Expected correctness of the plurality answer of *k* samples (cons@k, maj@k; Wang et al. 2022,
-    arXiv:2203.11171).
+    """Return the expected correctness of the plurality answer of *k* samples (cons@k, maj@k; Wang
+    et al. 2022, arXiv:2203.11171).
 
     Exact and unbiased: the mean over all subsets of k samples, none drawn. Equal votes share the
     win evenly. A sample without an answer casts no vote; where nobody votes the result is 0. An
@@ -90,8 +90,8 @@ def _wins(sizes: Counter[Hashable], silent: int, answer: Hashable, k: int) -> fl
 
 
 def _choices(others: Sequence[int], silent: int, size: int, votes: int) -> dict[int, int]:
-    """Ways to fill *size* places with no other answer over *votes* votes, by how many get exactly
-    *votes*.
+    """Count the ways to fill *size* places with no other answer over *votes* votes, by how many get
+    exactly *votes*.
     """
     table = {(v, 0): math.comb(silent, v) for v in range(min(silent, size) + 1)}
     for count in others:

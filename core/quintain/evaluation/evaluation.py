@@ -118,11 +118,11 @@ class Evaluation:
         return self.pass_at(1)
 
     def pass_at(self, k: int) -> Estimate | None:
-        """Unbiased pass@k over the tasks with at least *k* valid rollouts."""
+        """Return the unbiased pass@k over the tasks with at least *k* valid rollouts."""
         return self._over_tasks(k, lambda t: pass_at_k(t.samples, t.right, k))
 
     def cons_at(self, k: int) -> Estimate | None:
-        """Unbiased cons@k (plurality vote of *k*) over the tasks with at least *k* valid
+        """Return the unbiased cons@k (plurality vote of *k*) over the tasks with at least *k* valid
         rollouts.
         """
         return self._over_tasks(k, lambda t: cons_at_k(t.answers, k))
@@ -224,7 +224,7 @@ class Evaluation:
         }
 
     def estimates(self) -> dict[str, Estimate | None]:
-        """By name: ``pass@k`` for each k, then ``cons@k`` for each k above 1."""
+        """Return the estimates by name: ``pass@k`` for each k, then ``cons@k`` for each k above 1."""
         passes = {f"pass@{k}": self.pass_at(k) for k in self.ks}
         return passes | {f"cons@{k}": self.cons_at(k) for k in self.ks if k > 1}
 
@@ -362,8 +362,8 @@ async def evaluate(
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Inside the block the garbage collector leaves older objects alone and looks at new ones less
-    often.
+    """Let the garbage collector leave older objects alone, and look at new ones less often, inside
+    the block.
 
     Episodes make records by the million and free them without cycles: by default half of their time
     is the collector's.

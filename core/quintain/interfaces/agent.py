@@ -91,11 +91,11 @@ class Agent(Protocol):
         """
 
     def turns(self) -> AsyncIterator[Turn]:
-        """Turns until a limit; code after the loop still runs."""
+        """Yield turns until a limit; code after the loop still runs."""
 
     async def run(self, *tools: Tool | Callable[..., Any]) -> Turn:
-        """Turns with *tools*, whose calls run concurrently, until one calls none, or a limit; the
-        last turn.
+        """Take turns with *tools*, whose calls run concurrently, until one calls none, or a limit;
+        return the last turn.
         """
 
     def player(self, name: str, engine: Engine | None = None) -> Agent:

@@ -112,8 +112,8 @@ Check = Callable[[Any, Mapping[str, Any], str], Mapping[str, Any]]
 
 
 def overlong(length: int, longest: int | None, share: float) -> float:
-    """Soft overlong punishment of *length* tokens (DAPO, 2503.14476, equation 13): 0 up to (1 -
-    share) L tokens, then linearly down to -1 at L = *longest* and beyond.
+    """Return the soft overlong punishment of *length* tokens (DAPO, 2503.14476, equation 13): 0 up
+    to (1 - share) L tokens, then linearly down to -1 at L = *longest* and beyond.
 
     Raises:
         UsageError: no maximum is configured.
@@ -273,8 +273,8 @@ class Algorithm:
         ]
 
     def notes(self) -> tuple[str, ...]:
-        """Remarks on a combination that runs but is easily misread; shown once at the start of a
-        run.
+        """Return remarks on a combination that runs but is easily misread; shown once at the start
+        of a run.
         """
         notes = []
         if self.kl.in_loss and self.kl.estimator == "k3" and not self.kl.score_factor:

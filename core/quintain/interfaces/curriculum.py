@@ -156,15 +156,15 @@ class Curriculum:
         """
 
     def notices(self) -> list[str]:
-        """New messages for the user."""
+        """Return new messages for the user."""
         return []
 
     def metrics(self) -> dict[str, int]:
-        """Metrics of the curriculum; none here."""
+        """Return the metrics of the curriculum; none here."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Plain data for a checkpoint."""
+        """Return plain data for a checkpoint."""
         return {"picked": self._drawn, "fingerprint": self._fingerprint()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -232,8 +232,8 @@ class Curriculum:
 
 
 def shuffled(read: TaskReader, seed: int) -> Iterator[tuple[int, Task]]:
-    """Endless passes over a split, each in a different order, shuffled in a buffer of `WINDOW`
-    tasks.
+    """Yield endless passes over a split, each in a different order, shuffled in a buffer of
+    `WINDOW` tasks.
 
     Yields the number of the pass, from 0, and a task.
     """

@@ -36,7 +36,7 @@ class Weights(Protocol):
     version: int
 
     def tensors(self) -> Mapping[str, Any]:
-        """Parameter name (as in the Hugging Face checkpoint) to tensor."""
+        """Return the tensors by the name of the parameter in a Hugging Face checkpoint."""
 
 
 class Engine(Service):
@@ -132,7 +132,7 @@ class TokenEngine(Engine):
     async def score(
         self, ids: Sequence[int], start: int, temperature: float = 1.0
     ) -> Sequence[float]:
-        """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1.
+        """Return the log-probs of ``ids[start:]``, each given all before it; *start* is at least 1.
 
         Raises:
             ValueError: *start* is out of range.

@@ -145,7 +145,7 @@ class Environment(Generic[T, R]):
         return ""
 
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
-        """Worked examples for a warm start; none by default."""
+        """Return worked examples for a warm start; none by default."""
         return ()
 
     @classmethod

@@ -107,7 +107,7 @@ class Reward(ABC):
         return asyncio.run(self.ascore(rollout, step=step, **services))
 
     async def ascore(self, rollout: AnyRollout, *, step: int = 0, **services: Any) -> Score:
-        """`score`, awaited."""
+        """Return `score`, awaited."""
         (scored,) = await self.score_all([rollout], RewardContext(step=step, services=services))
         if isinstance(scored, EpisodeError):
             raise scored
@@ -153,8 +153,8 @@ class Reward(ABC):
         return Combined(f"({self.name}).gate({by.name}, {at:g})", _gated, (self, by), (at,))
 
     def ramp(self, start: float, stop: float, steps: int) -> Reward:
-        """Multiplied by a factor that goes linearly from *start* to *stop* over the first *steps*
-        training steps.
+        """Return the reward multiplied by a factor that goes linearly from *start* to *stop* over
+        the first *steps* training steps.
         """
         if steps < 1:
             raise BindingError(f"ramp over {steps} steps; expected at least 1")
@@ -213,7 +213,7 @@ def _meant(value: Any) -> str:
 
 
 def _float(x: Any) -> float:
-    """Python's own float: the scalars of array libraries cannot be stored."""
+    """Return Python's own float: the scalars of array libraries cannot be stored."""
     if isinstance(x, (str, bytes)):
         raise TypeError("text is no number")  # though float() would read it
     return float(x)
@@ -457,8 +457,8 @@ def _ramped(step: int, s: Score, start: float, stop: float, steps: int) -> Score
 
 
 def _about(a: Score, b: Score) -> dict[str, Any]:
-    """Named parts and reasons of both; the same reward twice (configured differently) keeps both
-    parts.
+    """Return the named parts and the reasons of both scores; the same reward twice (configured
+    differently) keeps both parts.
     """
     parts = dict(a.parts)
     for name, value in b.parts.items():

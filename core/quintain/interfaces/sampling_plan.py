@@ -90,7 +90,7 @@ class SamplingPlan:
 
 
 def known_settings(settings: Any, changes: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """*changes*, once each key is a field of *settings*; a piece checks its own arguments.
+    """Return *changes*, once each key is a field of *settings*; a piece checks its own arguments.
 
     Raises:
         UsageError: a key is no field of *settings*.

@@ -40,9 +40,9 @@ class Service(ABC):  # noqa: B024 - all of it has defaults
         """Stop. Called once, also after a failure."""
 
     def state(self) -> Mapping[str, Any]:
-        """Plain data and tensors that go into every checkpoint. Tensors may be live, for they are
-        not copied: they must not change while episodes run, so that a step that is given up then
-        leaves them as they were.
+        """Return plain data and tensors that go into every checkpoint. Tensors may be live, for
+        they are not copied: they must not change while episodes run, so that a step that is given
+        up then leaves them as they were.
         """
         return {}
 

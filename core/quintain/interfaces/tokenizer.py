@@ -38,10 +38,12 @@ class ChatTokenizer(Protocol):
     def appends(self) -> bool: ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of *text*. Adds nothing; special tokens spelled in the text become their ids."""
+        """Return the ids of *text*. Adds nothing; special tokens spelled in the text become their
+        ids.
+        """
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
-        """Ids, and for each the half-open span of characters of *text* it stands for."""
+        """Return the ids, and for each the half-open span of characters of *text* it stands for."""
 
     def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
         """Return the text of *ids*; *special* false leaves special tokens out."""

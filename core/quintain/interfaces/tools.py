@@ -56,7 +56,7 @@ class Tool:
     ours: bool = False
 
     async def run(self, call: ToolCall) -> ToolCall:
-        """*call* with its result, or with the error that the policy reads.
+        """Return *call* with its result, or with the error that the policy reads.
 
         Raises:
             InfrastructureError: a failure that is ours.

@@ -132,8 +132,8 @@ class Batch:
         return replace(self, samples=tuple(self.samples[i] for i in indices))
 
     def minibatches(self, count: int, order: Sequence[int] | None = None) -> list[list[int]]:
-        """Indices of samples in *count* parts of whole groups (fewer parts where there are fewer
-        groups).
+        """Return the indices of samples in *count* parts of whole groups (fewer parts where there
+        are fewer groups).
 
         Args:
             order: of the groups; as they came where ``None``.

@@ -308,8 +308,8 @@ class Learner:
         return summary | {"tokens": float(batch.tokens), "samples": float(len(sequences))}
 
     def logprobs(self, batch: Batch, *, policy: Literal["theta", "ref"] = "theta") -> Tensor:
-        """Log-probs of all trained tokens at the batch's temperature, [N], in the order of samples,
-        sequences and positions.
+        """Return the log-probs of all trained tokens at the batch's temperature, [N], in the order
+        of samples, sequences and positions.
         """
         return self.scorer.score(FlatTokens(batch=batch), range(len(batch.samples)), policy)["logp"]
 
@@ -376,9 +376,9 @@ class Learner:
         )
 
     def _minibatches(self, batch: Batch, epoch: int) -> list[list[int]]:
-        """Indices of the samples of each minibatch. The first epoch takes groups in their order, so
-        that `prepare` knows which come before any update; later ones shuffle them by the number of
-        updates, which a checkpoint holds.
+        """Return the indices of the samples of each minibatch. The first epoch takes groups in
+        their order, so that `prepare` knows which come before any update; later ones shuffle them
+        by the number of updates, which a checkpoint holds.
         """
         order = list(range(len(batch.groups)))
         if epoch:
@@ -388,8 +388,8 @@ class Learner:
     def _rewards(
         self, flat_tokens: FlatTokens, policies: FrozenPolicies
     ) -> tuple[tuple[float, ...], Tensor | None]:
-        """Total reward per sample, punished for length and less the KL penalty where the algorithm
-        has these; and the penalty of each token, [N]: coefficient times estimate.
+        """Return the total reward per sample, punished for length and less the KL penalty where the
+        algorithm has these; and the penalty of each token, [N]: coefficient times estimate.
         """
         share, longest = self._algorithm.overlong, flat_tokens.batch.max_tokens
         totals = [
@@ -416,8 +416,8 @@ class Learner:
         )
 
     def _unpack(self, returned: Any) -> Advantages:
-        """Values and metrics of what an advantage returned; its state is kept for the next
-        batch.
+        """Return the values and metrics of what an advantage returned; its state is kept for the
+        next batch.
         """
         if self._algorithm.advantage.stateful:
             returned, self._piece_state["advantage"] = returned
@@ -429,7 +429,7 @@ class Learner:
         return Advantages(values=returned)
 
     def _per_token(self, flat_tokens: FlatTokens, values: Sequence[float] | Tensor) -> Tensor:
-        """Advantages as [N]."""
+        """Return the advantages of tokens, [N]."""
         advantages = torch.as_tensor(values, dtype=self.scorer.dtype)
         samples, tokens = len(flat_tokens.batch.samples), flat_tokens.starts[-1]
         # As many samples as tokens: a tensor is taken to be per token, a list per sample. The
@@ -505,8 +505,8 @@ class Learner:
     def _active(
         self, flat_tokens: FlatTokens, part: Sequence[int], advantage_N: Tensor
     ) -> list[int]:
-        """Samples whose gradient is not known to be exactly 0. Weights were fixed over all of
-        them.
+        """Return the samples whose gradient is not known to be exactly 0. Weights were fixed over
+        all of them.
         """
         algorithm = self._algorithm
         if not (self.skip_idle and algorithm.objective.idle) or algorithm.kl.in_loss:

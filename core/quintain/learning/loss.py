@@ -126,8 +126,8 @@ class MinibatchLoss:
         return weighted.loss
 
     def _statistics(self, micro: MicroBatch, positions: Tensor, *, freeze: bool) -> Statistics:
-        """Statistics under theta. Under pruning, the pass that freezes chooses the vocabulary;
-        others keep to it.
+        """Return the statistics under theta. Under pruning, the pass that freezes chooses the
+        vocabulary; others keep to it.
         """
         algorithm, policies = self.algorithm, self.policies
         chosen = policies.safe if algorithm.prune and not freeze else None

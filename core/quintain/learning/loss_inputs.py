@@ -52,8 +52,8 @@ class LossInputs:
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
     def log_ratio(self, pool: RatioPool = "token", *, ratio_to: RatioTo | None = None) -> Tensor:
-        """log theta - log ratio_to: of each token [N], or of each sample [S] as the sum or the mean
-        over its tokens.
+        """Return log theta - log ratio_to: of each token [N], or of each sample [S] as the sum or
+        the mean over its tokens.
         """
         return self._pooled(
             self.logp - (self.mu_logp if (ratio_to or self.ratio_to) == "mu" else self.prox_logp),
@@ -61,13 +61,13 @@ class LossInputs:
         )
 
     def ratio(self, pool: RatioPool = "token", *, ratio_to: RatioTo | None = None) -> Tensor:
-        """theta / ratio_to: of each token [N], or of each sample [S] as the product or the
+        """Return theta / ratio_to: of each token [N], or of each sample [S] as the product or the
         geometric mean of its tokens'.
         """
         return self.log_ratio(pool, ratio_to=ratio_to).exp()
 
     def mismatch(self, pool: RatioPool = "token") -> Tensor:
-        """prox / mu, without gradient: how far the sampler was from the learner. [N] or [S]."""
+        """Return prox / mu, without gradient: how far the sampler was from the learner. [N] or [S]."""
         return self._pooled((self.prox_logp - self.mu_logp).detach(), pool).exp()
 
     def _pooled(self, log: Tensor, pool: RatioPool) -> Tensor:
@@ -84,11 +84,11 @@ class LossInputs:
         return x.new_zeros(self.group.shape[0]).index_add(0, self.sample, x)
 
     def sample_mean(self, x: Tensor) -> Tensor:
-        """Mean of [N] over each sample's tokens, [S]."""
+        """Return the mean of [N] over each sample's tokens, [S]."""
         return self.sample_sum(x) / self.sample_sum(torch.ones_like(x)).clamp(min=1)
 
     def sample_max(self, x: Tensor) -> Tensor:
-        """Largest of [N] over each sample's tokens, [S]; 0 for a sample without tokens."""
+        """Return the largest of [N] over each sample's tokens, [S]; 0 for a sample without tokens."""
         return x.new_zeros(self.group.shape[0]).scatter_reduce(
             0, self.sample, x, "amax", include_self=False
         )
@@ -99,5 +99,5 @@ class LossInputs:
         return x.new_zeros(groups).index_add(0, self.group, x)
 
     def spread(self, x: Tensor) -> Tensor:
-        """[S] to [N]: each token gets its sample's value."""
+        """Spread values of samples [S] over their tokens [N]."""
         return x.index_select(0, self.sample)

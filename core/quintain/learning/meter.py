@@ -79,8 +79,8 @@ class Meter:
             self._masks(t, correction)
 
     def _divergence(self, name: str, log_ratio: Tensor) -> None:
-        """KL of the first policy of *log_ratio* from the second, where the tokens are samples of
-        the first.
+        """Add the KL of the first policy of *log_ratio* from the second, where the tokens are
+        samples of the first.
         """
         self.add(
             **{
@@ -125,7 +125,7 @@ class Meter:
             self._losses.append(loss)
 
     def summary(self, **more: float) -> dict[str, float]:
-        """Metrics of the step, and *more*.
+        """Return the metrics of the step, and *more*.
 
         ``loss`` is the mean over updates, ``grad_norm`` the largest before clipping; values from
         `add` are means over tokens (or terms) and epochs, ``ratio.min`` and ``ratio.max`` extremes.
@@ -180,8 +180,8 @@ def sampler_metrics(prox_logp: Tensor, mu_logp: Tensor, sample: Tensor) -> dict[
 
 
 def _effective(log_weights: Tensor) -> float:
-    """Effective sample size as a share, from logarithms: products over long samples leave the range
-    of floats.
+    """Return the effective sample size as a share, from logarithms: products over long samples
+    leave the range of floats.
     """
     log_share = (
         2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0) - math.log(len(log_weights))
@@ -191,7 +191,7 @@ def _effective(log_weights: Tensor) -> float:
 
 @torch.no_grad()
 def advantage_metrics(advantage: Tensor, sample: Tensor, samples: int) -> dict[str, float]:
-    """``advantage.mean``, ``.spread`` (standard deviation, ddof 0), ``.min``, ``.max`` and
+    """Return ``advantage.mean``, ``.spread`` (standard deviation, ddof 0), ``.min``, ``.max`` and
     ``.positive`` (share above 0) over tokens; ``idle``, the share of samples whose advantage is 0
     at every token.
 
@@ -213,10 +213,10 @@ def advantage_metrics(advantage: Tensor, sample: Tensor, samples: int) -> dict[s
 
 
 def staleness(versions: Tensor, version: int, *, ignored: bool) -> dict[str, float]:
-    """``staleness.mean`` and ``.max`` over the tokens that train: by how many versions the learner,
-    at *version*, is ahead of the weights that sampled the token. ``staleness.ignored`` is the share
-    of tokens of older weights that the loss takes for the learner's own, 0 unless *ignored*
-    (`Algorithm.ignores_staleness`).
+    """Return ``staleness.mean`` and ``.max`` over the tokens that train: by how many versions the
+    learner, at *version*, is ahead of the weights that sampled the token. ``staleness.ignored`` is
+    the share of tokens of older weights that the loss takes for the learner's own, 0 unless
+    *ignored* (`Algorithm.ignores_staleness`).
     """
     lags = (version - versions).double()
     share = float((lags > 0).double().mean()) if ignored else 0.0

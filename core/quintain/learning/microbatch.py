@@ -51,7 +51,7 @@ class FlatTokens:
         return list(accumulate((sample.tokens for sample in self.batch.samples), initial=0))
 
     def of(self, indices: Sequence[int]) -> Tensor:
-        """Flat positions of the tokens of some samples, in their order."""
+        """Return the flat positions of the tokens of some samples, in their order."""
         spans = [torch.arange(self.starts[i], self.starts[i + 1]) for i in indices]
         return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.long)
 

@@ -121,14 +121,14 @@ class TokenScorer:
         return torch.float64 if self.forward.head_weight.dtype == torch.float64 else torch.float32
 
     def micro_batches(self, flat_tokens: FlatTokens, indices: Sequence[int]) -> list[MicroBatch]:
-        """Micro-batches of the samples at *indices*."""
+        """Return the micro-batches of the samples at *indices*."""
         level = self.algorithm.objective.level if self.algorithm else "token"
         return micro_batches(
             flat_tokens, indices, budget=self.token_budget, level=level, cost=self.forward.cost
         )
 
     def statistics(self, prefix_groups: Sequence[PrefixGroup], **options: Any) -> Statistics:
-        """Statistics under theta; options as in `head.statistics`."""
+        """Return the statistics under theta; options as in `head.statistics`."""
         return self._run(self.forward, prefix_groups, options)
 
     @torch.no_grad()
@@ -140,7 +140,7 @@ class TokenScorer:
         *,
         safe: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Statistics [N] of the tokens of some samples, NaN (or 0) at the others.
+        """Return the statistics [N] of the tokens of some samples, NaN (or 0) at the others.
 
         Args:
             safe: the only tokens that count at each position, as bits; ``None`` prunes by the

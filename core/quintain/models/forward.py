@@ -80,8 +80,8 @@ class Forward:
             ]
 
     def statistics(self, prefix_groups: Sequence[PrefixGroup], **options: Any) -> Statistics:
-        """Statistics at all positions, in the order of groups, rows and positions; options as in
-        `head.statistics`.
+        """Return the statistics at all positions, in the order of groups, rows and positions;
+        options as in `head.statistics`.
         """
         hidden_ND = self.hidden(prefix_groups)
         targets = [row.ids[p] for group in prefix_groups for row in group for p in row.positions]
@@ -111,7 +111,8 @@ class Forward:
         return head
 
     def hidden(self, prefix_groups: Sequence[PrefixGroup]) -> Tensor:
-        """Hidden states [N, D] that predict the tokens at all positions, after the last norm.
+        """Return the hidden states [N, D] that predict the tokens at all positions, after the last
+        norm.
 
         Raises:
             UsageError: a sequence is longer than the module's `steady_length`.
@@ -233,7 +234,7 @@ class Forward:
 
 
 def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) -> Tensor:
-    """Hidden states [N, D] that predict the positions of *plan*."""
+    """Return the hidden states [N, D] that predict the positions of *plan*."""
     hidden_FD = decoder.embed(plan.ids)
     if torch.is_autocast_enabled(hidden_FD.device.type):
         # Also with weights in half precision: layers add up in float32, as autocast of float32
@@ -267,8 +268,8 @@ def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) ->
 
 
 def _rest_mask(plan: PrefixLayout, dtype: torch.dtype) -> Tensor | None:
-    """Additive mask [M, 1, T, P + T] of rests over starts and themselves; ``None`` without common
-    prefixes.
+    """Return the additive mask [M, 1, T, P + T] of rests over starts and themselves; ``None``
+    without common prefixes.
     """
     if plan.start is None or plan.rest is None:
         return None
@@ -288,8 +289,9 @@ def _rest_mask(plan: PrefixLayout, dtype: torch.dtype) -> Tensor | None:
 
 
 def _chunk_mask(plan: PrefixLayout) -> Tensor | None:
-    """Boolean mask [QUERY_CHUNK, S + QUERY_CHUNK], where the longest row has S tokens: a view of it
-    is the mask of any `QUERY_CHUNK` queries of a node. ``None`` where no node has one before it.
+    """Return the boolean mask [QUERY_CHUNK, S + QUERY_CHUNK], where the longest row has S tokens: a
+    view of it is the mask of any `QUERY_CHUNK` queries of a node. ``None`` where no node has one
+    before it.
     """
     last = max((node.begin + len(node.ids) for node in plan.tree_nodes if node.before), default=0)
     if not last:
@@ -307,7 +309,7 @@ def _attend(
     chunk_mask: Tensor | None,
     scaling: float,
 ) -> Tensor:
-    """Mixed values [F, H, E] of flat queries [F, H, E] and keys, values [F, K, E]."""
+    """Return the mixed values [F, H, E] of flat queries [F, H, E] and keys, values [F, K, E]."""
     # On a CPU the bfloat16 kernel takes three times as long as the one of float32, and rounds.
     if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
@@ -331,7 +333,7 @@ def _attend_two_level(
     mask: Tensor | None,
     scaling: float,
 ) -> list[Tensor]:
-    """Mixed values of the common prefixes, if there are any, and of the rests."""
+    """Return the mixed values of the common prefixes, if there are any, and of the rests."""
     rest_q, rest_k, rest_v = map(rest.block, rests)
     if start is None or mask is None:
         mixed = attend(rest_q.squeeze(1), rest_k.squeeze(1), rest_v.squeeze(1), None, scaling)
@@ -346,7 +348,7 @@ def _attend_two_level(
 def _attend_nodes(
     nodes: Sequence[Node], flat: Sequence[Tensor], chunk_mask: Tensor | None, scaling: float
 ) -> list[Tensor]:
-    """Mixed values of the nodes of trees, of their flat queries, keys and values.
+    """Return the mixed values of the nodes of trees, of their flat queries, keys and values.
 
     A node reads the keys of all nodes before it. Keys are split by node and concatenated, not
     gathered: autograd then adds up the gradients of a shared node in a fixed order on any device.
@@ -381,8 +383,8 @@ def _cascade(
     mask: Tensor,
     scaling: float,
 ) -> Tensor:
-    """Attention of rests [M, G, T, H, E] over starts [M, P, K, E] and themselves [M, G, T, K,
-    E].
+    """Compute the attention of rests [M, G, T, H, E] over starts [M, P, K, E] and themselves [M, G,
+    T, K, E].
     """
     # Keys and values of the prefix are copied for each row, though their projections were computed
     # once: attending to the two parts apart would need the softmax normalisers to merge the

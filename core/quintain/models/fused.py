@@ -56,7 +56,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
-    """1 / sqrt(mean x^2 + epsilon) over the last dimension, kept."""
+    """Return 1 / sqrt(mean x^2 + epsilon) over the last dimension, kept."""
     return (
         torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         .square_()
@@ -67,8 +67,8 @@ def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
 
 
 def _norm_backward(grad: Tensor, x: Tensor, inverse: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of y = x inverse(x) gain: for x, and for gain before the sum over tokens.
-    Overwrites *grad*.
+    """Return the gradients of y = x inverse(x) gain: for x, and for gain before the sum over
+    tokens. Overwrites *grad*.
     """
     unit = x * inverse
     by_gain = grad * unit
@@ -145,8 +145,8 @@ class _Heads(torch.autograd.Function):
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-split rotary embedding of [F, heads, E] by [F, E]; its transpose is the same with
-    -sin.
+    """Return the half-split rotary embedding of [F, heads, E] by [F, E]; its transpose is the same
+    with -sin.
     """
     half = x.shape[-1] // 2
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

@@ -138,7 +138,7 @@ def statistics(
 
 
 def chunk_of(weight_VD: Tensor) -> int:
-    """Tokens of a chunk whose logits fit `CHUNK_ELEMENTS`, at least one."""
+    """Return the number of tokens of a chunk whose logits fit `CHUNK_ELEMENTS`, at least one."""
     return max(
         1, CHUNK_ELEMENTS["cpu" if weight_VD.device.type == "cpu" else "gpu"] // weight_VD.shape[0]
     )
@@ -281,8 +281,8 @@ def _logits(
 def _grad_logits(
     logp_CV: Tensor, asked_CK: Tensor, grads: list[Tensor | None], in_CV: Tensor | None
 ) -> Tensor:
-    """Gradient with respect to the scaled logits z, from those of the four statistics. Overwrites
-    *logp_CV*; tokens outside *in_CV* receive none.
+    """Return the gradient with respect to the scaled logits z, from those of the four statistics.
+    Overwrites *logp_CV*; tokens outside *in_CV* receive none.
 
     With p = softmax(z): d logp_k = 1_k - p; d entropy = -p (log p + entropy); d square = 2 p (p -
     square); d mean_logp = 1/V - p.

@@ -47,8 +47,8 @@ def unreachable() -> str:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Inside the block the library, and `datasets` on top of it, look in their caches and ask
-    nobody.
+    """Let the library, and `datasets` on top of it, look in their caches and ask nobody inside the
+    block.
     """
     from huggingface_hub import constants
 
@@ -65,7 +65,7 @@ def offline() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside the block the library does not log each retry; what it raises in the end says
+    """Keep the library from logging each retry inside the block; what it raises in the end says
     enough.
     """
     logger = logging.getLogger("huggingface_hub")

@@ -153,7 +153,7 @@ class Decoder:
     def split_heads(
         self, layer: Layer, joined: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Norm and rotate the joined projections [..., (H + 2 K) E]: the second half of `qkv`."""
+        """Normalise and rotate the joined projections [..., (H + 2 K) E]: the second half of `qkv`."""
         heads = joined.unflatten(-1, (-1, self.head_dim))
         query, key, value = heads.split((self.heads, self.key_heads, self.key_heads), dim=-2)
         if hasattr(layer.attention, "q_norm"):
@@ -199,8 +199,8 @@ class Decoder:
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Root-mean-square norm over the last dimension, E. Half precision is widened inside, as in
-    transformers.
+    """Return the root-mean-square norm over the last dimension, E. Half precision is widened
+    inside, as in transformers.
 
     Args:
         weight: [E], or one per head [heads, E].
@@ -214,8 +214,8 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the half-split convention of transformers: [..., heads, E] with *cos*,
-    *sin* [..., E].
+    """Return the rotary embedding in the half-split convention of transformers: [..., heads, E]
+    with *cos*, *sin* [..., E].
 
     `fused` and the decoding step compute the same with fused multiply-adds, each in the form that
     is fastest there; results differ in the last bit.
@@ -228,7 +228,8 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
 ) -> Tensor:
-    """Attention of queries [N, T, H, E] over keys and values [N, S, K, E] -> [N, T, H, E].
+    """Compute the attention of queries [N, T, H, E] over keys and values [N, S, K, E] -> [N, T, H,
+    E].
 
     Args:
         mask: additive or boolean, broadcastable to [N, 1, T, S]; ``None`` is causal (then T = S).
@@ -329,8 +330,8 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
 
 
 def steady_length(config: Any) -> int | None:
-    """Longest sequence whose rotary frequencies are its own, by a text model's *config*; ``None``
-    without a limit.
+    """Return the length of the longest sequence whose rotary frequencies are its own, by a text
+    model's *config*; ``None`` without a limit.
 
     Beyond it, the frequencies of all rows of a batch follow its longest row (``longrope``,
     ``dynamic``).

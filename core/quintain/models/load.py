@@ -173,7 +173,7 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
 
 
 def as_dtype(name: str) -> torch.dtype:
-    """``"bfloat16"`` -> `torch.bfloat16`.
+    """Return the type of torch of this name, such as `torch.bfloat16` for ``"bfloat16"``.
 
     Raises:
         UsageError: another name.
@@ -184,7 +184,7 @@ def as_dtype(name: str) -> torch.dtype:
 
 
 def as_device(name: str) -> torch.device:
-    """``auto`` is the GPU where there is one, else the CPU.
+    """Return the device of this name; ``auto`` is the GPU where there is one, else the CPU.
 
     Raises:
         UsageError: a device that this torch does not have.
@@ -220,7 +220,9 @@ def context_of(module: Any, tokenizer: HFTokenizer | None = None) -> int:
 
 
 def cache_bytes(module: Any, tokens: int, dtype: str) -> int:
-    """Bytes of the keys and values of *tokens* in *dtype*, or of the context if that is shorter."""
+    """Return the bytes of the keys and values of *tokens* in *dtype*, or of the context if that is
+    shorter.
+    """
     numbers = 2 * math.prod(cache_shape(module.config)) * min(tokens, context_of(module))
     return numbers * DTYPES.get(dtype, torch.float32).itemsize
 

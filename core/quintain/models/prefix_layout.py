@@ -34,8 +34,8 @@ PrefixGroup = Sequence[TokenSequence]
 
 
 def shared_start(prefix_group: PrefixGroup) -> int:
-    """Length of the common prefix of all rows; each row keeps at least one input token of its
-    own.
+    """Return the length of the common prefix of all rows; each row keeps at least one input token
+    of its own.
     """
     if len(prefix_group) < 2:
         return 0
@@ -111,8 +111,8 @@ class Padding:
         )
 
     def block(self, flat: Tensor) -> Tensor:
-        """[F, ...] to [*shape, ...]; the padding holds copies of token 0, which attention must
-        mask.
+        """Lay [F, ...] out as [*shape, ...]; the padding holds copies of token 0, which attention
+        must mask.
         """
         if self.block_to_flat is None or self.flat_to_block is None:
             return flat.unflatten(0, self.shape)
@@ -121,7 +121,7 @@ class Padding:
         ).unflatten(0, self.shape)
 
     def flat(self, block: Tensor) -> Tensor:
-        """[*shape, ...] to [F, ...]."""
+        """Lay [*shape, ...] out as [F, ...], without the padding."""
         merged = block.flatten(0, len(self.shape) - 1)
         return merged if self.flat_to_block is None else merged.index_select(0, self.flat_to_block)
 

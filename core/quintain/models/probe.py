@@ -18,7 +18,9 @@ TOLERANCE = 1e-3
 
 
 def plain_log_probs(module: nn.Module, ids: Sequence[int]) -> Tensor:
-    """Log-probs of the next token after each of *ids*, [T, V], from the module's own forward."""
+    """Return the log-probs of the next token after each of *ids*, [T, V], from the module's own
+    forward.
+    """
     return log_probs(_logits(module, ids))
 
 
@@ -51,7 +53,7 @@ def logit_map_of(module: nn.Module) -> LogitMap:
 
 
 def log_probs(logits: Tensor) -> Tensor:
-    """Log-softmax over the last dimension, in float32 at least."""
+    """Return the log-softmax over the last dimension, in float32 at least."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 

@@ -63,8 +63,8 @@ def typical_difference(
 def differences(
     prox_logp: Tensor, mu_logp: Tensor, sample: Tensor, fresh: Tensor
 ) -> dict[int, float]:
-    """`typical_difference` of each sample, by its index, over the tokens scored under prox (not
-    NaN) that are *fresh*.
+    """Return `typical_difference` of each sample, by its index, over the tokens scored under prox
+    (not NaN) that are *fresh*.
 
     The largest is at least that of the tokens of all samples to which both give a probability below
     0.9: most log-probs of a peaked policy are near 0 whatever is wrong, and a sample has few
@@ -91,7 +91,7 @@ def differences(
 
 @torch.no_grad()
 def own_logps(module: nn.Module, sequence: TrainingSequence, temperature: float) -> list[float]:
-    """Log-probs of the tokens of *sequence* that train, from *module*'s own forward."""
+    """Return the log-probs of the tokens of *sequence* that train, from *module*'s own forward."""
     logp_TV = (plain_log_probs(module, sequence.ids) / temperature).log_softmax(-1)
     return [
         float(logp_TV[position - 1, sequence.ids[position]])

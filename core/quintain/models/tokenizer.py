@@ -172,11 +172,13 @@ class HFTokenizer:
         return self._format
 
     def encode(self, text: str) -> list[int]:
-        """Ids of *text*. Adds nothing; special tokens spelled in the text become their ids."""
+        """Return the ids of *text*. Adds nothing; special tokens spelled in the text become their
+        ids.
+        """
         return self.encode_with_offsets(text)[0]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
-        """Ids, and for each the half-open span of characters of *text* it stands for.
+        """Return the ids, and for each the half-open span of characters of *text* it stands for.
 
         Characters that a tokenizer leaves out of every span (trimmed blanks) count to the token
         after them.
@@ -198,7 +200,7 @@ class HFTokenizer:
         return str(self._backend.decode(list(ids), skip_special_tokens=not special))
 
     def literal(self, value: Any) -> Any:
-        """*value*, plain data, with `LITERAL` in each control token that its texts spell."""
+        """Return *value*, plain data, with `LITERAL` in each control token that its texts spell."""
         if isinstance(value, str):
             return self._spelled.sub(
                 lambda m: m[0][0] + LITERAL + m[0][1:] if m[0] in self._control else m[0], value
@@ -226,7 +228,7 @@ class HFTokenizer:
     def apply_template(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True
     ) -> str:
-        """`render` without the format of tool calls."""
+        """Return the text of `render` without the format of tool calls."""
         if not self.has_template:
             return render_plain(messages, prompt=prompt)
         from jinja2 import TemplateError
@@ -294,8 +296,8 @@ class HFTokenizer:
 
 
 def _fingerprint(tokenizer: Any) -> str:
-    """Folder name and a hash of vocabulary and template: the same text gives the same ids and
-    rendering.
+    """Return the folder name and a hash of vocabulary and template: the same text gives the same
+    ids and rendering.
     """
     digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
     arguments = tokenizer.init_kwargs.get(_SAVED_TEMPLATE, "")

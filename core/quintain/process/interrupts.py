@@ -90,8 +90,8 @@ class _Threads(ThreadPoolExecutor):
 
 
 def run_coroutine(main: Coroutine[Any, Any, A]) -> A:
-    """`asyncio.run` for author's code: it leaves threads behind, and ends a forked child that
-    returns to the loop.
+    """Run a coroutine as `asyncio.run` does, for author's code: it leaves threads behind, and ends
+    a forked child that returns to the loop.
 
     Raises:
         KeyboardInterrupt: the task was cancelled.
@@ -137,7 +137,7 @@ def run_coroutine(main: Coroutine[Any, Any, A]) -> A:
 
 
 def run_stoppable(main: Coroutine[Any, Any, A], screen: Screen | None = None) -> A:
-    """`run_coroutine` of a task that the first signal cancels; *screen* says so.
+    """Run a coroutine as `run_coroutine` does, until the first signal cancels it; *screen* says so.
 
     Raises:
         KeyboardInterrupt: a signal came.

@@ -32,7 +32,7 @@ def set_threads(environ: MutableMapping[str, str] = os.environ) -> None:
 
 @contextmanager
 def half_the_threads() -> Iterator[None]:
-    """Inside the block torch uses half of its threads: two computations at once wait for each
+    """Let torch use half of its threads inside the block: two computations at once wait for each
     other's (studies/log/speed.md).
     """
     import torch
@@ -48,8 +48,8 @@ def half_the_threads() -> Iterator[None]:
 def cpu_quota(
     root: Path = Path("/sys/fs/cgroup"), cgroup: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """CPUs that the control groups of this process (versions 1 and 2) let it use; ``None`` without
-    a limit.
+    """Return the number of CPUs that the control groups of this process (versions 1 and 2) let it
+    use; ``None`` without a limit.
     """
     folders = {root, root / "cpu"}  # a container sees its own group as the root
     for line in cgroup.read_text().splitlines() if cgroup.exists() else ():

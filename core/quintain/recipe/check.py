@@ -120,8 +120,8 @@ def check_recipe(recipe: Recipe) -> list[str]:
 
 
 def check_room(recipe: Recipe, plan: RunPlan) -> list[str]:
-    """Notes on the disk that checkpoints take and on the memory of the run, by the configuration of
-    the model.
+    """Return notes on the disk that checkpoints take and on the memory of the run, by the
+    configuration of the model.
 
     Raises:
         UsageError: there is less.

@@ -40,7 +40,7 @@ _NO_ENVIRONMENT = (
 
 
 def synonyms(**names: str) -> AfterValidator:
-    """Replaces each of *names* by the other word for it."""
+    """Replace each of *names* by the other word for it."""
     return AfterValidator(lambda value: names.get(value, value))
 
 

@@ -141,7 +141,7 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
 
 
 def activations(plan: RunPlan, module: Any, parameters: int, *, adapters: bool) -> int:
-    """Estimated bytes that the layers keep for the backward pass of a micro-batch.
+    """Return the estimated bytes that the layers keep for the backward pass of a micro-batch.
 
     A layer keeps 3.5 D + 3 I + 3.5 H E + 4 K E numbers of a token (D hidden size, I intermediate
     size, H heads and K key heads of size E), or D with checkpointing, and all that of one layer;
@@ -165,7 +165,9 @@ def activations(plan: RunPlan, module: Any, parameters: int, *, adapters: bool) 
 
 
 def logits_bytes(plan: RunPlan, module: Any, place: Literal["cpu", "gpu"]) -> int:
-    """Estimated bytes of a chunk of logits: in float32, their exponentials and their gradient."""
+    """Return the estimated bytes of a chunk of logits: in float32, their exponentials and their
+    gradient.
+    """
     vocabulary: int = base_of(module).config.get_text_config().vocab_size
     return 3 * 4 * min(CHUNK_ELEMENTS[place], micro_batch_of(plan) * vocabulary)
 

@@ -138,7 +138,7 @@ def resolve_environment(
 
 
 def resolve_environment_table(table: EnvironmentTable) -> EnvironmentSpec:
-    """`resolve_environment` for one ``[[environments]]`` of a recipe."""
+    """Resolve one ``[[environments]]`` of a recipe, as `resolve_environment` does."""
     return resolve_environment(
         table.use,
         table.args,
@@ -234,7 +234,7 @@ def describe_staleness(recipe: Recipe, algorithm: Algorithm) -> str:
 
 
 def _ratio_under_staleness(recipe: Recipe, algorithm: Algorithm) -> Algorithm:
-    """*algorithm* with ``ratio_to = "mu"`` where tokens may be older than the learner.
+    """Return *algorithm* with ``ratio_to = "mu"`` where tokens may be older than the learner.
 
     With a ratio to prox, and without the weights of a correction, nothing in the loss knows their
     age. A ``ratio_to`` in the recipe stays, unless it is to mu and the objective has no ratio.
@@ -337,8 +337,8 @@ def with_model(use: str, args: Mapping[str, Any]) -> ComponentTable:
 
 
 def pinned_recipe(recipe: Recipe) -> Recipe:
-    """*recipe* with the ``distribution/name`` of each component, which no plugin that is installed
-    later can change.
+    """Return *recipe* with the ``distribution/name`` of each component, which no plugin that is
+    installed later can change.
 
     Local components and files keep their names. *recipe* is one that `check_recipe` accepts.
     """

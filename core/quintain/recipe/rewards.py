@@ -74,7 +74,7 @@ def parse_reward(text: str, resolve: Resolve, *, where: str = "reward") -> Rewar
 
 
 def as_expression(text: str) -> str:
-    """*text*, or ``use("FILE:function")`` for ``FILE:function``."""
+    """Return *text*, or ``use("FILE:function")`` for ``FILE:function``."""
     return (
         f'use("{text.strip()}")'
         if re.fullmatch(r"[^\s\"'()]+:[A-Za-z_]\w*", text.strip())
@@ -238,7 +238,7 @@ class _Walk:
         return kind(f"{self.where}, column {position + 1}: {message}\n  {shown}\n  {mark}")
 
     def at(self, node: ast.expr) -> int:
-        """Column of *node*; the parser counts bytes."""
+        """Return the column of *node*; the parser counts bytes."""
         return len(self.text.encode()[: node.col_offset].decode(errors="ignore"))
 
     def wrong(self, node: ast.expr, message: str) -> UsageError:

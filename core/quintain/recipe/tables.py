@@ -217,7 +217,7 @@ class LimitsTable(_Table):
     compact_at: Annotated[float, Field(gt=0, le=1)] | Literal["none"] | None = None
 
     def over(self, limits: Limits) -> Limits:
-        """*limits*, overridden by this table."""
+        """Return *limits*, overridden by this table."""
         values = self.model_dump(exclude_none=True)
         return replace(limits, **{k: None if v == "none" else v for k, v in values.items()})
 
@@ -261,7 +261,7 @@ class SamplingTable(_Table):
         return self
 
     def to_sampling(self) -> Sampling:
-        """For the engine."""
+        """Return the settings for the engine."""
         return Sampling(temperature=self.temperature, max_tokens=self.max_tokens, stop=self.stop)
 
 
@@ -367,7 +367,7 @@ class EvaluationTable(_Table):
         return self
 
     def to_sampling(self, sampling: SamplingTable) -> Sampling:
-        """For the engine; other settings are from *sampling*."""
+        """Return the settings for the engine; other settings are from *sampling*."""
         temperature = sampling.temperature if self.temperature == "sampling" else self.temperature
         return sampling.to_sampling().replace(
             temperature=temperature, max_tokens=self.max_tokens or sampling.max_tokens

@@ -315,7 +315,7 @@ def _as_constant(component: Any, key: str) -> str:
 
 
 def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
-    """*value* as the type of *field*; `MISSING` after a fault."""
+    """Return *value* as the type of *field*; `MISSING` after a fault."""
     if field.type is MISSING or field.type is Any:
         return value
     if isinstance(field.type, str):

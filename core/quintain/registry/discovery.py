@@ -138,7 +138,7 @@ def without_components(name: str) -> str:
 
 
 def in_order(components: Iterable[Component]) -> list[Component]:
-    """*components* by kind, name and distribution."""
+    """Return *components* by kind, name and distribution."""
     return sorted(components, key=lambda c: ([*GROUPS].index(c.kind), c.name, c.distribution))
 
 

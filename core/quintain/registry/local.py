@@ -66,7 +66,7 @@ def _defined_by(node: ast.stmt, kind: str, before: list[str]) -> Iterator[str]:
 
 
 def _last(node: ast.expr) -> str:
-    """``Environment`` of ``quintain.Environment[Task, None]``; ``reward`` of
+    """Return ``Environment`` of ``quintain.Environment[Task, None]``; ``reward`` of
     ``@quintain.reward(range=(0, 1))``.
     """
     while isinstance(node, (ast.Subscript, ast.Call)):

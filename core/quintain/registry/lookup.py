@@ -266,8 +266,8 @@ def strict_plugins() -> bool:
 
 @contextmanager
 def isolated(*components: Component, keep: Iterable[str] = ()) -> Iterator[Registry]:
-    """For tests: inside the block only *components* and those of the distributions in *keep* are
-    installed.
+    """Install only *components* and those of the distributions in *keep* inside the block; for
+    tests.
     """
     global _current
     before, names = _current, {normalise(name) for name in keep}

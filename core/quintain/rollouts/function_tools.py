@@ -58,8 +58,8 @@ def as_tool(function: Tool | Callable[..., Any]) -> Tool:
 
 @lru_cache(maxsize=256)
 def _model_of(name: str, signature: inspect.Signature, text: str) -> tuple[Any, dict[str, Any]]:
-    """Pydantic's model of the arguments and its schema, which take a millisecond to make and depend
-    on types alone.
+    """Return pydantic's model of the arguments and its schema, which take a millisecond to make and
+    depend on types alone.
 
     *text* tells apart signatures whose defaults are equal but not the same, such as 1 and True.
     """

@@ -49,7 +49,7 @@ class GradingClock:
                 self._busy += ended - self._began
 
     def take(self) -> dict[str, float]:
-        """Metrics of the time since the last call; empty if no reward ran."""
+        """Return the metrics of the time since the last call; empty if no reward ran."""
         if self._running:  # those of a schedule whose episodes go on
             now = time.monotonic()
             self._busy, self._began = self._busy + now - self._began, now
@@ -101,8 +101,8 @@ async def _scored(
     *,
     grouped: bool,
 ) -> tuple[AnyRollout, ...]:
-    """Copies of *rollouts* with the scores of the rewards that compare samples (*grouped*) or of
-    those that do not.
+    """Return copies of *rollouts* with the scores of the rewards that compare samples (*grouped*)
+    or of those that do not.
 
     Each reward sees the rollout without the others' scores. A rollout that the outcome reward fails
     to score is not passed to the others. A yardstick that fails is missing from the rollout, which

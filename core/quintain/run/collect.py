@@ -53,7 +53,7 @@ class Collected:
     wasted: Sequence[AnyGroup] = ()
 
     def metrics(self) -> dict[str, int]:
-        """Numbers of accepted groups, missing groups and rounds."""
+        """Return the numbers of accepted groups, missing groups and rounds."""
         return {
             "groups.accepted": len(self.accepted),
             "groups.missing": self.size - len(self.accepted),
@@ -183,13 +183,13 @@ class Collector:
         self.replays.take(collected.accepted, context, by_name)
 
     def complete(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
-        """The step is complete: record in the curriculum the successful and the valid rollouts, by
+        """Complete the step: record in the curriculum the successful and the valid rollouts, by
         index of a group.
         """
         self.curriculum.record(outcomes)
 
     def state(self) -> dict[str, Any]:
-        """Plain data for a checkpoint: groups that no batch has taken."""
+        """Return plain data for a checkpoint: groups that no batch has taken."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -220,8 +220,8 @@ class Collector:
         return "" if "" in reasons else next(iter(reasons), "no tokens to train on")
 
     def _group_stats(self, group: AnyGroup, player: str) -> GroupStats:
-        """Statistics of the valid rollouts with *player*; each player is compared with itself
-        only.
+        """Return the statistics of the valid rollouts with *player*; each player is compared with
+        itself only.
         """
         rollouts = [r for r in group.valid if player in r.conversations]
         outcomes = tuple(r.outcome.of_player(player) if r.outcome else 0.0 for r in rollouts)
@@ -238,7 +238,9 @@ class Collector:
         return GroupStats(outcomes=outcomes, totals=totals, requested=len(group.rollouts))
 
     def metrics(self, collected: Collected) -> dict[str, Any]:
-        """Metrics of the curriculum, the plan and the rewards' time in the step of *collected*."""
+        """Return the metrics of the curriculum, the plan and the rewards' time in the step of
+        *collected*.
+        """
         plan, valid = self.algorithm.plan, [r for g in collected.tried for r in g.valid]
         metrics: dict[str, Any] = {
             **self.curriculum.metrics(),

@@ -196,8 +196,8 @@ class Run:
 
     # ---------------------------------------------------------------- evaluation
     async def evaluate_if_due(self, *, last: bool = False) -> dict[str, Any]:
-        """Held-out metrics before training, every ``evaluation.every`` steps and after the last
-        step; else empty.
+        """Return the held-out metrics before training, every ``evaluation.every`` steps and after
+        the last step; else empty.
         """
         evaluation = self.plan.evaluation
         if not (self.due(evaluation.every) or (last and evaluation.every)):
@@ -293,8 +293,8 @@ class Run:
     async def update(
         self, scored: Any, advantages: Any, groups: Sequence[AnyGroup]
     ) -> dict[str, float]:
-        """`PolicyLearner.step`, with the checks of `sampler_check` (engines score unpruned): an
-        `UndeliveredWeights` or a `SamplerMismatch`.
+        """Update the policy; stop the run if engine and learner disagree about weights or
+        log-probs.
         """
         temperature, limit = self.plan.sampling.temperature, self.plan.max_sample_mismatch
         if limit is not None:
@@ -402,8 +402,8 @@ class Run:
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
-        """If an error ends the block, restore the state before it in the random generators and the
-        next checkpoint.
+        """Restore the state before the block in the random generators and the next checkpoint if an
+        error ends it.
 
         A collector that keeps unfinished work has the state of now in the next checkpoint.
         """
@@ -418,9 +418,7 @@ class Run:
 
     @contextmanager
     def indivisible(self) -> Iterator[None]:
-        """If an error ends the block, nothing is saved: a resume continues from the last
-        checkpoint.
-        """
+        """Save nothing if an error ends the block: a resume continues from the last checkpoint."""
         self.recorded = False
         yield
         self.recorded = True

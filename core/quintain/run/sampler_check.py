@@ -63,7 +63,7 @@ async def rescored(
 async def explained(
     error: SamplerMismatch, learner: AnyLearner, engine: TokenEngine, temperature: float
 ) -> SamplerMismatch:
-    """*error* with the part at fault: the first that differs from the module's own forward."""
+    """Return *error* with the part at fault: the first that differs from the module's own forward."""
     module = learner.module
     try:
         module_logps = [logp for s in error.sequences for logp in own_logps(module, s, temperature)]
@@ -88,7 +88,7 @@ async def explained(
 async def _log_probs(
     engine: TokenEngine, sequences: Sequence[TrainingSequence], temperature: float
 ) -> tuple[list[float], list[float]]:
-    """Of the tokens that train: what the engine recorded, and its scores now."""
+    """Return what the engine recorded of the tokens that train, and its scores now."""
     recorded, scores = list[float](), list[float]()
     for s in sequences:
         if positions := [i for i, trains in enumerate(s.mask) if trains]:

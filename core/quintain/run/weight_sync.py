@@ -60,7 +60,7 @@ class WeightSync:
 
     @asynccontextmanager
     async def newest(self, weights: Weights) -> AsyncIterator[None]:
-        """Inside the block, the engine samples with *weights*, the newest version; afterwards as
+        """Let the engine sample with *weights*, the newest version, inside the block; afterwards as
         before.
         """
         if self._engine.version == weights.version:
@@ -81,12 +81,12 @@ class WeightSync:
             )
 
     def published(self, weights: Weights) -> Sequence[Weights]:
-        """What the engine got, and the versions that it will get, where *weights* are live."""
+        """Return what the engine got, and the versions that it will get, where *weights* are live."""
         return self._held or [weights]
 
     def state(self) -> list[dict[str, Any]]:
-        """Plain data and tensors for a checkpoint: the versions before the newest, which is the
-        learner's own.
+        """Return plain data and tensors for a checkpoint: the versions before the newest, which is
+        the learner's own.
         """
         return [{"version": w.version, "tensors": dict(w.by_name)} for w in self._held[:-1]]
 

@@ -392,8 +392,8 @@ def _no_room(error: BaseException) -> bool:
 
 
 def _weight_bytes(learner: AnyLearner, *, trained: bool = False) -> int:
-    """Bytes of the weights, or of those alone that are *trained*, with what is saved beside
-    them.
+    """Return the bytes of the weights, or of those alone that are *trained*, with what is saved
+    beside them.
     """
     parameters = [p for p in learner.module.parameters() if p.requires_grad or not trained]
     return int(sum(p.numel() * p.element_size() for p in parameters)) + _SPARE
@@ -440,7 +440,7 @@ _TENSOR = "$tensor"
 
 
 def _taken_out(value: Any, tensors: dict[str, Any], path: str = "") -> Any:
-    """*value* with each tensor replaced by a reference; the tensors are added to *tensors*."""
+    """Return *value* with each tensor replaced by a reference; the tensors are added to *tensors*."""
     if isinstance(value, Mapping):
         return {str(k): _taken_out(v, tensors, f"{path}/{k}") for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -452,7 +452,7 @@ def _taken_out(value: Any, tensors: dict[str, Any], path: str = "") -> Any:
 
 
 def _put_back(value: Any, path: Path) -> Any:
-    """*value* with each reference replaced by its tensor, read from *path*."""
+    """Return *value* with each reference replaced by its tensor, read from *path*."""
     tensors: dict[str, Any] = {}
     if path.exists():
         import torch

@@ -103,7 +103,7 @@ def storage_error(path: Path, error: OSError, needed: int | None = None) -> Stor
 
 
 def free_bytes(path: Path) -> int:
-    """Free bytes on the file system of *path*, which need not exist."""
+    """Return the free bytes on the file system of *path*, which need not exist."""
     return shutil.disk_usage(_existing(path)).free
 
 
@@ -184,8 +184,8 @@ def steps_in(folder: Path) -> list[tuple[int, Path]]:
 
 
 def plain_data(value: Any, *, exact: bool = False) -> Any:
-    """*value* as JSON: numpy and torch scalars become numbers; without *exact*, non-finite numbers
-    become ``None``.
+    """Return *value* as JSON: numpy and torch scalars become numbers; without *exact*, non-finite
+    numbers become ``None``.
     """
     if isinstance(value, Mapping):
         return {str(k): plain_data(v, exact=exact) for k, v in value.items()}

@@ -54,8 +54,8 @@ def rollout(task: T, *texts: str, result: Any = None, **fields: Any) -> Rollout[
 def isolated_plugins(
     *components: Component, keep: Iterable[str] = ("quintain",)
 ) -> Iterator[Registry]:
-    """Inside the block only *components* are installed, and those of the distributions in *keep*
-    (core's by default).
+    """Install only *components* inside the block, and those of the distributions in *keep* (core's
+    by default).
 
     The registry is given: ``plugins.add("environment", "mine", Mine)`` adds an object of the test.
     """

@@ -232,7 +232,7 @@ class Rollout(Generic[T, R]):
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for JSON; `from_json` restores the rollout."""
+        """Return plain data for JSON; `from_json` restores the rollout."""
         of_these_types = Rollout.__class_getitem__((type(self.task), type(self.result)))  # type: ignore[attr-defined]
         return dict(type_adapter(of_these_types).dump_python(self, mode="json"))
 
@@ -250,8 +250,8 @@ class Rollout(Generic[T, R]):
 
 @lru_cache(maxsize=1024)
 def type_adapter(annotation: Any, *, arbitrary: bool = False) -> Any:
-    """Pydantic's validator and serialiser of a type; with *arbitrary* also of classes that pydantic
-    does not know.
+    """Return pydantic's validator and serialiser of a type; with *arbitrary* also of classes that
+    pydantic does not know.
     """
     from pydantic import ConfigDict, TypeAdapter
 

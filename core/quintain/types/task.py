@@ -64,7 +64,7 @@ class Task:
 
 
 def content_hash(task: Task) -> str:
-    """16 hexadecimal digits of SHA-256 over the fields of *task* except ``id``.
+    """Return 16 hexadecimal digits of SHA-256 over the fields of *task* except ``id``.
 
     Raises:
         TypeError: a field has no stable JSON form, so the task would get another id in every

@@ -71,7 +71,7 @@ class KVStore:
         self.data[layer, 1][index] = values
 
     def read(self, layer: int, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of *rows*, each [n, length, K, E]."""
+        """Return the keys and values of *rows*, each [n, length, K, E]."""
         both = self.data[layer, :, rows, :, :length]
         return both[0].transpose(1, 2), both[1].transpose(1, 2)
 
@@ -112,7 +112,7 @@ class _RowLayer(CacheLayerMixin):
         self._length = length
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the store exists."""
+        """Do nothing: the store exists."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any

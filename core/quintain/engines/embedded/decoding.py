@@ -62,8 +62,8 @@ class DecodingForward(Protocol):
         ...
 
     def hidden(self, ids: Tensor, prefix: PrefixCache | None = None) -> Tensor:
-        """Plain causal forward of ids [n, T] without the cache, each row behind *prefix*; returns
-        the input of `head`, [n, T, D].
+        """Run a plain causal forward pass of ids [n, T] without the cache, each row behind
+        *prefix*; returns the input of `head`, [n, T, D].
         """
         ...
 
@@ -74,13 +74,13 @@ class DecodingForward(Protocol):
         ...
 
     def head(self, hidden: Tensor) -> Tensor:
-        """[..., D] -> [..., V]."""
+        """Compute the logits [..., V] of hidden states [..., D]."""
         ...
 
 
 def padded(ids: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Right-pad with 0 to [n, T]. Causal attention looks left only, so the padding changes nothing
-    before it.
+    """Pad on the right with 0 to [n, T]. Causal attention looks left only, so the padding changes
+    nothing before it.
     """
     longest = max(len(row) for row in ids)
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in ids], device=device)
@@ -100,7 +100,9 @@ class LayerForward:
         self._tables = (torch.empty(0), torch.empty(0))
 
     def rotary_tables(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of at least the first *length* positions, each [length or more, E]."""
+        """Return the cosines and sines of at least the first *length* positions, each [length or
+        more, E].
+        """
         if self._tables[0].shape[0] < length:
             self._tables = self.decoder.rotary(torch.arange(length, device=self.device))
         return self._tables
@@ -270,7 +272,7 @@ class _LayerSteps:
         return views[0], views[1]
 
     def _mix(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Attention of one token per row: [n * K, H / K, E] over [n * K, S, E]."""
+        """Compute the attention of one token per row: [n * K, H / K, E] over [n * K, S, E]."""
         if keys.dtype.itemsize == 2:
             # The fused kernel keeps scores and weights in float32 inside. It needs four dimensions.
             query, keys, values = query[:, None], keys[:, None], values[:, None]
@@ -343,7 +345,7 @@ class ModuleForward:
     def forward(
         self, rows_N: Tensor, ids_NT: Tensor, positions_NT: Tensor, reach: int, last_N: Tensor
     ) -> Tensor:
-        """Logits after token ``last_N`` of each row, [n, V]."""
+        """Compute the logits after token ``last_N`` of each row, [n, V]."""
         hidden = self._body(
             input_ids=ids_NT,
             # padding may reach beyond the last position

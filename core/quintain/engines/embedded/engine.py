@@ -166,8 +166,8 @@ class EmbeddedEngine(TokenEngine):
     def slots_for(
         module: Any, *, samples: int, tokens: int, dtype: str = "float32", room: int | None = None
     ) -> int:
-        """Slots for a batch of *samples* of up to *tokens* each: all if their keys and values in
-        *dtype* fit.
+        """Return the number of slots for a batch of *samples* of up to *tokens* each: all if their
+        keys and values in *dtype* fit.
 
         On a GPU *room* bytes are for them. On a CPU the number depends on the other arguments
         alone, since the last digits depend on what is decoded together.
@@ -202,8 +202,8 @@ class EmbeddedEngine(TokenEngine):
             raise
 
     async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> list[float]:
-        """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1. Scores
-        awaited together are batched.
+        """Return the log-probs of ``ids[start:]``, each given all before it; *start* is at least 1.
+        Scores awaited together are batched.
 
         Raises:
             ValueError: *start* is out of range.

@@ -108,8 +108,8 @@ class Sampler:
 
 
 def invert(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Quantile function of *probs* [n, V], which need not sum to 1, at *uniforms* [n] in [0, 1);
-    returns ids [n].
+    """Invert the cumulative distribution: return the quantile function of *probs* [n, V], which
+    need not sum to 1, at *uniforms* [n] in [0, 1); returns ids [n].
     """
     # in float32 the sum of a large vocabulary drifts
     cumulative = probs.cumsum(-1, dtype=torch.float64)

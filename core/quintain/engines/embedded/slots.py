@@ -237,7 +237,9 @@ def by_prompt(waiting: Iterable[Request]) -> dict[tuple[int, ...], list[Request]
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix, by bisection over slices, which are compared in C."""
+    """Return the length of the longest common prefix, found by bisection over slices, which are
+    compared in C.
+    """
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

@@ -189,7 +189,7 @@ def ema(
 
 
 def parts_of(step: Step, over: NormalisedOver) -> list[list[int]]:
-    """Indices of the samples that are taken together: all, or those of each environment."""
+    """Return the indices of the samples that are taken together: all, or those of each environment."""
     if over not in ("batch", "environment"):
         raise UsageError(f"over is {over!r}; expected batch or environment")
     names = [s.environment if over == "environment" else "" for s in step.batch.samples]

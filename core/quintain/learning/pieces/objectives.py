@@ -56,7 +56,7 @@ def ppo_clip(
 def clip_terms(
     log_ratio: Tensor, advantage: Tensor, low: float, high: float | None, dual: float | None
 ) -> WithMetrics:
-    """-r A; where the clip is active, the constant -bound A.
+    """Return -r A; where the clip is active, the constant -bound A.
 
     A clipped ratio may overflow (products over long samples do), and 0 times infinity is NaN: it is
     masked before the exponential.
@@ -80,7 +80,7 @@ def clip_terms(
 
 
 def kl_estimate(log_ratio: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
-    """k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d for d = log theta - log ref (Schulman 2020,
+    """Return k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d for d = log theta - log ref (Schulman 2020,
     "Approximating KL divergence").
     """
     if estimator == "k1":

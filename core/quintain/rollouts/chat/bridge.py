@@ -173,7 +173,7 @@ def spoken(tokenizer: ChatTokenizer, sampled: Sampled) -> str:
 
 
 def stops(tokenizer: ChatTokenizer, sampling: Sampling) -> Sampling:
-    """*sampling* with the stop strings and stop ids of *tokenizer* added."""
+    """Return *sampling* with the stop strings and stop ids of *tokenizer* added."""
     return sampling.replace(
         stop=(*sampling.stop, *tokenizer.stops), stop_ids=(*sampling.stop_ids, *tokenizer.stop_ids)
     )

@@ -60,8 +60,8 @@ async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Samplin
 def cut_where_stopped(
     tokenizer: ChatTokenizer, first: Sampled, then: Sampled, stops: Sequence[str]
 ) -> Sampled:
-    """*then* up to a stop string that began in *first*, which the second request's engine call
-    cannot detect.
+    """Return *then* up to a stop string that began in *first*, which the second request's engine
+    call cannot detect.
     """
     strings = StopStrings(tuple(stops), tokenizer)
     tail = first.ids[-strings.window :]

@@ -1,0 +1,37 @@
+"""Docstrings of functions begin with a verb (`tools/docstrings.py`)."""
+
+from __future__ import annotations
+
+from .tools import load_tool
+
+TOOL = load_tool("docstrings")
+
+
+def test_docstrings_of_the_package_begin_with_a_verb() -> None:
+    """`python tools/docstrings.py` lists those that do not."""
+    paths = sorted(TOOL.PACKAGE.rglob("*.py"))
+    found = {str(path): TOOL.without_verb(path.read_text(encoding="utf-8")) for path in paths}
+
+    assert {name: functions for name, functions in found.items() if functions} == {}
+
+
+def test_nouns_are_found_where_they_may_not_stand() -> None:
+    """A property and a piece may begin with one."""
+    source = '''
+def tasks():
+    """The tasks."""
+def run():
+    """Run it."""
+class Run:
+    @cached_property
+    def steps(self):
+        """Number of steps."""
+    @advantage(reads=("square",))
+    def raw(self):
+        """R itself."""
+    async def seconds(self):
+        """Seconds of it."""
+def silent(): ...
+'''
+
+    assert TOOL.without_verb(source) == [(2, "tasks", "The"), (13, "seconds", "Seconds")]
