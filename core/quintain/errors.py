@@ -149,7 +149,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     names = sorted(set(known))
     if near := nearest(name, names):
-        return meaning(near)
+        return suggestion(near)
     return "; known: " + ", ".join(names) if 0 < len(names) <= 12 else ""
 
 
@@ -158,6 +158,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.6)), "")
 
 
-def meaning(near: str) -> str:
+def suggestion(near: str) -> str:
     """Return ``"; did you mean 'x'?"``; empty for an empty name."""
     return f"; did you mean {near!r}?" if near else ""

@@ -17,12 +17,12 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from .errors import Interrupted, did_you_mean, meaning, nearest
+from .errors import Interrupted, did_you_mean, nearest, suggestion
 
-__all__ = ["defined_at", "is_failure", "place_of", "said_by", "text_of"]
+__all__ = ["defined_at", "describe_error", "is_failure", "place_of", "text_of"]
 
 
-def said_by(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the type, message and place of *error*, as in ``"KeyError: 'letters' (reverse.py, line
     12)"``.
 
@@ -149,9 +149,9 @@ def _near_miss(error: BaseException) -> str:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, NameError) and error.name:
         names = [name for f in frames[-1:] for name in (*f.f_locals, *f.f_globals, *vars(builtins))]
-        return meaning(nearest(error.name, names))
+        return suggestion(nearest(error.name, names))
     if isinstance(error, AttributeError) and error.name and error.obj is not None:
-        return meaning(
+        return suggestion(
             nearest(error.name, (name for name in dir(error.obj) if not name.startswith("_")))
         )
     text = text_of(error)

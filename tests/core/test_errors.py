@@ -17,8 +17,8 @@ from quintain.errors import (
     PluginError,
     RewardFault,
     did_you_mean,
-    meaning,
     nearest,
+    suggestion,
 )
 from quintain.evaluation.evaluation import tasks_of
 from quintain.interfaces.curriculum import Curriculum
@@ -27,7 +27,7 @@ from quintain.registry.binding import bind
 from quintain.registry.lookup import current
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_episode
 from quintain.testing import rollout
-from quintain.tracebacks import place_of, said_by
+from quintain.tracebacks import describe_error, place_of
 from quintain.types.sampling import Sampling
 from quintain.types.task import Task
 from quintain_authoring import ControlEngine
@@ -204,35 +204,35 @@ def test_what_is_installed_is_named_only_where_nothing_else_ran(
     # This file's own frames are an author's too, so the traceback begins at the plugin.
     assert plugin.__traceback__ is not None and script.__traceback__ is not None
     assert (
-        said_by(plugin.with_traceback(plugin.__traceback__.tb_next))
+        describe_error(plugin.with_traceback(plugin.__traceback__.tb_next))
         == "KeyError: 'x' (plugin/__init__.py, line 6)"
     )
-    assert said_by(script) == "KeyError: 'x' (script.py, line 6)"
+    assert describe_error(script) == "KeyError: 'x' (script.py, line 6)"
 
 
 def test_without_an_author_there_is_no_place() -> None:
-    assert said_by(ValueError("what")) == "ValueError: what"
-    assert said_by(ValueError()) == "ValueError"
+    assert describe_error(ValueError("what")) == "ValueError: what"
+    assert describe_error(ValueError()) == "ValueError"
     assert place_of(ValueError("what")) == ""
 
 
 def test_a_line_that_is_not_python(tmp_path: Path) -> None:
     found = raised_by(tmp_path / "half.py", "x = 1\ndef half(:\n")
-    assert said_by(found) == "SyntaxError: invalid syntax: `def half(:` (half.py, line 2)"
+    assert describe_error(found) == "SyntaxError: invalid syntax: `def half(:` (half.py, line 2)"
 
 
 def test_nothing_is_guessed(tmp_path: Path) -> None:
     """What is like no name gets no suggestion; a function out of reach gets none either."""
     far = raised_by(tmp_path / "far.py", "class A:\n    pass\nA().wholly_other\n")
     assert (
-        said_by(far)
+        describe_error(far)
         == "AttributeError: 'A' object has no attribute 'wholly_other' (far.py, line 3)"
     )
     hidden = raised_by(tmp_path / "hidden.py", "import json\njson.JSONEncoder().encode(1, kye=2)\n")
-    assert said_by(hidden) == (
+    assert describe_error(hidden) == (
         "TypeError: JSONEncoder.encode() got an unexpected keyword argument 'kye' (hidden.py, line "
         "2)"
     )
     assert (nearest("lettrs", ["letters", "size"]), nearest("x", ["letters"])) == ("letters", "")
-    assert (meaning("letters"), meaning("")) == ("; did you mean 'letters'?", "")
+    assert (suggestion("letters"), suggestion("")) == ("; did you mean 'letters'?", "")
     assert did_you_mean("x", ["letters"]) == "; known: letters"

@@ -240,7 +240,7 @@ def test_the_check_of_a_recipe_says_which_service_an_evaluation_spares(place: Pa
     )
 
     recipes = (Recipe.parse(RECIPE), chat, Recipe.parse(opponent))
-    assert [RunPlan.of(r).evaluation.spared for r in recipes] == ["", "judge", "rival"]
+    assert [RunPlan.of(r).evaluation.costly_slot for r in recipes] == ["", "judge", "rival"]
     said = "evaluation.test.other_decoding is off, since calls of the service 'judge'"
     assert any(note.startswith(said) for note in check_recipe(chat))
     chosen = chat.replace({"evaluation.test.other_decoding": True})

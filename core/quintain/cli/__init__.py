@@ -16,7 +16,7 @@ import click
 
 from .. import __version__, lazy_names
 from ..errors import PluginError, QuintainError, UnknownNameError, UsageError
-from ..tracebacks import said_by
+from ..tracebacks import describe_error
 
 if TYPE_CHECKING:
     from .options import CommandWithHints as CommandWithHints
@@ -194,7 +194,7 @@ def _run(words: list[str], as_json: bool) -> int:
         if isinstance(e.__context__, BrokenPipeError) or not _is_read():
             raise BrokenPipeError from e
         message = (
-            f"the command was ended by {said_by(e)}; code that Quintain calls must return or raise "
+            f"the command was ended by {describe_error(e)}; code that Quintain calls must return or raise "
             f"an exception"
         )
         return _fail(message, "SystemExit", 1, as_json)

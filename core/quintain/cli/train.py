@@ -224,7 +224,9 @@ def _recipe(
         from ..recipe.resolve import is_model_source
 
         path_of_model = (
-            model if is_model_source(model) else model_named(model, keys.get("folder") or "runs")[0]
+            model
+            if is_model_source(model)
+            else model_named(model, keys.get("folder") or "runs").path
         )
         changes.append(f"model.name={json.dumps(path_of_model)}")
     base = "quickstart" if model in (None, "default") else "pretrained"
@@ -250,7 +252,7 @@ def _recipe(
         _arguments_of_another(path, recipe.environments[0].use, args)
     # a run folder, as --model takes one
     if os.path.isfile(os.path.join(recipe.model.name, "recipe.toml")):
-        return recipe.replace({"model.name": model_named(recipe.model.name)[0]})
+        return recipe.replace({"model.name": model_named(recipe.model.name).path})
     return recipe
 
 

@@ -166,7 +166,7 @@ class Screen(AbstractContextManager["Screen"]):
 
     def _shown(self, metrics: Mapping[str, Any], width: int = 10**6) -> list[str]:
         """Return the main metrics, as many as fit *width* characters."""
-        measured = [(key, form) for key, form in SHOWN if metrics.get(key) is not None]
+        measured = [(key, form) for key, form in STEP_LINE if metrics.get(key) is not None]
         texts = {key: form.format(metrics[key], split=self._split) for key, form in measured}
         if self._temperature is not None and "success" in texts:
             texts["success"] += f" (T {self._temperature:g})"
@@ -298,7 +298,7 @@ def for_terminal(out: TextIO | None = None, *, quiet: bool = False) -> Screen:
 
 # The line of a step: a metric and its text. Plugins add none; their alerts and the notices of a
 # curriculum are lines of their own.
-SHOWN = (
+STEP_LINE = (
     ("success", "{:.0%} of samples right"),
     ("reward.mean", "reward {:.2f}"),
     ("yardstick.mean", "yardstick {:.2f}"),

@@ -28,6 +28,7 @@ WINDOW = 4096
 a stream.
 """
 _GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio: multiples of it, modulo 2^64, spread evenly."""
 
 
 @dataclass(frozen=True, kw_only=True)

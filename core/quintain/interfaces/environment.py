@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
 
 from ..errors import EnvironmentFault, NoTasksError, QuintainError, UsageError
-from ..tracebacks import defined_at, is_failure, said_by
+from ..tracebacks import defined_at, describe_error, is_failure
 from ..types.task import Message, Task
 from .agent import Agent, Limits
 from .engine import Reply
@@ -233,5 +233,5 @@ def yielded(
         unknown_split = isinstance(e, KeyError) and e.args == (split,)
         splits = f"; it is called with {', '.join(SPLITS)}, one at a time" if unknown_split else ""
         raise EnvironmentFault(
-            f"environment {name!r} failed in {method}({split!r}): {said_by(e)}{splits}"
+            f"environment {name!r} failed in {method}({split!r}): {describe_error(e)}{splits}"
         ) from e

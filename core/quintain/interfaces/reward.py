@@ -32,7 +32,7 @@ from ..errors import (
     RewardFault,
     did_you_mean,
 )
-from ..tracebacks import defined_at, is_failure, said_by
+from ..tracebacks import defined_at, describe_error, is_failure
 from ..types.rollout import SCORE_TOLERANCE, AnyRollout, Score, reaches
 from .service import Need
 
@@ -348,7 +348,7 @@ def failure_of(error: BaseException, reward_name: str) -> EpisodeError:
         raise error
     if isinstance(error, (RewardFault, InfrastructureError, PolicyFault)):
         return error
-    fault = RewardFault(f"reward {reward_name!r} failed: {said_by(error)}")
+    fault = RewardFault(f"reward {reward_name!r} failed: {describe_error(error)}")
     fault.__cause__ = error
     return fault
 
@@ -418,7 +418,7 @@ def _sum(step: int, a: Score, b: Score) -> Score:
     pad = [(*s.turns, *(0.0,) * (n - len(s.turns))) for s in (a, b)]
     players = {k: a.of_player(k) + b.of_player(k) for k in {**a.players, **b.players}}
     turns = tuple(x + y for x, y in zip(*pad, strict=True))
-    return Score(value=a.value + b.value, turns=turns, players=players, **_about(a, b))
+    return Score(value=a.value + b.value, turns=turns, players=players, **_details_of_both(a, b))
 
 
 def _product(step: int, a: Score, b: Score) -> Score:
@@ -429,7 +429,7 @@ def _product(step: int, a: Score, b: Score) -> Score:
     if b.turns:
         a, b = b, a
     players = {k: a.of_player(k) * b.of_player(k) for k in {**a.players, **b.players}}
-    return replace(_scaled(step, a, b.value), players=players, **_about(a, b))
+    return replace(_scaled(step, a, b.value), players=players, **_details_of_both(a, b))
 
 
 def _scaled(step: int, s: Score, by: float) -> Score:
@@ -449,14 +449,16 @@ def _clipped(step: int, s: Score, low: float, high: float) -> Score:
 
 
 def _gated(step: int, s: Score, by: Score, threshold: float) -> Score:
-    return replace(_scaled(step, s, 1.0 if by.total >= threshold else 0.0), **_about(s, by))
+    return replace(
+        _scaled(step, s, 1.0 if by.total >= threshold else 0.0), **_details_of_both(s, by)
+    )
 
 
 def _ramped(step: int, s: Score, start: float, stop: float, steps: int) -> Score:
     return _scaled(step, s, start + (stop - start) * min(max(step / steps, 0.0), 1.0))
 
 
-def _about(a: Score, b: Score) -> dict[str, Any]:
+def _details_of_both(a: Score, b: Score) -> dict[str, Any]:
     """Return the named parts and the reasons of both scores; the same reward twice (configured
     differently) keeps both parts.
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from ..errors import UsageError, meaning, nearest
+from ..errors import UsageError, nearest, suggestion
 
 BASE_FILE = "base_model.json"
 """File beside adapters: the path or id of the model that they change, and the SHA-256 of its
@@ -109,7 +109,7 @@ def check_folder(name: str) -> None:
         (p.name for p in path.parent.glob("*") if p.is_dir()) if os.path.isdir(path.parent) else ()
     )
     near = nearest(path.name, beside)
-    near = meaning(near and name.rstrip("/").removesuffix(path.name) + near)
+    near = suggestion(near and name.rstrip("/").removesuffix(path.name) + near)
     taken = "" if path.is_absolute() or name[0] in ".~" or name.endswith("/") else _taken(name)
     raise UsageError(
         f"model {name!r} does not exist{near or ';'} expected a folder in Hugging Face format, or "

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError, meaning, nearest
+from ..errors import UsageError, nearest, suggestion
 from ..interfaces.tokenizer import LITERAL, Offsets
 from ..registry.known import known_plugins
 from ..registry.lookup import current
@@ -119,7 +119,7 @@ class HFTokenizer:
             Environment().parse(str(self.hf.chat_template or ""))
         )
         for name in set(arguments) - known:
-            if hint := meaning(nearest(name, known)):
+            if hint := suggestion(nearest(name, known)):
                 raise UsageError(
                     f"model.template: the chat template of {self.name} has no variable "
                     f"{name!r}{hint}"

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from ..console.screen import Screen
-from ..tracebacks import said_by
+from ..tracebacks import describe_error
 from .watchdog import Watchdog, blocking_call, cancel_end, end_within, seconds_of
 
 A = TypeVar("A")
@@ -119,10 +119,12 @@ def run_coroutine(main: Coroutine[Any, Any, A]) -> A:
                 runner.get_loop().run_until_complete(task)
             except SystemExit as e:
                 # of a task that an author's code started; whoever awaits that gets it, too
-                if last_report != (last_report := said_by(e)):
+                report = describe_error(e)
+                if report != last_report:
                     Screen().warn(
-                        f"{last_report} in a task that is not Quintain's; the command continues"
+                        f"{report} in a task that is not Quintain's; the command continues"
                     )
+                last_report = report
         return task.result()
     except asyncio.CancelledError as e:
         raise KeyboardInterrupt from e

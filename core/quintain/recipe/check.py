@@ -4,6 +4,7 @@ components need.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -79,37 +80,37 @@ def check_recipe(recipe: Recipe) -> list[str]:
         for s, *_ in order
         if s not in named
     ]
-    if slot := plan.evaluation.spared:
+    if slot := plan.evaluation.costly_slot:
         notes.append(
             f"evaluation.test.other_decoding is off, since calls of the service {slot!r} may cost "
             "money: set it to true to evaluate greedy and sampled replies"
         )
     faults: list[QuintainError] = []
 
-    def ask(check: Callable[[], None]) -> None:
-        """Run *check*, so that all that is missing is told at once."""
+    def run_check(check: Callable[[], None]) -> None:
+        """Run *check* and keep its fault, so that all that is missing is told at once."""
         try:
             check()
         except (UsageError, NoTasksError, InfrastructureError) as e:
             faults.append(e)
 
     if not is_model_source(recipe.model.name):
-        ask(lambda: check_available(recipe.model.name))
+        run_check(lambda: check_available(recipe.model.name))
         if not faults:
-            ask(lambda: notes.extend(check_room(recipe, plan)))
+            run_check(lambda: notes.extend(check_room(recipe, plan)))
     configured = [
         (engine, recipe.engine.args),
         *((component, args) for _, component, args in order),
     ]
     for component, args in configured:
         if isinstance(component, type) and issubclass(component, Service):
-            ask(partial(component.check_available, args))
+            run_check(partial(component.check_available, args))
     for spec in plan.environments:
         check_args(spec.component, spec.args, who=f"environment {spec.name!r}")
-        ask(partial(check_tasks, spec, plan))
+        run_check(partial(check_tasks, spec, plan))
     for spec in plan.evaluation.specs or plan.environments:
         check_args(spec.component, spec.args, who=f"environment {spec.name!r}")
-        ask(partial(check_evaluation, plan.evaluation, spec))
+        run_check(partial(check_evaluation, plan.evaluation, spec))
     if faults:
         raise (
             faults[0]
@@ -142,9 +143,10 @@ def check_disk(recipe: Recipe, weights: int) -> str:
     Raises:
         UsageError: there is less.
     """
-    table, each = recipe.checkpoint, 3 * weights  # and the two moments of AdamW
-    count = min(table.keep + 1, -(-recipe.run.steps // (table.every or recipe.run.steps)))
-    needed, folder = count * each + table.best * weights, Path(recipe.run.folder)
+    table, folder = recipe.checkpoint, Path(recipe.run.folder)
+    size = 3 * weights  # the weights and the two moments of AdamW
+    saved = math.ceil(recipe.run.steps / (table.every or recipe.run.steps))
+    needed = min(table.keep + 1, saved) * size + table.best * weights
     note = (
         f"checkpoints take up to {size_text(needed)}; {size_text(free_bytes(folder))} are free in "
         f"{folder}"
@@ -185,7 +187,7 @@ def check_tasks(spec: EnvironmentSpec, plan: RunPlan) -> None:
         UsageError: the plan orders tasks by level and the first has none.
         EnvironmentFault: the code of the environment failed, or its tasks change.
     """
-    with unless_a_service_is_asked():
+    with allowing_unstarted_services():
         first = first_tasks(without_services(spec), "train", spec.name)
         plan.curriculum.check(first[0], spec.name, plan.algorithm.plan)
 
@@ -196,7 +198,7 @@ def without_services(spec: EnvironmentSpec) -> Environment[Any, Any]:
 
 
 @contextmanager
-def unless_a_service_is_asked() -> Iterator[None]:
+def allowing_unstarted_services() -> Iterator[None]:
     """End the block without an error where an environment asks a service that is not started, be it
     for its tasks or as it is made.
     """
@@ -225,7 +227,7 @@ def check_evaluation(evaluation: EvaluationPlan, spec: EnvironmentSpec) -> None:
         if used == 0:
             continue
         try:
-            with unless_a_service_is_asked():
+            with allowing_unstarted_services():
                 first_tasks(without_services(spec), split, spec.name)
         except NoTasksError as e:
             raise NoTasksError(f"{e}. To train without: --set {key}=0") from e

@@ -25,7 +25,7 @@ from .plan import RunPlan
 PROMPT = 512
 """Assumed tokens of a prompt."""
 _NAMES = {2: "bfloat16", 4: "float32", 8: "float64"}
-HALF = 0.72
+AUTOCAST_SHARE = 0.72
 """Bytes that autocast keeps for the backward pass, as a share of those in float32; measured, see
 docs/hardware.md.
 """
@@ -157,7 +157,7 @@ def activations(plan: RunPlan, module: Any, parameters: int, *, adapters: bool) 
     layer = (
         4
         * (3.5 * hidden + 3 * inner + 3.5 * heads * size + 4 * key_heads * size)
-        * (HALF if half else 1)
+        * (AUTOCAST_SHARE if half else 1)
     )
     kept = 4 * hidden * 2 + (4 * hidden * layers + layer if checkpointing else layer * layers)
     casts = 2 * parameters if half and not (adapters and checkpointing) else 0

@@ -41,7 +41,7 @@ from .tables import (
     StopTable,
 )
 
-EXACT, HALF = 0.01, 0.1
+MISMATCH_LIMIT_FLOAT32, MISMATCH_LIMIT_HALF = 0.01, 0.1
 """Limits of `RunPlan.max_sample_mismatch` in nats, where engine and learner compute in float32, and
 elsewhere. Healthy runs have 1e-6 and 0.005 to 0.02, wide random models to 0.08. docs/health.md has
 a table of what planted errors give.
@@ -81,8 +81,8 @@ class EvaluationPlan:
         samples: rollouts of each task.
         sampling: how replies are decoded.
         other_sampling: the other way of decoding, for the test split; ``None`` leaves it out.
-        spared: the slot of the service for whose sake it is left out, which nobody decided; else
-            empty.
+        costly_slot: the slot of the service whose calls may cost money, for which it is left out
+            without a word in the recipe; else empty.
         test_tasks: 0 leaves the test split out.
         environments: in the order of *specs*, or of the training environments.
         specs: environments of their own; empty if those of training are evaluated.
@@ -94,7 +94,7 @@ class EvaluationPlan:
     samples: int
     sampling: Sampling
     other_sampling: Sampling | None
-    spared: str
+    costly_slot: str
     test_split: str
     test_tasks: int | None
     environments: tuple[HeldOut, ...]
@@ -108,11 +108,11 @@ class EvaluationPlan:
             thinking_budget=algorithm.plan.thinking_budget
         )
         other = sampling.replace(temperature=table.other_decoding_temperature(recipe.sampling))
-        wanted, spared = table.test.other_decoding, ""
+        wanted, costly_slot = table.test.other_decoding, ""
         if wanted == "auto" and table.test.tasks != 0:
-            spared = costly_service(recipe, algorithm)
-            wanted = not spared
-        names = distinct_names(of.name or of.label for of in evaluated)
+            costly_slot = costly_service(recipe, algorithm)
+            wanted = not costly_slot
+        names = distinct_names(one.name or one.label for one in evaluated)
         return cls(
             every=table.every,
             split=table.split,
@@ -120,14 +120,14 @@ class EvaluationPlan:
             samples=table.samples,
             sampling=sampling,
             other_sampling=other if wanted else None,
-            spared=spared,
+            costly_slot=costly_slot,
             test_split=table.test.split,
             test_tasks=table.test.tasks,
             environments=tuple(
-                HeldOut(name=name, weight=of.weight, split=of.split, tasks=of.tasks)
-                for name, of in zip(names, evaluated, strict=True)
+                HeldOut(name=name, weight=one.weight, split=one.split, tasks=one.tasks)
+                for name, one in zip(names, evaluated, strict=True)
             ),
-            specs=tuple(resolve_environment_table(of) for of in table.environments),
+            specs=tuple(resolve_environment_table(one) for one in table.environments),
         )
 
 
@@ -274,7 +274,9 @@ def _max_sample_mismatch(recipe: Recipe) -> float | None:
         return None if setting == "none" else setting
     dtype = {"dtype": recipe.model.dtype, **recipe.engine.args}["dtype"]
     exact = dtype in ("float32", "float64") and recipe.learner.precision == "float32"
-    return EXACT if exact and shares_module(engine_kind(recipe)) else HALF
+    if exact and shares_module(engine_kind(recipe)):
+        return MISMATCH_LIMIT_FLOAT32
+    return MISMATCH_LIMIT_HALF
 
 
 def _notes(recipe: Recipe, algorithm: Algorithm) -> list[str]:

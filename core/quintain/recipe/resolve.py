@@ -25,7 +25,7 @@ from ..registry.checks import check_class
 from ..registry.discovery import short_name
 from ..registry.known import known_plugins
 from ..registry.lookup import current
-from ..services.manager import IN_RECIPE, Choice, find_service, opened, start_order
+from ..services.manager import IN_RECIPE, Choice, find_service, start_order, started_services
 from ..store.runs import model_named
 from ..tracebacks import defined_at
 from .rewards import of_function, parse_reward, qualified
@@ -183,11 +183,10 @@ async def opened_environments(
         RecipeError: a slot has no service.
         BindingError: an argument of an environment is invalid.
     """
-    slots, from_recipe = (
-        {slot for spec in specs for slot in spec.slots},
-        {"policy": None, "learner": None},
-    )
-    async with opened(choices, slots, from_recipe, fix=fix) as services:
+    slots = {slot for spec in specs for slot in spec.slots}
+    # A component may ask for them, as in a run; it gets `None`.
+    without_run = {"policy": None, "learner": None}
+    async with started_services(choices, slots, without_run, fix=fix) as services:
         yield [spec.make(services) for spec in specs], services
 
 
@@ -329,7 +328,7 @@ def with_model(use: str, args: Mapping[str, Any]) -> ComponentTable:
     if component.kind == "engine" and isinstance(model := args.get("model"), str):
         entry = current().entry(component)
         try:
-            args = {**args, "model": model_named(model)[0]}
+            args = {**args, "model": model_named(model).path}
         except UnknownNameError:
             if entry is None or "network" not in entry.needs:
                 raise

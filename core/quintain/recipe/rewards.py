@@ -31,8 +31,8 @@ from ..errors import (
     UnknownNameError,
     UsageError,
     did_you_mean,
-    meaning,
     nearest,
+    suggestion,
 )
 from ..interfaces.reward import Reward, RewardFunction, constant
 from ..registry.binding import bind
@@ -110,7 +110,7 @@ def of_function(function: Callable[..., Any]) -> RewardFunction[Any]:
         if missing := next(
             (n for n, p in named.items() if p.default is p.empty and n not in values), None
         ):
-            near = meaning(nearest(missing, values))
+            near = suggestion(nearest(missing, values))
             raise RewardFault(
                 f"no task has {missing!r}{near}; there is {', '.join(values)} "
                 f"({defined_at(function)})"

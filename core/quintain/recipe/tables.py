@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -515,11 +515,12 @@ class Recipe(_Table):
         try:
             return cls.model_validate(data)
         except ValidationError as e:
-            texts = {
-                p
-                for x in e.errors()
-                if x["type"] == "string_type" and (p := tuple(map(str, x["loc"]))) in typed
+            expecting_text = {
+                tuple(map(str, error["loc"]))
+                for error in e.errors()
+                if error["type"] == "string_type"
             }
+            texts = expecting_text & typed.keys()
             if not texts:
                 text = describe(
                     e, cls, sources=sources or [RecipeLayer("recipe", "", data)], typed=typed
@@ -551,8 +552,16 @@ class Recipe(_Table):
         return tomli_w.dumps(_without_empty(self.model_dump()))
 
 
-def parsed_override(text: str) -> tuple[tuple[str, ...], Any, str]:
-    """Read ``a.b=value``: path, value, and the value as typed.
+class Override(NamedTuple):
+    """A value of a recipe from the command line; *written* is the value as typed."""
+
+    path: tuple[str, ...]
+    value: Any
+    written: str
+
+
+def parsed_override(text: str) -> Override:
+    """Read ``a.b=value``.
 
     A value that is not TOML is plain text (``model.name=Qwen/Qwen3-0.6B``).
 
@@ -572,7 +581,7 @@ def parsed_override(text: str) -> tuple[tuple[str, ...], Any, str]:
             f"characters"
         )
     written = written.strip()
-    return parts, _scalar(written), written
+    return Override(parts, _scalar(written), written)
 
 
 def _scalar(written: str) -> Any:

@@ -24,7 +24,7 @@ from ..interfaces.algorithm import TABLES, Algorithm
 from ..interfaces.pieces import Piece
 from ..interfaces.reward import Reward, RewardFunction
 from ..interfaces.service import Need
-from ..tracebacks import place_of, said_by
+from ..tracebacks import describe_error, place_of
 from ..types.rollout import type_adapter
 from .pieces import find
 
@@ -395,4 +395,4 @@ def _called(make: Callable[[], Any], who: str) -> Any:
         place = place_of(e)
         raise BindingError(f"{who}: {e} ({place})" if place else f"{who}: {e}") from e
     except Exception as e:
-        raise PluginError(f"{who} failed while it was set up: {said_by(e)}") from e
+        raise PluginError(f"{who} failed while it was set up: {describe_error(e)}") from e

@@ -8,7 +8,7 @@ import functools
 import logging
 
 from ..errors import PluginError, UsageError
-from ..tracebacks import is_failure, said_by
+from ..tracebacks import describe_error, is_failure
 from .lookup import current, strict_plugins
 
 log = logging.getLogger("quintain.plugins")
@@ -33,7 +33,7 @@ def check_class(environment: type) -> None:
         except BaseException as e:
             if not is_failure(e):
                 raise
-            message = f"check {component.id!r}: {said_by(e)}"
+            message = f"check {component.id!r}: {describe_error(e)}"
             if strict_plugins():
                 raise PluginError(message) from e
             _warn_once(f"{message}; {environment.__name__} is used without it")

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import UnknownNameError, UsageError, did_you_mean, meaning, nearest
-from ..tracebacks import said_by
+from ..errors import UnknownNameError, UsageError, did_you_mean, nearest, suggestion
+from ..tracebacks import describe_error
 
 BASES = {"environment": "Environment", "engine": "Engine", "service": "Service"}
 """The base class of each kind whose components are classes."""
@@ -44,7 +44,7 @@ def components_in(path: Path, kind: str) -> list[str]:
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as e:
-        raise UsageError(f"{path.name} is not Python: {said_by(e)}") from e
+        raise UsageError(f"{path.name} is not Python: {describe_error(e)}") from e
     names: list[str] = []
     for node in tree.body:
         names.extend(_defined_by(node, kind, names))
@@ -92,7 +92,7 @@ def check_file(kind: str, name: str) -> None:
         return
     if os.path.isdir(path.parent):
         near = nearest(path.name, (p.name for p in path.parent.glob("*.py")))
-        hint = meaning(
+        hint = suggestion(
             near and file.removesuffix(path.name) + near + (f":{attribute}" if attribute else "")
         )
     else:
@@ -100,7 +100,7 @@ def check_file(kind: str, name: str) -> None:
     raise UnknownNameError(f"{kind} {name!r}: there is no file {file!r}{hint}")
 
 
-def meant(kind: str, name: str) -> UnknownNameError | None:
+def error_for_file(kind: str, name: str) -> UnknownNameError | None:
     """Return the error for a *name* that is a file, with or without its ``.py``, but names no
     attribute; else ``None``.
 
@@ -130,7 +130,7 @@ def meant(kind: str, name: str) -> UnknownNameError | None:
     )
 
 
-def lacking(kind: str, target: str, module: Any, attribute: str) -> UnknownNameError:
+def error_for_missing(kind: str, target: str, module: Any, attribute: str) -> UnknownNameError:
     """Return the error for a *module* without *attribute*: shows its nearest name of a component of
     *kind*.
     """

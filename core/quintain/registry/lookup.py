@@ -17,11 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import PluginError, UnknownNameError, meaning, nearest
-from ..tracebacks import is_failure, place_of, said_by
+from ..errors import PluginError, UnknownNameError, nearest, suggestion
+from ..tracebacks import describe_error, is_failure, place_of
 from .discovery import Component, discover, in_order, normalise, without_components
 from .known import known_plugins
-from .local import check_file, lacking, meant
+from .local import check_file, error_for_file, error_for_missing
 from .manifest import FILE, Entry, Manifest, read
 
 
@@ -78,7 +78,7 @@ class Registry:
                 raise UnknownNameError(
                     f"{kind} {name!r} is in a plugin that is not installed: pip install {plugin}"
                 )
-            if (error := meant(kind, name)) is not None:
+            if (error := error_for_file(kind, name)) is not None:
                 raise error
             if undeclared := without_components(name):
                 raise UnknownNameError(undeclared)
@@ -163,10 +163,14 @@ class Registry:
             if not is_failure(e):
                 raise
             if not local:
-                failed = f"{component} cannot be loaded from {component.target!r}: {said_by(e)}"
+                failed = (
+                    f"{component} cannot be loaded from {component.target!r}: {describe_error(e)}"
+                )
                 raise PluginError(f"{failed}. Fix: {self._fix(component, e)}") from e
             if module is not None and isinstance(e, AttributeError):
-                raise lacking(component.kind, component.target, module, attributes.strip()) from e
+                raise error_for_missing(
+                    component.kind, component.target, module, attributes.strip()
+                ) from e
             raise PluginError(_failure_of_file(component, e)) from e
         return value
 
@@ -193,7 +197,7 @@ def _own(error: ModuleNotFoundError, component: Component) -> bool:
 
 
 def _failure_of_file(component: Component, error: BaseException) -> str:
-    failed = f"{component} cannot be loaded: {said_by(error)}"
+    failed = f"{component} cannot be loaded: {describe_error(error)}"
     if not isinstance(error, ModuleNotFoundError):
         return failed + (
             ". Fix: name a file of a package as module:Attribute"
@@ -205,7 +209,7 @@ def _failure_of_file(component: Component, error: BaseException) -> str:
             f"{failed}. Fix: install what provides the module {error.name!r}, or correct its name"
         )
     if near := nearest(component.module, (p.stem for p in Path().glob("*.py"))):
-        return f"{failed}{meaning(near + component.target.removeprefix(component.module))}"
+        return f"{failed}{suggestion(near + component.target.removeprefix(component.module))}"
     return (
         f"{failed}. Fix: check its spelling, and that its folder is the working directory or on "
         f"PYTHONPATH"

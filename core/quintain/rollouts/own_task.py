@@ -26,7 +26,7 @@ async def in_own_task(
     limit: str,
     code_name: str,
     task: Task,
-    late: Callable[[str], Exception] = TimeLimitExceeded,
+    timeout_error: Callable[[str], Exception] = TimeLimitExceeded,
 ) -> Any:
     """Return what *code* returns or raises, which may be any exception, `asyncio.CancelledError`
     included.
@@ -35,15 +35,21 @@ async def in_own_task(
     *code_name* and *task*.
 
     Raises:
-        TimeLimitExceeded: it took longer than the *limit* of this name; or what *late* made of the
-            message at that moment.
+        TimeLimitExceeded: it took longer than the *limit* of this name; or what *timeout_error* made
+            of the message at that moment.
     """
-    loop, seconds, error = asyncio.get_running_loop(), getattr(limits, limit), None
+    loop = asyncio.get_running_loop()
+    seconds = getattr(limits, limit)
+    error: BaseException | None = None
     # A future that the task settles, because `asyncio.wait_for` and `asyncio.wait` cost several
     # times as much, and an episode makes many such calls.
     outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     message = f"{code_name} took over {seconds} s (limits.{limit})"
-    timer = seconds and loop.call_later(seconds, lambda x: _settle(x, None, late(message)), outcome)
+    timer = None
+    if seconds:
+        timer = loop.call_later(
+            seconds, lambda future: _settle(future, None, timeout_error(message)), outcome
+        )
     runner = loop.create_task(_run(outcome, code, task))
     try:
         result, error = await outcome

@@ -23,7 +23,7 @@ from ..interfaces.engine import Engine
 from ..interfaces.environment import Environment
 from ..interfaces.reward import RewardContext
 from ..interfaces.rollout_request import RolloutRequest
-from ..tracebacks import is_failure, said_by, text_of
+from ..tracebacks import describe_error, is_failure, text_of
 from ..types.rollout import (
     AnyGroup,
     AnyRollout,
@@ -134,7 +134,7 @@ async def _result_of(
         # a mistake in the recipe is the same in every episode
         if isinstance(e, UsageError) or not is_failure(e):
             raise
-        reason = text_of(e) if isinstance(e, EnvironmentFault) else said_by(e)
+        reason = text_of(e) if isinstance(e, EnvironmentFault) else describe_error(e)
         return None, Termination(TerminationKind.ENVIRONMENT_ERROR, reason)
     if (
         episode.limit_hit
@@ -163,16 +163,16 @@ def _check_result(result: Any) -> None:
         )
 
 
-More = Callable[[AnyGroup], Sequence[RolloutRequest]]
-See = Callable[[AnyRollout], None]
-Order = Callable[[Sequence[tuple[RolloutRequest, int, int]]], int]
+NextRequests = Callable[[AnyGroup], Sequence[RolloutRequest]]
+OnRollout = Callable[[AnyRollout], None]
+ChooseNext = Callable[[Sequence[tuple[RolloutRequest, int, int]]], int]
 
 
 async def run_groups(
     requests: Sequence[RolloutRequest],
     context: RolloutContext,
-    on_rollout: See | None = None,
-    more: More | None = None,
+    on_rollout: OnRollout | None = None,
+    more: NextRequests | None = None,
 ) -> list[AnyGroup]:
     """Run and score all groups; return them in the order of *requests*, whichever finish first.
 
@@ -201,9 +201,9 @@ class RolloutRunner:
     def __init__(
         self,
         context: RolloutContext,
-        on_rollout: See | None,
-        more: More | None,
-        order: Order | None = None,
+        on_rollout: OnRollout | None,
+        more: NextRequests | None,
+        order: ChooseNext | None = None,
     ):
         self._rollout_context = context
         self._on_rollout = on_rollout
@@ -237,9 +237,9 @@ class RolloutRunner:
             raise error from failed
         return [self._groups[number] for number in self._requests]
 
-    def add(self, requests: Sequence[RolloutRequest], spare: int = 0) -> None:
-        """Queue *requests*, and start workers for the waiting episodes, except for *spare* of
-        them.
+    def add(self, requests: Sequence[RolloutRequest], reserved: int = 0) -> None:
+        """Queue *requests*, and start workers for the waiting episodes, except for as many as a
+        running worker has *reserved*.
         """
         for request in requests:
             number = self._added
@@ -247,7 +247,7 @@ class RolloutRunner:
             self._queue.extend((request, index, number) for index in range(request.group_size))
             self._requests[number] = request
             self._scored[number] = {}
-        for _ in range(min(len(self._queue) - spare, self.concurrency - self._workers)):
+        for _ in range(min(len(self._queue) - reserved, self.concurrency - self._workers)):
             self._workers += 1
             try:
                 self._tasks.create_task(work := self._work())
@@ -272,14 +272,14 @@ class RolloutRunner:
                         break
                 if self._more is None or not context.waits:
                     # In a task of its own, so that a slow reward delays no episode.
-                    self._tasks.create_task(self._score(number, rollout, spare=0))
+                    self._tasks.create_task(self._score(number, rollout, reserved=0))
                 else:
                     # Awaited, because the score decides what is queued next. If it queues more,
                     # this worker takes one of the episodes itself, and no worker starts for it.
-                    await self._score(number, rollout, spare=1)
+                    await self._score(number, rollout, reserved=1)
             self._workers -= 1
 
-    async def _score(self, number: int, rollout: AnyRollout, spare: int) -> None:
+    async def _score(self, number: int, rollout: AnyRollout, reserved: int) -> None:
         """Score *rollout* of request *number*, then its group if it is complete, and hand that to
         *more*.
         """
@@ -306,6 +306,6 @@ class RolloutRunner:
         if self._endless:
             del self._requests[number], self._scored[number], self._groups[number]
         if self._more is not None and (requests := self._more(group)):
-            self.add(requests, spare)
+            self.add(requests, reserved)
             # the new workers register before this one asks the engine for anything
             await asyncio.sleep(0)

@@ -48,7 +48,7 @@ class GradingClock:
             if not self._running:
                 self._busy += ended - self._began
 
-    def take(self) -> dict[str, float]:
+    def take_metrics(self) -> dict[str, float]:
         """Return the metrics of the time since the last call; empty if no reward ran."""
         if self._running:  # those of a schedule whose episodes go on
             now = time.monotonic()

@@ -74,7 +74,7 @@ class Session(Agent):
         self._pending: list[Message] = []
         self._turns = 0
         self.stop_string = ""  # that ended the last turn
-        self._ends: list[int] = []  # after each turn: number of messages
+        self._messages_after: list[int] = []  # number of messages after each turn
         self._rewritten = 0  # turns before the last rewrite
         self._compacting = False
         self._seen: list[Message] = []  # up to the last `record`
@@ -177,11 +177,8 @@ class Session(Agent):
                 + (before if self._rewritten else "")
             )
         fork = self.conversation(name)
-        fork._turns, fork._ends, end = (
-            count,
-            self._ends[:count],
-            self._ends[count - 1] if count else 0,
-        )
+        end = self._messages_after[count - 1] if count else 0
+        fork._turns, fork._messages_after = count, self._messages_after[:count]
         fork.messages = self.messages[: None if turns is None else end]
         fork._pending = fork.messages[end:]
         fork._rewritten, fork._raw = self._rewritten, self._raw
@@ -198,7 +195,7 @@ class Session(Agent):
         if self._conversation:
             self._conversation.rewrite([self._raw.get(id(m), m) for m in messages])
             self._pending = []
-        self._ends = [len(messages)] * self._turns
+        self._messages_after = [len(messages)] * self._turns
         self._rewritten = self._turns
         self.metric(rewrites=self._episode.metrics.get("rewrites", 0) + 1)
 
@@ -295,7 +292,7 @@ class Session(Agent):
         self.messages.append(message)
         if self._conversation:
             self._raw[id(message)] = Message("assistant", turn.text)
-        self._ends.append(len(self.messages))
+        self._messages_after.append(len(self.messages))
         if self.trains:  # limits count the policy's own turns only
             self._episode.turns_taken += 1
             self._episode.spent += turn.tokens
@@ -307,7 +304,7 @@ class Session(Agent):
         *share* of the context.
         """
         if self._conversation and self.trains and not self._compacting:
-            fork, end = self._conversation.fork(self._turns), self._ends[-1]
+            fork, end = self._conversation.fork(self._turns), self._messages_after[-1]
             fork.add(*self._pending)
             if self._turns > self._rewritten and len(fork.prompt_ids()) > share * engine.context:
                 # results stand after their calls

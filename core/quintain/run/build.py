@@ -28,13 +28,13 @@ from ..recipe.tables import LearnerTable, Recipe
 from ..registry.binding import bind, signature_of
 from ..registry.lookup import current
 from ..rollouts.runner import RolloutContext
-from ..services.manager import opened
+from ..services.manager import started_services
 from ..store.checkpoint import Checkpoint, CheckpointManager, latest
 from ..store.run_folder import RunFolder, as_current_run
 from ..types.sampling import derived_seed
 from .collect import Collector
 from .hooks import Hooks
-from .loop import train
+from .loop import training_loop
 from .provenance import header, provenance
 from .remarks import remarks
 from .replays import Replay
@@ -61,11 +61,11 @@ def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str,
             learner = learner_for(plan, model)
         seconds = {"model": time.monotonic() - began}
         return run_coroutine(
-            _run_training(plan, folder, screen, checkpoint, model, learner, seconds)
+            _train_loaded(plan, folder, screen, checkpoint, model, learner, seconds)
         )
 
 
-async def _run_training(
+async def _train_loaded(
     plan: RunPlan,
     folder: RunFolder,
     screen: Screen,
@@ -79,7 +79,10 @@ async def _run_training(
     replays = Replay()
     own_services = {"policy": engine, "learner": learner, "replay": replays}
     states = checkpoint.state["services"] if checkpoint else None
-    async with engine, opened(plan.services, set(plan.slots), own_services, states) as services:
+    async with (
+        engine,
+        started_services(plan.services, set(plan.slots), own_services, states) as services,
+    ):
         learner.serve(services)
         plan = replace(plan, algorithm=learner.algorithm or plan.algorithm)  # with its services
         environments = [spec.make(services) for spec in plan.environments]
@@ -126,7 +129,7 @@ async def _run_training(
             on_stop=lambda: loop.call_soon_threadsafe(run.stop.set),
         ):
             async with aclosing(run.collector):
-                return await train(run)
+                return await training_loop(run)
 
 
 def seed_everything(seed: int) -> None:
@@ -148,7 +151,7 @@ def learner_options(table: LearnerTable) -> dict[str, Any]:
 
 
 def learner_for(plan: RunPlan, model: LoadedModel) -> AnyLearner:
-    """Make the learner of *model*. One that takes ``max_sample_mismatch`` checks it in updates."""
+    """Make the learner of *model*. One that names ``max_sample_mismatch`` checks it in updates."""
     options = learner_options(plan.learner)
     if "max_sample_mismatch" in {field.name for field in signature_of(plan.learner_kind).fields}:
         options["max_sample_mismatch"] = plan.max_sample_mismatch

@@ -85,12 +85,15 @@ async def fill(
     supply = _Supply(plan, groups, draw, rejection)
     tried: list[AnyGroup] = []
     rounds = 0
-    while requests := supply.take(groups - supply.accepted):
+    while requests := supply.next_requests(groups - supply.accepted):
         rounds += 1
         if on_round is not None:
             on_round(rounds, len(requests))
         finished = await run_groups(
-            requests, context, on_rollout, supply.follow if plan.resample == "active" else None
+            requests,
+            context,
+            on_rollout,
+            supply.replacement_for if plan.resample == "active" else None,
         )
         for group in finished:
             supply.reason(group)
@@ -141,7 +144,7 @@ class Collector:
     steps: int = 0
     overlaps: ClassVar[bool] = False
     """Whether episodes run while the learner updates."""
-    keeps: bool = field(default=False, init=False)
+    saves_unfinished: bool = field(default=False, init=False)
     """Whether `state` has the unfinished work of a step."""
 
     @property
@@ -180,7 +183,7 @@ class Collector:
 
     def _offer_replays(self, collected: Collected, context: RolloutContext) -> None:
         by_name = dict(zip(self.names, self.environments, strict=True))
-        self.replays.take(collected.accepted, context, by_name)
+        self.replays.remember(collected.accepted, context, by_name)
 
     def complete(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
         """Complete the step: record in the curriculum the successful and the valid rollouts, by
@@ -244,7 +247,7 @@ class Collector:
         plan, valid = self.algorithm.plan, [r for g in collected.tried for r in g.valid]
         metrics: dict[str, Any] = {
             **self.curriculum.metrics(),
-            **self.rollout_context.grading.take(),
+            **self.rollout_context.grading.take_metrics(),
         }
         if plan.resample != "none":
             metrics |= collected.metrics()
@@ -275,11 +278,11 @@ class _Supply:
         self._groups, self._draw, self._rejection = groups, draw, rejection
         self._drawn = 0
         self._reasons: dict[int, str] = {}
-        self._first: list[AnyGroup] = []
+        self._judged: list[AnyGroup] = []
         self.accepted = 0
         self.cause = ""
 
-    def take(self, count: int) -> list[RolloutRequest]:
+    def next_requests(self, count: int) -> list[RolloutRequest]:
         """Return the next *count* tasks, or fewer if the budget ends."""
         requests: list[RolloutRequest] = []
         while len(requests) < count and self._left:
@@ -298,9 +301,9 @@ class _Supply:
             )
         return requests
 
-    def follow(self, group: AnyGroup) -> Sequence[RolloutRequest]:
+    def replacement_for(self, group: AnyGroup) -> Sequence[RolloutRequest]:
         """Return the replacement of *group*: none if it is accepted."""
-        return self.take(1) if self.reason(group) else ()
+        return self.next_requests(1) if self.reason(group) else ()
 
     def reason(self, group: AnyGroup) -> str:
         """Return why *group* is rejected; empty if it is accepted.
@@ -312,8 +315,8 @@ class _Supply:
         if group.index not in self._reasons:
             reason = self._reasons[group.index] = self._rejection(group)
             self.accepted += not reason
-            self._first.append(group)
-            check_failures(self._first, self._groups)
+            self._judged.append(group)
+            check_failures(self._judged, self._groups)
         return self._reasons[group.index]
 
 

@@ -6,6 +6,9 @@ each episode ends, and punished for length or for leaving ref by the learner whe
 does so in the reward; the advantage in the algorithm's advantage function
 (`quintain.learning.pieces.advantages`), the loss in `quintain.learning.loss`. `Run` (run/run.py)
 holds the objects that take part and the state of the run.
+
+Four policies have names: mu sampled the tokens, prox is the learner before the updates on a batch,
+theta is what these updates change, and ref is the frozen policy of a KL term (docs/glossary.md).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-async def train(run: Run) -> dict[str, Any]:
+async def training_loop(run: Run) -> dict[str, Any]:
     """Train *run* from its current step to its last one; return its summary, as in
     ``summary.json``.
 
@@ -70,7 +73,7 @@ async def before_training(run: Run) -> None:
         "step": 0,
         **flat("held_out", await run.evaluate_if_due()),
         **await run.collector.curriculum.prepare(run),
-        **run.collector.rollout_context.grading.take(),
+        **run.collector.rollout_context.grading.take_metrics(),
     }
     run.folder.append(metrics)
     run.raise_alerts(metrics)
@@ -95,7 +98,7 @@ async def train_step(run: Run) -> bool:
             if batch.tokens:
                 # Log-probs under ref, and under prox (the learner now) where something reads them
                 # before the first pass of the update, which gives them otherwise.
-                scored = await run.apart(lambda: run.learner.prepare(batch))
+                scored = await run.in_learner_thread(lambda: run.learner.prepare(batch))
                 # reward less a baseline, per sample or token
                 advantages = await run.learner.compute_advantages(scored)
                 # Per micro-batch: log-probs under theta, importance ratio, objective, weighted sum,
@@ -105,8 +108,8 @@ async def train_step(run: Run) -> bool:
             await run.weight_sync.sync(run.learner.weights())  # the sampler takes the new version
         run.complete(step, collected)
         last = run.finished()
-        # before the evaluation, whose time is not the step's
-        of_sampling = run.collector.metrics(collected)
+        # Read before the evaluation: its rewards take time, too, which is not the step's.
+        collector_metrics = run.collector.metrics(collected)
         metrics = step_metrics(
             collected.tried,
             rejected=collected.rejected,
@@ -114,7 +117,7 @@ async def train_step(run: Run) -> bool:
             held_out=await run.evaluate_if_due(last=last),
             seconds=clock.spent,
         )
-        metrics |= of_sampling
+        metrics |= collector_metrics
         # Times the engine decoded before every registered worker was ready: above 0, the step does
         # not repeat exactly.
         metrics["engine.stalls"] = run.engine.stalls - stalls

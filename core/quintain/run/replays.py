@@ -31,7 +31,7 @@ class Replay:
     _groups: Sequence[AnyGroup] = ()
     _rollout_context: RolloutContext | None = None
 
-    def take(
+    def remember(
         self,
         groups: Sequence[AnyGroup],
         context: RolloutContext,

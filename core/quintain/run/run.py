@@ -35,7 +35,7 @@ from ..process.interrupts import CANCEL_SECONDS
 from ..process.threads import half_the_threads
 from ..recipe.memory import memory_advice
 from ..recipe.plan import RunPlan
-from ..services.manager import held_back, states
+from ..services.manager import copy_of_state, states
 from ..store.checkpoint import Checkpoint, CheckpointManager, generators, restore_generators
 from ..store.rollout_table import Advantages, advantages_of
 from ..store.run_folder import RunFolder
@@ -115,7 +115,7 @@ class Run:
         held_out: the environments of the evaluations.
         alerts: the message of each active alert, by its name.
         advantages: of the last update, for the table of rollouts.
-        undone: state of curriculum and services before a step that an error ended; a checkpoint
+        state_before_step: of curriculum and services, once an error ended the step; a checkpoint
             saves it instead of their current state.
     """
 
@@ -135,7 +135,7 @@ class Run:
     alerts: Mapping[str, str] = field(default_factory=dict)
     recorded: bool = True
     advantages: Advantages = field(default_factory=dict)
-    undone: dict[str, Any] | None = None
+    state_before_step: dict[str, Any] | None = None
     _thread: ThreadPoolExecutor = field(
         default_factory=partial(ThreadPoolExecutor, 1, "quintain-learner"), init=False
     )
@@ -244,7 +244,7 @@ class Run:
                     )
                     results.append(result)
         metrics = {
-            **held_out_metrics(results, [of.weight for of in self.plan.evaluation.environments]),
+            **held_out_metrics(results, [one.weight for one in self.plan.evaluation.environments]),
             "temperature": sampling.temperature,
         }
         rollouts = (
@@ -295,6 +295,10 @@ class Run:
     ) -> dict[str, float]:
         """Update the policy; stop the run if engine and learner disagree about weights or
         log-probs.
+
+        Raises:
+            UndeliveredWeights: the engine has other weights than it was given.
+            SamplerMismatch: log-probs of the same tokens differ by more than the limit.
         """
         temperature, limit = self.plan.sampling.temperature, self.plan.max_sample_mismatch
         if limit is not None:
@@ -302,11 +306,13 @@ class Run:
             await check_delivery(self.engine, self.weight_sync.published(live), live)
         self.advantages = advantages_of(groups, advantages)
         try:
-            metrics: dict[str, float] = await self.apart(
+            metrics: dict[str, float] = await self.in_learner_thread(
                 partial(self.learner.step, scored, advantages=advantages)
             )
         except SamplerMismatch as error:
             raise await explained(error, self.learner, self.engine, temperature) from None
+        # A learner that compares nothing itself has no such metric. An engine scores with the whole
+        # vocabulary, so its scores cannot be compared with those of pruned sampling.
         if (
             limit is not None
             and "mismatch.sample" not in metrics
@@ -315,7 +321,7 @@ class Run:
             metrics |= await rescored(self.engine, groups, temperature, limit)
         return metrics
 
-    async def apart(self, work: Callable[[], A]) -> A:
+    async def in_learner_thread(self, work: Callable[[], A]) -> A:
         """Return the result of *work* of the learner, which runs in a thread of its own if episodes
         run meanwhile.
         """
@@ -407,12 +413,12 @@ class Run:
 
         A collector that keeps unfinished work has the state of now in the next checkpoint.
         """
-        before = {**self._sources(), "services": held_back(states(self.services))}
+        before = self._state_of_sampling(copy_of_state(states(self.services)))
         drawn = generators()
         try:
             yield
         except BaseException:
-            self.undone = None if self.collector.keeps else before
+            self.state_before_step = None if self.collector.saves_unfinished else before
             restore_generators(drawn)
             raise
 
@@ -454,15 +460,19 @@ class Run:
             content = {
                 "run": vars(state),
                 "published": self.weight_sync.state(),
-                **(self.undone or {**self._sources(), "services": states(self.services)}),
+                **(self.state_before_step or self._state_of_sampling(states(self.services))),
             }
             path = self.checkpoints.save(
                 state.step, learner=self.learner, state=content, best=better
             )
         self.hooks.emit(CheckpointSaved(step=state.step, path=str(path.absolute()), best=better))
 
-    def _sources(self) -> dict[str, Any]:
-        return {"curriculum": self.collector.curriculum.state(), "queue": self.collector.state()}
+    def _state_of_sampling(self, services: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "curriculum": self.collector.curriculum.state(),
+            "queue": self.collector.state(),
+            "services": services,
+        }
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint; services restored their states when they started.

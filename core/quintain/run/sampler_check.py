@@ -50,6 +50,7 @@ async def rescored(
         if set(s.versions) == {-1, engine.version}
     ]
     largest = 0.0
+    # the first and the last
     for sequence in fresh[:: max(1, len(fresh) - 1)]:
         recorded, scores = await _log_probs(engine, [sequence], temperature)
         largest = max(largest, difference := typical_difference(recorded, scores))
@@ -106,6 +107,7 @@ def _cache_fault(
     engine: TokenEngine, recorded: Sequence[float], scores: Sequence[float], limit: float
 ) -> str:
     pairs = enumerate(zip(recorded, scores, strict=True), start=1)
+    # `typical_difference` of a single token is a ninth of its gap: this token alone is over the limit.
     place = next(
         (
             f", from its token {i} of {len(scores)} on"

@@ -12,7 +12,7 @@ from ..interfaces.service import Service
 from ..registry.binding import bind, signature_of
 from ..registry.discovery import Component
 from ..registry.lookup import Registry, current
-from ..tracebacks import said_by
+from ..tracebacks import describe_error
 
 IN_RECIPE = 'add [services.{slot}] with use = "..." to the recipe'
 BY_OPTION = "say what fills it with --service {slot}=NAME"
@@ -29,7 +29,7 @@ class Choice(Protocol):
 
 
 @asynccontextmanager
-async def opened(
+async def started_services(
     choices: Mapping[str, Choice],
     required: Iterable[str],
     available: Mapping[str, Any],
@@ -66,7 +66,7 @@ async def opened(
             except Exception as e:
                 if isinstance(e, QuintainError):
                     raise
-                raise PluginError(f"[services.{slot}] does not start: {said_by(e)}") from e
+                raise PluginError(f"[services.{slot}] does not start: {describe_error(e)}") from e
         yield running
 
 
@@ -82,7 +82,7 @@ def start_order(
     The slots *available* are filled already.
 
     Raises:
-        RecipeError: as `opened`.
+        RecipeError: as `started_services`.
     """
     registry = current()
     order: list[tuple[str, Any, Mapping[str, Any]]] = []
@@ -110,7 +110,7 @@ def needed_by(slots: Iterable[str], choices: Mapping[str, Choice]) -> dict[str, 
     """Return those of *choices* that fill one of *slots*, or a slot of a service that does.
 
     Raises:
-        RecipeError: as `opened`.
+        RecipeError: as `started_services`.
     """
     registry = current()
     reached: set[str] = set()
@@ -127,13 +127,19 @@ def needed_by(slots: Iterable[str], choices: Mapping[str, Choice]) -> dict[str, 
 def _chosen(
     slot: str, choices: Mapping[str, Choice], registry: Registry, trail: tuple[str, ...], fix: str
 ) -> tuple[Any, Mapping[str, Any]]:
+    """Return the component that fills *slot*, and its arguments: the chosen one, or else the service
+    of the slot's name.
+
+    Raises:
+        RecipeError: there is neither. *trail* are the slots that led here, for its message.
+    """
     if slot in choices:
         return registry.resolve(find_service(choices[slot].use)), choices[slot].args
     if registry.matching(slot, "service"):
         return registry.load("service", slot), {}
-    by = f" (needed by the service {trail[-1]!r})" if trail else ""
+    needed = f" (needed by the service {trail[-1]!r})" if trail else ""
     raise RecipeError(
-        f"a service {slot!r} is needed{by}: {fix.format(slot=slot)}; `quintain list services` "
+        f"a service {slot!r} is needed{needed}: {fix.format(slot=slot)}; `quintain list services` "
         f"shows all"
     )
 
@@ -160,12 +166,12 @@ def states(services: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def held_back(state: Any) -> Any:
+def copy_of_state(state: Any) -> Any:
     """Return a copy of plain data that later changes do not reach; tensors are shared, see
     `Service.state`.
     """
     if isinstance(state, Mapping):
-        return {key: held_back(value) for key, value in state.items()}
+        return {key: copy_of_state(value) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
-        return [held_back(value) for value in state]
+        return [copy_of_state(value) for value in state]
     return state if hasattr(state, "element_size") else copy.deepcopy(state)

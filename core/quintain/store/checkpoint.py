@@ -7,7 +7,9 @@
                           of the model that they change
         learner.pt        optimizer, counters, random-number generators; weights if model/ is not exact; not in the
                           best checkpoint once later ones are kept
-        state.json        curriculum, services, counters of the run
+        state.json        what `Run.save` gives: `run` (counters), `published` (weights that the
+                          engine has still to get), `curriculum`, `queue` (groups that no batch has
+                          taken) and `services`
         state.pt          tensors of that state, if any
         checkpoint.json   step, whether it was the best so far, version, name of the tokenizer
         SHA256SUMS        digests of the other files, as `sha256sum -c` reads them

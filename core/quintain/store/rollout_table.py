@@ -112,15 +112,15 @@ def advantages_of(groups: Iterable[AnyGroup], advantages: Any) -> Advantages:
             for value, (*_, tokens) in zip(values, samples, strict=True)
             for value in repeat(value, tokens)
         ]
-    each = iter(values)
-    of_samples = [
-        (rollout, player, list(islice(each, tokens))) for rollout, player, tokens in samples
-    ]
-    return {
-        (rollout.group, rollout.sample): part[: rollout.transcripts[""].sampled]
-        for rollout, player, part in of_samples
-        if part and not player and "" in rollout.transcripts
-    }
+    by_token = iter(values)
+    first_conversations: dict[tuple[int, int], Sequence[float]] = {}
+    for rollout, player, tokens in samples:
+        of_sample = list(islice(by_token, tokens))
+        # The first conversation has no name. Its tokens are the first of the sample.
+        if of_sample and not player and "" in rollout.transcripts:
+            first = of_sample[: rollout.transcripts[""].sampled]
+            first_conversations[rollout.group, rollout.sample] = first
+    return first_conversations
 
 
 def row(

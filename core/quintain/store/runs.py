@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import RunError, UnknownNameError
 from ..models.hf import check_folder
@@ -24,12 +25,21 @@ def find_run(run: str | Path, folder: str | Path = "runs") -> Path:
     raise no_run(str(run), Path(folder))
 
 
-def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
-    """Return the path or id of the model *name*, for `load_model`, and its system message in
-    training.
+class NamedModel(NamedTuple):
+    """Where a model is, and how it was trained.
 
-    *name* is a run (its best checkpoint, or the last), a checkpoint, a folder with a model, or a
-    Hugging Face id. The message is empty if the recipe has none.
+    Attributes:
+        path: path or id, for `load_model`.
+        system: the system message in training; empty if its recipe has none.
+    """
+
+    path: str
+    system: str
+
+
+def model_named(name: str, folder: str | Path = "runs") -> NamedModel:
+    """Find the model *name*: a run (its best checkpoint, or the last), a checkpoint, a folder with a
+    model, or a Hugging Face id.
 
     Raises:
         RunError: the run has no checkpoint yet, or its recipe is damaged.
@@ -45,9 +55,8 @@ def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
             )
             raise UnknownNameError(f"{e}; no folder of that name either; {hub}") from None
         check_folder(name)
-        return (
-            str(inside) if any(os.path.isfile(inside / config) for config in configs) else name
-        ), ""
+        is_checkpoint = any(os.path.isfile(inside / config) for config in configs)
+        return NamedModel(str(inside) if is_checkpoint else name, "")
     run = RunFolder(path, lock=False)
     checkpoint = best(run)
     if checkpoint is None:
@@ -57,7 +66,8 @@ def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
         )
     try:
         rows = read_toml(run.recipe()).get("environments", [])
-        return str(checkpoint.model), str(rows[0].get("system", "")) if len(rows) == 1 else ""
+        system = str(rows[0].get("system", "")) if len(rows) == 1 else ""
+        return NamedModel(str(checkpoint.model), system)
     except (ValueError, TypeError, AttributeError) as e:
         raise RunError(
             f"the recipe of run {run.name!r} is damaged: {e}; --model {checkpoint.model} needs none"

@@ -8,7 +8,7 @@ from typing import Any
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward
 from quintain.interfaces.service import need
-from quintain.recipe.check import unless_a_service_is_asked, without_services
+from quintain.recipe.check import allowing_unstarted_services, without_services
 from quintain.recipe.resolve import EnvironmentSpec, resolve_environment_table
 from quintain.recipe.tables import EnvironmentTable
 from quintain.testing import isolated_plugins
@@ -41,7 +41,7 @@ def test_an_environment_that_asks_a_service_as_it_is_made_is_not_checked_further
     """No service is started by a check, so nothing can be said about its tasks."""
     reached = False
 
-    with unless_a_service_is_asked():
+    with allowing_unstarted_services():
         without_services(spec())
         reached = True
     assert not reached

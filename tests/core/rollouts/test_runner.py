@@ -363,10 +363,10 @@ def test_the_time_of_rewards_is_measured_and_overlaps_count_once() -> None:
     context = RolloutContext(engine=Speaker(echo))
     request = RolloutRequest(environment=Waits(), task=Task(prompt="1"), group_size=4)
     asyncio.run(run_groups([request], context))
-    taken = context.grading.take()
+    taken = context.grading.take_metrics()
     assert 0.04 < taken["grading.seconds_per_rollout"] <= taken["grading.seconds"]
     assert taken["grading.seconds"] < 4 * taken["grading.seconds_per_rollout"]
-    assert context.grading.take() == {}
+    assert context.grading.take_metrics() == {}
 
 
 def test_a_reward_that_still_runs_counts_up_to_the_present(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from quintain.errors import InfrastructureError, PluginError, RecipeError
 from quintain.interfaces.service import Service, need
 from quintain.recipe.tables import ComponentTable
-from quintain.services.manager import needed_by, opened, states
+from quintain.services.manager import needed_by, started_services, states
 from quintain.testing import isolated_plugins
 
 LOG: list[str] = []
@@ -78,7 +78,7 @@ def run(
     LOG.clear()
 
     async def main() -> dict[str, Any]:
-        async with opened(choices, wanted, {"policy": "the policy"}, state) as running:
+        async with started_services(choices, wanted, {"policy": "the policy"}, state) as running:
             LOG.append("run")
             return dict(running)
 

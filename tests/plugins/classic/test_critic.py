@@ -14,7 +14,7 @@ from torch import Tensor
 from quintain.errors import RunError, UsageError
 from quintain.learning import ALGORITHMS, Batch, Learner, Sample
 from quintain.models.tokenizer import HFTokenizer
-from quintain.services.manager import held_back
+from quintain.services.manager import copy_of_state
 from quintain.store.checkpoint import CheckpointManager, latest
 from quintain.store.run_folder import RunFolder
 from quintain_classic.critic import Critic, explained_variance, value_terms
@@ -166,7 +166,7 @@ def test_a_step_that_is_given_up_copies_no_weights() -> None:
     batch = batches.batch()
     critic.fit(batch, *targets(batch))
     state = {"critic": critic.state(), "other": {"seen": [1]}}
-    held = held_back(state)
+    held = copy_of_state(state)
     state["other"]["seen"].append(2)
     assert held["other"]["seen"] == [1]
     name, weight = next(iter(state["critic"]["weights"].items()))

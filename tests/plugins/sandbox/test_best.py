@@ -16,7 +16,7 @@ import pytest
 
 from quintain.errors import InfrastructureError, UsageError
 from quintain.recipe.tables import ComponentTable
-from quintain.services.manager import opened
+from quintain.services.manager import started_services
 from quintain_sandbox import (
     AXES,
     BestSandbox,
@@ -55,7 +55,7 @@ def test_the_first_provider_that_starts_is_taken_and_the_choice_is_logged(
     without("bubblewrap", monkeypatch)
 
     async def chosen() -> tuple[str, str, dict[str, Guarantee]]:
-        async with opened(
+        async with started_services(
             {"sandbox": ComponentTable(use="sandbox", args={"enforce": ["network"]})}, [], {}
         ) as running:
             service = running["sandbox"]
@@ -115,7 +115,9 @@ def test_arguments_of_one_provider_are_a_table_with_its_name() -> None:
     async def chosen() -> tuple[str, int, int]:
         args = {"slots": 2, "enforce": ["network"], "providers": ["bubblewrap", "landlock"]}
         args |= {"landlock": {"read_only": ["/opt"]}, "bubblewrap": {"warm": 1, "slots": 1}}
-        async with opened({"sandbox": ComponentTable(use="sandbox", args=args)}, [], {}) as running:
+        async with started_services(
+            {"sandbox": ComponentTable(use="sandbox", args=args)}, [], {}
+        ) as running:
             service = running["sandbox"]
             assert isinstance(service, BestSandbox)
             assert isinstance(service.chosen, Bubblewrap)

@@ -19,7 +19,7 @@ import pytest
 
 from quintain.errors import InfrastructureError, UsageError
 from quintain.recipe.tables import ComponentTable
-from quintain.services.manager import opened
+from quintain.services.manager import started_services
 from quintain_sandbox import (
     AXES,
     Bubblewrap,
@@ -412,7 +412,7 @@ def test_a_recipe_names_the_provider(sandbox: Bubblewrap) -> None:
 
     async def opened_by_recipe() -> tuple[ProgramResult, Bubblewrap]:
         table = ComponentTable(use="bubblewrap", args={"slots": 1, "enforce": ["filesystem"]})
-        async with opened({"sandbox": table}, ["sandbox"], {}, None) as running:
+        async with started_services({"sandbox": table}, ["sandbox"], {}, None) as running:
             service = running["sandbox"]
             assert isinstance(service, Bubblewrap)
             return await service.run({}, ["echo", "hi"], limits=PATIENT), service

@@ -455,7 +455,7 @@ class EmbeddedEngine(TokenEngine):
         sampler = Sampler([r.sampling for r in requests], logits.device)
         ids, logps = sampler.pick(logits, uniforms.to(logits.device))
         for row, token, logp in zip(rows, ids.tolist(), logps.tolist(), strict=True):
-            self._rows_request(row).take([token], [logp], self.version)
+            self._rows_request(row).append([token], [logp], self.version)
             self._settle(row)
 
     def _burst(self) -> None:
@@ -474,7 +474,7 @@ class EmbeddedEngine(TokenEngine):
         decoded = decode_burst(self._forward, requests)
         for row, request, tokens, logps in zip(rows, requests, *decoded, strict=True):
             if request is not None:
-                request.take(tokens, logps, self.version)
+                request.append(tokens, logps, self.version)
                 self._settle(row)
 
     def _settle(self, row: int) -> None:

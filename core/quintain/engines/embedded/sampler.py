@@ -69,7 +69,7 @@ class Sampler:
             for i, sampling in enumerate(samplings)
             if sampling.truncates and sampling.temperature > 0
         ]
-        self._hows = samplings
+        self._samplings = samplings
         self._all_greedy = len(self.greedy) == len(samplings)
         temperatures = [sampling.temperature or 1.0 for sampling in samplings]
         prunes = [sampling.prune for sampling in samplings]
@@ -103,7 +103,7 @@ class Sampler:
         if self.greedy:
             ids[self.greedy] = logits[self.greedy].argmax(-1)
         for i in self.truncated:
-            ids[i] = invert(truncate(probs[i], self._hows[i])[None], uniforms[i : i + 1])[0]
+            ids[i] = invert(truncate(probs[i], self._samplings[i])[None], uniforms[i : i + 1])[0]
         return ids
 
 

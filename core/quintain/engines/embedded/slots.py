@@ -50,7 +50,7 @@ class Request:
     versions: list[int] = field(default_factory=list)
     stale: bool = False
 
-    def take(self, tokens: Sequence[int], logps: Sequence[float], version: int) -> None:
+    def append(self, tokens: Sequence[int], logps: Sequence[float], version: int) -> None:
         """Append sampled tokens."""
         self.tokens += tokens
         self.logps += logps

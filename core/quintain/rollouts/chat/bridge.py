@@ -95,7 +95,7 @@ class Conversation:
         """Record a turn of the policy; its text, without what ended it."""
         self._recorder.sampled(sampled)
         self._text += self.tokenizer.decode(sampled.ids)
-        text = spoken(self.tokenizer, sampled)
+        text = text_without_stop(self.tokenizer, sampled)
         # The message has the raw text, with thoughts and calls, so that the template renders
         # exactly what was sampled.
         self._messages.append(Message("assistant", text))
@@ -156,7 +156,7 @@ class Conversation:
         return ids, sources
 
 
-def spoken(tokenizer: ChatTokenizer, sampled: Sampled) -> str:
+def text_without_stop(tokenizer: ChatTokenizer, sampled: Sampled) -> str:
     """Return the text of a sampled turn without the stop token or stop string that ended it."""
     ids = sampled.ids
     if (

@@ -26,7 +26,7 @@ from quintain.errors import PluginError, QuintainError, UsageError
 from quintain.recipe import EnvironmentTable, resolve_environment_table
 from quintain.registry import Component, current, signature_of
 from quintain.run import Hooks
-from quintain.services import BY_OPTION, Choice, opened
+from quintain.services import BY_OPTION, Choice, started_services
 from quintain.testing import rollout
 from quintain.tracebacks import defined_at
 from quintain.types import reaches
@@ -472,7 +472,7 @@ def opened_for_check(
     services: Mapping[str, Choice], slots: set[str]
 ) -> AbstractAsyncContextManager[Mapping[str, Any]]:
     """Start the services of *slots*; errors name the option that chooses one."""
-    return opened(services, slots, {"policy": None, "learner": None}, fix=BY_OPTION)
+    return started_services(services, slots, {"policy": None, "learner": None}, fix=BY_OPTION)
 
 
 def suite_checks(

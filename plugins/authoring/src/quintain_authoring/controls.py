@@ -13,7 +13,7 @@ from typing import Any
 from quintain import Engine, Environment, Message, Reply, Sampling, Task, ToolSpec
 from quintain.errors import EnvironmentFault, UnknownNameError, UsageError
 from quintain.evaluation import Evaluation, TaskResult, evaluate, first_tasks
-from quintain.tracebacks import said_by
+from quintain.tracebacks import describe_error
 from quintain.types import SCORE_TOLERANCE
 
 __all__ = ["ControlCheck", "ControlEngine", "check_controls"]
@@ -67,7 +67,7 @@ class ControlEngine(Engine):
                 answer = await answer
         except Exception as e:
             where = f"{type(self._environment).__name__}.{self.control}"
-            raise EnvironmentFault(f"the control {where} failed: {said_by(e)}") from e
+            raise EnvironmentFault(f"the control {where} failed: {describe_error(e)}") from e
         if isinstance(answer, (str, Reply)):
             return answer if isinstance(answer, Reply) else Reply(text=answer)
         raise EnvironmentFault(

@@ -12,7 +12,7 @@ from quintain import Service
 from quintain.errors import PluginError
 from quintain.registry import Component, current, signature_of
 from quintain.run import Hooks
-from quintain.services import BY_OPTION, Choice, opened
+from quintain.services import BY_OPTION, Choice, started_services
 from quintain.store import plain_data
 
 from .checks import Check, tried
@@ -89,7 +89,7 @@ async def state_of(
     name = component.name if ":" in component.name else component.id
     choices = {**services, **services_of([f"{SLOT}={name}"], [f"{SLOT}.{pair}" for pair in args])}
     state = {SLOT: stored} if stored else None
-    async with opened(choices, {SLOT}, {}, state, fix=BY_OPTION) as running:
+    async with started_services(choices, {SLOT}, {}, state, fix=BY_OPTION) as running:
         service = running[SLOT]
         assert service is not None, "`__aenter__` returns None; end it with `return self`"
         Hooks(strict=True).add_service(service, SLOT)

@@ -180,7 +180,7 @@ def _choices(env: str | None, model: str | None, args: Sequence[str]) -> list[st
     """Return the keys that --env, --model and --arg set, as in `quintain train`."""
     changes = [] if env is None else [f"environments=[{{use={json.dumps(env)}}}]"]
     if model is not None:
-        path = model if is_model_source(model) else model_named(model)[0]
+        path = model if is_model_source(model) else model_named(model).path
         changes.append(f"model.name={json.dumps(path)}")
     return [*changes, *(f"environments.0.args.{pair}" for pair in args)]
 

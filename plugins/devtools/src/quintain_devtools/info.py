@@ -22,9 +22,9 @@ from quintain.registry import (
     Registry,
     Signature,
     current,
+    error_for_file,
     import_algorithms,
     known_plugins,
-    meant,
     signature_of,
     type_name,
 )
@@ -238,7 +238,7 @@ def matching(name: str, registry: Registry) -> list[Component]:
             c for c in pieces.components() if c.name.partition(".")[2] == bare
         ]
     if not components:
-        if (error := meant(kind or "environment", bare)) is not None:
+        if (error := error_for_file(kind or "environment", bare)) is not None:
             raise error
         names = (c.name for c in (*registry.components(kind), *pieces.components()))
         hint = "\n".join(

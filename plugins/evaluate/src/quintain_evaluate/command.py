@@ -311,10 +311,10 @@ async def _evaluated(
 ) -> Evaluation:
     from quintain.evaluation import evaluate as measure
     from quintain.evaluation import tasks_of
-    from quintain.services import BY_OPTION, opened
+    from quintain.services import BY_OPTION, started_services
     from quintain_authoring import ControlEngine
 
-    async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
+    async with started_services(choices, spec.slots, {}, fix=BY_OPTION) as services:
         environment = spec.make(services)
         chosen = tasks_of(environment, how["split"], tasks, name=spec.name)
         engine = client or ControlEngine(environment, control)
@@ -332,10 +332,10 @@ async def _evaluated(
 async def _controls(
     spec: EnvironmentSpec, choices: Mapping[str, Choice], how: Mapping[str, Any]
 ) -> tuple[ControlCheck, ...]:
-    from quintain.services import BY_OPTION, opened
+    from quintain.services import BY_OPTION, started_services
     from quintain_authoring.controls import check_controls
 
-    async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
+    async with started_services(choices, spec.slots, {}, fix=BY_OPTION) as services:
         return await check_controls(spec.make(services), services=services, **how)
 
 

@@ -93,7 +93,7 @@ def serve(
             f"--host {host} is reachable from other machines: give a key with --key or "
             f"QUINTAIN_SERVE_KEY"
         )
-    path = default_model() if model == DEFAULT else model_named(model, folder)[0]
+    path = default_model() if model == DEFAULT else model_named(model, folder).path
     with sigterm_as_ctrl_c():
         asyncio.run(
             _serve(

@@ -223,13 +223,13 @@ class FrozenModel(FixedLikelihood):
         from quintain.models import check_available
         from quintain.store import model_named
 
-        check_available(model_named(str(args["model"]))[0])
+        check_available(model_named(str(args["model"])).path)
 
     async def __aenter__(self) -> Self:
         from quintain.models import load_model
         from quintain.store import model_named
 
-        path = model_named(self._model)[0]
+        path = model_named(self._model).path
         loaded = load_model(path, dtype=self._dtype, device=self._device)
         if self._slot:
             loaded.module.load_state_dict(self._kept(Path(path).parent / "state.pt"))

@@ -195,7 +195,7 @@ def _to_train(model: str, seed: int, device: str, folder: str, screen: Screen) -
     from .scoring import new_scoring_model
 
     if not is_model_source(model):
-        return new_scoring_model(model_named(model, folder)[0], seed=seed, device=device)
+        return new_scoring_model(model_named(model, folder).path, seed=seed, device=device)
     seed_everything(seed)
     settings = [f"model.name={json.dumps(model)}", f"run.seed={seed}"]
     recipe = Recipe.parse(

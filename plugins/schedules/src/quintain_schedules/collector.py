@@ -52,7 +52,7 @@ class AsyncCollector(Collector):
 
     def __post_init__(self) -> None:
         # With a staleness of 0, a resumed run repeats an unfinished step instead, bit for bit.
-        self.keeps = self.schedule.max_staleness > 0
+        self.saves_unfinished = self.schedule.max_staleness > 0
         self._step = 0
         self._complete: list[CompleteGroup] = []
         self._taken: list[CompleteGroup] = []  # the learner's batch, until the step is complete
@@ -89,9 +89,9 @@ class AsyncCollector(Collector):
         """Wait for the next batch; episodes of later ones run on. Raises as `Collector.collect`."""
         self._step, self._taken, self._version = step, [], self._engine.version
         self.screen.phase(f"step {step}: rollouts")
-        context = replace(self.rollout_context, step=step, waits=not self.keeps)
+        context = replace(self.rollout_context, step=step, waits=not self.saves_unfinished)
         if self._task is None:
-            choose = self._choose if self.keeps or self._order else None
+            choose = self._choose if self.saves_unfinished or self._order else None
             self._runner = RolloutRunner(context, self._on_rollout, self._on_group, choose)
             self._task = asyncio.create_task(
                 self._runner.run((), endless=True), name="quintain-rollouts"
@@ -121,7 +121,7 @@ class AsyncCollector(Collector):
     @property
     def samples_here(self) -> bool:
         """Whether this process has episodes to sample for now, also while the learner updates."""
-        return self.keeps and bool(self._running) and shares_module(type(self._engine))
+        return self.saves_unfinished and bool(self._running) and shares_module(type(self._engine))
 
     async def aclose(self) -> None:
         """Cancel the running episodes."""
@@ -171,7 +171,7 @@ class AsyncCollector(Collector):
         """Start what the capacity admits while the learner has its batch; with a staleness of 0,
         nothing.
         """
-        if self.keeps and self._task is not None and not self._task.done():
+        if self.saves_unfinished and self._task is not None and not self._task.done():
             self._runner.add(self._admit())
 
     def _usable(self) -> list[CompleteGroup]:
@@ -202,7 +202,7 @@ class AsyncCollector(Collector):
         if self._abandoned.pop(group.index, None) is not None:
             self._wasted.append(group)
             return ()
-        if self.keeps and self.schedule.stale != "wait":
+        if self.saves_unfinished and self.schedule.stale != "wait":
             # Where nothing is left out, each group has its place in a batch, however slow it is.
             admitted_before = takewhile(lambda index: index != group.index, self._running)
             self._overtaken.update(admitted_before)
@@ -212,7 +212,11 @@ class AsyncCollector(Collector):
         self._complete.append(self._judged(request, group, self._rejection(group)))
         if not self._running:
             self._idle_from = time.monotonic()
-        return self._admit() if self.keeps or self.algorithm.plan.resample == "active" else ()
+        return (
+            self._admit()
+            if self.saves_unfinished or self.algorithm.plan.resample == "active"
+            else ()
+        )
 
     def _judged(self, request: RolloutRequest, group: AnyGroup, reason: str) -> CompleteGroup:
         versions = (

@@ -78,7 +78,7 @@ class TrainingOptions:
             if key[0] == "model" and key[1] in REFUSED:
                 raise UsageError(f"--set {pair!r}: {REFUSED[key[1]]}")
         model = self.model
-        path = model if is_model_source(model) else model_named(model, self.folder)[0]
+        path = model if is_model_source(model) else model_named(model, self.folder).path
         settings = [f"environments.0.use={json.dumps(source)}", f"run.seed={seed}"]
         settings += [f"model.name={json.dumps(path)}", f"learner.lr={float(self.lr)!r}"]
         settings += [f"environments.0.args.{pair}" for pair in args]

@@ -42,7 +42,7 @@ def _tokenizer(model: str) -> Any:
     from quintain.models import HFTokenizer, quiet
     from quintain.store import model_named
 
-    path = model_named(str(Path(model).expanduser()))[0]
+    path = model_named(str(Path(model).expanduser())).path
     local = Path(path).is_dir()
     try:
         with quiet():
