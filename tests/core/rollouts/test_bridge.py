@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quintain.models.tokenizer import PLAIN_STOPS, render_plain
 from quintain.models.tool_calls import parse
-from quintain.rollouts.chat.bridge import Conversation, spoken
+from quintain.rollouts.chat.bridge import Conversation, text_without_stop
 from quintain.types.task import Message
 from quintain.types.transcript import Sampled, TokenSource
 from quintain_authoring.byte_tokenizer import ByteTokenizer
@@ -150,8 +150,8 @@ def test_spoken_drops_only_what_ended_the_turn() -> None:
     tokenizer = ByteTokenizer()
     end = tokenizer.stop_ids[0]
 
-    assert spoken(tokenizer, sampled([104, 105, end], stop=end)) == "hi"
-    assert spoken(tokenizer, sampled([104, 105])) == "hi"
+    assert text_without_stop(tokenizer, sampled([104, 105, end], stop=end)) == "hi"
+    assert text_without_stop(tokenizer, sampled([104, 105])) == "hi"
 
 
 @given(st.text(max_size=60), st.booleans())

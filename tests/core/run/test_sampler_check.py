@@ -20,7 +20,7 @@ from quintain.learning import ALGORITHMS, Batch, Learner, Sample, SamplerMismatc
 from quintain.models.forward import Forward
 from quintain.models.sampler_mismatch import differences, own_logps, typical_difference
 from quintain.models.snapshot import Snapshot
-from quintain.recipe.plan import EXACT, HALF
+from quintain.recipe.plan import MISMATCH_LIMIT_FLOAT32, MISMATCH_LIMIT_HALF
 from quintain.recipe.tables import Recipe
 from quintain.store.run_folder import Record
 from quintain.types.sampling import Sampling
@@ -57,17 +57,19 @@ def steps(place: Path, **changes: Any) -> list[Record]:
 @pytest.mark.parametrize(
     ("changes", "limit"),
     [
-        ({}, EXACT),
-        pytest.param({"model__dtype": "bfloat16"}, HALF, marks=pytest.mark.slow),
-        pytest.param({"learner__precision": "bf16"}, HALF, marks=pytest.mark.slow),
-        ({"model__dtype": "bfloat16", "learner__precision": "bf16"}, HALF),
-        ({"learner__precision": "fp16"}, HALF),
-        pytest.param({"sampling__temperature": 0.6}, EXACT, marks=pytest.mark.slow),
-        ({"model__lora": {"r": 4}}, EXACT),
-        pytest.param({"algorithm__args": STALE}, EXACT, marks=pytest.mark.slow),
-        ({"algorithm__args": STALE, "model__dtype": "bfloat16"}, HALF),
-        ({"algorithm__args": {"minibatches": 3, "epochs": 2}}, EXACT),
-        ({"environments": [{"use": f"{everything.__name__}:Talk"}]}, EXACT),
+        ({}, MISMATCH_LIMIT_FLOAT32),
+        pytest.param({"model__dtype": "bfloat16"}, MISMATCH_LIMIT_HALF, marks=pytest.mark.slow),
+        pytest.param({"learner__precision": "bf16"}, MISMATCH_LIMIT_HALF, marks=pytest.mark.slow),
+        ({"model__dtype": "bfloat16", "learner__precision": "bf16"}, MISMATCH_LIMIT_HALF),
+        ({"learner__precision": "fp16"}, MISMATCH_LIMIT_HALF),
+        pytest.param(
+            {"sampling__temperature": 0.6}, MISMATCH_LIMIT_FLOAT32, marks=pytest.mark.slow
+        ),
+        ({"model__lora": {"r": 4}}, MISMATCH_LIMIT_FLOAT32),
+        pytest.param({"algorithm__args": STALE}, MISMATCH_LIMIT_FLOAT32, marks=pytest.mark.slow),
+        ({"algorithm__args": STALE, "model__dtype": "bfloat16"}, MISMATCH_LIMIT_HALF),
+        ({"algorithm__args": {"minibatches": 3, "epochs": 2}}, MISMATCH_LIMIT_FLOAT32),
+        ({"environments": [{"use": f"{everything.__name__}:Talk"}]}, MISMATCH_LIMIT_FLOAT32),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -81,7 +83,7 @@ def test_a_healthy_run_stays_far_below_the_limit(
 def test_a_windowed_model_in_fixed_batches_is_healthy(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "model", "mistral", sliding_window=6)
     for step in steps(tmp_path, model__name=str(model)):
-        assert step["mismatch.sample"] < EXACT / 5
+        assert step["mismatch.sample"] < MISMATCH_LIMIT_FLOAT32 / 5
 
 
 def shifted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +227,7 @@ def test_stale_tokens_are_compared_with_the_weights_that_sampled_them(tmp_path: 
     """The learner moves by nats in a step; the engine's scores of what it sampled do not."""
     records = steps(tmp_path, algorithm__args=STALE, learner__lr=0.1)
     assert max(step["mismatch.max"] for step in records) > 1
-    assert max(step["mismatch.sample"] for step in records) < EXACT / 5
+    assert max(step["mismatch.sample"] for step in records) < MISMATCH_LIMIT_FLOAT32 / 5
 
 
 def test_what_a_pruned_policy_sampled_is_not_scored_without_pruning(tmp_path: Path) -> None:
@@ -233,7 +235,7 @@ def test_what_a_pruned_policy_sampled_is_not_scored_without_pruning(tmp_path: Pa
     alike, or not at all.
     """
     first, *stale = steps(tmp_path, algorithm__args={**STALE, "prune": 0.3})
-    assert first["mismatch.sample"] < EXACT / 5
+    assert first["mismatch.sample"] < MISMATCH_LIMIT_FLOAT32 / 5
     assert stale and all("mismatch.sample" not in step for step in stale)
 
 
@@ -300,5 +302,5 @@ def test_the_choices_of_a_peaked_policy_are_compared() -> None:
     """The median over all tokens is 1e-4 nats, whatever happens to the few that are choices."""
     assert max(peaked(0.4).values()) == pytest.approx(0.4 / (1 + 32 / 80), rel=1e-5)
     assert sorted(peaked(0.4).values())[-2] < 1e-3  # one sample speaks for all
-    assert max(peaked(0.01).values()) < HALF / 10
-    assert max(peaked(0.01, routed=True).values()) < HALF / 10
+    assert max(peaked(0.01).values()) < MISMATCH_LIMIT_HALF / 10
+    assert max(peaked(0.01, routed=True).values()) < MISMATCH_LIMIT_HALF / 10

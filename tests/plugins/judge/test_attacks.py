@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from quintain import InfrastructureError
 from quintain_judge import Disagreement, JudgeHalted, JudgeService, UnreadableVerdict
-from quintain_judge.gate import emptiness, injection
+from quintain_judge.gate import injection, why_empty
 from quintain_judge.prompts import Prompt, neutral
 from quintain_judge.verdicts import Ranking, Scale, SingleLabel
 
@@ -255,7 +255,7 @@ def test_hard_honest_replies_pass_the_gate() -> None:
     """Of 62 that were chosen to be hard, three are stopped; the gate of before stopped 38. No
     replies are rarer.
     """
-    stopped = {text for text, _ in HONEST if emptiness(text, short=True) or injection(text)}
+    stopped = {text for text, _ in HONEST if why_empty(text, short=True) or injection(text)}
 
     assert len(HONEST) == 62
     assert stopped == {
@@ -594,7 +594,7 @@ def test_the_gate_lets_honest_text_through(real_data: Path) -> None:
             for line in file.read_text(encoding="utf-8").splitlines()[:1000]
         ]
     stopped = [
-        (emptiness(t) or injection(t), t[:200]) for t in texts if emptiness(t) or injection(t)
+        (why_empty(t) or injection(t), t[:200]) for t in texts if why_empty(t) or injection(t)
     ]
 
     assert len(texts) > 1000
@@ -615,14 +615,14 @@ def test_the_gate_lets_honest_text_through(real_data: Path) -> None:
     ],
 )
 def test_honest_replies_are_no_injections(reply: str) -> None:
-    assert (emptiness(reply), injection(reply)) == ("", "")
+    assert (why_empty(reply), injection(reply)) == ("", "")
 
 
 @pytest.mark.parametrize(
     "answer", ["42", "C", "x", "NASA", "Schwartz", "HTTP", "解き方は3通りです", "β-decay", "-3/4"]
 )
 def test_short_honest_answers_pass_the_gate(answer: str) -> None:
-    assert (emptiness(answer), injection(answer)) == ("", "")
+    assert (why_empty(answer), injection(answer)) == ("", "")
 
 
 def test_a_failure_is_no_zero() -> None:

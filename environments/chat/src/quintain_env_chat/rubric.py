@@ -10,7 +10,7 @@ from typing import Any
 
 from quintain import Rollout, Score, Task, need, reward
 from quintain.errors import UsageError
-from quintain_judge import JudgeService, checkable, emptiness
+from quintain_judge import JudgeService, checkable, why_empty
 
 SMALLEST_WEIGHT = 1e-6
 MET = 0.5
@@ -151,7 +151,7 @@ async def graded(
         InfrastructureError: a criterion has no verdict; then the reply has no score at all.
     """
     stopped = judge.gated(reply)
-    empty = bool(stopped) and bool(emptiness(reply, short=True))
+    empty = bool(stopped) and bool(why_empty(reply, short=True))
 
     async def score(criterion: Criterion) -> float:
         if criterion.check or judge.offline:

@@ -349,14 +349,14 @@ def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
             if all(one[:-1] == turns[0][:-1] for one in turns):
                 continue
         longest = max(counts[i] for i in indices)
-        weighed = torch.zeros(longest, dtype=torch.float64)
+        weighted_sum = torch.zeros(longest, dtype=torch.float64)
         total = torch.zeros(longest, dtype=torch.float64)
         for i in indices:
             part = slice(starts[i], starts[i + 1])
             weight = proxy[part].cumsum(0)
-            weighed[: counts[i]] += gain[part] * weight
+            weighted_sum[: counts[i]] += gain[part] * weight
             total[: counts[i]] += weight
-        baseline = weighed / total.clamp(min=torch.finfo(torch.float64).tiny)
+        baseline = weighted_sum / total.clamp(min=torch.finfo(torch.float64).tiny)
         for i in indices:
             part = slice(starts[i], starts[i + 1])
             out[part] = torch.where(total[: counts[i]] > 0, gain[part] - baseline[: counts[i]], 0.0)

@@ -138,12 +138,12 @@ def dppo_top(
     """
     before, now = t.statistics["prox_top_logp"].exp(), t.statistics["top_logp"].detach().exp()
     sampled_before, sampled_now = t.prox_logp.exp(), t.logp.detach().exp()
-    apart = ~t.statistics["prox_top_has"]  # the sampled token is a part of its own
+    outside_top = ~t.statistics["prox_top_has"]  # the sampled token is a part of its own
     within = (now - before).abs().sum(1) + torch.where(
-        apart, (sampled_now - sampled_before).abs(), 0.0
+        outside_top, (sampled_now - sampled_before).abs(), 0.0
     )
-    rest_before = 1 - before.sum(1) - torch.where(apart, sampled_before, 0.0)
-    rest_now = 1 - now.sum(1) - torch.where(apart, sampled_now, 0.0)
+    rest_before = 1 - before.sum(1) - torch.where(outside_top, sampled_before, 0.0)
+    rest_now = 1 - now.sum(1) - torch.where(outside_top, sampled_now, 0.0)
     far = (within + (rest_now - rest_before).abs()) / 2 > delta
     up = t.log_ratio().detach() > 0
     return _masked(t, (t.advantage > 0) & up & far, (t.advantage < 0) & ~up & far, cap)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BudgetKind = Literal["steps", "samples", "tokens", "seconds"]
 ENDLESS = 1_000_000
 """Steps of a run that ends after a number of seconds."""
-SET = "set the key for all with --set"
+SET_FOR_ALL = "set the key for all with --set"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +137,12 @@ def build_comparison(
     _check_equal("starting models ([model])", models)
     algorithms: dict[str, Algorithm] = {}
     for name, recipe in named.items():
-        with _about(name):
+        with _named_in_errors(name):
             algorithms[name] = resolve_algorithm(recipe)
     _check_equal(
         "measurements ([evaluation], with what [sampling] and the plan do to it)",
         {name: _evaluation(recipe, algorithms[name]) for name, recipe in named.items()},
-        f"{SET} (where sampling.max_tokens is to differ, evaluation.max_tokens; "
+        f"{SET_FOR_ALL} (where sampling.max_tokens is to differ, evaluation.max_tokens; "
         "algorithm.args.plan.thinking_budget=none takes a thinking budget away)",
     )
     if budget is None:
@@ -167,7 +167,7 @@ def build_comparison(
 
 
 @contextmanager
-def _about(name: str) -> Iterator[None]:
+def _named_in_errors(name: str) -> Iterator[None]:
     """Begin the message of any error inside with the *name* of the recipe."""
     try:
         yield
@@ -198,7 +198,7 @@ def _check_plan(name: str, algorithm: Algorithm, budget: RunBudget) -> None:
         )
 
 
-def _check_equal(what: str, parts: Mapping[str, Any], fix: str = SET) -> None:
+def _check_equal(what: str, parts: Mapping[str, Any], fix: str = SET_FOR_ALL) -> None:
     """Raise a `UsageError` where a recipe's part differs from that of the first."""
     (first, expected), *others = parts.items()
     for name, part in others:
@@ -224,7 +224,7 @@ def check_comparison(comparison: RecipeComparison) -> None:
     from quintain.recipe import check_recipe, pinned_recipe
 
     for name, recipe in comparison.recipes.items():
-        with _about(name):
+        with _named_in_errors(name):
             check_recipe(recipe)
     resources = {name: _limits_and_services(recipe) for name, recipe in comparison.recipes.items()}
     _check_equal("measurements (limits and services of the environments)", resources)

@@ -218,15 +218,16 @@ class _SigmoidData:
     def fit(self) -> Sigmoid | NoFit:
         freedom = len(self.r) - self.free
         level = float(self.r.mean()) if self.start is None else self.start
-        flat = float(((self.r - level) ** 2).sum())
-        if flat <= 1e-18 * max(1.0, float(self.r @ self.r)):
+        constant_error = float(((self.r - level) ** 2).sum())
+        if constant_error <= 1e-18 * max(1.0, float(self.r @ self.r)):
             return NoFit(law="sigmoid", reason="the reward does not change")
         best = min(
             (_minimize(self.residuals, x, self.bounds) for x in self._starts()),
             key=lambda result: result.cost,
         )
-        more = 3  # parameters beyond those of a constant
-        if flat <= 2 * best.cost * (1 + more * f_distribution.ppf(TREND, more, freedom) / freedom):
+        extra = 3  # parameters beyond those of a constant
+        trend = f_distribution.ppf(TREND, extra, freedom)
+        if constant_error <= 2 * best.cost * (1 + extra * trend / freedom):
             return NoFit(law="sigmoid", reason="no trend beyond the noise")
         start = float(best.x[3]) if self.start is None else self.start
         if best.x[0] <= start:

@@ -10,8 +10,8 @@ from quintain import lazy_names
 
 if TYPE_CHECKING:
     from .canaries import JudgeHalted as JudgeHalted
-    from .gate import emptiness as emptiness
     from .gate import injection as injection
+    from .gate import why_empty as why_empty
     from .naming import judge_named as judge_named
     from .pairs import Comparison as Comparison
     from .pairs import ReplyPair as ReplyPair

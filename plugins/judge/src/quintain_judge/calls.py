@@ -305,7 +305,7 @@ class Caller:
             try:
                 async with self._semaphore:
                     self._begin()
-                    await self._slot()
+                    await self._wait_for_rate()
                     async with asyncio.timeout(settings.timeout):
                         response = await backend.send(request)
                 answer = backend.answer(response)
@@ -410,7 +410,7 @@ class Caller:
                     f"the judge's ledger {file} cannot be written ({e}); free the disk"
                 ) from e
 
-    async def _slot(self) -> None:
+    async def _wait_for_rate(self) -> None:
         """Wait for the next slot of the rate."""
         if not self.settings.rate:
             return

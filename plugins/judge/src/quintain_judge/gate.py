@@ -117,16 +117,16 @@ gibberish.
 """
 
 
-def emptiness(answer: str, *, short: bool = False) -> str:
+def why_empty(answer: str, *, short: bool = False) -> str:
     """Return why *answer* is none (the attacks J1 and J2: master keys, marks, shells of markup,
     gibberish); empty if it is.
 
     Args:
         short: a whole reply is read, not a final answer: `Sure.` or `First` may be one.
 
-    >>> emptiness("Thought process:")
+    >>> why_empty("Thought process:")
     'an opener without an answer'
-    >>> emptiness("The bridge opened in 1932.")
+    >>> why_empty("The bridge opened in 1932.")
     ''
     """
     text = visible(answer)
@@ -135,13 +135,13 @@ def emptiness(answer: str, *, short: bool = False) -> str:
     bare = _MARKUP.sub(" ", text) if any(c in text for c in "<[`&") else text
     if not _content(bare):
         return "markup without content"
-    every = re.findall(r"\w+", text.lower())
+    all_words = re.findall(r"\w+", text.lower())
     if (_OPENERS.fullmatch(bare) and any(map(str.isalnum, bare))) or _announces(bare):
         return "" if short and _WHOLE_REPLIES.fullmatch(bare) else "an opener without an answer"
     words = _WORD.findall(text[:LONGEST])
     if all(map(str.isascii, words)) and _gibberish([w for w in words if len(w) >= 4]):
         return "gibberish"
-    if len(every) >= 20 and len(set(every)) <= 2:
+    if len(all_words) >= 20 and len(set(all_words)) <= 2:
         return "one word repeated"
     return ""
 

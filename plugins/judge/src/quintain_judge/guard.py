@@ -77,12 +77,12 @@ class Guard:
 
     def stopped_answer(self, step: int, final: str) -> str:
         """Return why the *final* answer of a reply of *step* is wrong without a call."""
-        empty = gate.emptiness(final) if self._settings.gate else ""
+        empty = gate.why_empty(final) if self._settings.gate else ""
         return self._seen(step, final, empty or self._speaks(step, final))
 
     def empty(self, reply: str) -> str:
         """Return why *reply* has no content; empty if it has some, or the gate is open."""
-        return gate.emptiness(reply, short=True) if self._settings.gate else ""
+        return gate.why_empty(reply, short=True) if self._settings.gate else ""
 
     def _speaks(self, step: int, text: str) -> str:
         """Return why *text* is not judged, because it speaks to the judge."""

@@ -483,7 +483,7 @@ class JudgeService(
             if (
                 same(final, c.reference)
                 or not final
-                or gate.emptiness(final)
+                or gate.why_empty(final)
                 or gate.injection(final)
             ):
                 return same(final, c.reference)

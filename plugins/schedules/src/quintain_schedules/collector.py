@@ -203,13 +203,14 @@ class AsyncCollector(Collector):
             self._wasted.append(group)
             return ()
         if self.saves_unfinished and self.schedule.stale != "wait":
-            # Where nothing is left out, each group has its place in a batch, however slow it is.
+            # These groups run, and were admitted before the one that is complete: it has overtaken
+            # them. With "wait" nobody asks, since each group has its place in a batch.
             admitted_before = takewhile(lambda index: index != group.index, self._running)
             self._overtaken.update(admitted_before)
         request = self._running.pop(group.index)
         self._started.pop(group.index, None)
         del self._overtaken[group.index]
-        self._complete.append(self._judged(request, group, self._rejection(group)))
+        self._complete.append(self._complete_group(request, group, self._rejection(group)))
         if not self._running:
             self._idle_from = time.monotonic()
         return (
@@ -218,7 +219,9 @@ class AsyncCollector(Collector):
             else ()
         )
 
-    def _judged(self, request: RolloutRequest, group: AnyGroup, reason: str) -> CompleteGroup:
+    def _complete_group(
+        self, request: RolloutRequest, group: AnyGroup, reason: str
+    ) -> CompleteGroup:
         versions = (
             v
             for _, _, sequences in trained([group])
@@ -263,8 +266,10 @@ class AsyncCollector(Collector):
         if len(usable) < self.groups and not spent and self._running:
             return None
         if self.schedule.stale == "wait" and not spent:
-            # The other groups need later batches, each before its limit: the i-th oldest the (i //
-            # groups)-th of them.
+            # The groups that this batch does not take need later batches, each before it is too
+            # old. Sorted by age, the i-th oldest goes into the (i // groups)-th of these. If one of
+            # them would be too old by then, the learner waits for a running group, so that its
+            # weights do not move on.
             started = [self._started.get(i, self._step) for i in self._running]
             started += [
                 self._step if c.oldest is None else c.oldest + 1 for c in usable[self.groups :]
@@ -408,7 +413,7 @@ class AsyncCollector(Collector):
             group = Group(
                 task=request.task, rollouts=rollouts, environment=request.name, index=request.index
             )
-            self._complete.append(self._judged(request, group, entry["reason"]))
+            self._complete.append(self._complete_group(request, group, entry["reason"]))
         self._again = requests[len(self._complete) :]
 
     def _named(self, request: RolloutRequest) -> dict[str, Any]:

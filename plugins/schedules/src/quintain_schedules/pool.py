@@ -62,15 +62,15 @@ class PoolSettings:
     late: int = 0
 
     def __post_init__(self) -> None:
-        if self.slots < 1 or self.segment < 0 or not 0 <= self.late < len(self.of_each):
+        if self.slots < 1 or self.segment < 0 or not 0 <= self.late < len(self.args_by_replica):
             raise UsageError(
-                f"a pool of {len(self.of_each)} replicas, {self.late} of them late, with "
+                f"a pool of {len(self.args_by_replica)} replicas, {self.late} of them late, with "
                 f"{self.slots} slots and segments of {self.segment} tokens; expected at least 1 "
                 "replica, fewer late ones, 1 slot, and 0 tokens"
             )
 
     @property
-    def of_each(self) -> Sequence[Table]:
+    def args_by_replica(self) -> Sequence[Table]:
         """The arguments of each replica."""
         return self.replicas or [{}] * self.count
 
@@ -154,7 +154,7 @@ class EnginePool(TokenEngine):
         self._replicas: list[TokenEngine] = []
         for args in (
             {**(settings.settings or {}), **replica_settings}
-            for replica_settings in settings.of_each
+            for replica_settings in settings.args_by_replica
         ):
             if unknown := [name for name in args if name not in known]:
                 near = did_you_mean(unknown[0], known)
@@ -166,14 +166,14 @@ class EnginePool(TokenEngine):
         self._begin()
 
     def _begin(self) -> None:
-        one = self._replicas[0]
+        first = self._replicas[0]
         count, moves = len(self._replicas), self._settings.segment > 0
-        self._router = Router(count, self._settings.slots, one.version, moves=moves)
+        self._router = Router(count, self._settings.slots, first.version, moves=moves)
         self._updating = asyncio.Lock()
-        tokenizer: Any = getattr(one, "tokenizer", None)  # some engines load it when they start
+        tokenizer: Any = getattr(first, "tokenizer", None)  # some engines load it when they start
         self.tokenizer = tokenizer
         self.context = min(replica.context for replica in self._replicas)
-        self.path = f"a pool of {count} x {getattr(one, 'path', one.name)}"
+        self.path = f"a pool of {count} x {getattr(first, 'path', first.name)}"
 
     @property
     def version(self) -> int:
