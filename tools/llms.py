@@ -22,7 +22,7 @@ FACTS = """\
 - A recipe is a TOML file; unknown keys are errors. `quintain train FILE --dry-run` checks it and prints all defaults.
 - An environment is a class with `tasks(split)` and a reward; `quintain eval FILE.py:Class --controls` checks it without
   a model.
-- A failed reward is not a score of 0: the rollout is excluded and counted.
+- A failed reward is not a score of 0: the rollout is left out and counted.
 - Quintain trains on one machine and one device; code of the policy runs in a sandbox, code of an author does not.
 """
 

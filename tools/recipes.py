@@ -171,7 +171,7 @@ MEANINGS = {
     "environments.system": "replaces its system message",
     "environments.limits.turns": "turns of the policy, over all its players",
     "environments.limits.tokens": "sampled tokens of the episode",
-    "environments.limits.seconds": "wall-clock time, normally 600; an episode above it is retried, then excluded",
+    "environments.limits.seconds": "wall-clock time, normally 600; an episode above it is retried, then left out",
     "environments.limits.reward_seconds": "wall-clock time of one call of a reward, normally 60; as `seconds`",
     "environments.limits.compact_at": "share of the context a prompt may fill before it is compacted; normally none",
     "algorithm.use": "name of an algorithm (`quintain list algorithms`)",

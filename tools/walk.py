@@ -2,7 +2,7 @@
 
 A place is a maximal run of consecutive uses in one file, as the value moves: a use is the first
 execution of a line of the package that has one of the NAMES as a variable, attribute, argument or
-keyword. A place climbs if its room lies in a higher layer than that of the place before
+keyword. A place climbs if its folder lies in a higher layer than that of the place before
 (`tools/layout.py` has the layers). The walk ends where the first loss is computed.
 
     python tools/walk.py                       group_size, until it is the length of a group

@@ -157,9 +157,11 @@ def train(
 
 
 def _only_resume(recipe: str | None, dry_run: bool, choices: dict[str, Any]) -> None:
-    named = {"overrides": "set", "args": "arg", "trackers": "tracker"}
+    options = {"overrides": "set", "args": "arg", "trackers": "tracker"}
     refused = [
-        f"--{named.get(k, k)}" for k, v in choices.items() if v not in (None, ()) and k != "folder"
+        f"--{options.get(k, k)}"
+        for k, v in choices.items()
+        if v not in (None, ()) and k != "folder"
     ]
     refused += [recipe] if recipe is not None else []
     if refused:
@@ -207,13 +209,13 @@ def _recipe(
     from ..store.runs import model_named
 
     file = Path(path or "")
-    named = (
+    names_environment = (
         path is not None
         and path not in BUNDLED
         and is_component("environment", path)
         and not file.is_file()
     )
-    if env is None and (named or file.suffix == ".py"):
+    if env is None and (names_environment or file.suffix == ".py"):
         path, env = None, path
     changes = [f"run.{key}={value}" for key, value in keys.items() if value is not None]
     if algorithm is not None:
@@ -242,11 +244,11 @@ def _recipe(
         changes.append(
             f"trackers=[{', '.join(f'{{use={json.dumps(name)}}}' for name in trackers)}]"
         )
-    every = [*changes, *overrides]
+    all_overrides = [*changes, *overrides]
     recipe = (
-        Recipe.load(path, every)
+        Recipe.load(path, all_overrides)
         if path
-        else Recipe.parse(bundled_text(base), every, source=f"{base}.toml")
+        else Recipe.parse(bundled_text(base), all_overrides, source=f"{base}.toml")
     )
     if path in BUNDLED and is_component("environment", path):
         _arguments_of_another(path, recipe.environments[0].use, args)

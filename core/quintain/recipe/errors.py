@@ -1,4 +1,7 @@
-"""Messages about errors of a recipe: place, key, value, expected value and fix."""
+"""Messages about errors of a recipe: place, key, value, expected value and fix.
+
+Those about a key of ``args`` come from `quintain.registry.binding`, which knows the component.
+"""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Collector:
 
     async def collect(self, step: int) -> Collected:
         """Run groups until the batch is full or the limit of the plan is reached. Failed rollouts
-        are excluded.
+        are left out.
 
         Raises:
             NoTasksError: an environment has no tasks.

@@ -95,7 +95,7 @@ limit of 256 tokens truncated 50 to 80 % of the GSM8K answers).
 """
 FAILURES = Thresholds(0.1, 0.05)
 """Share of rollouts that failed for reasons other than the policy: they cost compute and are
-excluded.
+left out.
 """
 
 

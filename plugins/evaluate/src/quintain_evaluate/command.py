@@ -156,7 +156,7 @@ def evaluate(
     """Evaluate a policy on ENVIRONMENT: pass@1 with a 95 % interval, pass@k, cons@k.
 
     ENVIRONMENT is the name of an installed environment, module:Class or path/to/file.py:Class.
-    Rollouts that failed for reasons other than the policy are excluded from every estimate and
+    Rollouts that failed for reasons other than the policy are left out from every estimate and
     reported separately. Ctrl-C and SIGTERM show and write the rollouts that are finished; the exit
     status is then 130.
 

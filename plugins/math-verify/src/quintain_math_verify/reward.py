@@ -33,7 +33,7 @@ async def math_equal(
     - ``correct`` scores 1; ``wrong`` and ``no_answer`` score 0;
     - ``timeout`` and ``too_large`` are answers beyond a limit, and score 0 unless *zero_on_limits*
       is off;
-    - ``error`` is a failure of the verifier: the rollout is excluded and counted.
+    - ``error`` is a failure of the verifier: the rollout is left out and counted.
 
     Args:
         timeout: seconds for one comparison, from the moment a worker gets it.
@@ -41,7 +41,7 @@ async def math_equal(
         memory: limit on the address space of a worker, MiB.
         boxed_only: take no answer but a box.
         zero_on_limits: score 0 where the answer is too large, or exhausts a worker that had the
-            processor to itself. Off, such rollouts are excluded and counted.
+            processor to itself. Off, such rollouts are left out and counted.
 
     Raises:
         RewardFault: the task's own answer cannot be compared with, or the answer gets no verdict.

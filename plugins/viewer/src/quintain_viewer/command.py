@@ -46,7 +46,7 @@ class Range(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
 )
 @click.option("--right", is_flag=True, help="Rollouts that solved their task.")
 @click.option("--wrong", is_flag=True, help="Rollouts that did not.")
-@click.option("--failed", is_flag=True, help="Rollouts excluded because of an error.")
+@click.option("--failed", is_flag=True, help="Rollouts left out because of an error.")
 @click.option(
     "--cause",
     "causes",
