@@ -61,5 +61,5 @@ class Frozen(FixedModelEngine):
         from quintain.models import load_model
         from quintain.store import model_named
 
-        await self.start(load_model(model_named(self._model).path))
+        await self.start(load_model(model_named(self._model)[0]))
         return self

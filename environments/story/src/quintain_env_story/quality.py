@@ -149,7 +149,7 @@ class Author:
             return
         from quintain.models import load_model
 
-        loaded = load_model(model_named(self.name, self._folder).path)
+        loaded = load_model(model_named(self.name, self._folder)[0])
         engine = embedded_engine(loaded, slots=SLOTS, reproducible=False)
         self._engine = await stack.enter_async_context(engine)
 
