@@ -12,7 +12,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -159,15 +158,17 @@ def confidence(valid: Sequence[AnyRollout]) -> Metrics:
     as a forecast of success, in ten bins of equal width (Guo et al. 2017, 1706.04599, equation 3):
     the sum over bins of n_b / N times \\|mean confidence - share of successes\\|.
     """
-    answers = [
-        (r, player, [logp for name in names for logp in _logps(r.transcripts[name])])
-        for r in valid
-        for player, names in r.conversations.items()
-    ]
-    means = [(fmean(logps), _right(r, player)) for r, player, logps in answers if logps]
-    if not means:
+    logps: list[float] = []
+    forecasts: list[tuple[float, bool]] = []  # the confidence of a sample, and whether it is right
+    for rollout in valid:
+        for player, names in rollout.conversations.items():
+            sampled = [logp for name in names for logp in _logps(rollout.transcripts[name])]
+            if sampled:
+                sure = math.exp(min(0.0, fmean(sampled)))
+                forecasts.append((sure, _right(rollout, player)))
+                logps += sampled
+    if not forecasts:
         return {}
-    forecasts = [(math.exp(min(0.0, mean)), right) for mean, right in means]
     bins: dict[int, list[tuple[float, bool]]] = {}
     for sure, right in forecasts:
         bins.setdefault(min(int(sure * BINS), BINS - 1), []).append((sure, right))
@@ -178,7 +179,7 @@ def confidence(valid: Sequence[AnyRollout]) -> Metrics:
         for members in bins.values()
     ]
     return {
-        "entropy.sampled": -fmean([x for _, _, logps in answers for x in logps]),
+        "entropy.sampled": -fmean(logps),
         "calibration.confidence": fmean(sure for sure, _ in forecasts),
         "calibration.error": math.fsum(gaps) / len(forecasts),
     }
@@ -188,8 +189,9 @@ def _logps(transcript: Transcript) -> list[float]:
     """Return the log-probs of the sampled tokens, each once."""
     return [
         logp
-        for b in transcript.branches
-        for logp in compress(b.logps, map(TokenSource.MODEL.__eq__, b.sources))
+        for branch in transcript.branches
+        for logp, source in zip(branch.logps, branch.sources, strict=True)
+        if source == TokenSource.MODEL
     ]
 
 

@@ -39,11 +39,12 @@ def blocking_call(frame: FrameType | None) -> tuple[FrameType, str] | None:
 
     Without an event loop the step is the author's function.
     """
+    # the frames inside the innermost one of Quintain, innermost first
     inner: list[FrameType] = []
     while frame is not None and not frame.f_globals.get("__name__", "").startswith("quintain."):
         inner.append(frame)
         frame = frame.f_back
-    # a task that the author's code started
+    # Where the author's code started a task, the step of that task is among these frames.
     started = next((i for i, f in enumerate(inner) if _is_step(f)), None)
     if started is None and (frame is None or not frame.f_globals["__name__"].startswith(CALLERS)):
         return None
@@ -51,17 +52,19 @@ def blocking_call(frame: FrameType | None) -> tuple[FrameType, str] | None:
     function = next((f.f_code.co_qualname for f in reversed(frames) if _place([f])), None)
     if function is None:
         return None
-    step, task = inner[-1] if started is None else inner[started], ""
-    while started is None and frame is not None:
-        if _is_step(frame):
-            step = frame
-            break
+    name = f"{function} ({_place(frames)})"
+    if started is not None:
+        return inner[started], name
+    # Else a caller in Quintain knows the task, as its variable *task* or *rollout*.
+    task = ""
+    while frame is not None and not _is_step(frame):
         values = frame.f_locals
-        task = task or getattr(
-            values.get("task") or getattr(values.get("rollout"), "task", None), "id", ""
-        )
+        rollout_task = getattr(values.get("rollout"), "task", None)
+        task = task or getattr(values.get("task") or rollout_task, "id", "")
         frame = frame.f_back
-    return step, f"{function} ({_place(frames)})" + (f" on task {task!r}" if task else "")
+    if task:
+        name += f" on task {task!r}"
+    return frame or inner[-1], name
 
 
 def _is_step(frame: FrameType) -> bool:
@@ -108,12 +111,14 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
     def _watch(self) -> None:
         main, pause = threading.main_thread().ident or 0, min(1.0, self._seconds / 4)
-        step, spent, due = None, 0.0, self._seconds
+        step: FrameType | None = None
+        spent, due = 0.0, self._seconds
         while not self._ended.wait(pause):
             call = blocking_call(sys._current_frames().get(main))
             # the reference to the frame keeps it apart from later ones
             if call is None or call[0] is not step:
-                step, spent, due = call and call[0], 0.0, self._seconds
+                step = None if call is None else call[0]
+                spent, due = 0.0, self._seconds
                 continue
             spent += pause
             if spent >= due:
