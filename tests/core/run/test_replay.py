@@ -66,7 +66,7 @@ def replays(
     environment: Environment[Any, Any], first: Sequence[Rollout[Any, Any]], context: RolloutContext
 ) -> Replay:
     made = Replay()
-    made.take([Group(task=first[0].task, rollouts=tuple(first))], context, {"draws": environment})
+    made.remember([Group(task=first[0].task, rollouts=tuple(first))], context, {"draws": environment})
     return made
 
 
