@@ -126,5 +126,5 @@ def test_what_cannot_be_played_again_is_refused() -> None:
     )
     refused(replays(Draws(), [players], context), r"players \['', 'b'\]")
     foreign = Replay()
-    foreign.take([Group(task=first[0].task, rollouts=tuple(first))], context, {"others": Draws()})
+    foreign.remember([Group(task=first[0].task, rollouts=tuple(first))], context, {"others": Draws()})
     refused(foreign, "no environment of this name")
