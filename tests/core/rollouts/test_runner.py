@@ -377,7 +377,10 @@ def test_a_reward_that_still_runs_counts_up_to_the_present(monkeypatch: pytest.M
     with clock(rollouts=1):  # at 0
         with clock(rollouts=1):  # 1 to 3
             pass
-        assert clock.take_metrics() == {"grading.seconds": 4.0, "grading.seconds_per_rollout": 2.0}  # at 4
+        assert clock.take_metrics() == {
+            "grading.seconds": 4.0,
+            "grading.seconds_per_rollout": 2.0,
+        }  # at 4
     assert clock.take_metrics() == {"grading.seconds": 6.0, "grading.seconds_per_rollout": 10.0}
 
 

@@ -66,7 +66,9 @@ def replays(
     environment: Environment[Any, Any], first: Sequence[Rollout[Any, Any]], context: RolloutContext
 ) -> Replay:
     made = Replay()
-    made.remember([Group(task=first[0].task, rollouts=tuple(first))], context, {"draws": environment})
+    made.remember(
+        [Group(task=first[0].task, rollouts=tuple(first))], context, {"draws": environment}
+    )
     return made
 
 
@@ -126,5 +128,7 @@ def test_what_cannot_be_played_again_is_refused() -> None:
     )
     refused(replays(Draws(), [players], context), r"players \['', 'b'\]")
     foreign = Replay()
-    foreign.remember([Group(task=first[0].task, rollouts=tuple(first))], context, {"others": Draws()})
+    foreign.remember(
+        [Group(task=first[0].task, rollouts=tuple(first))], context, {"others": Draws()}
+    )
     refused(foreign, "no environment of this name")
