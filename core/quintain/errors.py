@@ -144,13 +144,13 @@ class InfrastructureError(EpisodeError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the nearest known name, else up to 12 known names, else
+    """Return ``"; did you mean 'x'?"`` for the nearest known name, else up to 18 known names, else
     an empty string.
     """
     names = sorted(set(known))
     if near := nearest(name, names):
         return suggestion(near)
-    return "; known: " + ", ".join(names) if 0 < len(names) <= 12 else ""
+    return "; known: " + ", ".join(names) if 0 < len(names) <= 18 else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ import select
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -175,6 +176,10 @@ def _run(words: list[str], as_json: bool) -> int:
             click.echo(text, err=True)
             return e.exit_code
         hint = f" (`{context.command_path} --help` shows the options)" if context else ""
+        if isinstance(e, click.MissingParameter) and text.endswith("'RUN'"):
+            runs = [p.parent for p in Path("runs").glob("*/recipe.toml")]
+            if runs:
+                hint = f"; the newest is {max(runs, key=os.path.getmtime)}{hint}"
         return _fail(f"{text[:1].lower()}{text[1:]}{hint}", type(e).__name__, e.exit_code, as_json)
     except QuintainError as e:
         return _fail(str(e), type(e).__name__, 2 if isinstance(e, UsageError) else 1, as_json)

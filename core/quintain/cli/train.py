@@ -37,7 +37,7 @@ REPLACEMENTS = {
     "save_steps": "--set checkpoint.every={}",
     "report_to": "--tracker {}",
     "dataset": "dataset --arg path={}",
-    "data": "--arg data={}",
+    "data": "--arg data={0} (the environment dataset: --arg path={0})",
     "path": "--arg path={}",
     "slots": "--set engine.args.slots={}",
 }

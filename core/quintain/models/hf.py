@@ -22,6 +22,8 @@ BASE_FILE = "base_model.json"
 """File beside adapters: the path or id of the model that they change, and the SHA-256 of its
 weights.
 """
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+_WEIGHT_FILES = ("*.safetensors", "*.bin")
 # seconds for one connection; the library's own retries take over half a minute without network
 _PATIENCE = 5.0
 
@@ -117,6 +119,37 @@ def check_folder(name: str) -> None:
     )
 
 
+def check_files(folder: Path) -> None:
+    """Check that *folder* has the configuration, the tokenizer and the weights of a model, or
+    adapters.
+
+    Raises:
+        UsageError: a file is missing; the message says how to save it.
+    """
+    if has_adapters_alone(folder):
+        return
+    if not (folder / "config.json").exists():
+        raise UsageError(
+            f"model folder {folder} has no config.json; save a model there with "
+            f"`model.save_pretrained({str(folder)!r})`, or name another folder"
+        )
+    if not has_tokenizer_files(folder):
+        raise UsageError(
+            f"model folder {folder} has no tokenizer (tokenizer.json); "
+            f"save the model's own there with `tokenizer.save_pretrained({str(folder)!r})`"
+        )
+    if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_FILES):
+        raise UsageError(
+            f"model folder {folder} has no weights (*.safetensors); save them with "
+            f"`model.save_pretrained`"
+        )
+
+
+def has_tokenizer_files(folder: Path) -> bool:
+    """Return whether *folder* has a tokenizer."""
+    return any((folder / name).exists() for name in _TOKENIZER_FILES)
+
+
 def has_adapters_alone(name: str | Path) -> bool:
     """Return whether *name* is a folder of adapters in the format of peft, which change a model
     that is elsewhere.
@@ -165,15 +198,19 @@ def check_whole(name: str) -> None:
 
 
 def check_available(name: str) -> None:
-    """Check that the model *name* is a folder, is in the hub's cache, or can be downloaded.
+    """Check that the model *name* is a folder with all its files, is in the hub's cache, or can be
+    downloaded.
 
-    Of adapters, the model that they change. Raises as `check_reachable`.
+    Of adapters, the model that they change. Raises as `check_folder`, `check_files` and
+    `check_reachable`.
     """
     if has_adapters_alone(name):
-        return check_base_available(name)
-    if not is_folder(name) and not _in_cache(name):
+        check_base_available(name)
+    elif is_folder(name):
+        check_folder(name)
+        check_files(Path(os.path.expanduser(name)))
+    elif not _in_cache(name):
         check_reachable(name)
-    return None
 
 
 def check_base_available(folder: str | Path) -> None:

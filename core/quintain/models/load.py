@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -19,9 +19,11 @@ from .adapter_files import check_base, merge_adapters
 from .hf import (
     base_named,
     check_base_available,
+    check_files,
     check_folder,
     check_reachable,
     has_adapters_alone,
+    has_tokenizer_files,
     is_folder,
     quiet,
 )
@@ -36,8 +38,6 @@ DTYPES = {
     "float64": torch.float64,
 }
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-_WEIGHT_FILES = ("*.safetensors", "*.bin")
 _NO_LIMIT = 1_000_000
 
 _CAUSES = {
@@ -109,8 +109,8 @@ def load_model(
     if is_folder(path):
         check_folder(path)
         path = os.path.expanduser(path)
-        _check_folder(Path(path))
-    has_tokenizer = not has_adapters_alone(path) or _has_any(Path(path), _TOKENIZER_FILES)
+        check_files(Path(path))
+    has_tokenizer = not has_adapters_alone(path) or has_tokenizer_files(Path(path))
     tokenizer = load_pretrained(AutoTokenizer, path if has_tokenizer else base_named(path)[0])
     module = _module_of(path, "auto" if dtype == "auto" else as_dtype(dtype), attn)
     tokenizer = HFTokenizer(tokenizer, stop_ids=_generation_stops(module))
@@ -253,30 +253,6 @@ def without_dropout(module: nn.Module) -> None:
             # attention_dropout, resid_pdrop, layerdrop, ...
             if "drop" in field and isinstance(value, float):
                 setattr(owner, field, 0.0)
-
-
-def _check_folder(folder: Path) -> None:
-    if has_adapters_alone(folder):
-        return
-    if not (folder / "config.json").exists():
-        raise UsageError(
-            f"model folder {folder} has no config.json; save a model there with "
-            f"`model.save_pretrained({str(folder)!r})`, or name another folder"
-        )
-    if not _has_any(folder, _TOKENIZER_FILES):
-        raise UsageError(
-            f"model folder {folder} has no tokenizer (tokenizer.json); "
-            f"save the model's own there with `tokenizer.save_pretrained({str(folder)!r})`"
-        )
-    if not _has_any(folder, _WEIGHT_FILES):
-        raise UsageError(
-            f"model folder {folder} has no weights (*.safetensors); save them with "
-            f"`model.save_pretrained`"
-        )
-
-
-def _has_any(folder: Path, patterns: Iterable[str]) -> bool:
-    return any(any(folder.glob(pattern)) for pattern in patterns)
 
 
 def load_pretrained(kind: Any, path: str, **options: Any) -> Any:

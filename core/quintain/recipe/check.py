@@ -80,6 +80,11 @@ def check_recipe(recipe: Recipe) -> list[str]:
         for s, *_ in order
         if s not in named
     ]
+    batch, steps = recipe.batch, recipe.run.steps
+    notes.append(
+        f"{steps:,} steps of {batch.prompts:,} x {batch.group_size} samples: "
+        f"{steps * batch.prompts * batch.group_size:,} at most"
+    )
     if slot := plan.evaluation.costly_slot:
         notes.append(
             f"evaluation.test.other_decoding is off, since calls of the service {slot!r} may cost "

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ..errors import did_you_mean
+from ..errors import did_you_mean, suggestion
 from .extends import KEY, RecipeLayer, holder
 
 Loc = Sequence[int | str]
@@ -36,6 +36,16 @@ _EXPECTED = {
     "literal_error": "{expected}",
     "too_long": "at most {max_length} values",
 }
+ELSEWHERE = {
+    "learning_rate": "learner.lr",
+    "num_generations": "batch.group_size",
+    "batch_size": "batch.prompts",
+    "max_new_tokens": "sampling.max_tokens",
+    "max_completion_length": "sampling.max_tokens",
+    "max_steps": "run.steps",
+    "gradient_checkpointing": "learner.checkpoint_activations",
+}
+"""Names that other trainers have for a key, and the key here."""
 _NO_ENVIRONMENT = (
     'the recipe names no environment; add [[environments]] with use = "arithmetic" '
     "(`quintain list environments` shows them)"
@@ -142,7 +152,7 @@ def _unknown(loc: Loc, model: type[BaseModel]) -> str:
             f"unknown key {key!r} in {_section(loc[:-1], model)}; it belongs at the top, before "
             f"the first section"
         )
-    near = did_you_mean(key, keys)
+    near = suggestion(ELSEWHERE.get(key, "")) or did_you_mean(key, keys)
     homes = (
         []
         if near.startswith("; did")

@@ -54,11 +54,15 @@ def _layer(text: str, source: str) -> RecipeLayer:
     try:
         data = read_toml(text)
     except ValueError as e:
-        fix = ""
-        if source.endswith(DATA_SUFFIXES):
-            fix = f"; an environment reads data: quintain train ENVIRONMENT --arg path={source}"
-        raise RecipeError(f"{source} is not TOML: {e}{fix}") from e
+        raise RecipeError(f"{source} is not TOML: {e}{fix_for_data(source)}") from e
     return RecipeLayer(source, text, data, data.pop(KEY, None))
+
+
+def fix_for_data(path: str) -> str:
+    """Return how to train on a file of data that was named as a recipe; empty for other files."""
+    if not path.endswith(DATA_SUFFIXES):
+        return ""
+    return f"; an environment reads data: quintain train ENVIRONMENT --arg path={path}"
 
 
 def _extended(name: Any, by: str, folder: Path) -> tuple[str, Path, str]:

@@ -33,7 +33,16 @@ from ..registry.lookup import current
 from ..store.toml import DEEPEST, read_toml
 from ..types.sampling import Sampling
 from .errors import describe, short, synonyms
-from .extends import BUNDLED, RecipeLayer, bundled_text, layers, merged, not_text, put
+from .extends import (
+    BUNDLED,
+    RecipeLayer,
+    bundled_text,
+    fix_for_data,
+    layers,
+    merged,
+    not_text,
+    put,
+)
 from .extends import KEY as EXTENDS
 
 Name = Annotated[str, Field(min_length=1)]
@@ -465,7 +474,9 @@ class Recipe(_Table):
             ) from e
         except (OSError, ValueError) as e:
             reason = e.strerror if isinstance(e, OSError) else not_text(e)
-            raise RecipeError(f"cannot read the recipe {str(path)!r}: {reason}") from e
+            raise RecipeError(
+                f"cannot read the recipe {str(path)!r}: {reason}{fix_for_data(str(path))}"
+            ) from e
         return cls.parse(text, overrides, source=str(path), folder=path.parent)
 
     @classmethod

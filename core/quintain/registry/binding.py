@@ -345,7 +345,8 @@ def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
     except ValidationError as e:
         expected = type_name(field.type)
         if dataclasses.is_dataclass(field.type):
-            expected = f"a table ({expected})"
+            keys = ", ".join(f"{f.name} = ..." for f in dataclasses.fields(field.type) if f.init)
+            expected = f"a table: {field.name} = {{ {keys} }}"
         for error in e.errors(include_url=False):
             if isinstance(cause := error.get("ctx", {}).get("error"), UsageError):
                 faults.append(f"{who}: {cause}")  # of the component's own validator

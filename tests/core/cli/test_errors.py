@@ -71,6 +71,43 @@ def test_errors_are_messages(
     }
 
 
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("train --set learner.learning_rate=1e-5", "did you mean 'learner.lr'?"),
+        ("train --set learner.num_generations=8", "did you mean 'batch.group_size'?"),
+        ("train --algorithm grpo --set algorithm.args.klcoef=0.1", "known: advantage, aggreg"),
+        ("train --algorithm grpo --set algorithm.args.kl=0.1", "kl = { where = ..., estimator = "),
+        ("train noise.jsonl", "not UTF-8 text; an environment reads data: quintain train ENV"),
+        ("train --data qa.jsonl", "(the environment dataset: --arg path=qa.jsonl)"),
+        (
+            "train --model empty --env gsm8k --arg data=none",
+            "model folder empty has no config.json",
+        ),
+        ("train --model empty --env gsm8k --arg data=none", "there is no file or folder 'none'"),
+        ("info rewards", "'rewards' is a kind; `quintain list rewards`"),
+        ("rollouts", "missing argument 'RUN'; the newest is runs/second"),
+    ],
+)
+def test_a_mistake_shows_what_to_write_instead(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "noise.jsonl").write_bytes(b"\xff\xfe")
+    (tmp_path / "empty").mkdir()
+    for age, name in enumerate(("second", "first")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "recipe.toml").touch()
+        os.utime(tmp_path / "runs" / name, (1000 - age, 1000 - age))
+
+    assert main(words.split()) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_ctrl_c_is_130(failing: Callable[[BaseException], None]) -> None:
     """As shells expect."""
     failing(KeyboardInterrupt())

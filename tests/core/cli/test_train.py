@@ -372,4 +372,4 @@ def test_a_folder_does_not_hide_a_bundled_recipe(
     )
     assert status == 0 and "[run]" in out
     status, _, err = called(capsys, "own", "--dry-run")
-    assert status == 2 and "cannot read the recipe 'own': Is a directory" in err
+    assert status == 2 and "'own' is a folder, and a recipe is a file" in err

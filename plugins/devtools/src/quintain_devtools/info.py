@@ -31,7 +31,7 @@ from quintain.registry import (
 
 from .describe import KINDS, differences, kl_words, piece_words, settings, shown
 from .docstrings import doc_of, parameter_docs, plain, without_parameters
-from .listing import Line, kind_of, line_of
+from .listing import Line, is_kind, kind_of, line_of
 
 RECIPE = {
     "environment": '[[environments]]\nuse = "{use}"',
@@ -240,6 +240,10 @@ def matching(name: str, registry: Registry) -> list[Component]:
     if not components:
         if (error := error_for_file(kind or "environment", bare)) is not None:
             raise error
+        if is_kind(bare):
+            raise UnknownNameError(
+                f"{bare!r} is a kind; `quintain list {bare}` shows its components"
+            )
         names = (c.name for c in (*registry.components(kind), *pieces.components()))
         hint = "\n".join(
             (

@@ -73,6 +73,14 @@ def kind_of(text: str) -> str:
     )
 
 
+def is_kind(text: str) -> bool:
+    """Return whether *text* is a word for a kind, as `kind_of` reads it."""
+    try:
+        return bool(kind_of(text))
+    except UnknownNameError:
+        return False
+
+
 def clash(component: Component, registry: Registry) -> str:
     """Return the distributions with a component of the same kind and name, and the unambiguous id;
     empty for none.
