@@ -113,7 +113,7 @@ def json_object(line: str, expected: str = "an object, {...}") -> dict[str, Any]
         UsageError: it is not JSON, or of another kind.
     """
     try:
-        row = json.loads(line)
+        row = json.loads(line.rstrip("\n"))  # else a fault at its end is in column 1 of the next
     except (ValueError, RecursionError) as e:
         column = f" at column {e.colno}" if isinstance(e, json.JSONDecodeError) else ""
         reason = getattr(e, "msg", "nested too deep")

@@ -123,3 +123,8 @@ def test_data_in_place_of_a_recipe_is_recognised(suffix: str, tmp_path: Path) ->
     """By each suffix that the environment `dataset` reads."""
     with pytest.raises(UsageError, match="an environment reads data"):
         layers('{"question": "a"}', f"qa{suffix}", tmp_path)
+
+
+def test_a_line_that_ends_too_early_names_its_last_column() -> None:
+    with pytest.raises(UsageError, match=r"not JSON at column 8 "):
+        json_object('{"a": 1\n')
