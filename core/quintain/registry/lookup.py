@@ -166,7 +166,8 @@ class Registry:
                 failed = (
                     f"{component} cannot be loaded from {component.target!r}: {describe_error(e)}"
                 )
-                raise PluginError(f"{failed}. Fix: {self._fix(component, e)}") from e
+                end = "" if failed.endswith("?") else "."
+                raise PluginError(f"{failed}{end} Fix: {self._fix(component, e)}") from e
             if module is not None and isinstance(e, AttributeError):
                 raise error_for_missing(
                     component.kind, component.target, module, attributes.strip()

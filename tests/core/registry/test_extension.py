@@ -212,6 +212,7 @@ FAULTS: dict[str, tuple[str | None, str, str]] = {
         WORKING,
         "is not in the quintain.toml of its distribution",
     ),
+    "renamed": (GOOD, WORKING.replace("Sums", "Sum"), "did you mean 'Sum'? Fix: upgrade renamed"),
     "lacking": (GOOD, "", "in your own, correct pyproject.toml, then install again"),
     "importing": (
         GOOD,
