@@ -221,8 +221,8 @@ MEANINGS = {
     "checkpoint.best": "also keep the checkpoint with the best held-out accuracy, without the optimizer",
     "rollouts.keep": "files to keep: of all steps, of none, or of the last N steps",
     "stop.accuracy": "held-out accuracy of at least this value",
-    "stop.minutes": "minutes of training, over all resumed parts of the run; a warm start before it "
-    "does not count",
+    "stop.minutes": "minutes of training with evaluations, over all resumed parts of the run; "
+    "preparing the model, such as a warm start, does not count",
     "stop.samples": "training rollouts",
     "stop.tokens": "tokens sampled for training",
     "stop.seconds": "seconds of rollouts and updates, without evaluation",

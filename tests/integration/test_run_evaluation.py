@@ -152,13 +152,30 @@ def test_the_next_commands_fit_a_terminal_and_exist(place: Path) -> None:
     """A run that ended before its first step has no checkpoint, which `chat` and `eval` need."""
     assert main(["train", "recipe.toml", "--name", "first", "-q"]) == 0
     folder = RunFolder("runs/first", lock=False)
-    commands = [text.partition("quintain ")[2] for text in next_commands(folder)]
+    commands = [text.partition("quintain ")[2] for text in next_commands(folder, "")]
     assert commands == ["chat runs/first", "rollouts runs/first", "eval --like runs/first"]
 
     (place / "runs/none").mkdir()
     (place / "runs/none/recipe.toml").write_text(RECIPE)
-    (text,) = next_commands(RunFolder("runs/none", lock=False))
-    assert "nothing was trained" in text and len(text) <= 80
+    (text,) = next_commands(RunFolder("runs/none", lock=False), "stop.minutes = 4")
+    assert text == "nothing was trained: stop.minutes = 4"
+
+
+def test_a_finished_run_shows_its_recorded_results(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its times, too: nothing is loaded or measured. With --force it is measured again."""
+    assert main(["train", "recipe.toml", "--name", "first", "--json"]) == 0
+    shown = capsys.readouterr().out
+    recorded = (place / "runs/first/summary.json").read_bytes()
+
+    assert main(["train", "--resume", "first", "--json"]) == 0
+    again = capsys.readouterr()
+    assert again.out == shown and "loading" not in again.err
+    assert recorded == (place / "runs/first/summary.json").read_bytes()
+    assert main(["train", "--resume", "first", "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 1
+    assert recorded != (place / "runs/first/summary.json").read_bytes()
 
 
 def test_an_evaluated_environment_is_checked_before_the_run(

@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 
+from quintain.cli.summary import rows
 from quintain.console.screen import Screen
 from quintain.errors import Interrupted, NoTasksError, UsageError
 from quintain.recipe.check import check_recipe
 from quintain.recipe.tables import Recipe
+from quintain.run import build
 from quintain.run.build import run_training
+from quintain.run.run import RunState
 from quintain.store.checkpoint import CheckpointManager
 from quintain.store.run_folder import RunFolder
 from quintain.types.transcript import TokenSource
@@ -398,6 +401,40 @@ def test_a_run_that_stops_early_is_measured_at_its_end(
 
     assert summary["steps"] == len(records) - 1 == (steps or len(records) - 1) < STEPS
     assert [0, summary["steps"]] == [r["step"] for r in records if "held_out.accuracy" in r]
+
+
+def test_the_minutes_of_a_run_begin_after_its_model_is_prepared(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warm start may take longer than the training that it precedes, also before a resume."""
+    monkeypatch.setattr(build, "RunState", lambda seconds: RunState(seconds={"model": 3600.0}))
+    told = recipe(model, {}, run__steps=2, stop__minutes=50, evaluation__test__tasks=0)
+    place = tmp_path / "run"
+
+    assert run(place, told)["steps"] == 2
+    (place / "recipe.toml").write_text(told.replace({"run.steps": 4}).to_toml())
+    summary = run(place)
+    assert summary["steps"] == 4 and summary["seconds"]["model"] == 3600.0
+    (place / "recipe.toml").write_text(
+        told.replace({"run.steps": 6, "stop.minutes": 1e-6}).to_toml()
+    )
+    assert run(place)["stopped"] == "stop.minutes = 1e-06"
+
+
+def test_a_run_without_a_step_measures_its_model_once(model: Path, tmp_path: Path) -> None:
+    """The table has one result then, and says why nothing was trained."""
+    told, screen = recipe(model, {}, stop__minutes=1e-6), Watching()
+    summary = run(tmp_path / "run", told, screen)
+
+    assert summary["steps"] == 0
+    measured = [phase for phase in screen.phases if "(test)" in phase]
+    assert len(measured) == 2  # one for each way of decoding
+    assert summary["held_out"]["before"] == summary["held_out"]["after"]
+    table = rows(summary, RunFolder(tmp_path / "run", lock=False))
+    assert table[-1] == ("next", "nothing was trained: stop.minutes = 1e-06")
+    (heading, text), *results = table
+    assert heading == "held-out accuracy" and text.startswith("no step was made, 95 % intervals, ")
+    assert not any("->" in text for _, text in results)
 
 
 def test_a_run_that_has_learned_enough_stops(model: Path, tmp_path: Path) -> None:

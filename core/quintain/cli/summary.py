@@ -36,9 +36,10 @@ def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]
     spent = sorted(((k, v) for k, v in seconds.items() if v >= 0.05), key=lambda x: -x[1])
     spent_on = ", ".join(f"{PHASES.get(k, k)} {v:.1f} s" for k, v in spent)
     alerted = alerts(folder.metrics()) or missing("alerts", "warns when a run becomes unhealthy")
+    measured = summary["held_out"]
     return [
-        *held_out(summary["held_out"]["before"], summary["held_out"]["after"], folder),
-        *yardsticks(summary["held_out"]),
+        *held_out(measured["before"] if summary["steps"] else None, measured["after"], folder),
+        *yardsticks(measured),
         (
             "steps, samples, tokens",
             f"{summary['steps']:,}, {summary['samples']:,}, {summary['tokens']:,}",
@@ -57,14 +58,19 @@ def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]
         ("run folder", str(folder.shown)),
         *([("curves", text)] if (text := curves(folder)) else []),
         ("model", str(model_of(folder))),
-        *(("" if i else "next", text) for i, text in enumerate(next_commands(folder))),
+        *(
+            ("" if i else "next", text)
+            for i, text in enumerate(next_commands(folder, summary["stopped"]))
+        ),
     ]
 
 
-def next_commands(folder: RunFolder) -> list[str]:
-    """Return what to do after a run: commands that fit a terminal."""
+def next_commands(folder: RunFolder, stopped: str) -> list[str]:
+    """Return what to do after a run: commands that fit a terminal; where nothing was trained, what
+    *stopped* it.
+    """
     if model_of(folder) == "none":
-        return ["nothing was trained: the goal of stop.accuracy was reached at the start"]
+        return [f"nothing was trained: {stopped}"]
     commands = [["chat", str(folder.shown)], ["eval", "--like", str(folder.shown)]]
     if steps_in(folder.rollouts):
         commands.insert(1, ["rollouts", str(folder.shown)])
@@ -72,10 +78,10 @@ def next_commands(folder: RunFolder) -> list[str]:
 
 
 def held_out(
-    before: Mapping[str, Any], after: Mapping[str, Any], folder: RunFolder
+    before: Mapping[str, Any] | None, after: Mapping[str, Any], folder: RunFolder
 ) -> list[tuple[str, str]]:
     """Return the accuracies, or the rewards where every outcome is a proxy on a scale of its own: 1
-    is no success there.
+    is no success there. *before* is ``None`` where no step was made.
     """
     from ..recipe.tables import Recipe
 
@@ -89,32 +95,32 @@ def held_out(
     ):
         return accuracies(before, after)
     means = " -> ".join(
-        "not measured" if m.get("reward") is None else f"{m['reward']:.3f}" for m in (before, after)
+        "not measured" if m.get("reward") is None else f"{m['reward']:.3f}"
+        for m in (before, after)
+        if m is not None
     )
     return [
         ("held-out reward", f"{means} (a scale of its own, on {tasks_of(after)}; no success rate)")
     ]
 
 
-def accuracies(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
+def accuracies(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return a heading, and before and after with their intervals for each way of decoding."""
-    if before.get("accuracy") is None and after.get("accuracy") is None:
+    if (before or {}).get("accuracy") is None and after.get("accuracy") is None:
         return [("held-out accuracy", "not measured")]
-    heading = [("held-out accuracy", f"before -> after, 95 % intervals, {tasks_of(after)}")]
-    ways = [
-        (before, after),
-        *(
-            [(before.get("other_decoding", {}), after["other_decoding"])]
-            if "other_decoding" in after
-            else []
-        ),
-    ]
+    what = "no step was made" if before is None else "before -> after"
+    heading = [("held-out accuracy", f"{what}, 95 % intervals, {tasks_of(after)}")]
+    ways = [(before, after)]
+    if "other_decoding" in after:
+        first = None if before is None else before.get("other_decoding", {})
+        ways.append((first, after["other_decoding"]))
     for first, last in ways:
         fewer = (
             "" if last.get("tasks") == after.get("tasks") else f", first {last.get('tasks')} tasks"
         )
         name = f"{decoding(last['temperature']) if 'temperature' in last else 'success'}{fewer}"
-        heading.append((f"  {name}", f"{accuracy(first)} -> {accuracy(last)}"))
+        then = "" if first is None else f"{accuracy(first)} -> "
+        heading.append((f"  {name}", f"{then}{accuracy(last)}"))
     return heading
 
 

@@ -316,11 +316,14 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool, force: bool) -> None:
         check_unchanged(folder, recipe)
     with for_terminal(quiet=quiet) as screen:
         screen.note(f"run folder: {folder.shown}")
+        summary = None if force else folder.summary()
+        if summary is not None:
+            screen.note("the run has finished: its results as recorded")
         saved_before = steps_in(folder.checkpoints)
         again = f"{program_name()} train --resume {shlex.quote(str(folder.shown))}"
         try:
             with sigterm_as_ctrl_c():
-                summary = run_training(recipe, folder, screen)
+                summary = summary or run_training(recipe, folder, screen)
         except (Interrupted, KeyboardInterrupt) as e:
             raise click.Abort(f"{str(e) or 'stopped'}; continue with: {again}") from e
         except Exception as e:

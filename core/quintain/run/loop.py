@@ -44,7 +44,9 @@ async def training_loop(run: Run) -> dict[str, Any]:
             finished = await train_step(run)
         run.screen.note(f"training ends after step {run.state.step}: {run.stop_reason()}")
         run.save()
-        summary = run.summary(after=await run.test_evaluation())
+        # without a step the model is the one that was measured before training
+        after = await run.test_evaluation() if run.state.step else run.state.before
+        summary = run.summary(after=after)
         run.folder.write_summary(summary)
         run.hooks.emit(
             RunEnd(folder=folder, step=run.state.step, status="finished", error="", summary=summary)

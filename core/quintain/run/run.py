@@ -177,8 +177,9 @@ class Run:
             how = decoding(self.plan.evaluation.sampling.temperature)
             return f"{split} {state.accuracy:.1%} ({how}) reached stop.accuracy"
         trained = sum(state.seconds.get(phase, 0.0) for phase in TRAINING)
+        after_start = sum(state.seconds.values()) - state.seconds.get("model", 0.0)
         used = {"samples": state.samples, "tokens": state.tokens, "seconds": trained}
-        for key, amount in {"minutes": sum(state.seconds.values()) / 60, **used}.items():
+        for key, amount in {"minutes": after_start / 60, **used}.items():
             if (bound := getattr(limit, key)) is not None and amount >= bound:
                 return f"stop.{key} = {bound:g}"
         return f"run.steps = {self.plan.steps}" if state.step >= self.plan.steps else ""
