@@ -140,10 +140,14 @@ def train(
             "--force is for --resume of a run whose recipe was edited; leave it out"
         )
     if dry_run:
+        from ..console.screen import Screen
         from ..recipe.check import check_recipe
+        from ..recipe.sources import ModelRequest, model_source
 
         resolved = _recipe(recipe, **choices)
-        for note in check_recipe(resolved):
+        notes = check_recipe(resolved)
+        notes += model_source(resolved).remarks(ModelRequest.of(resolved, Screen(quiet=True)))
+        for note in notes:
             click.echo(note, err=True)
         click.echo(resolved.to_toml(), nl=False)
         return

@@ -104,6 +104,10 @@ class ModelSource(ABC):
             StorageError: no room to save it.
         """
 
+    def remarks(self, request: ModelRequest) -> Sequence[str]:
+        """Return what ``--dry-run`` says of the model, which is not loaded; nothing by default."""
+        return ()
+
     def load_base(self, request: ModelRequest) -> LoadedModel:
         """Return the model before any training by this source, for `quintain sft`; the same as
         `load` by default.

@@ -28,14 +28,16 @@ from quintain.errors import StorageError, UnknownNameError, UsageError
 from quintain.interfaces.environment import Demonstration, Environment
 from quintain.interfaces.reward import reward
 from quintain.learning.learner import Learner
-from quintain.recipe import ModelRequest, Recipe, model_source
+from quintain.recipe import ModelRequest, Recipe, bundled_text, model_source
 from quintain.recipe.resolve import EnvironmentSpec
 from quintain.store import take_lock
 from quintain.testing import isolated_plugins
 from quintain.types.rollout import Rollout
 from quintain.types.task import Task
 from quintain_starter.cache_key import cache_key
-from quintain_starter.source import SOONER, DefaultModel
+from quintain_starter.progress import SOONER, WarmStartProgress
+from quintain_starter.source import DefaultModel
+from quintain_starter.warm_start import WarmStart, WarmStartCheck
 
 ARGS = """
 [[environments]]
@@ -100,13 +102,68 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_warm_start_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each check has a forecast; between two that are far apart the updates are told."""
     screen = Watched()
-    monkeypatch.setattr("quintain_starter.source.PAUSE", -1.0)
+    monkeypatch.setattr("quintain_starter.progress.PAUSE", -1.0)
     trained(screen)
 
-    checks = screen.said("  loss ")
+    *checks, last = screen.said("  loss ")
     assert checks
-    assert all(re.search(r"  at most \d+:\d\d left$", line) for line in checks)
+    for number, line in enumerate(checks, 1):
+        assert re.search(rf"  at most {60 - 5 * number} more updates, about \d+ min$", line)
+    assert last.endswith("in the target 3/3")
     assert screen.said("warm start: 1 updates after ")
+
+
+def test_the_time_left_includes_the_checks_and_no_update_is_counted_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An update takes 1 s and a check 10 s here; a line says how often training went back, and to
+    where.
+    """
+    now = [0.0]
+    monkeypatch.setattr("quintain_starter.progress.time.monotonic", lambda: now[0])
+    screen = Watched()
+    settings = WarmStart(target=(0.5, 0.6), settle=1, check_every=10, max_steps=110)
+    progress = WarmStartProgress(screen, settings)
+
+    def train(steps: int, accuracy: float, **state: int) -> None:
+        for step in range(steps - 9, steps + 1):
+            now[0] += 1.0
+            progress.updated(step)
+        check(steps, accuracy, **state)
+
+    def check(steps: int, accuracy: float, *, inside: int = 0, halvings: int = 0) -> None:
+        now[0] += 10.0
+        progress.checked(
+            WarmStartCheck(
+                steps=steps,
+                accuracy=accuracy,
+                loss=None,
+                lr=1.0,
+                rough=False,
+                inside=inside,
+                halvings=halvings,
+            )
+        )
+
+    check(0, 0.0)
+    train(10, 0.2)
+    train(20, 0.95, halvings=1)
+    now[0] += 21.0
+    train(20, 0.3, halvings=1)
+    train(30, 0.7, inside=1, halvings=1)
+
+    assert screen.lines == [
+        "warm start: 0 updates  dev 0.0%",
+        "warm start: 1.0 s an update. It ends when 50-90 % of dev are right, usually long before "
+        "its limit of 110 updates (about 4 min)",  # 107 updates and 11 checks
+        "warm start: 10 updates  dev 20.0%  at most 100 more updates, about 4 min",
+        "warm start: 20 updates  dev 95.0%  above the target: goes back to 10 updates and halves "
+        "the learning rate  at most 100 more updates, about 4 min",
+        "warm start: 20 updates (10 taken back) after 1:21",
+        "warm start: 20 updates (10 taken back)  dev 30.0%  at most 90 more updates, about 7 min",
+        "warm start: 30 updates (10 taken back)  dev 70.0%  above the target, with room to learn: "
+        "ends here",
+    ]
 
 
 def source_and_request(
@@ -203,33 +260,86 @@ def test_a_cache_that_cannot_be_written_is_named(
 def test_what_the_warm_start_says() -> None:
     screen = Watched()
     trained(screen, SETTLES)
-    assert screen.lines[0] == "warm start of the default model for saying ..."
-    assert screen.lines[1:3] == [
+    assert screen.lines[:2] == [
+        "there is no default model for saying with these settings: a warm start trains one first",
+        "warm start of the default model for saying ...",
+    ]
+    assert screen.lines[2:4] == [
         "Step 1 of 2: teach the form of an answer by demonstrations (stops at 50-100 % right on "
         "dev in 3 checks in a row, or after 60 updates). Step 2: reinforcement learning.",
         "it begins from random weights: 5 to 25 minutes; 0 % for the first hundred updates or so "
         "is normal",
     ]
-    assert re.fullmatch(r"warm start: \d+\.\d s an update: at most \d+:\d\d", screen.lines[3])
-    assert [line.split("  ")[-2] for line in screen.lines[-3:]] == [
-        f"in the target {n}/3" for n in (1, 2, 3)
-    ]
+    assert re.fullmatch(
+        r"warm start: \d+\.\d s an update. It ends when 50-100 % of dev are right, usually long "
+        r"before its limit of 60 updates \(about \d+ min\)",
+        screen.lines[4],
+    )
+    for n, line in enumerate(screen.lines[-3:], 1):
+        assert f"  in the target {n}/3" in line
     assert SOONER not in screen.lines
 
 
 def test_a_long_warm_start_says_what_makes_it_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the bound; the option in it is one that the starter takes."""
-    monkeypatch.setattr("quintain_starter.source.LONG", 0.0)
+    monkeypatch.setattr("quintain_starter.progress.LONG", 0.0)
     screen = Watched()
     trained(screen, SETTLES)
 
-    assert "at most" in screen.lines[3] and screen.lines[4] == SOONER
+    assert "its limit of" in screen.lines[4] and screen.lines[5] == SOONER
     key, _, value = SOONER.split("'")[1].partition("=")
     assert key == "model.start.args.target"
     assert DefaultModel(target=tuple(json.loads(value))).target == (0.03, 0.6)
     screen = Watched()
     trained(screen, JUMPS)
-    assert screen.said("above the target: restores the previous check and halves the learning rate")
+    assert screen.said("above the target: goes back to ") and SOONER in screen.lines
+    screen = Watched()
+    trained(screen, "target = [0.03, 0.6]\n")
+    assert SOONER not in screen.lines
+
+
+SHORT = "model.start.args.max_steps=2"  # few demonstrations enter the hash
+
+
+def test_a_run_with_another_reward_says_that_its_model_is_trained_anew(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reward decides what is right on `dev`. The run and `--dry-run` say it in one line."""
+
+    class Trained(Exception):
+        """Training began."""
+
+    def begin(*args: object, **settings: object) -> None:
+        raise Trained
+
+    monkeypatch.setattr("quintain_starter.source.warm_start", begin)
+    words = ["a warm start trains one first", "another reward is another default model"]
+
+    def planned(*options: str) -> str:
+        assert main(["train", "--dry-run", *options]) == 0
+        return capsys.readouterr().err
+
+    told = planned("--reward", "exact_match", "--set", SHORT)
+    assert all(word in told for word in words) and told.count("\n") == 1
+    changed = planned("--set", SHORT)
+    assert words[0] in changed and words[1] not in changed
+    assert words[0] not in planned()
+
+    screen = Watched()
+    recipe = Recipe.parse(bundled_text("quickstart"), [SHORT, "environments.0.reward=exact_match"])
+    source = model_source(recipe)
+    assert isinstance(source, DefaultModel)
+    with pytest.raises(Trained):
+        source.train_once(ModelRequest.of(recipe, screen))
+    assert screen.lines[0] == told.strip()
+
+
+def test_a_dry_run_starts_no_service_for_the_default_model(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Then it cannot say whether the model is in the cache."""
+    assert main(["train", "search", "--dry-run"]) == 0
+    assert "unless it is in the cache, a warm start trains it first" in capsys.readouterr().err
 
 
 def test_the_base_model_is_untrained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -356,7 +466,7 @@ class Setting(Environment[Task, None]):
 KEYS = """
 import json, os, sys
 from quintain.console import Screen
-from quintain.recipe import ModelRequest, Recipe, model_source
+from quintain.recipe import ModelRequest, Recipe, bundled_text, model_source
 
 def key(environment, settings):
     recipe = Recipe.parse(f'[[environments]]\\nuse = "{environment}"', settings)

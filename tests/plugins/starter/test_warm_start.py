@@ -31,7 +31,6 @@ from quintain_authoring.byte_tokenizer import ByteTokenizer
 from quintain_starter.architecture import CONTEXT, PHRASES, TAGS, build_model, build_tokenizer
 from quintain_starter.source import DefaultModel, untrained
 from quintain_starter.warm_start import (
-    HALVINGS,
     WarmStart,
     WarmStartCheck,
     WarmStartReport,
@@ -329,7 +328,7 @@ def test_a_jump_that_stays_ends_with_the_nearer_check(
     that of the check nearer to the target, the lower one of two that are equally near; a line on
     the screen says so.
     """
-    measured = iter([0.05, 0.97, 0.95, *[0.97] * HALVINGS])
+    measured = iter([0.05, 0.97, 0.95, 0.97])  # it goes back twice
     trained: list[dict[str, torch.Tensor]] = []
     update = Learner.weights
 
@@ -362,6 +361,34 @@ def test_a_jump_that_stays_ends_with_the_nearer_check(
     assert all(torch.equal(saved[name], kept_weights[name]) for name in saved)
     said = " ".join(capsys.readouterr().err.split())
     assert f"5.0% right on dev, then 95.0%; it keeps the nearer one, {kept:.1%}" in said
+
+
+@pytest.mark.parametrize(
+    ("settle", "measured", "steps"),
+    [
+        (1, [0.05, 0.71], [1, 2]),
+        (1, [0.05, 0.91, 0.9], [1, 2, 2]),
+        (2, [0.05, 0.71, 0.5, 0.71, 0.5], [1, 2, 2, 3, 3]),
+    ],
+)
+def test_one_check_above_the_target_is_enough_where_something_is_left_to_learn(
+    settle: int, measured: list[float], steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one check is enough; several checks in a row must be in the target."""
+    found = iter(measured)
+
+    async def accuracy(*args: Any, **kwargs: Any) -> tuple[float, bool]:
+        return next(found), False
+
+    monkeypatch.setattr("quintain_starter.warm_start._accuracy", accuracy)
+    settings = WarmStart(target=(0.44, 0.56), settle=settle, check_every=1, batch=2)
+    model = untrained(0, **SMALL)
+
+    _, report = asyncio.run(warm_start(model, [Echo()], settings, seed=0, services={}))
+
+    assert [check.steps for check in report.checks] == steps
+    assert (report.reached, report.accuracy, report.jumped) == (True, measured[-1], None)
+    assert not list(found)
 
 
 def test_a_stop_ends_between_two_updates() -> None:

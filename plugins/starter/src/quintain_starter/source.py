@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import os
 import re
 import shutil
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +23,7 @@ from typing import Any
 
 import torch
 
-from quintain.console import Screen, clock_text
+from quintain.console import Screen
 from quintain.errors import StorageError, UsageError
 from quintain.models import HFTokenizer, LoadedModel, as_device, fuse_storage, load_model
 from quintain.process import run_stoppable
@@ -35,7 +33,8 @@ from quintain.store import lock_owner, save_model, storage_errors, take_lock
 from . import general_starter
 from .architecture import CONTEXT, build_model, build_tokenizer
 from .cache_key import cache_key
-from .warm_start import HALVINGS, WINDOW, AnyEnvironment, WarmStart, WarmStartCheck, warm_start
+from .progress import WarmStartProgress, percent
+from .warm_start import HALVINGS, MOST_ACCEPTED, WINDOW, AnyEnvironment, WarmStart, warm_start
 
 FORMAT = 3
 """Counts up when a model that older code trained must not be taken from the cache."""
@@ -48,15 +47,6 @@ its `quintain.json`.
 
 GENERAL = general_starter()
 """What ``python -m quintain_starter.general`` trained."""
-
-LONG = 600.0
-"""Seconds of a warm start beyond which the screen says what makes it shorter."""
-SOONER = (
-    "to begin reinforcement learning sooner: stop at the first right answers, "
-    "--set 'model.start.args.target=[0.03,0.6]', or make the tasks smaller"
-)
-PAUSE = 30.0
-"""Seconds without a line after which an update is reported."""
 
 POLL_SECONDS = 0.5
 """Pause between two tries to get a lock that another process holds."""
@@ -71,10 +61,12 @@ class DefaultModel(WarmStart, ModelSource):
     these environments comes with it, too. Settings stand under ``[model.start.args]`` of a recipe.
 
     Attributes:
-        target: least and greatest greedy accuracy on ``dev`` to stop at.
+        target: least and greatest greedy accuracy on ``dev`` to stop at. Where one check is enough,
+            up to 0.9 above it ends the warm start, too.
         check_every: updates between two checks.
         settle: consecutive checks that must find accuracy in *target*; the learning rate decays
-            over their later half. From the general starter one is enough.
+            over their later half. From the general starter one is enough; set ``general`` to false
+            for more.
         max_steps: updates at most.
         lr: learning rate of AdamW, constant after *warmup_steps* until accuracy is in *target*.
         warmup_steps: updates over which the learning rate rises.
@@ -119,15 +111,41 @@ class DefaultModel(WarmStart, ModelSource):
         """
         return run_stoppable(self._train_once(request, again))
 
+    def remarks(self, request: ModelRequest) -> Sequence[str]:
+        """Say that the model is trained first, unless it comes with the package or is in the cache;
+        no service is started to find out.
+        """
+        name = request.specs[0].name
+        if any(spec.own_slots for spec in request.specs):
+            return [
+                f"the default model for {name}: unless it is in the cache, a warm start trains it "
+                "first"
+            ]
+        folders = self._folders([spec.make({}) for spec in request.specs], request)
+        return () if any(map(_is_complete, folders)) else [_trained_first(request)]
+
+    def _folders(
+        self, environments: Sequence[AnyEnvironment], request: ModelRequest
+    ) -> tuple[Path, Path]:
+        """Return where the trained model is if it comes with the package, and if it is cached."""
+        name = request.specs[0].name
+        # the last word of module:Class
+        plain_name = re.sub(r"[^\w.-]", "-", re.split(r"[/:]", name)[-1])
+        shipped = SHIPPED / f"{plain_name}-{self._hash(environments, request, code=False)}"
+        hashed = self._hash(environments, request, general=self._is_general(shipped))
+        return shipped, cache_folder() / "models" / f"{plain_name[:50]}-{hashed}"
+
+    def _is_general(self, shipped: Path) -> bool:
+        """Return whether training begins from the general starter, with the model that would come
+        with the package at *shipped*.
+        """
+        return self.general and self.model is None and not _is_complete(shipped)
+
     async def _train_once(self, request: ModelRequest, again: bool) -> Path:
         async with opened_environments(request.specs, request.services) as (environments, services):
             name = request.specs[0].name
-            # the last word of module:Class
-            plain_name = re.sub(r"[^\w.-]", "-", re.split(r"[/:]", name)[-1])
-            shipped = SHIPPED / f"{plain_name}-{self._hash(environments, request, code=False)}"
-            general = self.general and self.model is None and not _is_complete(shipped)
-            hashed = self._hash(environments, request, general=general)
-            folder = cache_folder() / "models" / f"{plain_name[:50]}-{hashed}"
+            shipped, folder = self._folders(environments, request)
+            general = self._is_general(shipped)
             if not again and not _is_complete(folder) and _is_complete(shipped):
                 request.screen.note(f"the default model for {name} comes with quintain-starter")
                 return shipped
@@ -135,6 +153,8 @@ class DefaultModel(WarmStart, ModelSource):
                 async with _locked(folder, request.screen):
                     # now, too: another process may have trained it meanwhile
                     if again or not _is_complete(folder):
+                        if not again:
+                            request.screen.note(_trained_first(request))
                         await self._train(
                             folder, name, environments, services, request, general=general
                         )
@@ -154,10 +174,11 @@ class DefaultModel(WarmStart, ModelSource):
     ) -> None:
         screen = request.screen
         settings = replace(self, settle=1) if general else self
+        progress = WarmStartProgress(screen, settings)
         screen.phase(f"warm start of the default model for {name}")
         screen.note(
             f"Step 1 of 2: teach the form of an answer by demonstrations (stops at "
-            f"{_percent(self.target)} right on dev"
+            f"{progress.range_text()} right on dev"
             + (f" in {settings.settle} checks in a row" if settings.settle > 1 else "")
             + f", or after {self.max_steps} updates). Step 2: reinforcement learning."
         )
@@ -171,35 +192,6 @@ class DefaultModel(WarmStart, ModelSource):
             )
         )
 
-        began = spoken = time.monotonic()
-        checks = 0
-
-        def progress(check: WarmStartCheck) -> None:
-            nonlocal began, checks, spoken
-            spoken, line = time.monotonic(), self._line(check, settings.settle)
-            screen.advance()
-            if check.steps == 0:  # before the first update
-                began = spoken
-                screen.note(line)
-                return
-            checks += 1
-            checks_left = math.ceil(self.max_steps / self.check_every) - checks
-            screen.note(
-                f"{line}  at most {clock_text((spoken - began) / checks * checks_left)} left"
-            )
-
-        def updated(steps: int) -> None:
-            nonlocal spoken
-            if steps == 3 and not checks:  # the first is slow
-                pace = (time.monotonic() - began) / steps
-                bound = pace * self.max_steps
-                screen.note(f"warm start: {pace:.1f} s an update: at most {clock_text(bound)}")
-                if bound > LONG:
-                    screen.note(SOONER)
-            if (now := time.monotonic()) - spoken > PAUSE:
-                spoken = now
-                screen.note(f"warm start: {steps} updates after {clock_text(now - began)}")
-
         model = (
             load_model(GENERAL, device="cpu")
             if general
@@ -212,8 +204,8 @@ class DefaultModel(WarmStart, ModelSource):
             seed=self.seed,
             services=services,
             trained=general,
-            progress=progress,
-            updated=updated,
+            progress=progress.checked,
+            updated=progress.updated,
         )
         with _caching(), storage_errors(folder):
             shutil.rmtree(folder, ignore_errors=True)  # the one that is replaced, or a damaged one
@@ -233,7 +225,7 @@ class DefaultModel(WarmStart, ModelSource):
         elif report.jumped:
             below, above = report.jumped
             screen.warn(
-                f"the warm start jumped over its target of {_percent(self.target)}: {below:.1%} "
+                f"the warm start jumped over its target of {percent(self.target)}: {below:.1%} "
                 f"right on dev, then {above:.1%}; it keeps the nearer one, {report.accuracy:.1%}"
             )
         elif not report.reached:
@@ -241,21 +233,6 @@ class DefaultModel(WarmStart, ModelSource):
                 f"the warm start ended at {report.accuracy:.1%} on dev after {report.steps} "
                 f"updates, outside its target"
             )
-
-    def _line(self, check: WarmStartCheck, settle: int) -> str:
-        qualifier = "about " if check.rough else ""
-        loss = "" if check.loss is None else f"  loss {check.loss:.3f}"
-        line = f"warm start: {check.steps} updates{loss}  dev {qualifier}{check.accuracy:.1%}"
-        if check.accuracy > self.target[1] and check.steps == 0:
-            return f"{line}  above the target: stays as it is"
-        if check.accuracy > self.target[1]:
-            if check.halvings > HALVINGS:
-                return f"{line}  above the target again: ends with the nearest check"
-            return (
-                f"{line}  above the target: restores the previous check and halves the learning "
-                f"rate"
-            )
-        return f"{line}  in the target {check.inside}/{settle}" if check.inside else line
 
     def _hash(
         self,
@@ -290,7 +267,19 @@ class DefaultModel(WarmStart, ModelSource):
                 if general
                 else {"tokenizer": HFTokenizer(build_tokenizer()).name}
             ),
+            **({"most_accepted": MOST_ACCEPTED} if general or self.settle == 1 else {}),
         )
+
+
+def _trained_first(request: ModelRequest) -> str:
+    """Return the line that says that a warm start precedes the run."""
+    line = (
+        f"there is no default model for {request.specs[0].name} with these settings: a warm start "
+        "trains one first"
+    )
+    if any(spec.reward for spec in request.specs):
+        line += " (another reward is another default model: it decides what is right on dev)"
+    return line
 
 
 def untrained(seed: int, *, device: str = "cpu", **sizes: Any) -> LoadedModel:
@@ -378,7 +367,3 @@ def _caching() -> Iterator[None]:
         yield
     except StorageError as e:
         raise StorageError(f"{e}; name another cache with QUINTAIN_CACHE") from e
-
-
-def _percent(target: tuple[float, float]) -> str:
-    return f"{100 * target[0]:g}-{100 * target[1]:g} %"

@@ -39,8 +39,16 @@ FIRST_LOOK = 40
 out.
 """
 
+MOST_ACCEPTED = 0.9
+"""Greatest accuracy above the target that ends the training all the same where one check is enough
+(``settle = 1``): reinforcement learning has something left to do.
+"""
+
 HALVINGS = 5
-"""How often the learning rate is halved because accuracy jumped over the target."""
+"""How often the learning rate is halved at most because accuracy jumped over the target."""
+
+FEW_HALVINGS = 2
+"""The same where one check is enough."""
 
 DECAY = 0.9
 """Share of the learning rate that is taken off, bit by bit, over the later half of the checks
@@ -95,6 +103,11 @@ class WarmStart:
                 "least 1"
             )
 
+    @property
+    def most_halvings(self) -> int:
+        """How often training goes back from a check above the target at most."""
+        return FEW_HALVINGS if self.settle == 1 else HALVINGS
+
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStartCheck:
@@ -105,8 +118,9 @@ class WarmStartCheck:
             update.
         lr: learning rate of the updates before the check.
         rough: whether accuracy comes from `FIRST_LOOK` alone.
-        inside: consecutive checks that found accuracy in the target, this one included.
-        halvings: checks that found it above the target, this one included.
+        inside: consecutive checks that found accuracy in the target or accepted it above, this one
+            included.
+        halvings: checks that found it above the target and were taken back, this one included.
     """
 
     steps: int
@@ -160,9 +174,10 @@ async def warm_start(
     report.
 
     Where a check finds accuracy above the target, the weights go back to those of the check before
-    it and training continues at half the learning rate, with new examples. If none of that ends in
-    the target, the model keeps the weights whose accuracy is nearer to it: those below, or those of
-    the lowest jump over it.
+    it and training continues at half the learning rate, with new examples; where one check is
+    enough, only if accuracy is above `MOST_ACCEPTED`, too. If none of that ends in the target, the
+    model keeps the weights whose accuracy is nearer to it: those below, or those of the lowest jump
+    over it.
 
     Args:
         environments: their demonstrations take turns, and their accuracies are averaged.
@@ -206,7 +221,7 @@ async def warm_start(
             not missing
             and steps < settings.max_steps
             and inside < settings.settle
-            and halvings <= HALVINGS
+            and halvings <= settings.most_halvings
         ):
             # Over the later half of the checks inside the target the rate decays, so that accuracy
             # stays there.
@@ -229,7 +244,8 @@ async def warm_start(
             measured, rough = await _accuracy(
                 engine, environments, tasks, greedy, services, least=low / 2
             )
-            above = measured > high
+            accepts_above = settings.settle == 1 and measured <= MOST_ACCEPTED
+            above = measured > high and not accepts_above
             if above:
                 halvings += 1
             else:

@@ -1,0 +1,122 @@
+"""What the screen says while a warm start trains."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from quintain.console import Screen, clock_text
+
+from .warm_start import MOST_ACCEPTED, WarmStart, WarmStartCheck
+
+LONG = 600.0
+"""Seconds of a warm start beyond which the screen says what makes it shorter."""
+FIRST_ANSWERS = 0.03
+"""Least accuracy of a target that is reached with the first right answers."""
+SOONER = (
+    "to begin reinforcement learning sooner: stop at the first right answers, "
+    f"--set 'model.start.args.target=[{FIRST_ANSWERS},0.6]', or make the tasks smaller"
+)
+PAUSE = 30.0
+"""Seconds without a line after which an update is reported."""
+
+
+class WarmStartProgress:
+    """Prints a line for each check, and one for updates where the next check is far.
+
+    The number of updates is bounded, their time is not: it is an estimate from the mean update
+    since the last check and the longest check so far.
+    """
+
+    def __init__(self, screen: Screen, settings: WarmStart) -> None:
+        self._screen, self._settings = screen, settings
+        self._began = self._spoken = self._checked = self._updated = time.monotonic()
+        self._forecast_due = True
+        self._longest_check = 0.0
+        self._steps = self._taken_back = 0  # updates of the weights now; those of restored checks
+
+    def updated(self, steps: int) -> None:
+        """Report that the weights have gone through *steps* updates."""
+        self._updated = time.monotonic()
+        if self._forecast_due and steps == 3:  # the first is slow
+            self._forecast_due = False
+            pace = self._pace(steps)
+            left = self._left(steps, pace)
+            self._screen.note(
+                f"warm start: {pace:.1f} s an update. It ends when "
+                f"{self.range_text()} of dev are right, usually long before its limit of "
+                f"{self._settings.max_steps} updates ({about(left)})"
+            )
+            if left > LONG and self._settings.target[0] > FIRST_ANSWERS:
+                self._screen.note(SOONER)
+        if self._updated - self._spoken > PAUSE:
+            self._spoken = self._updated
+            passed = clock_text(self._updated - self._began)
+            self._screen.note(f"warm start: {self._count(steps)} after {passed}")
+
+    def checked(self, check: WarmStartCheck) -> None:
+        """Report a check."""
+        now = time.monotonic()
+        self._longest_check = max(self._longest_check, now - self._updated)
+        line = f"warm start: {self._count(check.steps)}{self._result(check)}"
+        restores = check.halvings * self._settings.check_every > self._taken_back
+        pace = self._pace(check.steps)
+        if restores:
+            self._taken_back += self._settings.check_every
+        else:
+            self._steps = check.steps
+        updates = self._settings.max_steps - self._steps
+        ended = (
+            check.inside >= self._settings.settle or check.halvings > self._settings.most_halvings
+        )
+        if check.steps and updates > 0 and not ended:
+            line += f"  at most {updates} more updates, {about(self._left(self._steps, pace))}"
+        self._screen.advance()
+        self._screen.note(line)
+        self._checked = self._updated = self._spoken = now
+
+    def range_text(self) -> str:
+        """Return the accuracies that end the warm start."""
+        low, high = self._settings.target
+        return percent((low, max(high, MOST_ACCEPTED) if self._settings.settle == 1 else high))
+
+    def _pace(self, steps: int) -> float:
+        """Seconds of an update since the last check, the weights being at *steps*."""
+        return (self._updated - self._checked) / max(steps - self._steps, 1)
+
+    def _left(self, steps: int, pace: float) -> float:
+        """Seconds until the limit of updates, the weights being at *steps*."""
+        updates = self._settings.max_steps - steps
+        checks = math.ceil(updates / self._settings.check_every)
+        return updates * pace + checks * self._longest_check
+
+    def _count(self, steps: int) -> str:
+        return f"{steps} updates" + (f" ({self._taken_back} taken back)" * (self._taken_back > 0))
+
+    def _result(self, check: WarmStartCheck) -> str:
+        settings = self._settings
+        loss = "" if check.loss is None else f"  loss {check.loss:.3f}"
+        text = f"{loss}  dev {'about ' if check.rough else ''}{check.accuracy:.1%}"
+        if check.accuracy <= settings.target[1]:
+            inside = f"  in the target {check.inside}/{settings.settle}"
+            return f"{text}{inside}" if check.inside else text
+        if check.steps == 0:
+            return f"{text}  above the target: stays as it is"
+        if check.inside >= settings.settle:
+            return f"{text}  above the target, with room to learn: ends here"
+        if check.halvings > settings.most_halvings:
+            return f"{text}  above the target again: ends with the nearest check"
+        return (
+            f"{text}  above the target: goes back to {self._steps} updates and halves the learning "
+            "rate"
+        )
+
+
+def about(seconds: float) -> str:
+    """Return an estimate in minutes, rounded up."""
+    return f"about {math.ceil(seconds / 60)} min"
+
+
+def percent(target: tuple[float, float]) -> str:
+    """Return a range of accuracies in percent."""
+    return f"{100 * target[0]:g}-{100 * target[1]:g} %"
