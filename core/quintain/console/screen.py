@@ -246,8 +246,9 @@ class LiveScreen(Screen):
 
         # yellow by default
         self._console = Console(file=self._out, theme=Theme({"progress.elapsed": "none"}))
-        counts = bars.BarColumn(20), bars.MofNCompleteColumn(), bars.TimeElapsedColumn()
-        columns = bars.SpinnerColumn(), bars.TextColumn("{task.description}"), *counts
+        counts = bars.BarColumn(20), bars.MofNCompleteColumn()
+        elapsed = bars.TimeElapsedColumn(), bars.TextColumn("elapsed")
+        columns = bars.SpinnerColumn(), bars.TextColumn("{task.description}"), *counts, *elapsed
         self._progress = bars.Progress(*columns, console=self._console, transient=True)
         self._training: Any = None
         self._phase: Any = None
@@ -258,7 +259,8 @@ class LiveScreen(Screen):
 
     def start(self, steps: int, done: int = 0, split: str = "held-out", **options: Any) -> None:
         super().start(steps, done, split, **options)
-        self._training = self._progress.add_task("training", total=steps, completed=done)
+        description = f"training, time left after step {done + 1}"
+        self._training = self._progress.add_task(description, total=steps, completed=done)
 
     def phase(self, name: str, total: int | None = None) -> None:
         # not before the first phase: bars of a download need a terminal of their own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import signal
 import sys
 import threading
@@ -140,6 +141,24 @@ def test_the_line_of_a_step_explains_itself_and_fits_the_terminal(
     assert line.startswith("step 100/200  65% of samples right (T 0.7)  reward 1.57 of 2  ")
     words = {"dev", "entropy", "length", "tokens/s"}
     assert left_out == {word for word in words if word not in line}
+
+
+def test_the_bars_on_a_terminal_say_what_their_times_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much training is left, from its first step on, and how long each bar runs."""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
+    monkeypatch.setenv("COLUMNS", "100")
+    out = io.StringIO()
+    with LiveScreen(out) as screen:
+        screen.start(80, 0, "dev", may_end_early=True)
+        screen.phase("held-out tasks", 64)
+        screen.phase("step 2: rollouts", 64)
+        screen.step(1, METRICS)
+
+    drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    first, last = re.findall(r"training.*", drawn)[0], re.findall(r"training.*", drawn)[-1]
+    assert re.fullmatch(r"training, time left after step 1 .* 0/80 +\d:\d\d:\d\d elapsed\s*", first)
+    assert re.fullmatch(r"training, at most 3 min left .* 1/80 +\d:\d\d:\d\d elapsed\s*", last)
+    assert re.search(r"step 2: rollouts .* 0/64 +\d:\d\d:\d\d elapsed", drawn)
 
 
 @pytest.mark.parametrize(("temperature", "how"), [(0.7, "T 0.7"), (0.0, "greedy")])
