@@ -320,14 +320,15 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool, force: bool) -> None:
         check_unchanged(folder, recipe)
     with for_terminal(quiet=quiet) as screen:
         screen.note(f"run folder: {folder.shown}")
-        summary = None if force else folder.summary()
-        if summary is not None:
-            screen.note("the run has finished: its results as recorded")
         saved_before = steps_in(folder.checkpoints)
         again = f"{program_name()} train --resume {shlex.quote(str(folder.shown))}"
         try:
             with sigterm_as_ctrl_c():
-                summary = summary or run_training(recipe, folder, screen)
+                summary = None if force else _recorded(folder)
+                if summary is None:
+                    summary = run_training(recipe, folder, screen)
+                else:
+                    screen.note("the run has finished: its results as recorded")
         except (Interrupted, KeyboardInterrupt) as e:
             raise click.Abort(f"{str(e) or 'stopped'}; continue with: {again}") from e
         except Exception as e:
@@ -346,6 +347,28 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool, force: bool) -> None:
         from .summary import show
 
         show(summary, folder)
+
+
+def _recorded(folder: RunFolder) -> dict[str, Any] | None:
+    """Return the summary of a run that has finished; ``None`` before, or if it is damaged.
+
+    Raises:
+        RunError: the last checkpoint is damaged.
+    """
+    from ..errors import RunError
+    from ..store.checkpoint import latest
+
+    summary: dict[str, Any] = {}
+    with suppress(RunError):
+        summary = folder.summary() or {}
+    if not {"steps", "stopped", "seconds", "held_out"} <= summary.keys():
+        return None
+    checkpoint = latest(folder)
+    if (checkpoint.step if checkpoint else 0) != summary["steps"]:
+        return None
+    if checkpoint is not None:
+        checkpoint.verify()
+    return summary
 
 
 @contextmanager

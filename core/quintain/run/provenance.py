@@ -69,7 +69,7 @@ def header(plan: RunPlan, module: Any, *, cache: int = 0) -> str:
         else "; torch sees no GPU, and on a CPU a step takes many minutes"
     )
     precision = f"engine {plan.model.dtype}, learner {plan.learner.precision}"
-    samples = f"{plan.groups} x {plan.group_size} samples a step"
+    samples = f"{plan.groups} tasks x {plan.group_size} samples a step"
     memory = f"{size / 1e9:.2g} GB of weights and optimizer"
     memory += f", up to {cache / 1e9:.2g} GB of KV cache" if cache else ""
     return f"{parameters / 1e6:,.1f}M parameters on {where}, {precision}, {samples}, {memory}{slow}"

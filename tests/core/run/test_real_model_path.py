@@ -191,7 +191,7 @@ def test_header_has_device_parameters_and_memory() -> None:
         f"{parameters / 1e6:,.1f}M parameters on CPU (threads: {torch.get_num_threads()}), engine "
         f"float32"
     )
-    assert "64 x 4 samples a step" in line
+    assert "64 tasks x 4 samples a step" in line
     assert "no GPU" not in line
 
 
