@@ -320,7 +320,8 @@ def test_a_run_with_another_reward_says_that_its_model_is_trained_anew(
         return capsys.readouterr().err
 
     told = planned("--reward", "exact_match", "--set", SHORT)
-    assert all(word in told for word in words) and told.count("\n") == 1
+    (line,) = [text for text in told.splitlines() if words[0] in text]
+    assert words[1] in line
     changed = planned("--set", SHORT)
     assert words[0] in changed and words[1] not in changed
     assert words[0] not in planned()
@@ -331,7 +332,7 @@ def test_a_run_with_another_reward_says_that_its_model_is_trained_anew(
     assert isinstance(source, DefaultModel)
     with pytest.raises(Trained):
         source.train_once(ModelRequest.of(recipe, screen))
-    assert screen.lines[0] == told.strip()
+    assert screen.lines[0] == line
 
 
 def test_a_dry_run_starts_no_service_for_the_default_model(
