@@ -8,24 +8,30 @@ from ..types.rollout import SUCCESS, reaches
 from ..types.transcript import TrainingSequence
 from .algorithms import ALGORITHMS
 from .batch import Batch, Sample
-from .learner import Learner
+from .learner import Advantages, Learner, Prepared
 from .loss_inputs import LossInputs
 from .microbatch import FlatTokens, MicroBatch, micro_batches
 from .optimizer_step import OptimizerStep
 from .pieces import advantages, aggregation, corrections, objectives
 from .pieces import group_filter as group_filter
 from .pieces.advantages import Step
+from .ranks import Ranks
+from .scorer import FrozenPolicies
 
 __all__ = [
     "ALGORITHMS",
     "SUCCESS",
+    "Advantages",
     "Batch",
     "FlatTokens",
+    "FrozenPolicies",
     "Learner",
     "LossInputs",
     "MicroBatch",
     "ModuleWeights",
     "OptimizerStep",
+    "Prepared",
+    "Ranks",
     "Sample",
     "SamplerMismatch",
     "Step",

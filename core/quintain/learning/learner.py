@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -32,6 +31,7 @@ from .microbatch import FlatTokens, MicroBatch
 from .optimizer_step import OptimizerStep
 from .pieces.advantages import Step
 from .pieces.objectives import kl_estimate
+from .ranks import ALONE, Ranks
 from .scorer import HALF, FrozenPolicies, Precision, TokenScorer
 
 log = logging.getLogger(__name__)
@@ -98,6 +98,7 @@ class Learner:
         reference: ref, if not *module* as it is now; kept only if the algorithm uses ref.
         max_sample_mismatch: no update is made if the log-probs of a sample differ by more between
             mu and prox, in nats (see `typical_difference`); ``None`` compares nothing.
+        ranks: the processes that train together; all make the same calls with the same batches.
     """
 
     def __init__(
@@ -121,17 +122,20 @@ class Learner:
         layout: Layout | Literal["auto"] = "auto",
         reference: nn.Module | None = None,
         max_sample_mismatch: float | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         if precision != "float32" and precision not in HALF:
             raise UsageError(f"precision is {precision!r}; expected 'float32', 'bf16' or 'fp16'")
         self.algorithm, self.max_sample_mismatch = algorithm, max_sample_mismatch
+        self.ranks = ranks
         self.version = 0
         self.updates = 0
         self.lr, self.warmup_steps, self.max_grad_norm = lr, warmup_steps, max_grad_norm
         self.precision, self.token_budget, self.skip_idle = precision, token_budget, skip_idle
         self.module = trainable(module, lora, widen=widen)
-        self.forward = Forward(self.module, layout=layout, checkpointing=activation_checkpointing)
+        # Before any forward pass, which may leave a sharded module with other parameters.
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self.forward = Forward(self.module, layout=layout, checkpointing=activation_checkpointing)
         matrices, vectors = (
             [p for p in self.parameters if (p.ndim > 1) == wide] for wide in (True, False)
         )
@@ -155,6 +159,7 @@ class Learner:
             half=half,
             math=half if half is None or not wide_head else torch.float32,
             token_budget=token_budget,
+            ranks=ranks,
         )
         for note in algorithm.notes() if algorithm else ():
             log.warning("%s: %s", algorithm.name if algorithm else "", note)
@@ -255,7 +260,7 @@ class Learner:
         advantage_N = self._per_token(flat_tokens, advantages.values)
         if algorithm.reset_optimizer:
             self._optimizer.state.clear()
-        meter = Meter()
+        meter = Meter(self.ranks)
         for epoch in range(algorithm.epochs):
             for part in self._minibatches(batch, epoch):
                 self._update(prepared, part, advantage_N, meter)
@@ -290,7 +295,7 @@ class Learner:
         )
         if not batch.tokens:
             raise UsageError("the sequences hold no token that trains")
-        meter = Meter()
+        meter = Meter(self.ranks)
 
         def cross_entropy(micro: MicroBatch, observe: bool) -> Tensor:
             statistics = self.scorer.statistics(micro.prefix_groups)
@@ -487,9 +492,13 @@ class Learner:
             first=not meter.updates,
         )
         optimization = self._problem(flat_tokens, active, loss)
-        if loss.first and self.max_sample_mismatch is not None:
-            check = partial(self._check_sampler, prepared, meter, self.max_sample_mismatch)
-            optimization = replace(optimization, evaluated=check)
+
+        def evaluated() -> None:
+            prepared.policies.exchange(self.ranks, optimization.parts)
+            if loss.first and self.max_sample_mismatch is not None:
+                self._check_sampler(prepared, meter, self.max_sample_mismatch)
+
+        optimization = replace(optimization, evaluated=evaluated)
         if algorithm.optimizer_step is None:
             self._take_adamw_step(optimization, meter)
             return
@@ -547,13 +556,19 @@ class Learner:
         samples: Sequence[int],
         evaluate: Callable[[MicroBatch, bool], Tensor],
     ) -> OptimizerStep:
+        def of_rank(micro: MicroBatch, observe: bool) -> Tensor:
+            if micro.padding:
+                return self.scorer.statistics(micro.prefix_groups).logp.sum() * 0
+            return evaluate(micro, observe)
+
         return OptimizerStep(
             module=self.module,
             parameters=self.parameters,
             batch=flat_tokens.batch,
             parts=self.scorer.micro_batches(flat_tokens, samples),
-            evaluate=evaluate,
+            evaluate=of_rank,
             token_budget=self.token_budget,
+            ranks=self.ranks,
         )
 
     def _take_adamw_step(self, optimization: OptimizerStep, meter: Meter) -> None:
@@ -566,7 +581,8 @@ class Learner:
         optimizer.zero_grad(set_to_none=True)
         loss = optimization.backward(scaler.scale)
         scaler.unscale_(optimizer)
-        norm = nn.utils.get_total_norm([cast(Tensor, p.grad) for p in self.parameters])
+        gradients = [cast(Tensor, p.grad) for p in self.parameters]
+        norm = self.ranks.whole(nn.utils.get_total_norm(gradients))
         finite = bool(norm.isfinite())
         if not finite and scaler.is_enabled():
             # In float16 a large loss scale overflows: the scaler then leaves the step out and

@@ -7,13 +7,14 @@ Sums and counts stay on the device, in float64, and are read once, at the end of
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from .loss_inputs import LossInputs
 from .pieces.objectives import kl_estimate
+from .ranks import ALONE, Ranks
 
 _CLIPS = {"clip_low": "clip.low", "clip_high": "clip.high"}
 
@@ -29,11 +30,13 @@ class Meter:
     """Means, extremes and updates of one step. Ratios are raw: before any clip, cap or mask.
 
     Attributes:
+        ranks: the processes that observe parts of the step; all call `summary`.
         updates: optimizer steps made so far.
         skipped: those left out, see `skip`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
         self.updates = 0
         self.skipped = 0
         self._sums: dict[str, Tensor] = {}
@@ -130,13 +133,15 @@ class Meter:
         ``loss`` is the mean over updates, ``grad_norm`` the largest before clipping; values from
         `add` are means over tokens (or terms) and epochs, ``ratio.min`` and ``ratio.max`` extremes.
         """
-        metrics = {
-            name: float(total) / self._counts[name]
-            for name, total in self._sums.items()
-            if self._counts[name]
-        }
-        metrics |= {f"{name}.min": float(value) for name, value in self._least.items()}
-        metrics |= {f"{name}.max": float(value) for name, value in self._most.items()}
+        own = [
+            {name: float(value) for name, value in values.items()}
+            for values in (self._sums, self._counts, self._least, self._most)
+        ]
+        sums, counts, least, most = zip(*self.ranks.gather(own), strict=True)
+        total, count = _merged(sums, math.fsum), _merged(counts, math.fsum)
+        metrics = {name: total[name] / count[name] for name in total if count[name]}
+        metrics |= {f"{name}.min": value for name, value in _merged(least, min).items()}
+        metrics |= {f"{name}.max": value for name, value in _merged(most, max).items()}
         if self._losses:
             metrics["loss"] = math.fsum(self._losses) / len(self._losses)
         if self._norms:
@@ -146,6 +151,17 @@ class Meter:
             | {"updates": float(self.updates), "updates.skipped": float(self.skipped)}
             | more
         )
+
+
+def _merged(
+    by_rank: Iterable[Mapping[str, float]], merge: Callable[[list[float]], float]
+) -> dict[str, float]:
+    """Return one value by name from those of all ranks that have it."""
+    values: dict[str, list[float]] = {}
+    for of_rank in by_rank:
+        for name, value in of_rank.items():
+            values.setdefault(name, []).append(value)
+    return {name: merge(listed) for name, listed in values.items()}
 
 
 @torch.no_grad()

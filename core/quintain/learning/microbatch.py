@@ -14,6 +14,7 @@ from torch import Tensor
 from ..interfaces.pieces import Level
 from ..models.prefix_layout import PrefixGroup, TokenSequence
 from .batch import Batch
+from .ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,15 +88,19 @@ class MicroBatch:
         sample: local sample of each token, [N].
         group: local group of each sample, [S].
         positions: flat positions of the tokens in the batch's `FlatTokens`, [N].
+        padding: it repeats what another rank computes and counts for nothing, see `Ranks.lockstep`.
     """
 
     prefix_groups: tuple[PrefixGroup, ...]
     sample: Tensor
     group: Tensor
     positions: Tensor
+    padding: bool = False
 
     @classmethod
-    def of(cls, flat_tokens: FlatTokens, indices: Sequence[Sequence[int]]) -> MicroBatch:
+    def of(
+        cls, flat_tokens: FlatTokens, indices: Sequence[Sequence[int]], *, padding: bool = False
+    ) -> MicroBatch:
         """Return those of the samples at *indices*, indices into the batch by prefix group."""
         samples = flat_tokens.batch.samples
         flat = [i for prefix_group in indices for i in prefix_group]
@@ -108,6 +113,7 @@ class MicroBatch:
             sample=torch.arange(len(flat)).repeat_interleave(counts),
             group=torch.tensor([numbers[samples[i].group] for i in flat], dtype=torch.long),
             positions=flat_tokens.of(flat),
+            padding=padding,
         )
 
 
@@ -118,8 +124,10 @@ def micro_batches(
     budget: int,
     level: Level,
     cost: Callable[[PrefixGroup], int],
+    ranks: Ranks = ALONE,
 ) -> list[MicroBatch]:
-    """Cut the samples at *indices* into micro-batches of about *budget* tokens.
+    """Cut the samples at *indices* into micro-batches of about *budget* tokens; return those of this
+    rank.
 
     A group within the budget stays together, so that its prompt is computed once; a part of a
     larger one takes up to twice its common prefix if that is more than the budget. A sample is
@@ -149,15 +157,27 @@ def micro_batches(
     ]
     # alike together: attention pads to the longest
     order = sorted(range(len(prefix_groups)), key=lambda k: (-longest[k], k))
-    filled: list[list[list[int]]] = []
-    room = 0
-    for k in order:
-        if not filled or costs[k] > room:
-            filled.append([])
-            room = budget
-        filled[-1].append(prefix_groups[k])
-        room -= costs[k]
-    return [MicroBatch.of(flat_tokens, indices) for indices in filled]
+    by_rank = []
+    for share in map(set, ranks.share(costs)):
+        filled: list[list[list[int]]] = []
+        room = 0
+        for k in order:
+            if k not in share:
+                continue
+            if not filled or costs[k] > room:
+                filled.append([])
+                room = budget
+            filled[-1].append(prefix_groups[k])
+            room -= costs[k]
+        by_rank.append(filled)
+    own = [MicroBatch.of(flat_tokens, indices) for indices in by_rank[ranks.rank]]
+    # A rank without a sample makes one pass all the same, to know what there is to add up.
+    passes = max(map(len, by_rank)) if ranks.lockstep else min(1, len(costs))
+    if len(own) < passes:
+        cheapest = prefix_groups[min(range(len(costs)), key=costs.__getitem__)]
+        padding = MicroBatch.of(flat_tokens, [cheapest], padding=True)
+        own += [padding] * (passes - len(own))
+    return own
 
 
 def _parts(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .batch import Batch
 from .microbatch import MicroBatch
+from .ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +26,13 @@ class OptimizerStep:
         module: the model.
         parameters: those of it that train.
         batch: all samples of the step, hence the temperature.
-        parts: the minibatch in micro-batches.
+        parts: the minibatch in micro-batches, those of this rank.
         evaluate: part of the loss of one micro-batch, with gradient; it records metrics if the
             second argument is true, as it must be exactly once per micro-batch, before the
             parameters change.
         token_budget: tokens of a micro-batch.
         evaluated: called when `backward` has evaluated all parts.
+        ranks: the processes that add up the loss and its gradient.
     """
 
     module: nn.Module
@@ -40,6 +42,7 @@ class OptimizerStep:
     evaluate: Callable[[MicroBatch, bool], Tensor]
     token_budget: int
     evaluated: Callable[[], None] = lambda: None
+    ranks: Ranks = ALONE
 
     def backward(self, scale: Callable[[Tensor], Tensor] = lambda loss: loss) -> float:
         """Compute the loss, and its gradient in each parameter's ``grad``, unclipped. Call it once,
@@ -56,9 +59,13 @@ class OptimizerStep:
         for parameter in self.parameters:
             if parameter.grad is None:  # no term depends on it; momentum still moves it
                 parameter.grad = torch.zeros_like(parameter)
-        return float(total)
+        self.ranks.sum_gradients(self.parameters)
+        return float(self.ranks.sum(total))
 
     @torch.no_grad()
     def loss(self) -> float:
         """Compute the loss at the present parameters, without metrics: for line searches."""
-        return float(sum(self.evaluate(micro, False).double() for micro in self.parts))
+        total = torch.zeros((), dtype=torch.float64, device=self.parameters[0].device)
+        for micro in self.parts:
+            total += self.evaluate(micro, False)
+        return float(self.ranks.sum(total))

@@ -22,6 +22,7 @@ from ..models.forward import Forward
 from ..models.head import Statistics
 from ..models.prefix_layout import PrefixGroup
 from .microbatch import FlatTokens, MicroBatch, micro_batches
+from .ranks import ALONE, Ranks
 
 Precision = Literal["float32", "bf16", "fp16"]
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -80,6 +81,25 @@ class FrozenPolicies:
             self.safe = torch.zeros(size, dtype=safe.dtype, device=self.prox_logp.device)
         self.safe[positions] = safe
 
+    def exchange(self, ranks: Ranks, parts: Sequence[MicroBatch]) -> None:
+        """Give all ranks what this one kept in *parts*, and take over what they kept in theirs."""
+        if ranks.count == 1:
+            return
+        device = self.prox_logp.device
+        kept = torch.zeros(len(self.prox_logp), dtype=torch.bool, device=device)
+        for micro in parts:
+            kept[micro.positions.to(device)] |= not micro.padding
+        anywhere = ranks.sum(kept.to(torch.uint8)).bool()
+        widths = ranks.gather(0 if self.safe is None else self.safe.shape[1])
+        if self.safe is None and any(widths):
+            size = (len(self.prox_logp), max(widths))
+            self.safe = torch.zeros(size, dtype=torch.uint8, device=device)
+        for tensor in (self.prox_logp, self.safe):
+            if tensor is not None:
+                own = torch.zeros_like(tensor)
+                own[kept] = tensor[kept]
+                tensor[anywhere] = ranks.sum(own)[anywhere]
+
 
 class TokenScorer:
     """Computes statistics of tokens under theta, with or without gradient, and under ref.
@@ -94,6 +114,7 @@ class TokenScorer:
     Args:
         algorithm: the algorithm, for what it reads; ``None`` reads log-probs alone.
         token_budget: tokens of a micro-batch.
+        ranks: the processes that share the micro-batches.
     """
 
     def __init__(
@@ -105,10 +126,11 @@ class TokenScorer:
         half: torch.dtype | None,
         math: torch.dtype | None,
         token_budget: int,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.forward, self.reference = forward, reference
         self.half, self.math, self.token_budget = half, math, token_budget
-        self.algorithm = algorithm
+        self.algorithm, self.ranks = algorithm, ranks
         self._reference_forward: Forward | None = None
 
     @property
@@ -121,10 +143,15 @@ class TokenScorer:
         return torch.float64 if self.forward.head_weight.dtype == torch.float64 else torch.float32
 
     def micro_batches(self, flat_tokens: FlatTokens, indices: Sequence[int]) -> list[MicroBatch]:
-        """Return the micro-batches of the samples at *indices*."""
+        """Return the micro-batches of the samples at *indices* that this rank takes."""
         level = self.algorithm.objective.level if self.algorithm else "token"
         return micro_batches(
-            flat_tokens, indices, budget=self.token_budget, level=level, cost=self.forward.cost
+            flat_tokens,
+            indices,
+            budget=self.token_budget,
+            level=level,
+            cost=self.forward.cost,
+            ranks=self.ranks,
         )
 
     def statistics(self, prefix_groups: Sequence[PrefixGroup], **options: Any) -> Statistics:
@@ -164,14 +191,17 @@ class TokenScorer:
                     if value is None:
                         continue
                     if name not in scores:
-                        kind, fill = (
-                            (self.dtype, float("nan"))
-                            if value.is_floating_point()
-                            else (value.dtype, 0)
-                        )
+                        kind = self.dtype if value.is_floating_point() else value.dtype
                         shape = (flat_tokens.starts[-1], *value.shape[1:])
-                        scores[name] = torch.full(shape, fill, dtype=kind, device=self.device)
-                    scores[name][positions] = value.to(scores[name].dtype)
+                        scores[name] = torch.zeros(shape, dtype=kind, device=self.device)
+                    if not micro.padding:
+                        scores[name][positions] = value.to(scores[name].dtype)
+        unknown = torch.ones(flat_tokens.starts[-1], dtype=torch.bool, device=self.device)
+        unknown[flat_tokens.of(indices).to(self.device)] = False
+        for name, value in scores.items():
+            scores[name] = self.ranks.sum(value)  # each token is one rank's, and 0 on others
+            if value.is_floating_point():
+                scores[name][unknown] = float("nan")
         return scores
 
     def freeze(self, flat_tokens: FlatTokens, later: Sequence[int]) -> FrozenPolicies:

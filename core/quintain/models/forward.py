@@ -65,7 +65,8 @@ class Forward:
     ) -> None:
         self.module = module
         self.checkpointing = checkpointing
-        self.decoder = TrainingDecoder.of(module)
+        # The own layers read weights outside of the module, where those of a sharded one are parts.
+        self.decoder = TrainingDecoder.of(module) if layout in ("auto", "shared") else None
         self._logit_map = logit_map_of(module)
         self._steady = steady_length(cast(Any, module).config.get_text_config())
         self._checkpointed: list[nn.Module] = []
