@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .load import as_device as as_device
     from .load import load_model as load_model
     from .load import load_pretrained as load_pretrained
+    from .lora import body_of as body_of
     from .prefix_layout import TokenSequence as TokenSequence
     from .tokenizer import HFTokenizer as HFTokenizer
     from .tool_calls import parse as parse

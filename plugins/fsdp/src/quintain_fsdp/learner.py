@@ -1,0 +1,227 @@
+"""The learner `fsdp`: the part of it in the run's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quintain import Algorithm
+from quintain.errors import UsageError
+from quintain.learning import (
+    Advantages,
+    Batch,
+    FlatTokens,
+    FrozenPolicies,
+    Learner,
+    Prepared,
+    Step,
+    TrainingSequence,
+)
+
+from .setup import Place, Setup, Sharding, mapped, packed
+from .team import Team
+
+SHARED_MEMORY = "/dev/shm"
+
+
+class FsdpLearner(Learner):
+    """A `Learner` whose updates are made by several processes, the ranks.
+
+    Its `module` has the weights of now, whole and in the memory of the machine: each rank reads its
+    part from there at the start, and writes it back after every step. So no rank has more than its
+    part, and whatever reads the module (an engine, a checkpoint, a critic) finds it as that of any
+    learner. It holds neither gradients nor moments.
+
+    Args:
+        ranks, sharding, group, silence: see `Fsdp`.
+        settings: of `Learner`.
+
+    Raises:
+        UsageError: a setting or the algorithm is refused.
+        RunError: a rank does not start.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        algorithm: Algorithm | None = None,
+        *,
+        ranks: int = 2,
+        sharding: Sharding = "sharded",
+        group: int | None = None,
+        silence: float = 20.0,
+        **settings: Any,
+    ) -> None:
+        if algorithm is not None:
+            _check(algorithm, sharding)
+        if settings.get("precision") == "fp16":
+            raise UsageError(
+                "learner fsdp: fp16 needs a loss scale on which the ranks agree, which is not "
+                'there; use precision = "bf16"'
+            )
+        super().__init__(module, None, **settings)  # without an algorithm: no copy for ref
+        self.algorithm = algorithm
+        device = self.parameters[0].device.type
+        if device == "cuda" and ranks > torch.cuda.device_count():
+            raise UsageError(
+                f"learner fsdp: {ranks} ranks need a GPU each, and torch sees "
+                f"{torch.cuda.device_count()}; lower learner.args.ranks"
+            )
+        self._image = _in_host_memory(self.module)
+        of_ranks = {k: v for k, v in settings.items() if k not in ("lora", "widen", "reference")}
+        setup = Setup(
+            module=self._image,
+            algorithm=None if algorithm is None else packed(algorithm),
+            settings=of_ranks,
+            ranks=ranks,
+            sharding=sharding,
+            group=_group(ranks, sharding, group),
+            threads=max(1, torch.get_num_threads() // ranks),
+            rendezvous="",
+            device=device,
+        )
+        self.team = Team(setup, silence=silence)
+        self._last: Prepared | None = None
+
+    def prepare(self, batch: Batch) -> Prepared:
+        if not batch.tokens:
+            raise UsageError("the batch holds no token that trains")
+        began = time.perf_counter()
+        rewards, penalty, statistics, _ = self.team.call("prepare", batch)
+        step = Step(batch=batch, rewards=rewards, penalty=penalty, statistics=statistics)
+        self._last = Prepared(
+            step=step,
+            flat_tokens=FlatTokens(batch=batch),
+            policies=FrozenPolicies(
+                mu_logp=statistics["mu_logp"],
+                prox_logp=statistics["prox_logp"],
+                ref_logp=statistics.get("ref_logp"),
+            ),
+            seconds=time.perf_counter() - began,
+        )
+        return self._last
+
+    def step(
+        self,
+        batch: Batch | Prepared,
+        *,
+        advantages: Advantages | Sequence[float] | Tensor | None = None,
+    ) -> dict[str, float]:
+        prepared = batch if isinstance(batch, Prepared) else self.prepare(batch)
+        if prepared is not self._last:
+            raise UsageError("learner fsdp trains on the batch that was prepared last")
+        self._last = None
+        began = time.perf_counter() - prepared.seconds
+        if advantages is None:
+            advantages = asyncio.run(self.compute_advantages(prepared))
+        if not isinstance(advantages, Advantages):
+            advantages = Advantages(values=advantages)
+        metrics = self._updated(self.team.call("step", advantages))
+        return metrics | {"seconds": time.perf_counter() - began}
+
+    def supervised_step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+        return self._updated(self.team.call("supervised_step", tuple(sequences)))
+
+    def state_dict(self, *, weights: bool = True) -> dict[str, Any]:
+        """Return all that a bitwise resume needs, whole: another number of ranks, or another
+        learner, can load it.
+        """
+        described = self.team.call("describe")
+        places: list[Place] = []
+        mapped(described, lambda value: places.append(value) if isinstance(value, Place) else None)
+        wholes = [place.empty() for place in places]
+        self.team.call("fill", wholes)
+        filled = mapped(
+            described, lambda value: wholes[value.index] if isinstance(value, Place) else value
+        )
+        if not filled["reference"]:
+            del filled["reference"]
+        return super().state_dict(weights=weights) | filled
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        own = super().state_dict(weights=False)["optimizer"]  # the driver has no moments
+        super().load_state_dict({**state, "optimizer": own})
+        with torch.no_grad():
+            for kept, live in zip(
+                self._image.parameters(), self.module.parameters(), strict=True
+            ):
+                if kept.data_ptr() != live.data_ptr():
+                    kept.copy_(live)
+        names = ("version", "updates", "optimizer", "reference")
+        shared = {name: mapped(state[name], _shared) for name in names if name in state}
+        self.team.call("load", shared)
+
+    def close(self) -> None:
+        """End the ranks."""
+        self.team.close()
+
+    @torch.no_grad()
+    def _updated(self, reply: tuple[dict[str, float], int, int]) -> dict[str, float]:
+        """Take up the weights that the ranks have written; return the metrics."""
+        metrics, self.version, self.updates = reply
+        for kept, live in zip(self._image.parameters(), self.module.parameters(), strict=True):
+            if live.requires_grad and kept.data_ptr() != live.data_ptr():
+                live.copy_(kept)
+        return metrics
+
+
+def _check(algorithm: Algorithm, sharding: Sharding) -> None:
+    """Refuse what the ranks cannot do.
+
+    Raises:
+        UsageError: the algorithm has a piece that needs whole weights, or a service.
+    """
+    if algorithm.optimizer_step is not None and sharding != "replicated":
+        raise UsageError(
+            f"learner fsdp: {algorithm.optimizer_step!r} of algorithm {algorithm.name!r} needs the "
+            f"whole weights and their gradient, and under sharding {sharding!r} a rank has a part; "
+            'set learner.args.sharding = "replicated"'
+        )
+    for piece in algorithm.pieces:
+        if piece.needs and piece.kind != "advantage":
+            raise UsageError(
+                f"learner fsdp: {piece!r} of algorithm {algorithm.name!r} needs the services "
+                f"{', '.join(piece.needs.values())}, which are in the run's process, and runs in "
+                "the ranks; use the default learner"
+            )
+
+
+def _group(ranks: int, sharding: Sharding, group: int | None) -> int:
+    """Return how many ranks have the whole model together."""
+    if sharding != "hybrid":
+        return ranks
+    return group or next(n for n in range(max(1, ranks // 2), 0, -1) if ranks % n == 0)
+
+
+def _in_host_memory(module: nn.Module) -> nn.Module:
+    """Return *module* with its weights in memory that processes share: itself, or a copy of a module
+    on a GPU.
+
+    Raises:
+        UsageError: there is not enough such memory.
+    """
+    needed = sum(p.numel() * p.element_size() for p in module.parameters())
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    if needed > free:
+        raise UsageError(
+            f"learner fsdp: the weights take {needed / 1e9:.1f} GB of shared memory, and "
+            f"{SHARED_MEMORY} has {free / 1e9:.1f} GB free; give it more, in a container with "
+            "--shm-size"
+        )
+    if any(p.is_cuda for p in module.parameters()):
+        on_host = {
+            id(p): nn.Parameter(p.detach().cpu(), p.requires_grad) for p in module.parameters()
+        }
+        module = copy.deepcopy(module, on_host).cpu()
+    return module.share_memory()
+
+
+def _shared(value: Any) -> Any:
+    return value.share_memory_() if isinstance(value, Tensor) and value.ndim else value

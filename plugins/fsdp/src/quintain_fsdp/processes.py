@@ -1,0 +1,67 @@
+"""What ranks exchange: sums over all of them, by torch's collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from quintain.learning import Ranks
+
+T = TypeVar("T")
+BUCKET = 2**23
+"""Numbers that one collective adds up."""
+
+
+class ProcessRanks(Ranks):
+    """The ranks of torch's process group.
+
+    Args:
+        sharded: whether weights are, so that gradients are summed in the backward pass and ranks go
+            in lockstep.
+    """
+
+    def __init__(self, *, sharded: bool) -> None:
+        self.rank, self.count, self.lockstep = dist.get_rank(), dist.get_world_size(), sharded
+
+    def share(self, costs: Sequence[int]) -> list[list[int]]:
+        """Deal *costs*, the largest first, each to the rank that has the least so far."""
+        shares: list[list[int]] = [[] for _ in range(self.count)]
+        loads = [0] * self.count
+        for index in sorted(range(len(costs)), key=lambda k: (-costs[k], k)):
+            least = min(range(self.count), key=loads.__getitem__)
+            shares[least].append(index)
+            loads[least] += costs[index]
+        return shares
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        if self.lockstep:  # the backward pass has done so
+            return
+        bucket: list[Tensor] = []
+        for index, parameter in enumerate(parameters):
+            assert parameter.grad is not None
+            bucket.append(parameter.grad)
+            if sum(g.numel() for g in bucket) >= BUCKET or index == len(parameters) - 1:
+                flat = torch.cat([g.reshape(-1) for g in bucket])
+                dist.all_reduce(flat)
+                parts = flat.split([g.numel() for g in bucket])
+                for gradient, total in zip(bucket, parts, strict=True):
+                    gradient.copy_(total.view_as(gradient))
+                bucket = []
+
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value)
+        return values
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

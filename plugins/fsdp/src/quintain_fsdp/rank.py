@@ -1,0 +1,218 @@
+"""A rank: the process that trains a part of every minibatch, at the commands of the driver."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from quintain import Algorithm
+from quintain.errors import UsageError
+from quintain.learning import Batch, Learner, Prepared, TrainingSequence
+
+from .processes import ProcessRanks
+from .setup import Place, Setup, mapped
+from .shards import mesh_of, part_of, read, shard, sharded_parts, write
+
+BEAT = 1.0
+"""Seconds between two signs of life."""
+COLLECTIVE = timedelta(minutes=30)
+"""How long a collective waits for a rank that lives but does not come."""
+
+
+def run_rank(rank: int, setup: Setup, connection: Connection, beats: Any) -> None:
+    """Serve the driver until it closes the *connection* or ends.
+
+    Args:
+        beats: time of the last sign of life of each rank, in shared memory.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the driver decides
+    threading.Thread(target=_beat, args=(rank, beats), daemon=True).start()
+    torch.set_num_threads(setup.threads)
+    worker: Worker | None = None
+    while True:
+        try:
+            command, arguments = connection.recv()
+        except EOFError:
+            break
+        try:
+            if command == "start":
+                worker, result = Worker(rank, setup), None
+            else:
+                result = getattr(worker, command)(*arguments)
+            connection.send(("done", result if rank == 0 else None))
+        except BaseException as error:
+            error.add_note(f"in rank {rank} of the learner:\n{traceback.format_exc()}")
+            connection.send(("failed", (type(error), error.args, vars(error))))
+    dist.destroy_process_group()
+
+
+def _beat(rank: int, beats: Any) -> None:
+    """Give signs of life, and end this process when the driver has ended, whatever it is doing."""
+    driver = parent_process()
+    assert driver is not None
+    while not wait([driver.sentinel], timeout=BEAT):
+        beats[rank] = time.monotonic()
+    os._exit(1)
+
+
+class Worker:
+    """A rank's learner, and the commands to it. All ranks get the same commands.
+
+    Args:
+        rank: its number.
+        setup: what all ranks are started with.
+    """
+
+    def __init__(self, rank: int, setup: Setup) -> None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if setup.device == "cuda":
+            torch.cuda.set_device(rank)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if setup.device == "cuda" else "gloo",
+            init_method=f"file://{setup.rendezvous}",
+            rank=rank,
+            world_size=setup.ranks,
+            timeout=COLLECTIVE,
+        )
+        self.rank = rank
+        sharded = setup.sharding != "replicated"
+        algorithm: Algorithm | None = pickle.loads(setup.algorithm) if setup.algorithm else None
+        module = setup.module
+        self._images = {name: p.data for name, p in module.named_parameters()}
+        reference = None
+        if algorithm and algorithm.uses_reference and not hasattr(module, "disable_adapter"):
+            shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in module.parameters()}
+            reference = copy.deepcopy(module, shared)
+        self._reference_names = list(module.state_dict()) if reference is not None else []
+        mesh = mesh_of(setup.device, setup.ranks, setup.group)
+        for copied in [module] if reference is None else [module, reference]:
+            if sharded:
+                shard(copied, mesh)
+            else:
+                for parameter in copied.parameters():  # apart from the memory that all share
+                    parameter.data = parameter.data.clone()
+            copied.to(setup.device)
+        self._parameters = {name: module.get_parameter(name) for name in self._images}
+        self._reference = (
+            {}
+            if reference is None
+            else {name: _tensor(reference, name) for name in self._reference_names}
+        )
+        settings = dict(setup.settings)
+        if sharded:
+            settings["layout"] = "bucketed"
+        self.learner = Learner(
+            module,
+            algorithm,
+            ranks=ProcessRanks(sharded=sharded),
+            reference=reference,
+            **settings,
+        )
+        if algorithm is not None:
+            # The driver runs the advantage; here it only says what it reads.
+            self.learner.serve({slot: None for slot in algorithm.advantage.needs.values()})
+        self._prepared: Prepared | None = None
+        self._waiting: list[Tensor] = []
+
+    def prepare(self, batch: Batch) -> tuple[Any, ...]:
+        """Return rewards, penalty and statistics of *batch*, and the seconds that they took."""
+        self._prepared = self.learner.prepare(batch)
+        step = self._prepared.step
+        statistics = {name: value.cpu() for name, value in step.statistics.items()}
+        return step.rewards, step.penalty, statistics, self._prepared.seconds
+
+    def step(self, values: Sequence[float] | Tensor) -> tuple[dict[str, float], int, int]:
+        """Train on the batch that was prepared last; return metrics, version and updates."""
+        if self._prepared is None:
+            raise UsageError("learner fsdp: no batch is prepared")
+        return self._published(self.learner.step(self._prepared, advantages=values))
+
+    def supervised_step(
+        self, sequences: Sequence[TrainingSequence]
+    ) -> tuple[dict[str, float], int, int]:
+        """Make one update on *sequences*; return metrics, version and updates."""
+        return self._published(self.learner.supervised_step(sequences))
+
+    def gradients(self, wholes: Sequence[Tensor]) -> None:
+        """Write the gradients of the last update into *wholes*, in the order of the parameters."""
+        for parameter, whole in zip(self.learner.parameters, wholes, strict=True):
+            assert parameter.grad is not None
+            write(parameter.grad, whole, first=self.rank == 0)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the optimizer's state and the reference, with a `Place` for each tensor that
+        `fill` writes.
+        """
+        self._waiting = []
+
+        def place(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.ndim:
+                return value.clone() if isinstance(value, Tensor) else value
+            self._waiting.append(value)
+            index = len(self._waiting) - 1
+            return Place(index=index, shape=tuple(value.shape), dtype=value.dtype)
+
+        state = {"optimizer": self.learner.state_dict(weights=False)["optimizer"]}
+        return mapped(state | {"reference": self._reference}, place)  # type: ignore[no-any-return]
+
+    def fill(self, wholes: Sequence[Tensor]) -> None:
+        """Write this rank's parts of the tensors that `describe` named."""
+        for part, whole in zip(self._waiting, wholes, strict=True):
+            write(part, whole, first=self.rank == 0)
+        self._waiting = []
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take this rank's parts of the weights in shared memory, and of *state*."""
+        for part in sharded_parts(self.learner.module):
+            part.reshard()  # a forward pass without a backward one leaves weights gathered
+        for name, parameter in self._parameters.items():
+            read(parameter, self._images[name])
+        for name, whole in (state.get("reference") or {}).items():
+            read(self._reference[name], whole)
+        own = self.learner.state_dict(weights=False)
+        ordered = [p for wide in (True, False) for p in self.learner.parameters if (p.ndim > 1) == wide]
+        moments = {
+            index: mapped(saved, _part_like(ordered[index]))
+            for index, saved in state["optimizer"]["state"].items()
+        }
+        optimizer = {"state": moments, "param_groups": state["optimizer"]["param_groups"]}
+        counters = {"version": state["version"], "updates": state["updates"]}
+        self.learner.load_state_dict(own | counters | {"optimizer": optimizer})
+
+    def _published(self, metrics: dict[str, float]) -> tuple[dict[str, float], int, int]:
+        """Write the new weights into the memory that the driver shares, each rank its own part."""
+        for name, parameter in self._parameters.items():
+            if parameter.requires_grad:
+                write(parameter, self._images[name], first=self.rank == 0)
+        return metrics, self.learner.version, self.learner.updates
+
+
+def _tensor(module: nn.Module, name: str) -> Tensor:
+    """Return the parameter or buffer *name* of *module*."""
+    owner, _, leaf = name.rpartition(".")
+    tensor: Tensor = getattr(module.get_submodule(owner), leaf)
+    return tensor
+
+
+def _part_like(parameter: Tensor) -> Callable[[Any], Any]:
+    def part(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        # Copied, also counters: what the driver sends lies in memory that all ranks share.
+        return part_of(value, parameter) if value.ndim else value.clone()
+
+    return part

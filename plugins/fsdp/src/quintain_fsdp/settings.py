@@ -1,0 +1,65 @@
+"""The settings of the learner `fsdp`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quintain import Algorithm
+from quintain.errors import UsageError
+from quintain.interfaces import LearnerKind
+
+from .learner import FsdpLearner
+from .setup import Sharding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fsdp(LearnerKind):
+    """Settings of an `FsdpLearner`, the ``args`` of ``[learner]``.
+
+    Attributes:
+        ranks: processes that train, on a GPU machine each on a GPU of its own.
+        sharding: ``replicated``, every rank has the whole model; ``sharded``, each has a part of
+            the weights, gradients and moments; ``hybrid``, groups of ranks have the whole together.
+        group: ranks of a group under ``hybrid``; by default the largest proper divisor of *ranks*.
+        silence: seconds after which a rank that gives no sign of life is given up.
+
+    Raises:
+        UsageError: a setting is out of range.
+    """
+
+    ranks: int = 2
+    sharding: Sharding = "sharded"
+    group: int | None = None
+    silence: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or not self.silence > 0:
+            raise UsageError(
+                f"learner fsdp: ranks is {self.ranks} and silence {self.silence}; expected at "
+                "least 1 rank and more than 0 s"
+            )
+        if self.group is not None and (self.sharding != "hybrid" or self.ranks % self.group):
+            raise UsageError(
+                f"learner fsdp: group is {self.group} under sharding {self.sharding!r} of "
+                f"{self.ranks} ranks; it needs 'hybrid', and to divide the ranks"
+            )
+
+    def __call__(
+        self,
+        module: Any,
+        algorithm: Algorithm | None,
+        *,
+        max_sample_mismatch: float | None = None,
+        **settings: Any,
+    ) -> FsdpLearner:
+        settings["max_sample_mismatch"] = max_sample_mismatch
+        return FsdpLearner(
+            module,
+            algorithm,
+            ranks=self.ranks,
+            sharding=self.sharding,
+            group=self.group,
+            silence=self.silence,
+            **settings,
+        )
