@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ from quintain.learning import (
 from .setup import Place, Setup, Sharding, mapped, packed
 from .team import Team
 
+log = logging.getLogger(__name__)
+
 SHARED_MEMORY = "/dev/shm"
 
 
@@ -41,6 +44,7 @@ class FsdpLearner(Learner):
 
     Args:
         ranks, sharding, group, silence: see `Fsdp`.
+        team: processes that run already, for several learners one after the other.
         settings: of `Learner`.
 
     Raises:
@@ -57,6 +61,7 @@ class FsdpLearner(Learner):
         sharding: Sharding = "sharded",
         group: int | None = None,
         silence: float = 20.0,
+        team: Team | None = None,
         **settings: Any,
     ) -> None:
         if algorithm is not None:
@@ -87,7 +92,10 @@ class FsdpLearner(Learner):
             rendezvous="",
             device=device,
         )
-        self.team = Team(setup, silence=silence)
+        self.team = team or Team(ranks, silence=silence)
+        self.team.start(setup)
+        for note in algorithm.notes() if algorithm else ():
+            log.warning("%s: %s", algorithm.name if algorithm else "", note)
         self._last: Prepared | None = None
 
     def prepare(self, batch: Batch) -> Prepared:
@@ -149,9 +157,7 @@ class FsdpLearner(Learner):
         own = super().state_dict(weights=False)["optimizer"]  # the driver has no moments
         super().load_state_dict({**state, "optimizer": own})
         with torch.no_grad():
-            for kept, live in zip(
-                self._image.parameters(), self.module.parameters(), strict=True
-            ):
+            for kept, live in zip(self._image.parameters(), self.module.parameters(), strict=True):
                 if kept.data_ptr() != live.data_ptr():
                     kept.copy_(live)
         names = ("version", "updates", "optimizer", "reference")

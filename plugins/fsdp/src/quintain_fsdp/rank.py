@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import pickle
 import signal
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing import parent_process
@@ -33,15 +35,18 @@ COLLECTIVE = timedelta(minutes=30)
 """How long a collective waits for a rank that lives but does not come."""
 
 
-def run_rank(rank: int, setup: Setup, connection: Connection, beats: Any) -> None:
-    """Serve the driver until it closes the *connection* or ends.
+def run_rank(rank: int, connection: Connection, beats: Any) -> None:
+    """Serve the driver until it closes the *connection* or ends. The command ``start`` comes first,
+    and again for another learner.
 
     Args:
         beats: time of the last sign of life of each rank, in shared memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the driver decides
     threading.Thread(target=_beat, args=(rank, beats), daemon=True).start()
-    torch.set_num_threads(setup.threads)
+    # The driver says the same of its own model.
+    logging.getLogger("quintain").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
     worker: Worker | None = None
     while True:
         try:
@@ -50,14 +55,17 @@ def run_rank(rank: int, setup: Setup, connection: Connection, beats: Any) -> Non
             break
         try:
             if command == "start":
-                worker, result = Worker(rank, setup), None
+                if worker is not None:
+                    dist.destroy_process_group()
+                worker, result = Worker(rank, *arguments), None
             else:
                 result = getattr(worker, command)(*arguments)
             connection.send(("done", result if rank == 0 else None))
         except BaseException as error:
             error.add_note(f"in rank {rank} of the learner:\n{traceback.format_exc()}")
             connection.send(("failed", (type(error), error.args, vars(error))))
-    dist.destroy_process_group()
+    if worker is not None:
+        dist.destroy_process_group()
 
 
 def _beat(rank: int, beats: Any) -> None:
@@ -78,6 +86,7 @@ class Worker:
     """
 
     def __init__(self, rank: int, setup: Setup) -> None:
+        torch.set_num_threads(setup.threads)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if setup.device == "cuda":
             torch.cuda.set_device(rank)
@@ -124,7 +133,7 @@ class Worker:
         )
         if algorithm is not None:
             # The driver runs the advantage; here it only says what it reads.
-            self.learner.serve({slot: None for slot in algorithm.advantage.needs.values()})
+            self.learner.serve(dict.fromkeys(algorithm.advantage.needs.values()))
         self._prepared: Prepared | None = None
         self._waiting: list[Tensor] = []
 
@@ -184,7 +193,9 @@ class Worker:
         for name, whole in (state.get("reference") or {}).items():
             read(self._reference[name], whole)
         own = self.learner.state_dict(weights=False)
-        ordered = [p for wide in (True, False) for p in self.learner.parameters if (p.ndim > 1) == wide]
+        ordered = [
+            p for wide in (True, False) for p in self.learner.parameters if (p.ndim > 1) == wide
+        ]
         moments = {
             index: mapped(saved, _part_like(ordered[index]))
             for index, saved in state["optimizer"]["state"].items()

@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from quintain.errors import RunError
+from quintain.errors import RunError, UsageError
 
 from .rank import run_rank
 from .setup import Setup
@@ -27,30 +27,29 @@ LAST_WORDS = 5.0
 
 
 class Team:
-    """Ranks of one learner. They end with the driver, and when the team is collected or closed.
+    """Ranks of one learner at a time. They end with the driver, and when the team is collected or
+    closed.
 
     Args:
-        setup: what they are started with; its rendezvous is set here.
+        size: number of processes.
         silence: seconds without a sign of life after which a rank is given up.
-
-    Raises:
-        RunError: a rank does not start.
     """
 
-    def __init__(self, setup: Setup, *, silence: float) -> None:
+    def __init__(self, size: int, *, silence: float = 20.0) -> None:
         context = multiprocessing.get_context("spawn")
-        folder = tempfile.mkdtemp(prefix="quintain-ranks-")
-        setup = replace(setup, rendezvous=str(Path(folder, "rendezvous")))
+        self._folder = tempfile.mkdtemp(prefix="quintain-ranks-")
         self._silence = silence
-        self._beats: Any = context.Array("d", setup.ranks, lock=False)
+        self._learners = 0
+        self._ranks = 0
+        self._beats: Any = context.Array("d", size, lock=False)
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
-        self._end = weakref.finalize(self, _end, self._processes, self._connections, folder)
-        for rank in range(setup.ranks):
+        self._end = weakref.finalize(self, _end, self._processes, self._connections, self._folder)
+        for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=run_rank,
-                args=(rank, setup, theirs, self._beats),
+                args=(rank, theirs, self._beats),
                 name=f"quintain-rank-{rank}",
                 daemon=True,
             )
@@ -58,7 +57,22 @@ class Team:
             theirs.close()
             self._connections.append(ours)
             self._processes.append(process)
-        self.call("start")
+
+    def start(self, setup: Setup) -> None:
+        """Make the learner of *setup* in the first ranks, in place of the one before.
+
+        Raises:
+            UsageError: there are fewer processes than ranks.
+            RunError: a rank does not start.
+        """
+        if setup.ranks > len(self._processes):
+            raise UsageError(
+                f"learner fsdp: {setup.ranks} ranks in a team of {len(self._processes)} processes"
+            )
+        self._learners += 1
+        self._ranks = setup.ranks
+        rendezvous = Path(self._folder, f"rendezvous-{self._learners}")
+        self.call("start", replace(setup, rendezvous=str(rendezvous)))
 
     @property
     def pids(self) -> list[int]:
@@ -82,7 +96,7 @@ class Team:
                 "with --resume"
             )
         try:
-            for connection in self._connections:
+            for connection in self._connections[: self._ranks]:
                 # one that has ended is found below
                 with suppress(BrokenPipeError, ConnectionResetError):
                     connection.send((command, arguments))
@@ -100,8 +114,8 @@ class Team:
     def _replies(self, command: str) -> list[Any]:
         replies: dict[int, Any] = {}
         deadline = float("inf")
-        while len(replies) < len(self._processes):
-            missing = [rank for rank in range(len(self._processes)) if rank not in replies]
+        while len(replies) < self._ranks:
+            missing = [rank for rank in range(self._ranks) if rank not in replies]
             connections = [self._connections[rank] for rank in missing]
             sentinels = [self._processes[rank].sentinel for rank in missing]
             wait([*connections, *sentinels], timeout=1.0)
@@ -115,7 +129,7 @@ class Team:
                 raise RunError(self._obituary(lost, command))
             if failed and deadline == float("inf"):
                 deadline = time.monotonic() + LAST_WORDS
-            if len(replies) < len(self._processes) and time.monotonic() > deadline:
+            if len(replies) < self._ranks and time.monotonic() > deadline:
                 raise _rebuilt(*replies[failed[0]][1])
             now = time.monotonic()
             silent = {
@@ -131,7 +145,7 @@ class Team:
                     "is stopped, or the machine has no time for it. All ranks were ended; continue "
                     "the run from its last checkpoint with --resume"
                 )
-        return [replies[rank] for rank in range(len(self._processes))]
+        return [replies[rank] for rank in range(self._ranks)]
 
     def _obituary(self, lost: Sequence[int], command: str) -> str:
         causes = []

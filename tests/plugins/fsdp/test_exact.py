@@ -1,0 +1,185 @@
+"""Ranks against one process: the same gradients, metrics and weights, in float64."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quintain.interfaces.algorithm import KL, Algorithm
+from quintain.learning import Batch, Learner
+from quintain.models.lora import with_adapters
+from quintain.registry.discovery import discover
+from quintain.registry.lookup import Registry
+from quintain_fsdp import FsdpLearner
+from quintain_fsdp.team import Team
+
+from ...core.learning import batches
+from ...core.models.tiny import tiny_model
+
+STEPS = 3
+SHARDINGS = ("replicated", "sharded", "hybrid")
+CASES = [(ranks, sharding) for ranks in (1, 2, 3, 4) for sharding in SHARDINGS]
+ALGORITHMS: dict[str, Algorithm] = {
+    component.name: Registry([component]).resolve(component)
+    for component in discover()
+    if component.kind == "algorithm"
+}
+VARIANTS = dict(ALGORITHMS)
+if "gspo" in ALGORITHMS:
+    VARIANTS |= {
+        "dppo_top": ALGORITHMS["dr_grpo"].replace(
+            name="dppo_top", objective={"use": "dppo_top", "delta": 0.01, "top": 3}
+        ),
+        "dvp_coarse": ALGORITHMS["dvp"].replace(
+            name="dvp_coarse", prune=0.05, kl=KL(where="loss", estimator="k2", coefficient=0.1)
+        ),
+        "grpo_tis": ALGORITHMS["grpo"].replace(
+            name="grpo_tis", correction="tis", aggregation="prompt", mask_truncated=True
+        ),
+    }
+TIED = {"full": True, "lora": False}
+"""Whether the output layer is that of the embeddings, by what trains."""
+
+
+@pytest.fixture(scope="module")
+def team() -> Iterator[Team]:
+    """Processes for all cases: a learner of few ranks uses the first of them."""
+    team = Team(4, silence=300.0)
+    yield team
+    team.close()
+
+
+@cache
+def model(trains: str) -> Any:
+    """Copy it to train. GPT-2, since the norms of other models round to float32 on their way."""
+    module = tiny_model(
+        "gpt2",
+        vocab=24,
+        hidden=16,
+        spread=0.4,
+        dtype=torch.float64,
+        pad_token_id=None,
+        tie_word_embeddings=TIED[trains],
+    )
+    if trains == "full":
+        return module
+    torch.manual_seed(1)
+    adapted = with_adapters(module, {"r": 2, "fan_in_fan_out": True}).double()
+    for name, parameter in adapted.named_parameters():  # both maps of an adapter have a gradient
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.1)
+    return adapted
+
+
+@cache
+def batch() -> Batch:
+    """Three groups of three, ragged, one reply cut short; log-probs near the policy's."""
+    made = batches.batch(groups=3, group_size=3, vocab=24, longest=7, rewards=[0.0, 1.0, 0.3])
+    exact = Learner(copy.deepcopy(model("full"))).logprobs(made).tolist()
+    samples = []
+    for i, sample in enumerate(made.samples):
+        (row,) = sample.sequences
+        logps = tuple(exact.pop(0) + 0.3 * (-1) ** k if m else 0.0 for k, m in enumerate(row.mask))
+        samples.append(replace(sample, sequences=(replace(row, logps=logps),), truncated=i == 5))
+    return replace(made, samples=tuple(samples))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a learner did in `STEPS` steps on the same batch."""
+
+    metrics: list[Mapping[str, float]]
+    gradients: list[Tensor]
+    weights: dict[str, Tensor]
+
+
+def settings_of(algorithm: Algorithm, cut: str) -> tuple[Algorithm, dict[str, Any]]:
+    """One micro-batch; or several, two minibatches and two epochs."""
+    if cut == "one":
+        return algorithm, {"lr": 1e-3, "token_budget": 10**6}
+    several = {} if algorithm.optimizer_step else {"epochs": 2, "minibatches": 2}
+    return algorithm.replace(**several), {"lr": 1e-3, "token_budget": 25}
+
+
+def trained(learner: Learner) -> Trained:
+    """Train on `batch`; where the advantage needs services, which are the driver's, on made-up
+    ones.
+    """
+    algorithm = learner.algorithm
+    assert algorithm is not None
+    advantages = None
+    if algorithm.advantage.needs or algorithm.advantage.asynchronous:
+        draw = random.Random(0)
+        advantages = torch.tensor([draw.gauss(0, 1) for _ in range(batch().tokens)]).double()
+        if not isinstance(learner, FsdpLearner):
+            learner.serve(dict.fromkeys(algorithm.advantage.needs.values()))
+    metrics, gradients = [], []
+    for step in range(STEPS):
+        values = learner.step(learner.prepare(batch()), advantages=advantages)
+        metrics.append({name: value for name, value in values.items() if name != "seconds"})
+        if not step:
+            gradients = gradients_of(learner)
+    weights = {name: p.detach().clone() for name, p in learner.module.named_parameters()}
+    return Trained(metrics=metrics, gradients=gradients, weights=weights)
+
+
+def gradients_of(learner: Learner) -> list[Tensor]:
+    """Return the gradients of the last update, as they were clipped."""
+    if not isinstance(learner, FsdpLearner):
+        return [p.grad.clone() for p in learner.parameters if p.grad is not None]
+    wholes = [torch.empty_like(p).detach().share_memory_() for p in learner.parameters]
+    learner.team.call("gradients", wholes)
+    return wholes
+
+
+def assert_same(actual: Trained, expected: Trained) -> None:
+    for got, want in zip(actual.metrics, expected.metrics, strict=True):
+        assert got == pytest.approx(want, rel=1e-10, abs=1e-12)
+    assert actual.metrics[0] == pytest.approx(expected.metrics[0], rel=1e-12, abs=1e-12)
+    largest = max(float(g.abs().max()) for g in expected.gradients)
+    assert largest > 0
+    for got, want in zip(actual.gradients, expected.gradients, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12 * max(1.0, largest))
+    for name, want in expected.weights.items():
+        torch.testing.assert_close(actual.weights[name], want, rtol=0, atol=1e-10)
+
+
+def check(team: Team, algorithm: Algorithm, trains: str, cut: str, cases: Any) -> None:
+    algorithm, settings = settings_of(algorithm, cut)
+    expected = trained(
+        Learner(copy.deepcopy(model(trains)), algorithm, layout="bucketed", **settings)
+    )
+    for ranks, sharding in cases:
+        if algorithm.optimizer_step is not None and sharding != "replicated":
+            continue  # refused, see test_refusals
+        learner = FsdpLearner(
+            copy.deepcopy(model(trains)),
+            algorithm,
+            ranks=ranks,
+            sharding=sharding,
+            team=team,
+            layout="bucketed",
+            **settings,
+        )
+        assert_same(trained(learner), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["one", "several"])
+@pytest.mark.parametrize("trains", ["full", "lora"])
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_any_number_of_ranks_makes_the_update_of_one_process(
+    name: str, trains: str, cut: str, team: Team
+) -> None:
+    """Gradients and metrics to 1e-12 and weights after three steps to 1e-10: all algorithms, 1 to 4
+    ranks, replicated, sharded and in groups, also where ranks have no sample.
+    """
+    check(team, VARIANTS[name], trains, cut, CASES)

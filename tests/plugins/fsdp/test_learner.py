@@ -1,0 +1,207 @@
+"""The learner `fsdp`: two ranks, what it refuses, and what becomes of ranks that end or stop."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import pytest
+import torch
+
+from quintain.errors import RunError, UsageError
+from quintain.learning import ALGORITHMS, Learner
+from quintain_fsdp import Fsdp, FsdpLearner
+from quintain_fsdp.team import Team
+
+from ...core.learning.algorithms import INSTALLED
+from ...core.models.tiny import tiny_model
+from .test_exact import batch, check, model
+
+GRPO = ALGORITHMS["grpo"]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Team]:
+    """Two processes."""
+    team = Team(2, silence=300.0)
+    yield team
+    team.close()
+
+
+def sharded(team: Team | None = None, **settings: Any) -> FsdpLearner:
+    module = copy.deepcopy(model("full"))
+    return FsdpLearner(
+        module, GRPO, team=team, layout="bucketed", token_budget=25, lr=1e-3, **settings
+    )
+
+
+def train_on(learner: FsdpLearner) -> None:
+    while True:
+        learner.step(batch())
+
+
+def ended(pid: int) -> bool:
+    """Return whether the process *pid* has ended, also where nobody has asked for its exit code."""
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return condition()
+
+
+def test_two_ranks_make_the_update_of_one_process(pair: Team) -> None:
+    """Gradients, metrics and weights of a sharded model over two minibatches and epochs."""
+    check(pair, GRPO, "full", "several", [(2, "sharded")])
+
+
+def test_state_is_that_of_one_process(pair: Team) -> None:
+    """It is whole: another learner loads it, and this one that of another; both go on alike."""
+    many = sharded(pair)
+    one = Learner(copy.deepcopy(model("full")), GRPO, layout="bucketed", token_budget=25, lr=1e-3)
+    many.step(batch())
+    one.load_state_dict(copy.deepcopy(many.state_dict()))
+    one.step(batch())
+    before = copy.deepcopy(one.state_dict())
+    many.step(batch())
+    many.step(batch())
+    many.load_state_dict(before)
+    for learner in (one, many):
+        learner.step(batch())
+    assert (one.version, one.updates) == (many.version, many.updates) == (3, 3)
+    for expected, actual in zip(one.module.parameters(), many.module.parameters(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
+def test_an_error_on_all_ranks_is_the_error(pair: Team) -> None:
+    """What a learner raises, this one raises, and its ranks live on."""
+    learner = sharded(pair)
+    with pytest.raises(RunError, match="advantage that is not finite"):
+        learner.step(batch(), advantages=[float("nan")] * len(batch().samples))
+    assert learner.step(batch())["updates"] == 1
+
+
+def test_a_killed_rank_is_named_and_no_process_stays(pair: Team) -> None:
+    learner = sharded(pair)
+    os.kill(pair.pids[1], signal.SIGKILL)
+    with pytest.raises(RunError, match=r"lost rank 1 \(process \d+\) was ended by SIGKILL"):
+        learner.step(batch())
+    assert all(within(10, lambda pid=pid: ended(pid)) for pid in pair.pids)
+    with pytest.raises(RunError, match="have ended"):
+        learner.step(batch())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.2, 0.5])
+def test_a_rank_killed_inside_a_step_is_named(delay: float) -> None:
+    """In a collective too, where the other ranks would wait for it."""
+    learner = sharded(silence=300.0)
+    learner.step(batch())
+    Timer(delay, os.kill, (learner.team.pids[1], signal.SIGKILL)).start()
+    with pytest.raises(RunError, match="lost rank 1 .* SIGKILL"):
+        train_on(learner)
+    assert all(within(10, lambda pid=pid: ended(pid)) for pid in learner.team.pids)
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_given_up() -> None:
+    learner = sharded(silence=10.0)
+    os.kill(learner.team.pids[1], signal.SIGSTOP)
+    with pytest.raises(RunError, match="rank 1 .* no sign of life"):
+        learner.step(batch())
+    assert all(within(10, lambda pid=pid: ended(pid)) for pid in learner.team.pids)
+
+
+DRIVER = """
+from tests.plugins.fsdp.test_learner import batch, sharded
+if __name__ == "__main__":
+    learner = sharded(silence=300.0)
+    print(*learner.team.pids, flush=True)
+    while True:
+        learner.step(batch())
+"""
+
+
+@pytest.mark.slow
+def test_ranks_end_with_a_killed_driver(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    root = str(Path(__file__).parents[3])
+    driver = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": root},
+    )
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    driver.kill()
+    driver.communicate()
+    assert len(pids) == 2
+    assert all(within(30, lambda pid=pid: ended(pid)) for pid in pids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["replicated", "sharded"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_layouts_agree(kind: str, sharding: Any) -> None:
+    """Replicated ranks share prompts as one process does; sharded ones run the module's own layers,
+    whose norms round to float32. With checkpointing and untied embeddings as well.
+    """
+    module = tiny_model(kind, vocab=24, hidden=16, dtype=torch.float64, tie_word_embeddings=False)
+    settings: dict[str, Any] = {"token_budget": 40, "activation_checkpointing": True, "lr": 1e-3}
+    one = Learner(copy.deepcopy(module), GRPO, **settings)
+    many = FsdpLearner(module, GRPO, sharding=sharding, silence=300.0, **settings)
+    try:
+        expected, actual = one.step(batch()), many.step(batch())
+        tolerance = 1e-10 if sharding == "replicated" else 1e-4
+        del expected["seconds"], actual["seconds"]
+        assert actual == pytest.approx(expected, rel=tolerance, abs=tolerance)
+        assert actual["grad_norm"] > 0.01
+    finally:
+        many.close()
+
+
+def test_refusals() -> None:
+    """What the ranks cannot do is refused before a process starts, and what to set instead."""
+    module = tiny_model("gpt2", vocab=24, hidden=16)
+    with pytest.raises(UsageError, match='precision = "bf16"'):
+        FsdpLearner(module, GRPO, precision="fp16")
+    for settings, message in (
+        ({"ranks": 0}, "at least 1 rank"),
+        ({"group": 2}, "needs 'hybrid'"),
+        ({"ranks": 4, "sharding": "hybrid", "group": 3}, "divide the ranks"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Fsdp(**settings)
+
+
+def test_an_update_of_whole_weights_needs_them() -> None:
+    """TRPO's step is refused where a rank has a part of the weights."""
+    classic = pytest.importorskip("quintain_classic")
+    with pytest.raises(UsageError, match='learner.args.sharding = "replicated"'):
+        FsdpLearner(tiny_model("gpt2", vocab=24, hidden=16), classic.TRPO, sharding="sharded")
+
+
+def test_installed_algorithms_can_be_sent() -> None:
+    """Pieces go by the place of their function, with their arguments."""
+    import pickle
+
+    from quintain_fsdp.setup import packed
+
+    for algorithm in INSTALLED.values():
+        restored = pickle.loads(packed(algorithm))
+        assert restored == algorithm

@@ -1,0 +1,79 @@
+"""Runs with the learner `fsdp`: from a recipe, resumed on as many ranks and on more, and killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from quintain.cli import main
+
+from ...small_run import small_recipe
+from .test_learner import ended, within
+
+SUMS = 'use = "arithmetic"'
+LEARNER = '[checkpoint]\nevery = 2\n[learner]\nuse = "fsdp"\nlr = 1e-3\nargs = { ranks = 2 }'
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_curves")
+def test_a_resumed_run_equals_one_that_was_not_stopped(
+    small_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit on as many ranks; up to rounding on another number. Examples are imitated, so that
+    every step moves the weights.
+    """
+    folder = small_run(small_recipe(SUMS, steps=4, algorithm="sft", tables=LEARNER))
+    monkeypatch.chdir(folder)
+    assert main(["train", "recipe.toml", "-q", "--name", "whole"]) == 0
+    for name in ("halves", "three"):
+        shutil.copytree("runs/whole", f"runs/{name}")
+        shutil.rmtree(f"runs/{name}/checkpoints/step-000004")
+    assert main(["train", "--resume", "runs/halves", "-q"]) == 0
+    recipe = Path("runs/three/recipe.toml")
+    recipe.write_text(recipe.read_text().replace("ranks = 2", "ranks = 3"))
+    assert main(["train", "--resume", "runs/three", "--force", "-q"]) == 0
+
+    def weights(run: str, step: int = 4) -> dict[str, list[float]]:
+        path = folder / f"runs/{run}/checkpoints/step-{step:06d}/model/model.safetensors"
+        return {name: tensor.flatten().tolist() for name, tensor in load_file(path).items()}
+
+    assert weights("halves") == weights("whole") != weights("whole", 2)
+    for name, values in weights("three").items():
+        assert values == pytest.approx(weights("whole")[name], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_a_rank_ends_and_says_which(small_run: Callable[..., Path]) -> None:
+    folder = small_run(small_recipe(SUMS, steps=10_000, tables=LEARNER))
+    run = subprocess.Popen(
+        [sys.executable, "-m", "quintain", "train", "recipe.toml", "--name", "killed"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    metrics = folder / "runs/killed/metrics.jsonl"
+    assert within(300, lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
+    ranks = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if b"spawn_main" in path.read_bytes()
+        and f"PPid:\t{run.pid}\n" in (path.parent / "status").read_text()
+    ]
+    assert len(ranks) == 2
+    os.kill(max(ranks), signal.SIGKILL)
+    began = time.monotonic()
+    output, _ = run.communicate(timeout=120)
+    assert time.monotonic() - began < 60
+    assert run.returncode == 1
+    assert "the learner lost rank 1" in output and "SIGKILL" in output
+    assert all(within(10, lambda pid=pid: ended(pid)) for pid in ranks)
