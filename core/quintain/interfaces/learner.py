@@ -121,12 +121,14 @@ AnyLearner = PolicyLearner[Any, Any, Any]
 @dataclass(frozen=True, kw_only=True)
 class BytesPerParameter:
     """Memory of a learner on its device, by part; *gradients* and *moments* for each parameter that
-    trains. A learner with *weights* of 2 bytes gets a module in bfloat16.
+    trains. A learner with *weights* of 2 bytes gets a module in bfloat16. *own* are weights that
+    processes of the learner hold beside those of the module.
     """
 
     weights: int = 4
-    gradients: int = 4
-    moments: int = 8
+    gradients: float = 4
+    moments: float = 8
+    own: float = 0
 
 
 class LearnerKind(ABC):

@@ -119,10 +119,13 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
         parameters=parameters,
         trained=trained,
         # adapters are float32 at least
-        weights=needed.weights * parameters + (max(0, 4 - needed.weights) * trained if lora else 0),
-        gradients=needed.gradients * trained,
-        moments=needed.moments * trained,
-        reference=needed.weights * parameters if plan.algorithm.uses_reference and not lora else 0,
+        weights=int((needed.weights + needed.own) * parameters)
+        + (max(0, 4 - needed.weights) * trained if lora else 0),
+        gradients=int(needed.gradients * trained),
+        moments=int(needed.moments * trained),
+        reference=int((needed.own or needed.weights) * parameters)
+        if plan.algorithm.uses_reference and not lora
+        else 0,
         copy=size * parameters if in_process and copies else 0,
         activations=activations(plan, module, parameters, adapters=lora)
         + logits_bytes(plan, module, "cpu" if free is None else "gpu"),

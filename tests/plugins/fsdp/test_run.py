@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -77,3 +78,20 @@ def test_a_run_that_loses_a_rank_ends_and_says_which(small_run: Callable[..., Pa
     assert run.returncode == 1
     assert "the learner lost rank 1" in output and "SIGKILL" in output
     assert all(within(10, lambda pid=pid: ended(pid)) for pid in ranks)
+
+
+@pytest.mark.ci
+def test_the_quickstart_trains_on_two_ranks(tmp_path: Path) -> None:
+    """To the accuracy that it reaches on one."""
+    words = "train --set learner.use=fsdp --set learner.args.ranks=2 --name run"
+    done = subprocess.run(
+        [sys.executable, "-m", "quintain", *words.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "runs/run/summary.json").read_text())
+    assert summary["held_out"]["before"]["accuracy"] < 0.75
+    assert summary["held_out"]["after"]["accuracy"] >= 0.90

@@ -87,7 +87,7 @@ class FsdpLearner(Learner):
             settings=of_ranks,
             ranks=ranks,
             sharding=sharding,
-            group=_group(ranks, sharding, group),
+            group=group_of(ranks, sharding, group),
             threads=max(1, torch.get_num_threads() // ranks),
             rendezvous="",
             device=device,
@@ -199,10 +199,10 @@ def _check(algorithm: Algorithm, sharding: Sharding) -> None:
             )
 
 
-def _group(ranks: int, sharding: Sharding, group: int | None) -> int:
+def group_of(ranks: int, sharding: Sharding, group: int | None) -> int:
     """Return how many ranks have the whole model together."""
     if sharding != "hybrid":
-        return ranks
+        return ranks if sharding == "sharded" else 1
     return group or next(n for n in range(max(1, ranks // 2), 0, -1) if ranks % n == 0)
 
 

@@ -61,7 +61,7 @@ def run_rank(rank: int, connection: Connection, beats: Any) -> None:
             else:
                 result = getattr(worker, command)(*arguments)
             connection.send(("done", result if rank == 0 else None))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - it goes to the driver
             error.add_note(f"in rank {rank} of the learner:\n{traceback.format_exc()}")
             connection.send(("failed", (type(error), error.args, vars(error))))
     if worker is not None:

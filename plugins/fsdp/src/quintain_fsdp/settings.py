@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from quintain import Algorithm
 from quintain.errors import UsageError
-from quintain.interfaces import LearnerKind
+from quintain.interfaces import BytesPerParameter, LearnerKind
 
-from .learner import FsdpLearner
+from .learner import FsdpLearner, group_of
 from .setup import Sharding
 
 
@@ -63,3 +65,11 @@ class Fsdp(LearnerKind):
             silence=self.silence,
             **settings,
         )
+
+    def bytes_per_parameter(self, *, adapters: bool) -> BytesPerParameter:
+        """Return what the module and the ranks take: on a CPU all ranks, which share its memory, else
+        the first GPU.
+        """
+        group = group_of(self.ranks, self.sharding, self.group)
+        whole = 1 / group if torch.cuda.is_available() else self.ranks / group
+        return BytesPerParameter(weights=4, own=4 * whole, gradients=4 * whole, moments=8 * whole)
