@@ -26,7 +26,7 @@ from quintain.learning import (
     TrainingSequence,
 )
 
-from .setup import Place, Setup, Sharding, mapped, packed
+from .setup import Place, Setup, Sharding, mapped, packed, shared
 from .team import Team
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ class FsdpLearner(Learner):
         mapped(described, lambda value: places.append(value) if isinstance(value, Place) else None)
         wholes = [place.empty() for place in places]
         self.team.call("fill", wholes)
-        filled = mapped(
+        filled: dict[str, Any] = mapped(
             described, lambda value: wholes[value.index] if isinstance(value, Place) else value
         )
         if not filled["reference"]:
@@ -161,8 +161,8 @@ class FsdpLearner(Learner):
                 if kept.data_ptr() != live.data_ptr():
                     kept.copy_(live)
         names = ("version", "updates", "optimizer", "reference")
-        shared = {name: mapped(state[name], _shared) for name in names if name in state}
-        self.team.call("load", shared)
+        sent = {name: mapped(state[name], _shared) for name in names if name in state}
+        self.team.call("load", sent)
 
     def close(self) -> None:
         """End the ranks."""
@@ -230,4 +230,4 @@ def _in_host_memory(module: nn.Module) -> nn.Module:
 
 
 def _shared(value: Any) -> Any:
-    return value.share_memory_() if isinstance(value, Tensor) and value.ndim else value
+    return shared(value) if isinstance(value, Tensor) and value.ndim else value

@@ -53,7 +53,7 @@ class ProcessRanks(Ranks):
             if sum(g.numel() for g in bucket) >= BUCKET or index == len(parameters) - 1:
                 flat = torch.cat([g.reshape(-1) for g in bucket])
                 dist.all_reduce(flat)
-                parts = flat.split([g.numel() for g in bucket])
+                parts = torch.split_with_sizes(flat, [g.numel() for g in bucket])
                 for gradient, total in zip(bucket, parts, strict=True):
                     gradient.copy_(total.view_as(gradient))
                 bucket = []

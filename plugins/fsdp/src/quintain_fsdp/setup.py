@@ -54,7 +54,13 @@ class Place:
 
     def empty(self) -> Tensor:
         """Return memory for it that processes can share."""
-        return torch.empty(self.shape, dtype=self.dtype).share_memory_()
+        return shared(torch.empty(self.shape, dtype=self.dtype))
+
+
+def shared(tensor: Tensor) -> Tensor:
+    """Return *tensor*, moved into memory that processes can share."""
+    moved: Tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return moved
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
