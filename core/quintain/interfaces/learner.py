@@ -114,6 +114,9 @@ class PolicyLearner(Protocol[BatchT, PreparedT, AdvantagesT]):
             KeyError, RuntimeError, ValueError: the state does not fit the model.
         """
 
+    def close(self) -> None:
+        """End the processes that the learner has started, if it has. The run calls it at its end."""
+
 
 AnyLearner = PolicyLearner[Any, Any, Any]
 

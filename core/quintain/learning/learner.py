@@ -357,6 +357,9 @@ class Learner:
         if self._scaler.is_enabled() and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
 
+    def close(self) -> None:
+        """Do nothing; a learner with processes of its own ends them."""
+
     @property
     def _algorithm(self) -> Algorithm:
         if self.algorithm is None:

@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager, aclosing, closing
 from dataclasses import replace
 from typing import Any
 
@@ -60,9 +60,10 @@ def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str,
             model = model_for(plan, checkpoint, screen, folder.status)
             learner = learner_for(plan, model)
         seconds = {"model": time.monotonic() - began}
-        return run_coroutine(
-            _train_loaded(plan, folder, screen, checkpoint, model, learner, seconds)
-        )
+        with closing(learner):
+            return run_coroutine(
+                _train_loaded(plan, folder, screen, checkpoint, model, learner, seconds)
+            )
 
 
 async def _train_loaded(

@@ -121,10 +121,12 @@ def trained(learner: Learner) -> Trained:
         advantages = torch.tensor([draw.gauss(0, 1) for _ in range(batch().tokens)]).double()
         if not isinstance(learner, FsdpLearner):
             learner.serve(dict.fromkeys(algorithm.advantage.needs.values()))
+    # Advantages of `otb` are 0 up to rounding at some tokens, so that their sign is that of the cut.
+    left_out = {"seconds"} | ({"advantage.positive"} if algorithm.name == "otb" else set())
     metrics, gradients = [], []
     for step in range(STEPS):
         values = learner.step(learner.prepare(batch()), advantages=advantages)
-        metrics.append({name: value for name, value in values.items() if name != "seconds"})
+        metrics.append({name: value for name, value in values.items() if name not in left_out})
         if not step:
             gradients = gradients_of(learner)
     weights = {name: p.detach().clone() for name, p in learner.module.named_parameters()}
@@ -140,14 +142,15 @@ def gradients_of(learner: Learner) -> list[Tensor]:
     return wholes
 
 
-def assert_same(actual: Trained, expected: Trained) -> None:
+def assert_same(actual: Trained, expected: Trained, trains: str) -> None:
     for got, want in zip(actual.metrics, expected.metrics, strict=True):
         assert got == pytest.approx(want, rel=1e-10, abs=1e-12)
     assert actual.metrics[0] == pytest.approx(expected.metrics[0], rel=1e-12, abs=1e-12)
     largest = max(float(g.abs().max()) for g in expected.gradients)
-    assert largest > 0
     for got, want in zip(actual.gradients, expected.gradients, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12 * max(1.0, largest))
+    initial = dict(model(trains).named_parameters())
+    assert any(not torch.equal(want, initial[name]) for name, want in expected.weights.items())
     for name, want in expected.weights.items():
         torch.testing.assert_close(actual.weights[name], want, rtol=0, atol=1e-10)
 
@@ -169,7 +172,7 @@ def check(team: Team, algorithm: Algorithm, trains: str, cut: str, cases: Any) -
             layout="bucketed",
             **settings,
         )
-        assert_same(trained(learner), expected)
+        assert_same(trained(learner), expected, trains)
 
 
 @pytest.mark.slow

@@ -13,15 +13,41 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from quintain.cli import main
+from quintain.recipe.extends import bundled_text
+from quintain.recipe.memory import memory_of
+from quintain.recipe.plan import RunPlan
+from quintain.recipe.tables import Recipe
 
+from ...core.models.tiny import tiny_model
 from ...small_run import small_recipe
 from .test_learner import ended, within
 
 SUMS = 'use = "arithmetic"'
 LEARNER = '[checkpoint]\nevery = 2\n[learner]\nuse = "fsdp"\nlr = 1e-3\nargs = { ranks = 2 }'
+
+
+def test_memory_on_paper_counts_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU that of all ranks beside the weights of the run, on GPUs that of the first."""
+    module = tiny_model("qwen3")
+    numbers = sum(p.numel() for p in module.parameters())
+
+    def planned(ranks: int, sharding: str, *, gpu: bool = False) -> list[float]:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        settings = ["algorithm.use=grpo", "learner.use=fsdp", f"learner.args.ranks={ranks}"]
+        settings.append(f"learner.args.sharding={sharding}")
+        plan = RunPlan.of(Recipe.parse(bundled_text("quickstart"), settings))
+        memory = memory_of(plan, module, free=10**9)
+        parts = (memory.weights, memory.gradients, memory.moments, memory.reference)
+        return [part / numbers for part in parts]
+
+    assert planned(4, "sharded") == [8, 4, 8, 4]
+    assert planned(4, "replicated") == [20, 16, 32, 16]
+    assert planned(4, "hybrid") == [12, 8, 16, 8]
+    assert planned(4, "sharded", gpu=True) == [5, 1, 2, 1]
 
 
 @pytest.mark.slow
