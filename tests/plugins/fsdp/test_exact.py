@@ -80,10 +80,10 @@ def model(trains: str) -> Any:
 
 
 @cache
-def batch() -> Batch:
+def batch(trains: str = "full") -> Batch:
     """Three groups of three, ragged, one reply cut short; log-probs near the policy's."""
     made = batches.batch(groups=3, group_size=3, vocab=24, longest=7, rewards=[0.0, 1.0, 0.3])
-    exact = Learner(copy.deepcopy(model("full"))).logprobs(made).tolist()
+    exact = Learner(copy.deepcopy(model(trains))).logprobs(made).tolist()
     samples = []
     for i, sample in enumerate(made.samples):
         (row,) = sample.sequences
@@ -109,7 +109,7 @@ def settings_of(algorithm: Algorithm, cut: str) -> tuple[Algorithm, dict[str, An
     return algorithm.replace(**several), {"lr": 1e-3, "token_budget": 25}
 
 
-def trained(learner: Learner) -> Trained:
+def trained(learner: Learner, trains: str) -> Trained:
     """Train on `batch`; where the advantage needs services, which are the driver's, on made-up
     ones.
     """
@@ -118,14 +118,14 @@ def trained(learner: Learner) -> Trained:
     advantages = None
     if algorithm.advantage.needs or algorithm.advantage.asynchronous:
         draw = random.Random(0)
-        advantages = torch.tensor([draw.gauss(0, 1) for _ in range(batch().tokens)]).double()
+        advantages = torch.tensor([draw.gauss(0, 1) for _ in range(batch(trains).tokens)]).double()
         if not isinstance(learner, FsdpLearner):
             learner.serve(dict.fromkeys(algorithm.advantage.needs.values()))
     # Advantages of `otb` are 0 up to rounding at some tokens, so that their sign is that of the cut.
     left_out = {"seconds"} | ({"advantage.positive"} if algorithm.name == "otb" else set())
     metrics, gradients = [], []
     for step in range(STEPS):
-        values = learner.step(learner.prepare(batch()), advantages=advantages)
+        values = learner.step(learner.prepare(batch(trains)), advantages=advantages)
         metrics.append({name: value for name, value in values.items() if name not in left_out})
         if not step:
             gradients = gradients_of(learner)
@@ -158,7 +158,8 @@ def assert_same(actual: Trained, expected: Trained, trains: str) -> None:
 def check(team: Team, algorithm: Algorithm, trains: str, cut: str, cases: Any) -> None:
     algorithm, settings = settings_of(algorithm, cut)
     expected = trained(
-        Learner(copy.deepcopy(model(trains)), algorithm, layout="bucketed", **settings)
+        Learner(copy.deepcopy(model(trains)), algorithm, layout="bucketed", **settings),
+        trains,
     )
     for ranks, sharding in cases:
         if algorithm.optimizer_step is not None and sharding != "replicated":
@@ -172,7 +173,7 @@ def check(team: Team, algorithm: Algorithm, trains: str, cut: str, cases: Any) -
             layout="bucketed",
             **settings,
         )
-        assert_same(trained(learner), expected, trains)
+        assert_same(trained(learner, trains), expected, trains)
 
 
 @pytest.mark.slow
