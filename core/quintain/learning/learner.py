@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import torch
@@ -126,8 +126,8 @@ class Learner:
     ) -> None:
         if precision != "float32" and precision not in HALF:
             raise UsageError(f"precision is {precision!r}; expected 'float32', 'bf16' or 'fp16'")
-        self.algorithm, self.max_sample_mismatch = algorithm, max_sample_mismatch
-        self.ranks = ranks
+        self.algorithm, self.ranks = algorithm, ranks
+        self.max_sample_mismatch = max_sample_mismatch
         self.version = 0
         self.updates = 0
         self.lr, self.warmup_steps, self.max_grad_norm = lr, warmup_steps, max_grad_norm
@@ -494,14 +494,13 @@ class Learner:
             meter=meter,
             first=not meter.updates,
         )
-        optimization = self._problem(flat_tokens, active, loss)
 
         def evaluated() -> None:
             prepared.policies.exchange(self.ranks, optimization.parts)
             if loss.first and self.max_sample_mismatch is not None:
                 self._check_sampler(prepared, meter, self.max_sample_mismatch)
 
-        optimization = replace(optimization, evaluated=evaluated)
+        optimization = self._problem(flat_tokens, active, loss, evaluated=evaluated)
         if algorithm.optimizer_step is None:
             self._take_adamw_step(optimization, meter)
             return
@@ -558,20 +557,18 @@ class Learner:
         flat_tokens: FlatTokens,
         samples: Sequence[int],
         evaluate: Callable[[MicroBatch, bool], Tensor],
+        **options: Any,
     ) -> OptimizerStep:
-        def of_rank(micro: MicroBatch, observe: bool) -> Tensor:
-            if micro.padding:
-                return self.scorer.statistics(micro.prefix_groups).logp.sum() * 0
-            return evaluate(micro, observe)
-
         return OptimizerStep(
             module=self.module,
             parameters=self.parameters,
             batch=flat_tokens.batch,
             parts=self.scorer.micro_batches(flat_tokens, samples),
-            evaluate=of_rank,
+            evaluate=evaluate,
+            nothing=self.scorer.nothing,
             token_budget=self.token_budget,
             ranks=self.ranks,
+            **options,
         )
 
     def _take_adamw_step(self, optimization: OptimizerStep, meter: Meter) -> None:

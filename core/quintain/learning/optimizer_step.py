@@ -31,6 +31,7 @@ class OptimizerStep:
             second argument is true, as it must be exactly once per micro-batch, before the
             parameters change.
         token_budget: tokens of a micro-batch.
+        nothing: 0, with the passes of a micro-batch that is padding.
         evaluated: called when `backward` has evaluated all parts.
         ranks: the processes that add up the loss and its gradient.
     """
@@ -41,6 +42,7 @@ class OptimizerStep:
     parts: Sequence[MicroBatch]
     evaluate: Callable[[MicroBatch, bool], Tensor]
     token_budget: int
+    nothing: Callable[[MicroBatch], Tensor] = lambda micro: torch.zeros(())
     evaluated: Callable[[], None] = lambda: None
     ranks: Ranks = ALONE
 
@@ -52,7 +54,7 @@ class OptimizerStep:
             parameter.grad = None
         total = torch.zeros((), dtype=torch.float64, device=self.parameters[0].device)
         for micro in self.parts:
-            part = self.evaluate(micro, True)
+            part = self.nothing(micro) if micro.padding else self.evaluate(micro, True)
             scale(part).backward()
             total += part.detach()
         self.evaluated()
@@ -67,5 +69,5 @@ class OptimizerStep:
         """Compute the loss at the present parameters, without metrics: for line searches."""
         total = torch.zeros((), dtype=torch.float64, device=self.parameters[0].device)
         for micro in self.parts:
-            total += self.evaluate(micro, False)
+            total += self.nothing(micro) if micro.padding else self.evaluate(micro, False)
         return float(self.ranks.sum(total))

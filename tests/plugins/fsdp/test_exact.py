@@ -145,7 +145,9 @@ def gradients_of(learner: Learner) -> list[Tensor]:
 def assert_same(actual: Trained, expected: Trained, trains: str) -> None:
     for got, want in zip(actual.metrics, expected.metrics, strict=True):
         assert got == pytest.approx(want, rel=1e-10, abs=1e-12)
-    assert actual.metrics[0] == pytest.approx(expected.metrics[0], rel=1e-12, abs=1e-12)
+    # Conjugate gradients, of `trpo`, multiply rounding.
+    close = 1e-10 if "natural.gain" in expected.metrics[0] else 1e-12
+    assert actual.metrics[0] == pytest.approx(expected.metrics[0], rel=close, abs=close)
     largest = max(float(g.abs().max()) for g in expected.gradients)
     for got, want in zip(actual.gradients, expected.gradients, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12 * max(1.0, largest))
