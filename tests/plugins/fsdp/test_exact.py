@@ -143,18 +143,20 @@ def gradients_of(learner: Learner) -> list[Tensor]:
 
 
 def assert_same(actual: Trained, expected: Trained, trains: str) -> None:
-    for got, want in zip(actual.metrics, expected.metrics, strict=True):
-        assert got == pytest.approx(want, rel=1e-10, abs=1e-12)
     # Conjugate gradients, of `trpo`, multiply rounding.
-    close = 1e-10 if "natural.gain" in expected.metrics[0] else 1e-12
-    assert actual.metrics[0] == pytest.approx(expected.metrics[0], rel=close, abs=close)
+    natural = "natural.gain" in expected.metrics[0]
+    for step, (got, want) in enumerate(zip(actual.metrics, expected.metrics, strict=True)):
+        close = 1e-8 if natural else 1e-10 if step else 1e-12
+        assert got == pytest.approx(want, rel=close, abs=max(1e-12, close / 100))
     largest = max(float(g.abs().max()) for g in expected.gradients)
     for got, want in zip(actual.gradients, expected.gradients, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12 * max(1.0, largest))
     initial = dict(model(trains).named_parameters())
     assert any(not torch.equal(want, initial[name]) for name, want in expected.weights.items())
     for name, want in expected.weights.items():
-        torch.testing.assert_close(actual.weights[name], want, rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            actual.weights[name], want, rtol=0, atol=1e-9 if natural else 1e-10
+        )
 
 
 def check(team: Team, algorithm: Algorithm, trains: str, cut: str, cases: Any) -> None:
