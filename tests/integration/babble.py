@@ -25,6 +25,18 @@ class Babble(Environment[Task, Any]):
         return (Task(prompt=f"{split} {i}", answer="a", level=i % 5) for i in range(self.size))
 
 
+@reward(range=(0, 1))
+def sum_of_characters(rollout: Rollout[Any, Any]) -> float:
+    """A number that nearly always differs from reply to reply, so that a group has a gradient."""
+    return sum(map(ord, rollout.reply)) % 11 / 10
+
+
+class Varied(Babble):
+    """Say something."""
+
+    reward = sum_of_characters
+
+
 class Flat(Babble):
     """No levels."""
 

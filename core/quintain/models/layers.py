@@ -10,6 +10,7 @@ Functions take any leading dimensions, written ``...``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self, cast
@@ -318,15 +319,16 @@ def _is_plain(base: nn.Module) -> bool:
 
 def cache_shape(config: Any) -> tuple[int, int, int]:
     """Return layers, key heads and head size of a text model's *config*; keys and values each cache
-    their product.
+    their product. Where layers differ, as in Gemma 4, those of the largest.
     """
-    heads = config.num_attention_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    return (
-        config.num_hidden_layers,
-        key_heads,
-        getattr(config, "head_dim", None) or config.hidden_size // heads,
-    )
+
+    def heads_of(layer: Any) -> tuple[int, int]:
+        heads = layer.num_attention_heads
+        key_heads = getattr(layer, "num_key_value_heads", None) or heads
+        return key_heads, getattr(layer, "head_dim", None) or layer.hidden_size // heads
+
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    return (config.num_hidden_layers, *max(map(heads_of, layers), key=math.prod))
 
 
 def steady_length(config: Any) -> int | None:

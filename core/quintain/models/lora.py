@@ -20,7 +20,7 @@ that are merged.
 
 def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
     """Return *module* with adapters, which alone train; by default on all linear maps but the
-    output layer.
+    output layer and those that bypass adapters.
 
     Args:
         settings: fields of `peft.LoraConfig`.
@@ -33,11 +33,11 @@ def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
         from peft import LoraConfig, get_peft_model
     except ImportError as missing:
         raise UsageError("lora needs peft: pip install 'quintain[lora]'") from missing
-    linear = [
-        (name, type(part)) for name, part in module.named_modules() if isinstance(part, nn.Linear)
-    ]
-    # Llama 4's router, which returns a pair
-    others = [name for name, kind in linear if kind is not nn.Linear]
+    # The router of Llama 4 is a linear map that returns a pair. Fused kernels of Mamba read the weight
+    # of `out_proj` past its adapter, and peft refuses one there.
+    parts = list(module.named_modules())
+    others = [name for name, part in parts if type(part).__name__ == "Llama4Router"]
+    others += [f"{n}.out_proj" for n, p in parts if hasattr(p, "conv1d") and hasattr(p, "D")]
     fields = {
         "target_modules": "all-linear",
         "task_type": "CAUSAL_LM",

@@ -108,10 +108,11 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
     parameters, trained = sum(n for n, _ in numbers), sum(n for n, trains in numbers if trains)
     needed = plan.learner_bytes
     lora = trained < parameters
-    kind, dtype = plan.engine, str(plan.engine_args.get("dtype", plan.model.dtype))
+    kind, own = plan.engine, _NAMES[needed.weights]
+    dtype = str(plan.engine_args.get("dtype", plan.model.dtype))
+    dtype = own if dtype == "auto" else dtype
     size = DTYPES.get(dtype, torch.float32).itemsize
-    casts = dtype != "auto" and size != needed.weights
-    copies = lora or casts or plan.copies_weights
+    copies = lora or dtype != own or plan.copies_weights
     in_process = shares_module(kind) and isinstance(
         kind, SuggestsSlots
     )  # others have memory of their own

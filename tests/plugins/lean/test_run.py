@@ -67,6 +67,9 @@ def test_memory_on_paper_follows_the_settings() -> None:
     assert planned("learner.args.optimizer=adamw_host") == [2, 2, 0, 0]
     assert planned("learner.args.weights=float32") == [4, 4, 2, 2]
     assert planned("learner.use=torch") == [4, 4, 8, 2]
+    assert planned("engine.args.dtype=auto") == [2, 2, 2, 0]
+    # of the same size as bfloat16, but another type
+    assert planned("model.dtype=float16") == [2, 2, 2, 2]
 
 
 def test_settings_are_checked_before_the_run(capsys: pytest.CaptureFixture[str]) -> None:
