@@ -5,7 +5,7 @@ version.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -56,12 +56,15 @@ class Snapshot:
     @classmethod
     def _copy(cls, module: Any, dtype: torch.dtype) -> Snapshot:
         base = base_of(module)
-        blank = (
-            type(base)(copy.deepcopy(base.config))
-            .to(device=next(base.parameters()).device, dtype=dtype)
-            .eval()
-        )
-        for name, tensor in named_tensors(blank):
+        blank = _on_paper(base, dtype)
+        # Frequencies of rotary embeddings and other tables have a precision of their own.
+        kinds = {name: buffer.dtype for name, buffer in blank.named_buffers()}
+        blank.to(dtype).to_empty(device=next(base.parameters()).device).tie_weights()
+        for name, buffer in base.named_buffers():
+            owner, _, leaf = name.rpartition(".")
+            value = buffer.detach().to(kinds[name], copy=True)
+            setattr(blank.get_submodule(owner), leaf, value)
+        for name, tensor in named_tensors(blank.eval()):
             if any(
                 part in name for part in getattr(base, "_keep_in_fp32_modules_strict", None) or ()
             ):
@@ -78,29 +81,49 @@ class Snapshot:
         Raises:
             InfrastructureError: a tensor is missing or has another shape; nothing was copied.
         """
-        tensors = self._published(weights)
         copied = dict(named_tensors(self.module))
-        _check(copied, tensors)
+        if self.source is None:
+            _check(copied, dict(self._published(weights)))
         with torch.no_grad():
-            for name, tensor in copied.items():
-                tensor.copy_(tensors[name])
+            for name, tensor in self._published(weights):
+                if name in copied:
+                    copied[name].copy_(tensor)
 
+    @torch.no_grad()
     def outdated(self, weights: Weights | None) -> str:
         """Return the first tensor that `refresh` would change, with the class of its layer; empty
         if there is none.
         """
-        tensors = self._published(weights)
-        for name, tensor in named_tensors(self.module):
-            if not torch.equal(tensor, tensors[name].to(tensor)):
-                return (
-                    f"{name} of {type(self.module.get_submodule(name.rpartition('.')[0])).__name__}"
-                )
-        return ""
+        own = dict(merged_tensors(self.module))
+        differs = (
+            name
+            for name, tensor in self._published(weights)
+            if name in own and not torch.equal(mine := own.pop(name), tensor.to(mine))
+        )
+        if not (name := next(differs, "") or next(iter(own), "")):
+            return ""
+        layer = base_of(self.module).get_submodule(name.rpartition(".")[0])
+        return f"{name} of {type(layer).__name__}"
 
-    def _published(self, weights: Weights | None) -> dict[str, Tensor]:
+    def _published(self, weights: Weights | None) -> Iterator[tuple[str, Tensor]]:
+        # One at a time: together, merged weights would take the memory of the whole model.
         if self.source is not None:
-            return dict(merged_tensors(self.source))
-        return dict(weights.tensors() if weights else {})
+            yield from merged_tensors(self.source)
+        elif weights:
+            yield from weights.tensors().items()
+
+
+def _on_paper(module: Any, dtype: torch.dtype) -> Any:
+    """Return a module of the class of *module* in *dtype* without storage: nothing is made in
+    float32 to be cast.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            return type(module)(copy.deepcopy(module.config))
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _check(copied: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:

@@ -39,11 +39,13 @@ class HostAdamW(Optimizer):
         ):
             on_host["lr"] = group["lr"]
             for parameter, master in zip(group["params"], masters, strict=True):
-                master.grad = None if parameter.grad is None else _to_host(parameter.grad)
-        self._adamw.step()
-        for on_device, learned in self._pairs():
-            on_device.copy_(learned)
-            learned.grad = None
+                if parameter.grad is None:
+                    continue
+                # One at a time, so that host memory holds one gradient and not all of them.
+                master.grad = _to_host(parameter.grad)
+                self._adamw.step()
+                parameter.copy_(master)
+                master.grad = None
         return loss
 
     def state_dict(self) -> dict[str, Any]:
