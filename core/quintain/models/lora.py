@@ -82,6 +82,8 @@ def without_warnings() -> Iterator[None]:
         warnings.filterwarnings(
             "ignore", message=".*_pattern keys did not match", category=RuntimeWarning
         )
+        # It finds the transposed weights of GPT-2 itself.
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set", category=UserWarning)
         yield
 
 

@@ -32,15 +32,17 @@ class Snapshot:
         self.source = source
 
     @classmethod
-    def needed(cls, module: nn.Module, dtype: str | None) -> Snapshot | None:
-        """Return a snapshot of *module*, if its own tensors cannot be decoded: it has adapters, or
-        another *dtype*.
+    def needed(
+        cls, module: nn.Module, dtype: str | None, *, merge: bool = True
+    ) -> Snapshot | None:
+        """Return a snapshot of *module*, if its own tensors cannot be decoded: it has adapters to
+        *merge*, or another *dtype*.
 
         Otherwise ``None``, and the projections of *module* are joined in memory.
         """
         copied = next(module.parameters()).dtype
         target = copied if dtype in (None, "auto") else as_dtype(str(dtype))
-        if target == copied and not has_adapters(module):
+        if target == copied and not (merge and has_adapters(module)):
             fuse_storage(module)
             return None
         return cls._copy(module, target)
@@ -61,8 +63,8 @@ class Snapshot:
         kinds = {name: buffer.dtype for name, buffer in blank.named_buffers()}
         blank.to(dtype).to_empty(device=next(base.parameters()).device).tie_weights()
         for name, buffer in base.named_buffers():
-            owner, _, leaf = name.rpartition(".")
-            value = buffer.detach().to(kinds[name], copy=True)
+            owner, _, leaf = (plain := name.replace(".base_layer", "")).rpartition(".")
+            value = buffer.detach().to(kinds[plain], copy=True)
             setattr(blank.get_submodule(owner), leaf, value)
         for name, tensor in named_tensors(blank.eval()):
             if any(

@@ -112,7 +112,8 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
     dtype = str(plan.engine_args.get("dtype", plan.model.dtype))
     dtype = own if dtype == "auto" else dtype
     size = DTYPES.get(dtype, torch.float32).itemsize
-    copies = lora or dtype != own or plan.copies_weights
+    merges = lora and plan.engine_args.get("merge", True)
+    copies = merges or dtype != own or plan.copies_weights
     in_process = shares_module(kind) and isinstance(
         kind, SuggestsSlots
     )  # others have memory of their own

@@ -19,7 +19,7 @@ from quintain.engines.embedded.decoding import LayerForward
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.engines.embedded.sampler import Sampler, invert, truncate
 from quintain.engines.embedded.slots import common_prefix
-from quintain.errors import InfrastructureError
+from quintain.errors import InfrastructureError, UsageError
 from quintain.learning import ModuleWeights
 from quintain.models.lora import merged_tensors, with_adapters
 from quintain.models.snapshot import Snapshot
@@ -240,6 +240,45 @@ def test_adapters_are_merged_into_the_snapshot(kind: str) -> None:
     run(engine.update(Given(version=1, named={})))
     out = run(engine.sample([1, 2], Sampling(seed=0, max_tokens=10)))
     assert list(out.logps) == pytest.approx(plain_logps(adapted, [1, 2], out.ids, 1.0), abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+def test_adapters_that_are_not_merged_are_decoded_from_the_learners_tensors(
+    kind: str, dtype: torch.dtype
+) -> None:
+    """Without a copy, the log-probs are those of the module and those of the merged copy, up to
+    rounding, after an update of the adapters too.
+    """
+    torch.manual_seed(1)
+    adapted: Any = with_adapters(tiny_model(kind, dtype=dtype), {"r": 4})
+    own, merged = engine_of(adapted, merge=False), engine_of(adapted)
+    assert own.shares and not merged.shares
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    for version in (1, 2):
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lora_" in name:
+                    parameter.normal_(0, 0.1)
+        weights = ModuleWeights(adapted, version)
+        for engine in (own, merged):
+            run(engine.update(weights))
+            assert run(engine.outdated(weights)) == ""
+        out = run(own.sample([1, 2], Sampling(seed=0, max_tokens=10)))
+        scores = run(merged.score([1, 2, *out.ids], 2, 1.0))
+        plain = plain_logps(adapted, [1, 2], out.ids, 1.0)
+        assert list(out.logps) == pytest.approx(plain, abs=tolerance)
+        assert list(out.logps) == pytest.approx(scores, abs=tolerance)
+    other = ModuleWeights(tiny_model(kind, seed=5, dtype=dtype), 2)
+    assert run(own.outdated(other)) != ""
+
+
+def test_adapters_are_merged_where_the_engine_needs_a_copy() -> None:
+    """The error names what to change."""
+    adapted = with_adapters(tiny_model("qwen3"), {"r": 4})
+    with pytest.raises(UsageError, match=r"merge = false.*set model\.dtype to the precision"):
+        engine_of(adapted, dtype="bfloat16", merge=False)
 
 
 @pytest.mark.parametrize(

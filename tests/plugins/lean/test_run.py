@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from quintain.cli import main
+from quintain.models.lora import with_adapters
 from quintain.recipe.extends import bundled_text
 from quintain.recipe.memory import memory_of
 from quintain.recipe.plan import RunPlan
@@ -23,16 +24,24 @@ SUMS = 'use = "arithmetic"'
 
 
 @pytest.mark.usefixtures("no_curves")
-@pytest.mark.parametrize("optimizer", ["adamw_8bit", "adamw_host"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(["learner.args.optimizer=adamw_8bit"], marks=pytest.mark.slow),
+        ["learner.args.optimizer=adamw_host"],
+        ["model.lora={}", "learner.args.optimizer=adamw", "engine.args.merge=false"],
+    ],
+    ids=["8-bit moments", "AdamW on the host", "adapters read by the engine"],
+)
 def test_a_resumed_run_equals_one_that_was_not_stopped(
-    small_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, optimizer: str
+    small_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, changes: list[str]
 ) -> None:
     """A run that lost its last two steps, as by `kill -9`, ends with the same weights, bit for
     bit.
     """
     folder = small_run(small_recipe(SUMS, steps=4, tables="[checkpoint]\nevery = 2"))
     monkeypatch.chdir(folder)
-    settings = [*HALF, f"learner.args.optimizer={optimizer}", "learner.lr=1e-3"]
+    settings = [*HALF, *changes, "learner.lr=1e-3"]
     command = ["train", "recipe.toml", "-q", *(w for s in settings for w in ("--set", s))]
     for name in ("whole", "halves"):
         assert main([*command, "--name", name]) == 0
@@ -40,7 +49,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     assert main(["train", "--resume", "runs/halves", "-q"]) == 0
 
     def weights(run: str) -> dict[str, object]:
-        path = folder / "runs" / run / "checkpoints/step-000004/model/model.safetensors"
+        (path,) = (folder / "runs" / run / "checkpoints/step-000004/model").glob("*.safetensors")
         return {name: tensor.tolist() for name, tensor in load_file(path).items()}
 
     assert weights("halves") == weights("whole")
@@ -70,6 +79,19 @@ def test_memory_on_paper_follows_the_settings() -> None:
     assert planned("engine.args.dtype=auto") == [2, 2, 2, 0]
     # of the same size as bfloat16, but another type
     assert planned("model.dtype=float16") == [2, 2, 2, 2]
+
+
+def test_memory_on_paper_of_adapters() -> None:
+    """The engine's copy is planned, except where it reads the adapters itself."""
+    module = with_adapters(tiny_model("qwen3"), {"r": 2})
+
+    def copied(*settings: str) -> bool:
+        changes = [*HALF, "model.lora={}", "learner.args.optimizer=adamw", *settings]
+        plan = RunPlan.of(Recipe.parse(bundled_text("pretrained"), changes))
+        return memory_of(plan, module, free=10**9).copy > 0
+
+    assert copied()
+    assert not copied("engine.args.merge=false")
 
 
 def test_settings_are_checked_before_the_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from ...errors import InfrastructureError, LimitReached, UsageError
 from ...interfaces.engine import TokenEngine, Weights
 from ...interfaces.tokenizer import ChatTokenizer
 from ...models.load import cache_bytes, context_of, load_model
+from ...models.lora import base_of
 from ...models.snapshot import Snapshot
 from ...rollouts.chat.stop_strings import StopStrings
 from ...types.sampling import Sampling
@@ -145,21 +146,31 @@ class EmbeddedEngine(TokenEngine):
         reproducible: bool = True,
         patience: float = 120.0,
         copy: bool = False,
+        merge: bool = True,
     ) -> EmbeddedEngine:
         """Return an engine over a learner's *module*.
 
         A module without adapters in the same *dtype* is decoded directly, and `update` only sets
         the version: nothing may sample while the learner steps. Otherwise, or with *copy*, the
         engine decodes a copy (cast, adapters merged), which `update` refreshes once per version;
-        with *copy* sampling may overlap the learner's steps.
+        with *copy* sampling may overlap the learner's steps. Without *merge* a module with adapters
+        in the same *dtype* is decoded directly, too: no copy, but more products for each token.
 
         Raises:
-            UsageError: a setting is out of range.
+            UsageError: a setting is out of range, or a copy is needed without *merge*.
         """
         engine = cls.__new__(cls)
         engine._configure(slots, context, reproducible, patience)
-        snapshot = Snapshot.apart(module, dtype) if copy else Snapshot.needed(module, dtype)
-        engine._open(module if snapshot is None else snapshot.module, tokenizer, snapshot)
+        snapshot = (
+            Snapshot.apart(module, dtype) if copy else Snapshot.needed(module, dtype, merge=merge)
+        )
+        if snapshot is not None and not merge:
+            raise UsageError(
+                "engine.args.merge = false: the engine needs a copy, in which adapters are merged; "
+                "set model.dtype to the precision of the learner's weights, and no schedule or "
+                "staleness that samples during updates"
+            )
+        engine._open(base_of(module) if snapshot is None else snapshot.module, tokenizer, snapshot)
         return engine
 
     @staticmethod
@@ -250,6 +261,8 @@ class EmbeddedEngine(TokenEngine):
         return self.version
 
     async def outdated(self, weights: Weights) -> str:
+        if self.snapshot is None and base_of(getattr(weights, "module", None)) is self._module:
+            return ""  # the learner's own tensors
         return (self.snapshot or Snapshot(self._module)).outdated(weights)
 
     @contextmanager
