@@ -32,6 +32,12 @@ HOST = "learner.args.optimizer=adamw_host"
 LORA = "model.lora={ r = 16, lora_alpha = 32 }"
 WAYS: dict[str, list[str]] = {
     "LoRA on a bfloat16 base": [LORA, *LEAN, "learner.args.optimizer=adamw"],
+    "LoRA on a bfloat16 base, read by the engine": [
+        LORA,
+        *LEAN,
+        "learner.args.optimizer=adamw",
+        "engine.args.merge=false",
+    ],
     "LoRA": [LORA],
     "bfloat16 weights, 8-bit moments": LEAN,
     "8-bit moments": [*LEAN, "learner.args.weights=float32"],
@@ -64,10 +70,12 @@ class Curve:
 
     Attributes:
         points: seconds since the beginning, bytes, phase.
+        cpu_seconds: of the process by phase, the last time.
     """
 
     def __init__(self) -> None:
         self.points: list[tuple[float, int, str]] = []
+        self.cpu_seconds: dict[str, float] = {}
         self._began, self._start, self._phase = time.perf_counter(), resident(), ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -76,9 +84,9 @@ class Curve:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Call the readings inside *name*."""
-        self._phase = name
+        self._phase, before = name, time.process_time()
         yield
-        self._phase = ""
+        self._phase, self.cpu_seconds[name] = "", time.process_time() - before
 
     def now(self) -> int:
         """Return the bytes in use."""
@@ -156,7 +164,7 @@ def run(way: str, size: str) -> dict[str, Any]:
         "peaks": peaks,
         "peak": highest,
         "over_estimate": highest / estimate.total,
-        "cpu_seconds": time.process_time(),
+        "cpu_seconds": curve.cpu_seconds,
         "curve": thinned(curve.points),
     }
 

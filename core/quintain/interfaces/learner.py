@@ -123,15 +123,16 @@ AnyLearner = PolicyLearner[Any, Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class BytesPerParameter:
-    """Memory of a learner on its device, by part; *gradients* and *moments* for each parameter that
-    trains. A learner with *weights* of 2 bytes gets a module in bfloat16. *own* are weights that
-    processes of the learner hold beside those of the module.
+    """Memory of a learner on its device, by part; *gradients*, *moments* and those in *host* memory
+    for each parameter that trains. A learner with *weights* of 2 bytes gets a module in bfloat16.
+    *own* are weights that processes of the learner hold beside those of the module.
     """
 
     weights: int = 4
     gradients: float = 4
     moments: float = 8
     own: float = 0
+    host: int = 0
 
 
 class LearnerKind(ABC):

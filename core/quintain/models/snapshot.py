@@ -32,9 +32,7 @@ class Snapshot:
         self.source = source
 
     @classmethod
-    def needed(
-        cls, module: nn.Module, dtype: str | None, *, merge: bool = True
-    ) -> Snapshot | None:
+    def needed(cls, module: nn.Module, dtype: str | None, *, merge: bool = True) -> Snapshot | None:
         """Return a snapshot of *module*, if its own tensors cannot be decoded: it has adapters to
         *merge*, or another *dtype*.
 

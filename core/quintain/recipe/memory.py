@@ -17,7 +17,7 @@ from ..interfaces.shared_module import SuggestsSlots, shares_module
 from ..models.forward import TOKEN_BUDGET
 from ..models.head import CHUNK_ELEMENTS
 from ..models.hf import config_folder
-from ..models.layers import cache_shape
+from ..models.layers import Decoder, cache_shape
 from ..models.load import DTYPES, cache_bytes
 from ..models.lora import base_of, with_adapters
 from .plan import RunPlan
@@ -42,6 +42,7 @@ class MemoryPlan:
         samples: rollouts of a step.
         cache: keys and values of all slots.
         activations: estimated, with what autocast and the logits take.
+        host: of the host, beside a GPU; on a CPU it is part of the moments.
     """
 
     parameters: int
@@ -55,6 +56,7 @@ class MemoryPlan:
     samples: int
     slots: int = 0
     cache: int = 0
+    host: int = 0
 
     @property
     def fixed(self) -> int:
@@ -124,12 +126,14 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
         weights=int((needed.weights + needed.own) * parameters)
         + (max(0, 4 - needed.weights) * trained if lora else 0),
         gradients=int(needed.gradients * trained),
-        moments=int(needed.moments * trained),
+        moments=int((needed.moments + (needed.host if free is None else 0)) * trained),
+        host=0 if free is None else needed.host * trained,
         reference=int((needed.own or needed.weights) * parameters)
         if plan.algorithm.uses_reference and not lora
         else 0,
         copy=size * parameters if in_process and copies else 0,
-        activations=activations(plan, module, parameters, adapters=lora)
+        activations=activations(plan, module)
+        + update_bytes(plan, module, parameters, adapters=lora)
         + logits_bytes(plan, module, "cpu" if free is None else "gpu"),
         samples=plan.groups * plan.group_size,
     )
@@ -145,28 +149,44 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
     return replace(memory, slots=slots, cache=cache)
 
 
-def activations(plan: RunPlan, module: Any, parameters: int, *, adapters: bool) -> int:
+def activations(plan: RunPlan, module: Any) -> int:
     """Return the estimated bytes that the layers keep for the backward pass of a micro-batch.
 
     A layer keeps 3.5 D + 3 I + 3.5 H E + 4 K E numbers of a token (D hidden size, I intermediate
     size, H heads and K key heads of size E), or D with checkpointing, and all that of one layer;
-    the head keeps 2 D. Autocast also keeps the weights in half precision.
+    the head keeps 2 D.
     """
     config = base_of(module).config.get_text_config()
     layers, key_heads, size = cache_shape(config)
     hidden, heads = config.hidden_size, config.num_attention_heads
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     inner = max(inner) if isinstance(inner, list) else inner  # one for each layer
-    half = plan.learner.precision != "float32"
-    checkpointing = plan.learner.checkpoint_activations
     layer = (
         4
         * (3.5 * hidden + 3 * inner + 3.5 * heads * size + 4 * key_heads * size)
-        * (AUTOCAST_SHARE if half else 1)
+        * (AUTOCAST_SHARE if plan.learner.precision != "float32" else 1)
     )
+    checkpointing = plan.learner.checkpoint_activations
     kept = 4 * hidden * 2 + (4 * hidden * layers + layer if checkpointing else layer * layers)
-    casts = 2 * parameters if half and not (adapters and checkpointing) else 0
-    return int(micro_batch_of(plan) * kept) + casts
+    return int(micro_batch_of(plan) * kept)
+
+
+def update_bytes(plan: RunPlan, module: Any, parameters: int, *, adapters: bool) -> int:
+    """Return the estimated bytes that an update takes whatever its tokens: weights of the layers that autocast
+    turns to half precision, and the output layer's gradient.
+    """
+    config = base_of(module).config.get_text_config()
+    words = config.hidden_size * config.vocab_size
+    half = plan.learner.precision != "float32"
+    casts = half and plan.learner_bytes.weights > 2
+    # Its gradient in float32, and in half precision what one chunk adds.
+    head = words * ((2 if casts else 0) + (0 if adapters else 6 if half else 4))
+    layers = 2 * (parameters - words) if casts else 0
+    if not plan.learner.checkpoint_activations:
+        return layers + head
+    # Autocast drops them before the backward pass. It keeps none that are frozen, or that `Decoder`
+    # joins: two thirds.
+    return max(head, 0 if adapters else layers // (3 if Decoder.of(module) else 1))
 
 
 def logits_bytes(plan: RunPlan, module: Any, place: Literal["cpu", "gpu"]) -> int:
@@ -230,6 +250,7 @@ def memory_table(plan: RunPlan, memory: MemoryPlan, place: str, free: int) -> li
             f"estimated, {micro_batch_of(plan):,} tokens{checkpointing}",
         ),
         ("together", memory.total, f"{free / 1e9:,.1f} GB are free on {place}"),
+        ("host memory", memory.host, "of AdamW"),
     ]
     lines = [f"  {name:<12}{size / 1e9:>8,.2f} GB  {detail}" for name, size, detail in rows if size]
     return [
@@ -306,4 +327,6 @@ def check_memory(plan: RunPlan, module: Any, device: torch.device) -> list[str]:
     if memory.total > free:
         keys = "lower learner.token_budget, engine.args.slots, sampling.max_tokens"
         lines.append(f"warning: that may not fit: {', '.join([keys, *fixes[:-1]])}, or {fixes[-1]}")
+    if memory.host > (on_host := room_of(torch.device("cpu"))[1]):
+        lines.append(f"warning: {on_host / 1e9:,.1f} GB of host memory are free")
     return lines

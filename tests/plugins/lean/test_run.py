@@ -77,6 +77,11 @@ def test_memory_on_paper_follows_the_settings() -> None:
     assert planned("learner.args.weights=float32") == [4, 4, 2, 2]
     assert planned("learner.use=torch") == [4, 4, 8, 2]
     assert planned("engine.args.dtype=auto") == [2, 2, 2, 0]
+    host = ("learner.args.optimizer=adamw_host",)
+    plan = RunPlan.of(Recipe.parse(bundled_text("pretrained"), [*HALF, *host]))
+    assert memory_of(plan, module, free=10**9).host == 12 * numbers
+    on_cpu = memory_of(plan, module, free=None)
+    assert (on_cpu.host, on_cpu.moments) == (0, 12 * numbers)
     # of the same size as bfloat16, but another type
     assert planned("model.dtype=float16") == [2, 2, 2, 2]
 

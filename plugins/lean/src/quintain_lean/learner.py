@@ -47,7 +47,10 @@ class Lean(LearnerKind):
         weights = 2 if self.weights == "bfloat16" else 4
         moments = {"adamw": 8, "adamw_8bit": 2, "adamw_host": 0}[self.optimizer]
         return BytesPerParameter(
-            weights=weights, gradients=4 if adapters else weights, moments=moments
+            weights=weights,
+            gradients=4 if adapters else weights,
+            moments=moments,
+            host=12 if self.optimizer == "adamw_host" else 0,
         )
 
 
