@@ -198,7 +198,7 @@ MEANINGS = {
     "learner.token_budget": "maximum tokens of a micro-batch; the gradient does not depend on it",
     "learner.checkpoint_activations": "activation checkpointing: less memory, more computation",
     "learner.args": "settings of the learner, such as those of `lean` "
-    "([hardware.md](hardware.md#larger-models-on-one-device))",
+    "([one-card.md](one-card.md#ways-to-train))",
     "evaluation.every": "steps between evaluations; 0 disables them",
     "evaluation.split": "split evaluated during training",
     "evaluation.tasks": "tasks per environment",

@@ -1,9 +1,10 @@
 """Memory of a run by way of training, against the estimate of ``--dry-run``: a model of the shape of
 Qwen3-0.6B with random weights, loaded from its folder, two steps of sampling and update on the CPU.
 
-Each way runs in a process of its own. Memory is what the process has in use (resident, without the
-pages of files) above what it had with its libraries loaded, read 50 times a second. Prompts have 48
-tokens and replies 32, so that a step takes a minute. The estimate is asked for these.
+Each way runs in a process of its own. Memory is what the process has resident above what it had with
+its libraries loaded, read 50 times a second. Weights that do not train may be pages of the model's
+file, which count. Prompts have 48 tokens and replies 32, so that a step takes a minute. The estimate
+is asked for these.
 
     python -m studies.benchmarks.memory_modes             needs 14 GiB, one way at a time
     python -m studies.benchmarks.memory_modes --only LoRA
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import resource
 import sys
 import threading
 import time
@@ -85,7 +87,9 @@ class Curve:
     def phase(self, name: str) -> Iterator[None]:
         """Call the readings inside *name*."""
         self._phase, before = name, time.process_time()
+        self._note()
         yield
+        self._note()
         self._phase, self.cpu_seconds[name] = "", time.process_time() - before
 
     def now(self) -> int:
@@ -104,15 +108,16 @@ class Curve:
 
     def _read(self) -> None:
         while not self._ended.wait(0.02):
-            seconds = time.perf_counter() - self._began
-            self.points.append((seconds, self.now(), self._phase))
+            self._note()
+
+    def _note(self) -> None:
+        self.points.append((time.perf_counter() - self._began, self.now(), self._phase))
 
 
 def resident() -> int:
-    """Return the resident bytes of this process that are no pages of files."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    sizes = (line.split() for line in lines if line.startswith(("RssAnon", "RssShmem")))
-    return sum(1024 * int(size) for _, size, _ in sizes)
+    """Return the resident bytes of this process, with the pages of the model's file that it maps."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 def run(way: str, size: str) -> dict[str, Any]:

@@ -172,8 +172,8 @@ def activations(plan: RunPlan, module: Any) -> int:
 
 
 def update_bytes(plan: RunPlan, module: Any, parameters: int, *, adapters: bool) -> int:
-    """Return the estimated bytes that an update takes whatever its tokens: weights of the layers that autocast
-    turns to half precision, and the output layer's gradient.
+    """Return the estimated bytes that an update takes whatever its tokens: weights of the layers
+    that autocast turns to half precision, and the output layer's gradient.
     """
     config = base_of(module).config.get_text_config()
     words = config.hidden_size * config.vocab_size

@@ -1,4 +1,4 @@
-"""The table of docs/hardware.md says what the formula of the program says."""
+"""The table of docs/one-card.md says what the formula of the program says."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ SHAPES = {
 }
 """Hidden and intermediate size, layers, heads, and whether embeddings and output layer are tied."""
 SIZES = (16, 24, 48, 80)
+LEAN, LORA = "learner.use=lean", "model.lora={}"
+ADAMW = "learner.args.optimizer=adamw"
+WAYS: dict[str, list[str]] = {
+    "default": [],
+    "8-bit moments": [LEAN, "learner.args.weights=float32"],
+    "bfloat16 weights": [LEAN],
+    "AdamW on the host": [LEAN, "learner.args.optimizer=adamw_host"],
+    "LoRA": [LORA],
+    "LoRA, bfloat16 base": [LORA, LEAN, ADAMW],
+    "LoRA, no merged copy": [LORA, LEAN, ADAMW, "engine.args.merge=false"],
+}
+"""Settings of a recipe by the name of the way in the table."""
 
 
 def module_of(name: str) -> Any:
@@ -39,19 +51,20 @@ def module_of(name: str) -> Any:
         return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def row_of(name: str, module: Any, recipe: Recipe, way: str) -> str:
+def row_of(name: str, module: Any, way: str) -> str:
     """A line of the table: the parts that every run has, and for each GPU the slots, or `no` where
     it cannot fit.
     """
-    plan = RunPlan.of(recipe)
+    plan = RunPlan.of(Recipe.parse(bundled_text("pretrained"), WAYS[way]))
     plans = [memory_of(plan, module, free=int(size * 1e9)) for size in SIZES]
     cells = [
         str(p.slots) if p.total <= size * 1e9 else "no"
         for p, size in zip(plans, SIZES, strict=True)
     ]
     first = plans[0]
+    host = f"{first.host / 1e9:.1f}" if first.host else "0"
     return (
-        f"| {name}, {way} | {first.fixed / 1e9:.1f} | {first.activations / 1e9:.1f} | "
+        f"| {name} | {way} | {first.fixed / 1e9:.1f} | {first.activations / 1e9:.1f} | {host} | "
         f"{' | '.join(cells)} |"
     )
 
@@ -60,12 +73,14 @@ def row_of(name: str, module: Any, recipe: Recipe, way: str) -> str:
 def test_the_table_of_gpus_is_what_the_formula_gives(name: str) -> None:
     """With the recipe that `--model` starts from; adapters of rank 16."""
     pytest.importorskip("peft")
-    recipe, module = Recipe.parse(bundled_text("pretrained")), module_of(name)
-    lora = Recipe.parse("extends = 'pretrained'\n[model.lora]\n")
-    text = page("docs/hardware.md").text
-
-    assert row_of(name, module, recipe, "all weights") in text
-    assert row_of(name, with_adapters(module, {"r": 16}), lora, "LoRA") in text
+    text, module = page("docs/one-card.md").text, module_of(name)
+    for way, settings in WAYS.items():
+        if LORA not in settings:
+            assert row_of(name, module, way) in text
+    adapted = with_adapters(module, {"r": 16})
+    for way, settings in WAYS.items():
+        if LORA in settings:
+            assert row_of(name, adapted, way) in text
 
 
 def test_the_learning_rates_of_adapters_agree() -> None:
