@@ -120,12 +120,21 @@ def resident() -> int:
     return pages * resource.getpagesize()
 
 
+def file_pages() -> int:
+    """Return the resident bytes that are pages of files: a kernel takes them back when it needs
+    memory.
+    """
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("RssFile:")[2].split()[0])
+
+
 def run(way: str, size: str) -> dict[str, Any]:
     """Load, sample and update as a run does; return bytes by phase beside the estimate."""
     import torch
 
     from quintain.console.screen import Screen
     from quintain.engines.embedded.engine import EmbeddedEngine
+    from quintain.learning import Learner
     from quintain.recipe import memory
     from quintain.run.build import engine_for, learner_for, model_for
 
@@ -140,10 +149,10 @@ def run(way: str, size: str) -> dict[str, Any]:
         torch.device("cpu"), groups=1, group_size=GROUP, new=NEW, budget=budget, settings=settings
     )
     estimate = memory.memory_of(plan, on_paper(size, plan), free=None)
-    curve = Curve()
+    curve, files = Curve(), file_pages()
     with curve.phase("load"):
         model = model_for(plan, None, Screen(quiet=True), lambda text: nullcontext())
-        learner = learner_for(plan, model)
+        learner = cast(Learner, learner_for(plan, model))
         engine = cast(EmbeddedEngine, engine_for(plan, model))
     after_load = curve.now()
     prompts = prompts_of(model.module, [PROMPT]) * GROUP
@@ -165,6 +174,7 @@ def run(way: str, size: str) -> dict[str, Any]:
         "after_load": after_load,
         "estimated_after_load": estimate.weights + estimate.copy,
         "after_update": after_update,
+        "file_pages": file_pages() - files,
         "estimated_after_update": estimate.total - estimate.activations,
         "peaks": peaks,
         "peak": highest,
@@ -226,9 +236,9 @@ def main() -> None:
         )
         for way, f in figures.items()
     ]
-    head = ("way", "loaded", "estimate", "after updates", "estimate", "peak of loading")
-    head += ("sampling", "update", "sync", "estimate of all", "peak")
-    print(table(head, rows))
+    stages = ("loaded", "estimate", "after updates", "estimate")
+    peaks = ("peak of loading", "sampling", "update", "sync")
+    print(table(("way", *stages, *peaks, "estimate of all", "peak"), rows))
     about = {"aim": AIM, "prompt": PROMPT, "new": NEW, "samples": GROUP, "threads": args.threads}
     write("memory_modes", figures, quick=args.quick, about=about)
 

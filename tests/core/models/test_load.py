@@ -71,7 +71,10 @@ def test_adapters(folder: Path) -> None:
         r"target_modules = \["
     )
     with pytest.raises(UsageError, match=fix):
-        trainable(architecture("mamba"), {"r": 2})
+        trainable(architecture("mamba"), {"r": 2, "exclude_modules": ["x_proj"]})
+    adapted = trainable(architecture("mamba"), {"r": 2})
+    assert any("in_proj.lora_A" in name for name, _ in adapted.named_parameters())
+    assert not any("out_proj.lora_A" in name for name, _ in adapted.named_parameters())
 
 
 @pytest.mark.parametrize(
