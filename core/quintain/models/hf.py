@@ -198,7 +198,7 @@ def check_whole(name: str) -> None:
 
 
 def check_available(name: str) -> None:
-    """Check that the model *name* is a folder with all its files, is in the hub's cache, or can be
+    """Check that the model *name* is a folder with a configuration, is in the hub's cache, or can be
     downloaded.
 
     Of adapters, the model that they change. Raises as `check_folder`, `check_files` and
@@ -208,7 +208,9 @@ def check_available(name: str) -> None:
         check_base_available(name)
     elif is_folder(name):
         check_folder(name)
-        check_files(Path(os.path.expanduser(name)))
+        folder = Path(os.path.expanduser(name))
+        if not (folder / "config.json").exists():  # which alone lets memory be planned
+            check_files(folder)
     elif not _in_cache(name):
         check_reachable(name)
 
