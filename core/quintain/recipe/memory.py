@@ -176,7 +176,7 @@ def update_bytes(plan: RunPlan, module: Any, parameters: int, *, adapters: bool)
     that autocast turns to half precision, and the output layer's gradient.
     """
     config = base_of(module).config.get_text_config()
-    words = config.hidden_size * config.vocab_size
+    words: int = config.hidden_size * config.vocab_size
     half = plan.learner.precision != "float32"
     casts = half and plan.learner_bytes.weights > 2
     # Its gradient in float32, and in half precision what one chunk adds.
