@@ -48,6 +48,9 @@ def main() -> None:
     parser.add_argument(
         "--budget", type=float, default=300, help="CPU seconds of reinforcement learning"
     )
+    parser.add_argument(
+        "--side", choices=SIDES, action="append", help="one side alone (default: both)"
+    )
     parser.add_argument("--tasks", type=int, default=100, help="held-out tasks")
     parser.add_argument(
         "--untrained", action="store_true", help="evaluate the general starter alone"
@@ -60,8 +63,8 @@ def main() -> None:
         return
     for kind in args.kinds:
         rows.append({"kind": kind})
-        for name, general in SIDES.items():
-            rows[-1][name] = measured(kind, general, args)
+        for name in args.side or SIDES:
+            rows[-1][name] = measured(kind, SIDES[name], args)
             print(line(kind, name, rows[-1][name]), flush=True)
             save("starter.json", rows)
 
