@@ -24,7 +24,7 @@ from quintain.learning import Learner
 from quintain.models.probe import plain_log_probs
 from quintain.models.sampler_mismatch import SamplerMismatch
 from quintain.recipe import Recipe
-from quintain.recipe.plan import EXACT, HALF
+from quintain.recipe.plan import MISMATCH_LIMIT_FLOAT32, MISMATCH_LIMIT_HALF
 from quintain.registry.lookup import current
 from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder
@@ -146,7 +146,7 @@ def live_check(size: str, device: torch.device, dtype: str) -> dict[str, Any]:
     """The check of a run around its update: quiet on a healthy engine, loud on one that kept old
     weights.
     """
-    limit = EXACT if dtype == "float32" else HALF
+    limit = MISMATCH_LIMIT_FLOAT32 if dtype == "float32" else MISMATCH_LIMIT_HALF
     module = module_of(size, device, **PEAKED)
     settings = {"precision": dtype, "max_sample_mismatch": limit, "lr": 1e-6}
     learner = Learner(module, algorithm(), **settings)

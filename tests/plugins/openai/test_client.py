@@ -407,7 +407,7 @@ def test_any_response_gives_a_reply_or_our_error(response: Any) -> None:
 
 @given(st.text(max_size=50) | json_values.map(json.dumps))
 def test_any_error_body_has_a_short_message(text: str) -> None:
-    assert len(protocol.describe_error(text)) <= 300
+    assert len(protocol.said_by(text)) <= 300
 
 
 class Flood(Server):

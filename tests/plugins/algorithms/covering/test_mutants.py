@@ -18,13 +18,13 @@ from quintain.learning import (
     LossInputs,
     OptimizerStep,
     Step,
-    advantages,
     loss,
     objectives,
 )
 from quintain.learning import learner as learner_module
 from quintain.learning.loss import MinibatchLoss
 from quintain.learning.scorer import FrozenPolicies
+from quintain_algorithms import token_rewards
 
 from .pairs import Row
 from .test_covering import ROWS
@@ -201,7 +201,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "turn scores ignored": Mutant(
         plant=wraps(
-            advantages, "turn_rewards", lambda f: lambda s, r: f(replace(s, turn_scores=()), r)
+            token_rewards, "turn_rewards", lambda f: lambda s, r: f(replace(s, turn_scores=()), r)
         ),
         where=of(advantage="reinforce_pp"),
     ),
