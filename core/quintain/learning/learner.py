@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from ..models.forward import TOKEN_BUDGET, Forward, Layout
 from ..models.load import trainable
 from ..models.module_weights import ModuleWeights
 from ..models.sampler_mismatch import SamplerMismatch, differences
+from ..models.transfers import to_device
 from ..types.rollout import Group
 from ..types.transcript import TrainingSequence
 from .batch import Batch, Sample, batch_of
@@ -437,7 +439,7 @@ class Learner:
         return Advantages(values=returned)
 
     def _per_token(self, flat_tokens: FlatTokens, values: Sequence[float] | Tensor) -> Tensor:
-        """Return the advantages of tokens, [N]."""
+        """Return the advantages as [N], in host memory."""
         advantages = torch.as_tensor(values, dtype=self.scorer.dtype)
         samples, tokens = len(flat_tokens.batch.samples), flat_tokens.starts[-1]
         # As many samples as tokens: a tensor is taken to be per token, a list per sample. The
@@ -454,7 +456,7 @@ class Learner:
             )
         if not bool(advantages.isfinite().all()):
             raise RunError(f"{self._algorithm.advantage!r} gave an advantage that is not finite")
-        return advantages.to(self.scorer.device)
+        return advantages.cpu()
 
     def _update(
         self, prepared: Prepared, part: Sequence[int], advantage_N: Tensor, meter: Meter
@@ -487,9 +489,10 @@ class Learner:
             scorer=self.scorer,
             policies=prepared.policies,
             temperature=batch.temperature,
-            advantage_N=advantage_N,
-            weight_N=token_weight_S.index_select(0, flat_tokens.sample).to(
-                self.scorer.device, self.scorer.dtype
+            advantage_N=to_device(advantage_N, self.scorer.device),
+            weight_N=to_device(
+                token_weight_S.index_select(0, flat_tokens.sample).to(self.scorer.dtype),
+                self.scorer.device,
             ),
             meter=meter,
             first=not meter.updates,
@@ -523,7 +526,7 @@ class Learner:
         if not (self.skip_idle and algorithm.objective.idle) or algorithm.kl.in_loss:
             return list(part)
         moves = torch.zeros(len(flat_tokens.batch.samples), dtype=torch.bool)
-        moves[flat_tokens.sample[(advantage_N != 0).cpu()]] = True
+        moves[flat_tokens.sample[advantage_N != 0]] = True
         if algorithm.objective.level == "group":
             # One term reads all samples, so one advantage makes the whole group's gradient differ
             # from 0.
@@ -579,11 +582,13 @@ class Learner:
         """
         optimizer, scaler = self._optimizer, self._scaler
         optimizer.zero_grad(set_to_none=True)
-        loss = optimization.backward(scaler.scale)
+        total = optimization.accumulate(scaler.scale)
         scaler.unscale_(optimizer)
         gradients = [cast(Tensor, p.grad) for p in self.parameters]
         norm = self.ranks.whole(nn.utils.get_total_norm(gradients))
-        finite = bool(norm.isfinite())
+        # the one point of an update at which the host waits for the device
+        loss, grad_norm = torch.stack([total, norm.to(total)]).tolist()
+        finite = math.isfinite(grad_norm)
         if not finite and scaler.is_enabled():
             # In float16 a large loss scale overflows: the scaler then leaves the step out and
             # halves the scale. A scale of at most 1 cannot be the cause.
@@ -607,4 +612,4 @@ class Learner:
             group["lr"] = self.lr * min(1.0, self.updates / max(1, self.warmup_steps))
         scaler.step(optimizer)
         scaler.update()
-        meter.update(loss=loss, grad_norm=float(norm))
+        meter.update(loss=loss, grad_norm=grad_norm)

@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..interfaces.algorithm import Algorithm
 from ..interfaces.pieces import POLICIES
 from ..models.head import Statistics
+from ..models.transfers import to_device
 from .loss_inputs import LossInputs
 from .meter import Meter
 from .microbatch import MicroBatch
@@ -112,7 +113,7 @@ class MinibatchLoss:
         """
         # Micro-batches reorder samples: `positions` finds what is known of each of their tokens in
         # the batch.
-        positions = micro.positions.to(self.scorer.device)
+        positions = to_device(micro.positions, self.scorer.device)
         statistics = self._statistics(micro, positions, freeze=self.first and observe)
         if observe:
             self.policies.keep_prox(positions, statistics.logp.detach(), before_updates=self.first)
@@ -164,8 +165,8 @@ class MinibatchLoss:
             entropy=statistics.entropy
             if "entropy" in algorithm.reads
             else statistics.entropy.detach(),
-            sample=micro.sample.to(device),
-            group=micro.group.to(device),
+            sample=to_device(micro.sample, device),
+            group=to_device(micro.group, device),
             ratio_to=algorithm.ratio_to,
             statistics=extra_statistics,
         )

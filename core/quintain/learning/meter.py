@@ -133,9 +133,15 @@ class Meter:
         ``loss`` is the mean over updates, ``grad_norm`` the largest before clipping; values from
         `add` are means over tokens (or terms) and epochs, ``ratio.min`` and ``ratio.max`` extremes.
         """
+        tensors = [*self._sums.values(), *self._least.values(), *self._most.values()]
+        # Read at once: the host would wait for a device at each of them.
+        like = max(tensors, key=lambda x: x.device.type != "cpu", default=torch.empty(0))
+        numbers = iter(torch.stack([x.to(like) for x in tensors]).tolist() if tensors else [])
         own = [
-            {name: float(value) for name, value in values.items()}
-            for values in (self._sums, self._counts, self._least, self._most)
+            {name: next(numbers) for name in self._sums},
+            {name: float(count) for name, count in self._counts.items()},
+            {name: next(numbers) for name in self._least},
+            {name: next(numbers) for name in self._most},
         ]
         sums, counts, least, most = zip(*self.ranks.gather(own), strict=True)
         total, count = _merged(sums, math.fsum), _merged(counts, math.fsum)
@@ -180,11 +186,12 @@ def sampler_metrics(prox_logp: Tensor, mu_logp: Tensor, sample: Tensor) -> dict[
         mu_logp: log-probs under mu, [N].
         sample: which sample each token belongs to, [N].
     """
+    prox_logp, mu_logp = prox_logp.cpu(), mu_logp.cpu()
     scored = ~prox_logp.isnan()
     if not bool(scored.any()):
         return {}
     log_N = (prox_logp.double() - mu_logp.double())[scored]
-    names, place = sample.to(scored.device)[scored].unique(return_inverse=True)
+    names, place = sample[scored].unique(return_inverse=True)
     log_S = log_N.new_zeros(len(names)).index_add(0, place, log_N)
     return {
         "mismatch.mean": float(log_N.abs().mean()),
@@ -212,12 +219,12 @@ def advantage_metrics(advantage: Tensor, sample: Tensor, samples: int) -> dict[s
     at every token.
 
     Args:
-        advantage: [N].
+        advantage: [N], in host memory.
         sample: which sample each token belongs to, [N].
         samples: how many there are, those without tokens included.
     """
     value = advantage.double()
-    moving = len(sample[(advantage != 0).to(sample.device)].unique())
+    moving = len(sample[advantage != 0].unique())
     return {
         "advantage.mean": float(value.mean()),
         "advantage.spread": float(value.std(correction=0)),

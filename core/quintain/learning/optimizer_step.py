@@ -50,6 +50,10 @@ class OptimizerStep:
         """Compute the loss, and its gradient in each parameter's ``grad``, unclipped. Call it once,
         first.
         """
+        return float(self.accumulate(scale))
+
+    def accumulate(self, scale: Callable[[Tensor], Tensor] = lambda loss: loss) -> Tensor:
+        """Do what `backward` does, without waiting for the device; the loss is a scalar on it."""
         for parameter in self.parameters:
             parameter.grad = None
         total = torch.zeros((), dtype=torch.float64, device=self.parameters[0].device)
@@ -62,7 +66,7 @@ class OptimizerStep:
             if parameter.grad is None:  # no term depends on it; momentum still moves it
                 parameter.grad = torch.zeros_like(parameter)
         self.ranks.sum_gradients(self.parameters)
-        return float(self.ranks.sum(total))
+        return self.ranks.sum(total)
 
     @torch.no_grad()
     def loss(self) -> float:

@@ -21,6 +21,7 @@ from ..interfaces.algorithm import Algorithm
 from ..models.forward import Forward
 from ..models.head import Statistics
 from ..models.prefix_layout import PrefixGroup
+from ..models.transfers import to_device
 from .microbatch import FlatTokens, MicroBatch, micro_batches
 from .ranks import ALONE, Ranks
 
@@ -187,7 +188,7 @@ class TokenScorer:
                 options["top"] = int(self.algorithm.objective.argument("top"))
         with self._forward_of(policy) as forward:
             for micro in self.micro_batches(flat_tokens, indices):
-                positions = micro.positions.to(self.device)
+                positions = to_device(micro.positions, self.device)
                 at_places = None if safe is None else safe[positions]
                 statistics = self._run(forward, micro.prefix_groups, options | {"safe": at_places})
                 for name in _NAMES:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from .hf import offline as offline
     from .hf import quiet as quiet
     from .hf import unreachable as unreachable
+    from .kernels import AttentionShape as AttentionShape
+    from .kernels import TokenRun as TokenRun
+    from .kernels import attention_kernels as attention_kernels
     from .layers import fuse_storage as fuse_storage
     from .load import LoadedModel as LoadedModel
     from .load import as_device as as_device
@@ -31,5 +34,6 @@ if TYPE_CHECKING:
     from .prefix_layout import TokenSequence as TokenSequence
     from .tokenizer import HFTokenizer as HFTokenizer
     from .tool_calls import parse as parse
+    from .transfers import to_device as to_device
 
 __getattr__, __dir__ = lazy_names(__name__)

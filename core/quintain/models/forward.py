@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, cast
 
@@ -26,13 +27,15 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import UsageError
-from .fused import TrainingDecoder
+from .fused import TrainingDecoder, product_type
 from .head import Statistics, statistics
+from .kernels import Attend, kernels_of
 from .layers import Decoder, Layer, attend, steady_length
 from .lora import base_of, body_of
 from .prefix_layout import Padding, PrefixGroup, PrefixLayout, TokenSequence, tokens_computed
 from .prefix_tree import Node
 from .probe import agree, logit_map_of, plain_log_probs
+from .transfers import to_device
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +89,7 @@ class Forward:
         """
         hidden_ND = self.hidden(prefix_groups)
         targets = [row.ids[p] for group in prefix_groups for row in group for p in row.positions]
-        target_N = torch.tensor(targets, dtype=torch.long, device=hidden_ND.device)
+        target_N = to_device(targets, hidden_ND.device)
         # Autocast would choose the type of the product with the head; here the option `math` alone
         # does.
         with torch.autocast(hidden_ND.device.type, enabled=False):
@@ -209,7 +212,7 @@ class Forward:
     def _bucketed(self, rows: Sequence[TokenSequence]) -> Tensor:
         device = self.head_weight.device
         inputs = [torch.tensor(row.ids[:-1], dtype=torch.long) for row in rows]
-        ids_RT = pad_sequence(inputs, batch_first=True).to(device)
+        ids_RT = to_device(pad_sequence(inputs, batch_first=True), device)
         longest = ids_RT.shape[1]
         positions_RT = torch.arange(longest, device=device).expand(len(rows), -1)
         # No mask: causal attention and recurrences look left, the padding is on the right, and
@@ -217,9 +220,7 @@ class Forward:
         # window, which is NaN in float64.
         hidden_RTD = self._body(input_ids=ids_RT, position_ids=positions_RT)
         indices = [r * longest + p - 1 for r, row in enumerate(rows) for p in row.positions]
-        return hidden_RTD.flatten(0, 1).index_select(
-            0, torch.tensor(indices, dtype=torch.long, device=device)
-        )
+        return hidden_RTD.flatten(0, 1).index_select(0, to_device(indices, device))
 
     def _packed(self, rows: Sequence[TokenSequence]) -> Tensor:
         device = self.head_weight.device
@@ -229,9 +230,9 @@ class Forward:
         indices = [
             start + p - 1 for start, row in zip(starts, rows, strict=False) for p in row.positions
         ]
-        ids_1F, positions_1F = (torch.tensor([x], device=device) for x in (ids, positions))
+        ids_1F, positions_1F = (to_device([x], device) for x in (ids, positions))
         hidden_FD = self._body(input_ids=ids_1F, position_ids=positions_1F)[0]
-        return hidden_FD.index_select(0, torch.tensor(indices, dtype=torch.long, device=device))
+        return hidden_FD.index_select(0, to_device(indices, device))
 
 
 def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) -> Tensor:
@@ -242,12 +243,10 @@ def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) ->
         # weights does.
         hidden_FD = hidden_FD.float()
     cos_FE, sin_FE = decoder.rotary(plan.positions, hidden_FD.dtype)
-    rest_mask = _rest_mask(plan, hidden_FD.dtype)
-    chunk_mask = _chunk_mask(plan)
+    attend_flat = _attention(decoder, plan, hidden_FD)
 
     def run(layer: Layer, hidden_FD: Tensor) -> Tensor:
-        query, key, value = decoder.qkv(layer, hidden_FD, cos_FE, sin_FE)
-        mixed = _attend(plan, query, key, value, rest_mask, chunk_mask, decoder.scaling)
+        mixed = attend_flat(*decoder.qkv(layer, hidden_FD, cos_FE, sin_FE))
         # what follows acts on each token alone: compute it where it is needed
         if layer is decoder.layers[-1]:
             hidden_FD, mixed = (
@@ -266,6 +265,23 @@ def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) ->
             else run(layer, hidden_FD)
         )
     return decoder.final_norm(hidden_FD)
+
+
+def _attention(decoder: Decoder, plan: PrefixLayout, hidden_FD: Tensor) -> Attend:
+    """Return attention of flat queries [F, H, E] over keys and values [F, K, E]: without masks where
+    there are kernels for the type that *hidden_FD* has in a product.
+    """
+    if kernels := kernels_of(hidden_FD.device):
+        shape = decoder.attention_shape(product_type(hidden_FD))
+        if over_runs := kernels.over_runs(shape, plan.runs):
+            return over_runs
+    return partial(
+        _attend,
+        plan,
+        rest_mask=_rest_mask(plan, hidden_FD.dtype),
+        chunk_mask=_chunk_mask(plan),
+        scaling=decoder.scaling,
+    )
 
 
 def _rest_mask(plan: PrefixLayout, dtype: torch.dtype) -> Tensor | None:

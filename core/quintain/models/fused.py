@@ -31,7 +31,7 @@ class TrainingDecoder(Decoder):
     def rms_norm(self, norm: Any, hidden: Tensor) -> Tensor:
         return cast(
             Tensor,
-            _RmsNorm.apply(hidden, norm.weight, norm.variance_epsilon, _product_type(hidden)),
+            _RmsNorm.apply(hidden, norm.weight, norm.variance_epsilon, product_type(hidden)),
         )
 
     def split_heads(
@@ -45,7 +45,7 @@ class TrainingDecoder(Decoder):
         return cast(Tensor, _Gated.apply(joined))
 
 
-def _product_type(x: Tensor) -> torch.dtype:
+def product_type(x: Tensor) -> torch.dtype:
     """Return the type in which a matrix product of *x* runs here, under autocast or not."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

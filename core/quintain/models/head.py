@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .transfers import to_device
+
 CHUNK_ELEMENTS = {"cpu": 1 << 24, "gpu": 1 << 27}
 """Logits in one chunk: 64 MiB of float32 on a CPU; 512 MiB on a GPU, where each chunk also adds a
 product of the size of the head to its gradient, and a small one is bound by memory.
@@ -256,12 +258,12 @@ def _choose(kept: Tensor, logits_CV: Tensor, target_C1: Tensor, prune: float) ->
     padded = torch.nn.functional.pad(safe_CV, (0, 8 * kept.shape[1] - safe_CV.shape[1])).view(
         len(kept), -1, 8
     )
-    kept.copy_((padded * _BITS.to(kept.device)).sum(-1, dtype=torch.uint8))
+    kept.copy_((padded * to_device(_BITS, kept.device)).sum(-1, dtype=torch.uint8))
 
 
 def _unpacked(kept: Tensor, vocab: int) -> Tensor:
     """Unpack bits [C, ceil(V / 8)] to booleans [C, V]."""
-    return ((kept.unsqueeze(-1) & _BITS.to(kept.device)) != 0).flatten(1)[:, :vocab]
+    return ((kept.unsqueeze(-1) & to_device(_BITS, kept.device)) != 0).flatten(1)[:, :vocab]
 
 
 _BITS = torch.tensor([1 << k for k in range(8)], dtype=torch.uint8)

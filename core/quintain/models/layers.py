@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .kernels import AttentionShape, on_gpu
 from .lora import base_of, has_adapters
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -129,6 +130,10 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self.embed.weight.dtype
+
+    def attention_shape(self, dtype: torch.dtype) -> AttentionShape:
+        """Return what its attention needs of a kernel."""
+        return AttentionShape(self.device, dtype, self.heads, self.key_heads, self.head_dim)
 
     def rotary(self, positions: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each [..., E], of integer *positions* [...]; angles are
@@ -255,15 +260,10 @@ def needs_all_heads(query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
     nor float32; else the math kernel would keep the scores of all heads, [N, H, T, S]. The
     memory-efficient kernel takes both, but no groups. The kernels of a CPU take groups and masks.
     """
-    if not on_gpu(query) or query.shape[2] == key.shape[2]:
+    if not on_gpu(query.device) or query.shape[2] == key.shape[2]:
         return False
     half = query.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cuda")
     return mask is not None or not half
-
-
-def on_gpu(x: Tensor) -> bool:
-    """Return whether torch computes with *x* by the kernels of a GPU."""
-    return x.is_cuda
 
 
 def fuse_storage(module: nn.Module) -> bool:

@@ -23,6 +23,7 @@ GROUPS = {
     # quintain.interfaces.curriculum.Curriculum; the sampling plan of an algorithm chooses "adaptive"
     "curriculum": "quintain.curricula",
     "collector": "quintain.collectors",  # quintain.run.collect.Collector; a schedule names it
+    "kernels": "quintain.kernels",  # quintain.models.kernels.AttentionKernels, of a GPU
     "model": "quintain.models",  # quintain.recipe.ModelSource
     "schedule": "quintain.schedules",  # quintain.interfaces.schedule.Schedule
     "service": "quintain.services",  # quintain.Service

@@ -6,11 +6,11 @@ one step of every algorithm.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from quintain.console.screen import Screen
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.interfaces.algorithm import Algorithm
 from quintain.learning import Learner
+from quintain.models import AttentionShape, attention_kernels
 from quintain.models.probe import plain_log_probs
 from quintain.models.sampler_mismatch import SamplerMismatch
 from quintain.recipe import Recipe
@@ -31,7 +32,7 @@ from quintain.store.run_folder import RunFolder
 
 from ..quintain_step import RECIPE
 from ..shapes import LARGE, folder
-from .part import NeedsCuda, Part, start
+from .part import Part, start
 from .work import NoText, algorithm, batch_of, module_of, prompts_of, random_batch, sample, sequence
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -174,29 +175,46 @@ def live_check(size: str, device: torch.device, dtype: str) -> dict[str, Any]:
     return {"healthy": max(healthy), "planted": "not found", "limit": limit, "ok": False}
 
 
-def graph_settings() -> list[str]:
-    """Return the settings of the embedded engine that switch CUDA graphs."""
-    return [
-        name for name in inspect.signature(EmbeddedEngine.sharing).parameters if "graph" in name
-    ]
+def kernels(part: Part, size: str) -> dict[str, Any]:
+    """Which attention kernels passed their check on this device, for the heads of *size*."""
+    module = module_of(size, torch.device("cpu"))
+    config, found = module.config, {}
+    shape = (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    for name, dtype in DTYPES.items():
+        found[name] = attention_kernels(part.device, AttentionShape(part.device, dtype, *shape))
+    on_gpu = part.device.type == "cuda"
+    return found | {"ok": not on_gpu or "masks" not in found["bf16"]}
+
+
+@contextmanager
+def counted_replays() -> Iterator[list[int]]:
+    """Yield a list of one number: how many CUDA graphs were replayed in the block."""
+    replays = [0]
+    replay = torch.cuda.CUDAGraph.replay
+
+    def counted(graph: Any) -> None:
+        replays[0] += 1
+        replay(graph)
+
+    torch.cuda.CUDAGraph.replay = counted  # type: ignore[method-assign]
+    try:
+        yield replays
+    finally:
+        torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
 
 
 def graphs(part: Part, size: str, dtype: str) -> dict[str, Any]:
-    """The engine with CUDA graphs off and on, against the plain forward."""
-    if not (settings := graph_settings()):
-        return {"graphs": "not there: the embedded engine has no such setting"}
-    if part.device.type != "cuda":
-        raise NeedsCuda("CUDA graphs")
-    error = {
-        value: engine_error(size, dtype, part.device, 32, **dict.fromkeys(settings, value))
-        for value in (False, True)
-    }
-    return {
-        "setting": settings[0],
-        "off": error[False]["sampled_from_plain"],
-        "on": error[True]["sampled_from_plain"],
-        "ok": error[True]["ok"],
-    }
+    """The engine with CUDA graphs off and on, against the plain forward. Half precision on a GPU
+    must have replayed some.
+    """
+    figures: dict[str, Any] = {"ok": True}
+    for name, setting in (("off", False), ("on", True)):
+        with counted_replays() as replays:
+            error = engine_error(size, dtype, part.device, 32, graphs=setting)
+        figures |= {name: error["sampled_from_plain"], f"replays_{name}": replays[0]}
+        expected = setting and dtype == "bf16" and part.device.type == "cuda"
+        figures["ok"] &= error["ok"] and (replays[0] > 0) == expected
+    return figures
 
 
 def algorithm_names() -> list[str]:
@@ -267,6 +285,8 @@ def sizes(part: Part) -> Iterator[str]:
 def run(part: Part) -> None:
     small, *large = sizes(part)
     device, new = part.device, 16 if part.rehearse else 64
+    for size in (small, *large):
+        part.measure(f"attention {size}", lambda s=size: kernels(part, s), expected=5)
     for dtype in DTYPES:
         part.measure(
             f"engine {small} {dtype}",

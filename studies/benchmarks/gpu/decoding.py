@@ -60,8 +60,9 @@ def speeds(part: Part, side: str, size: str, rows: int) -> dict[str, Any]:
     module = module_of(size, device, torch.bfloat16)
     prompts = prompts_of(module, [prompt] * rows)
     generate: Callable[[int], Any]
-    if side == "engine":
-        engine = EmbeddedEngine.sharing(module, NoText(), slots=rows, context=prompt + many)
+    if side != "generate":
+        settings = {"slots": rows, "context": prompt + many, "graphs": side == "engine"}
+        engine = EmbeddedEngine.sharing(module, NoText(), **settings)
 
         def generate(new: int) -> None:
             replies = sample(engine, prompts, new)
@@ -106,7 +107,7 @@ def run(part: Part) -> None:
     part.compute_peaks()
     size, batches = ("0.1M", (4, 1)) if part.rehearse else ("0.6B", BATCHES)
     for rows in batches:
-        for side in ("engine", "generate"):
+        for side in ("engine", "generate", "engine without graphs"):
             part.measure(
                 f"{side} {size} {rows} rows",
                 lambda s=side, r=rows: speeds(part, s, size, r),

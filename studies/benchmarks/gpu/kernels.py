@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ ATTENTION = {
     "math": ("scaled_dot_product_attention_math", "softmax_warp", "cunn_softmax"),
 }
 """Kind of attention to words of the names of its kernels and operations."""
-CALLS = ("aten::_scaled_dot_product_", "flex_attention", "flash_attn")
+CALLS = ("aten::_scaled_dot_product_", "aten::_flash_attention", "flex_attention", "flash_attn")
 
 
 def kind_of(name: str) -> str | None:
@@ -26,6 +27,24 @@ def kind_of(name: str) -> str | None:
     return next(
         (kind for kind, words in ATTENTION.items() if any(word in lower for word in words)), None
     )
+
+
+def waits(function: Callable[[], Any], device: torch.device) -> int | None:
+    """Return how often *function* made the host wait for the device, as torch warns of it; ``None``
+    on a CPU.
+    """
+    if device.type != "cuda":
+        function()
+        return None
+    torch.cuda.synchronize(device)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            function()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(warning.message) for warning in caught)
 
 
 def profiled(function: Callable[[], Any], device: torch.device, count: int = 8) -> dict[str, Any]:

@@ -63,7 +63,8 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         ("planted", "planted", number(2)),
         ("stepped", "stepped", text),
         ("failed", "failed", names),
-        ("graphs", "graphs", text),
+        ("attention in bf16", "bf16", text),
+        ("graphs replayed", "replays_on", text),
         ("within its limit", "ok", yes),
     ),
     "2-training": (
@@ -74,6 +75,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         ("of the data sheet", "mfu_nominal", share),
         ("aim", "aim", share),
         ("attention", "kernels.calls", names),
+        ("waits of the host", "host_waits", text),
         ("peak memory", "peak.allocated", gigabytes),
     ),
     "3-decoding": (

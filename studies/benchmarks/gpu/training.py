@@ -18,7 +18,7 @@ import torch
 from quintain.learning import Learner
 
 from . import card
-from .kernels import profiled
+from .kernels import profiled, waits
 from .part import Part, start
 from .work import algorithm, module_of, random_batch, training_flops
 
@@ -96,6 +96,9 @@ def speed(
         group_size=group_size,
         prompt=prompt,
         lengths=[tokens + 1 - prompt],
+    )
+    figures["host_waits"] = waits(
+        lambda: learner.step(small, advantages=values[:group_size]), device
     )
     figures["kernels"] = profiled(
         lambda: learner.step(small, advantages=values[:group_size]), device

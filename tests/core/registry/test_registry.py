@@ -230,6 +230,7 @@ def test_groups_are_the_contract() -> None:
         "learner": "quintain.learners",
         "curriculum": "quintain.curricula",
         "collector": "quintain.collectors",
+        "kernels": "quintain.kernels",
         "model": "quintain.models",
         "schedule": "quintain.schedules",
         "service": "quintain.services",

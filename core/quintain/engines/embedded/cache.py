@@ -1,4 +1,6 @@
-"""The key-value cache: one block of memory, one row per sequence, each with its own length."""
+"""The key-value cache: one block of memory per layer, one row per sequence, each with its own
+length.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,16 @@ GROWTH = 256
 
 
 class KVStore:
-    """Keys and values of all layers, [layers, 2, rows, K, capacity, E]; rows and capacity grow as
-    needed.
+    """Keys and values of all layers; rows and capacity grow as needed.
 
-    Memory without tokens is zero, not uninitialised: a NaN would spoil the mixed values even where
-    it is masked.
+    Layers grow one after the other, so that old and new memory of one alone exist at once. Memory
+    without tokens is zero, not uninitialised: a NaN would spoil the mixed values even where it is
+    masked.
+
+    Attributes:
+        data: of each layer [2, rows, K, capacity, E].
+        moves: how often the tensors of *data* have been replaced.
+        least_rows: to make room for at once, where a move costs much.
     """
 
     def __init__(
@@ -31,28 +38,38 @@ class KVStore:
         device: torch.device,
         context: int,
     ) -> None:
-        self.layers, self.context = layers, context
+        self.layers, self.context, self.dtype = layers, context, dtype
         self._shape = (key_heads, head_dim)
         self._options: Any = {"dtype": dtype, "device": device}
-        self.data = self._empty(0, 0)
+        self.moves = self.least_rows = 0
+        self.release()
 
     @property
     def rows(self) -> int:
-        return self.data.shape[2]
+        return self.data[0].shape[1]
 
     @property
     def capacity(self) -> int:
         """Tokens that fit in a row now."""
-        return self.data.shape[4]
+        return self.data[0].shape[3]
+
+    def release(self) -> None:
+        """Give the memory and its content back."""
+        self.data = [self._empty(0, 0) for _ in range(self.layers)]
+        self.moves += 1
 
     def reserve(self, rows: int, length: int) -> None:
         """Make room for *rows* rows of *length* tokens; the content stays."""
-        if rows <= self.rows and length <= self.capacity:
+        old_rows, old_capacity = self.rows, self.capacity
+        if rows <= old_rows and length <= old_capacity:
             return
         grown = min(-(-length // GROWTH) * GROWTH, max(self.context, length))
-        bigger = self._empty(max(rows, self.rows), max(grown, self.capacity))
-        bigger[:, :, : self.rows, :, : self.capacity] = self.data
-        self.data = bigger
+        self.moves += 1
+        rows = max(rows, old_rows, self.least_rows)
+        for layer in range(self.layers):
+            bigger = self._empty(rows, max(grown, old_capacity))
+            bigger[:, :old_rows, :, :old_capacity] = self.data[layer]
+            self.data[layer] = bigger
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first *length* tokens of each source row to its target row; all are read before
@@ -60,24 +77,32 @@ class KVStore:
         """
         if not sources or not length:
             return
-        self.data[:, :, list(targets), :, :length] = self.data[:, :, list(sources), :, :length]
+        for data in self.data:
+            data[:, list(targets), :, :length] = data[:, list(sources), :, :length]
 
     def write(
         self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor
     ) -> None:
         """Store *keys* and *values* [n, T, K, E] of *rows* [n] at *positions* [n, T]."""
         index = (rows[:, None], slice(None), positions)
-        self.data[layer, 0][index] = keys
-        self.data[layer, 1][index] = values
+        self.data[layer][0][index] = keys
+        self.data[layer][1][index] = values
 
     def read(self, layer: int, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values of *rows*, each [n, length, K, E]."""
-        both = self.data[layer, :, rows, :, :length]
+        both = self.data[layer][:, rows, :, :length]
         return both[0].transpose(1, 2), both[1].transpose(1, 2)
+
+    def read_flat(self, layer: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of single tokens, each [S, K, E]: of *rows* [S] at *positions*
+        [S].
+        """
+        keys, values = (half[rows, :, positions] for half in self.data[layer])
+        return keys, values
 
     def _empty(self, rows: int, capacity: int) -> Tensor:
         heads, head_dim = self._shape
-        return torch.zeros(self.layers, 2, rows, heads, capacity, head_dim, **self._options)
+        return torch.zeros(2, rows, heads, capacity, head_dim, **self._options)
 
 
 class RowCache(Cache):

@@ -15,13 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-from ...models.layers import Decoder, Layer, attend, cache_shape, rms_norm
+from ...models.kernels import kernels_of
+from ...models.layers import Decoder, attend, cache_shape
 from ...models.lora import body_of
 from ...models.probe import logit_map_of
+from ...models.transfers import to_device
 from .cache import KVStore, RowCache
+from .layer_steps import CacheAttention, LayerSteps, MaskedAttention
 
 PrefixCache = list[tuple[Tensor, Tensor]]
 """Keys and values of a prefix, per layer, [1, P, K, E] each."""
@@ -67,6 +69,10 @@ class DecodingForward(Protocol):
         """
         ...
 
+    def release(self) -> None:
+        """Give the memory of the cache back, with its content."""
+        ...
+
     def prefix_cache(self, ids: Sequence[int]) -> PrefixCache | None:
         """Compute what `hidden` needs of the *ids* that several rows begin with; ``None`` where it
         cannot be given.
@@ -91,13 +97,17 @@ class LayerForward:
     per layer.
     """
 
-    def __init__(self, decoder: Decoder, context: int) -> None:
+    def __init__(self, decoder: Decoder, context: int, *, graphs: bool = True) -> None:
         self.decoder = decoder
-        self.device = decoder.device
+        self.device = device = decoder.device
         self.vocab_size = decoder.vocab_size
         shape = (len(decoder.layers), decoder.key_heads, decoder.head_dim)
-        self.store = KVStore(*shape, dtype=decoder.dtype, device=decoder.device, context=context)
+        self.store = KVStore(*shape, dtype=decoder.dtype, device=device, context=context)
         self._tables = (torch.empty(0), torch.empty(0))
+        self._kernels, self._shape = kernels_of(device), decoder.attention_shape(decoder.dtype)
+        self._static = self._kernels and self._kernels.steps(
+            self._shape, self.store, self._steps_over, graphs=graphs
+        )
 
     def rotary_tables(self, length: int) -> tuple[Tensor, Tensor]:
         """Return the cosines and sines of at least the first *length* positions, each [length or
@@ -115,23 +125,17 @@ class LayerForward:
         starts_N = torch.tensor(starts, device=self.device)
         positions_NT = starts_N[:, None] + torch.arange(ids_NT.shape[1], device=self.device)
         reach = max(starts) + ids_NT.shape[1]
-        self.store.reserve(max(rows) + 1, reach)
-        # If all rows are empty, attention is plainly causal over the new tokens: no mask, and no
-        # cache to read back.
-        mask = None if not any(starts) else visible(positions_NT, reach)
+        self._reserve(max(rows) + 1, reach)
         cos, sin = (table[positions_NT] for table in self.rotary_tables(self.store.capacity))
+        attend_rows = self._attention(rows_N, starts, positions_NT, reach)
         hidden = self.decoder.embed(ids_NT)
         for layer in self.decoder.layers:
             query, key, value = self.decoder.qkv(layer, hidden, cos, sin)
             # The padding is written, too, beyond the row's end. Masks hide it, and later tokens
             # overwrite it.
             self.store.write(layer.index, rows_N, positions_NT, key, value)
-            if mask is not None:
-                key, value = self.store.read(layer.index, rows_N, reach)
-            hidden = self.decoder.after_attention(
-                layer, hidden, attend(query, key, value, mask, self.decoder.scaling)
-            )
-            hidden = self.decoder.mlp(layer, hidden)
+            mixed = attend_rows(layer.index, query, key, value)
+            hidden = self.decoder.mlp(layer, self.decoder.after_attention(layer, hidden, mixed))
         # Only the last token of each row is sampled from, so the wide product with the head is for
         # these alone.
         last_N = torch.tensor([len(row) - 1 for row in ids], device=self.device)
@@ -139,9 +143,61 @@ class LayerForward:
             self.decoder.final_norm(hidden[torch.arange(len(ids), device=self.device), last_N])
         )
 
+    def _attention(
+        self, rows_N: Tensor, starts: Sequence[int], positions_NT: Tensor, reach: int
+    ) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+        """Return attention of new tokens of a layer, queries [n, T, H, E] with their keys and
+        values [n, T, K, E], over themselves and what *rows_N* held before.
+        """
+        store, scaling = self.store, self.decoder.scaling
+        if not any(starts):  # plainly causal: no mask, and no cache to read back
+            return lambda layer, query, key, value: attend(query, key, value, None, scaling)
+        length = positions_NT.shape[1]
+        if (
+            all(starts)
+            and self._kernels
+            and (attend_behind := self._kernels.behind(self._shape, len(starts), length, starts))
+        ):
+            counts = to_device(starts, self.device)
+            rows_S = rows_N.repeat_interleave(counts, output_size=sum(starts))
+            places_S = to_device([i for start in starts for i in range(start)], self.device)
+
+            def behind(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+                return attend_behind(query, key, value, store.read_flat(layer, rows_S, places_S))
+
+            return behind
+        mask = visible(positions_NT, reach)
+
+        def masked(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return attend(query, *store.read(layer, rows_N, reach), mask, scaling)
+
+        return masked
+
+    def _reserve(self, rows: int, length: int) -> None:
+        """Make room in the cache. Steps that are replayed have to be recorded again where it moves:
+        then it grows by half, and seldom.
+        """
+        if self._static and length > self.store.capacity:
+            length = max(length, self.store.capacity * 3 // 2)
+        self.store.reserve(rows, length)
+
     def steps(self, lengths: Sequence[int], count: int) -> Steps:
-        self.store.reserve(len(lengths), max(lengths) + count)
-        return _LayerSteps(self, lengths)
+        self._reserve(len(lengths), max(lengths) + count)
+        if self._static:
+            return cast(Steps, self._static.begin(lengths))
+        attention = MaskedAttention(self.decoder, self.store, lengths)
+        return self._steps_over(len(lengths), attention, lengths)
+
+    def _steps_over(
+        self, rows: int, attention: CacheAttention, lengths: Sequence[int] | None = None
+    ) -> LayerSteps:
+        tables = self.rotary_tables(self.store.capacity)
+        return LayerSteps(self.decoder, self.store, tables, lengths or [0] * rows, attention)
+
+    def release(self) -> None:
+        if self._static:
+            self._static.clear()
+        self.store.release()
 
     def hidden(self, ids: Tensor, prefix: PrefixCache | None = None) -> Tensor:
         return self.decoder.final_norm(self._layers(ids, prefix)[0])
@@ -157,155 +213,32 @@ class LayerForward:
         positions = before + torch.arange(ids.shape[1], device=self.device).expand_as(ids)
         # Behind a prefix a token sees all of it and its own row so far; without one attention is
         # plainly causal.
-        mask = visible(positions[:1], before + ids.shape[1]) if prefix else None
+        behind = self._kernels and self._kernels.behind(
+            self._shape, len(ids), ids.shape[1], [before]
+        )
+        behind = behind if prefix else None
+        mask = visible(positions[:1], before + ids.shape[1]) if prefix and not behind else None
         cos, sin = self.decoder.rotary(positions)
         hidden = self.decoder.embed(ids)
         computed: PrefixCache = []
         for index, layer in enumerate(self.decoder.layers):
             query, key, value = self.decoder.qkv(layer, hidden, cos, sin)
             computed.append((key, value))
-            if prefix:
-                key, value = (
-                    torch.cat((old.expand(len(ids), -1, -1, -1), new), dim=1)
-                    for old, new in zip(prefix[index], (key, value), strict=True)
-                )
-            hidden = self.decoder.after_attention(
-                layer, hidden, attend(query, key, value, mask, self.decoder.scaling)
-            )
-            hidden = self.decoder.mlp(layer, hidden)
+            if prefix and behind:
+                old_key, old_value = prefix[index]
+                mixed = behind(query, key, value, (old_key[0], old_value[0]))
+            else:
+                if prefix:
+                    key, value = (
+                        torch.cat((old.expand(len(ids), -1, -1, -1), new), dim=1)
+                        for old, new in zip(prefix[index], (key, value), strict=True)
+                    )
+                mixed = attend(query, key, value, mask, self.decoder.scaling)
+            hidden = self.decoder.mlp(layer, self.decoder.after_attention(layer, hidden, mixed))
         return hidden, computed
 
     def head(self, hidden: Tensor) -> Tensor:
         return cast(Tensor, self.decoder.head(hidden))
-
-
-class _LayerSteps:
-    """The inner loop of decoding, one token per row.
-
-    At small sizes the number of operations decides, not their size. So the layer is written out
-    here in about 15 of them: norm and rotation act on queries and keys together, residuals are
-    added inside the products (`addmm`), and what does not change between steps is computed once.
-    """
-
-    def __init__(self, forward: LayerForward, lengths: Sequence[int]) -> None:
-        self._decoder = decoder = forward.decoder
-        self._forward = forward
-        self._n = n = len(lengths)
-        device, heads = forward.device, decoder.key_heads
-        capacity = forward.store.capacity
-        self._positions = torch.tensor(lengths, device=device)
-        self._longest = max(lengths)
-        cos, sin = forward.rotary_tables(capacity)
-        half = decoder.head_dim // 2
-        # The rotation negates the first half of the turned vector. Negating the sines once saves
-        # that in each step.
-        self._cos, self._sin = cos, torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
-        # The cache of a layer is read as n * K rows of S places, one per sequence and key head,
-        # without a copy. `_slot_of_row` is the place in flat memory at which each of these rows
-        # begins.
-        group = torch.arange(n * heads, device=device)
-        self._slot_of_row = group.view(n, heads) * capacity
-        # Rows have different lengths: the mask is minus infinity beyond the end of each. A step
-        # opens one more place per row instead of building a mask.
-        ahead = (
-            torch.arange(capacity, device=device)[None] >= self._positions[group // heads][:, None]
-        )
-        self._mask = torch.zeros(n * heads, 1, capacity, dtype=decoder.dtype, device=device)
-        self._mask.masked_fill_(ahead[:, None], float("-inf"))
-        self._weights = [_StepWeights(decoder, layer) for layer in decoder.layers]
-
-    def step(self, ids: Tensor) -> Tensor:
-        decoder, positions = self._decoder, self._positions
-        self._longest += 1  # on the host: a maximum over `positions` would wait for the device
-        slots = (self._slot_of_row + positions[:, None]).flatten()
-        self._mask.view(-1).index_fill_(0, slots, 0)  # its rows lie as those of the cache
-        mask = self._mask[:, :, : self._longest]
-        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
-        hidden = decoder.embed(ids)
-        for weights in self._weights:
-            hidden = self._layer(weights, hidden, cos, sin, slots, mask)
-        positions.add_(1)
-        return self._forward.head(decoder.final_norm(hidden))
-
-    def _layer(
-        self, w: _StepWeights, hidden: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, mask: Tensor
-    ) -> Tensor:
-        decoder, n = self._decoder, self._n
-        heads, key_heads, head_dim = decoder.heads, decoder.key_heads, decoder.head_dim
-        flat = w.qkv(decoder.rms_norm(w.layer.before_attention, hidden)).view(
-            n, heads + 2 * key_heads, head_dim
-        )
-        # Queries and keys are neighbours in the joined product, so norm and rotation handle both in
-        # one operation each.
-        both = flat[:, : heads + key_heads]
-        if w.head_weight is not None:
-            both = rms_norm(both, w.head_weight, w.epsilon)
-        # x cos + roll(x) sin with signed sines is the half-split rotation: see
-        # `models.layers.rotate`.
-        rotated = torch.addcmul(both * cos, both.roll(head_dim // 2, -1), sin)
-        keys, values = self._append(
-            w.layer.index, slots, rotated[:, heads:], flat[:, heads + key_heads :]
-        )
-        # The queries that share a key head become the queries of one row: grouped attention is then
-        # a plain product.
-        query = rotated[:, :heads].reshape(n * key_heads, heads // key_heads, head_dim)
-        hidden = w.output(hidden, self._mix(query, keys, values, mask).reshape(n, heads * head_dim))
-        gate, up = w.gate_up(decoder.rms_norm(w.layer.before_feedforward, hidden)).chunk(2, dim=-1)
-        return w.down(hidden, functional.silu(gate).mul_(up))
-
-    def _append(
-        self, layer: int, slots: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Write one token per row; returns keys and values of all rows, each [n * K, S, E], without
-        copying them.
-        """
-        decoder, store = self._decoder, self._forward.store
-        views = []
-        for half, new in enumerate((key, value)):
-            block = store.data[layer, half, : self._n]
-            block.view(-1, decoder.head_dim).index_copy_(
-                0, slots, new.reshape(-1, decoder.head_dim)
-            )
-            views.append(
-                block.view(self._n * decoder.key_heads, -1, decoder.head_dim)[:, : self._longest]
-            )
-        return views[0], views[1]
-
-    def _mix(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Compute the attention of one token per row: [n * K, H / K, E] over [n * K, S, E]."""
-        if keys.dtype.itemsize == 2:
-            # The fused kernel keeps scores and weights in float32 inside. It needs four dimensions.
-            query, keys, values = query[:, None], keys[:, None], values[:, None]
-            seen = mask[:, None].expand(-1, 1, query.shape[2], -1)
-            scale = self._decoder.scaling
-            return functional.scaled_dot_product_attention(
-                query, keys, values, attn_mask=seen, scale=scale
-            )[:, 0]
-        # Up to some hundred tokens two products and a softmax are faster than the fused kernel,
-        # made for many queries.
-        scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=self._decoder.scaling)
-        return torch.bmm(scores.softmax(-1), values)
-
-
-class _StepWeights:
-    """One layer's weights as its step reads them, looked up once for many steps."""
-
-    def __init__(self, decoder: Decoder, layer: Layer) -> None:
-        self.layer = layer
-        self.qkv, self.gate_up = layer.qkv.without_gradient(), layer.gate_up.without_gradient()
-        self.output = _residual(layer.attention.o_proj)
-        self.down = _residual(layer.feedforward.down_proj)
-        self.head_weight, self.epsilon = decoder.head_norm(layer)
-
-
-def _residual(part: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return hidden + part(inner), in one operation where *part* is a linear map without bias or
-    adapter.
-    """
-    if type(part) is not nn.Linear or part.bias is not None:
-        return lambda hidden, inner: hidden + cast(Tensor, part(inner))
-    weight = part.weight.detach().t()
-    return lambda hidden, inner: torch.addmm(hidden, inner, weight)
 
 
 def visible(positions_NT: Tensor, reach: int) -> Tensor:
@@ -350,7 +283,7 @@ class ModuleForward:
             input_ids=ids_NT,
             # padding may reach beyond the last position
             position_ids=positions_NT.clamp(max=self.store.context - 1),
-            attention_mask=additive(visible(positions_NT, reach), self.store.data.dtype),
+            attention_mask=additive(visible(positions_NT, reach), self.store.dtype),
             use_cache=True,
             **{self._cache_name: RowCache(self.store, rows_N, positions_NT, reach)},
         )[0]
@@ -359,6 +292,9 @@ class ModuleForward:
     def steps(self, lengths: Sequence[int], count: int) -> Steps:
         self.store.reserve(len(lengths), max(lengths) + count)
         return _ModuleSteps(self, lengths)
+
+    def release(self) -> None:
+        self.store.release()
 
     def hidden(self, ids: Tensor, prefix: PrefixCache | None = None) -> Tensor:
         return cast(Tensor, self._body(input_ids=ids, use_cache=False)[0])
@@ -459,6 +395,9 @@ class BatchForward:
         output = self.module(input_ids=ids_NT, attention_mask=mask, use_cache=True, **options)
         self._cache = getattr(output, self._cache_name)
         return cast(Tensor, output.logits[:, -1])
+
+    def release(self) -> None:
+        self._cache = None
 
     def _is_state(self) -> bool:
         """Return whether the cache has no keys (Mamba); then steps take no mask."""

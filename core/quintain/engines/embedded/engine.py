@@ -23,13 +23,14 @@ from torch import Tensor
 from ...errors import InfrastructureError, LimitReached, UsageError
 from ...interfaces.engine import TokenEngine, Weights
 from ...interfaces.tokenizer import ChatTokenizer
+from ...models.kernels import on_gpu
 from ...models.load import cache_bytes, context_of, load_model
 from ...models.lora import base_of
 from ...models.snapshot import Snapshot
 from ...rollouts.chat.stop_strings import StopStrings
 from ...types.sampling import Sampling
 from ...types.transcript import Sampled
-from .decoding import BatchForward, DecodingForward
+from .decoding import BatchForward
 from .gradients import WithoutGradients
 from .probe import choose_forward
 from .sampler import Sampler, decode_burst
@@ -77,6 +78,7 @@ class EmbeddedEngine(TokenEngine):
         reproducible: bool = True,
         patience: float = 120.0,
         template: Mapping[str, Any] | None = None,
+        graphs: bool = True,
     ) -> None:
         """Load *model* (a folder or a hub name).
 
@@ -90,17 +92,18 @@ class EmbeddedEngine(TokenEngine):
             patience: seconds, more than 0, after which a reproducible engine steps without absent
                 episodes, with a warning: an episode may itself depend on one that waits here.
             template: arguments of the chat template, such as ``{enable_thinking = false}``.
+            graphs: replay the steps of decoding as CUDA graphs, on a GPU in half precision.
 
         Raises:
             UsageError: the model cannot be loaded, or a setting is out of range.
         """
-        self._configure(slots, context, reproducible, patience)
+        self._configure(slots, context, reproducible, patience, graphs)
         loaded = load_model(model, dtype=dtype, device=device)
         loaded.tokenizer.use_template(template or {})
         self._open(loaded.module, loaded.tokenizer, Snapshot(loaded.module))
 
     def _configure(
-        self, slots: int, context: int | None, reproducible: bool, patience: float
+        self, slots: int, context: int | None, reproducible: bool, patience: float, graphs: bool
     ) -> None:
         if slots < 1:
             raise UsageError(
@@ -117,13 +120,16 @@ class EmbeddedEngine(TokenEngine):
             )
         self._slots, self._longest = Slots(slots), context
         self._reproducible, self._patience = reproducible, patience
+        self._graphs = graphs
 
     def _open(self, module: Any, tokenizer: ChatTokenizer, snapshot: Snapshot | None) -> None:
         self._module, self.tokenizer, self.snapshot = module, tokenizer, snapshot
         supported = context_of(module)
         self.context = min(self._longest or supported, supported)
         self.version = self.stalls = 0
-        self._forward: DecodingForward = choose_forward(module, self.context)
+        self._forward = choose_forward(module, self.context, graphs=self._graphs)
+        if on_gpu(self._forward.device) and self._forward.store is not None:
+            self._forward.store.least_rows = self.slots
         self.path = f"{type(self._forward).__name__} over {type(module).__name__}"
         self._queue: list[Request] = []
         self._scores: list[ScoreRequest] = []
@@ -146,6 +152,7 @@ class EmbeddedEngine(TokenEngine):
         reproducible: bool = True,
         patience: float = 120.0,
         copy: bool = False,
+        graphs: bool = True,
         merge: bool = True,
     ) -> EmbeddedEngine:
         """Return an engine over a learner's *module*.
@@ -160,7 +167,7 @@ class EmbeddedEngine(TokenEngine):
             UsageError: a setting is out of range, or a copy is needed without *merge*.
         """
         engine = cls.__new__(cls)
-        engine._configure(slots, context, reproducible, patience)
+        engine._configure(slots, context, reproducible, patience, graphs)
         snapshot = (
             Snapshot.apart(module, dtype) if copy else Snapshot.needed(module, dtype, merge=merge)
         )
@@ -325,9 +332,14 @@ class EmbeddedEngine(TokenEngine):
             self._driver = loop.create_task(self._drive(), name="quintain-embedded-engine")
 
     def _rest(self) -> None:
-        """Drop the rows' content when no episode is left: a resumed run starts with an empty cache, too."""
+        """Drop the rows' content when no episode is left: a resumed run starts with an empty cache, too.
+
+        On a GPU their memory is given back, for the learner; on a CPU making it anew costs more.
+        """
         if self._reproducible and not (self._live or self._queue or self._slots.live):
             self._slots.forget()
+            if on_gpu(self._forward.device):
+                self._forward.release()
 
     async def _drive(self) -> None:
         """Run until no request waits; a failure ends the waiting requests, not the engine."""
@@ -464,7 +476,7 @@ class EmbeddedEngine(TokenEngine):
 
     def _first_tokens(self, rows: Sequence[int], logits: Tensor) -> None:
         requests = [self._rows_request(row) for row in rows]
-        uniforms = torch.tensor([r.random.random() for r in requests], dtype=torch.float64)
+        uniforms = torch.tensor([r.number(0) for r in requests], dtype=torch.float64)
         sampler = Sampler([r.sampling for r in requests], logits.device)
         ids, logps = sampler.pick(logits, uniforms.to(logits.device))
         for row, token, logp in zip(rows, ids.tolist(), logps.tolist(), strict=True):

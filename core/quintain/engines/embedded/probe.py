@@ -18,16 +18,19 @@ from .decoding import BatchForward, DecodingForward, LayerForward, ModuleForward
 _log = logging.getLogger(__name__)
 
 
-def choose_forward(module: Any, context: int) -> DecodingForward:
+def choose_forward(module: Any, context: int, *, graphs: bool = True) -> DecodingForward:
     """Return the fastest forward for *module* that agrees with the module's own: over its layers,
     else its own forward with our cache, else fixed batches.
+
+    Args:
+        graphs: replay steps over the layers as CUDA graphs.
 
     Raises:
         UsageError: none agrees.
     """
     name, decoder = type(module).__name__, Decoder.of(module)
     if decoder is not None and not disagreement(lambda: LayerForward(decoder, context), module):
-        return LayerForward(decoder, context)
+        return LayerForward(decoder, context, graphs=graphs)
     windows = has_windows(module.config.get_text_config())
     if not windows and not disagreement(lambda: ModuleForward(module, context), module):
         return ModuleForward(module, context)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...models.kernels import on_gpu
+from ...models.transfers import to_device
 from ...types.sampling import Sampling
 from .decoding import DecodingForward
 from .slots import Request
@@ -18,40 +20,57 @@ BURST_SECONDS = 0.04
 """Longest time the event loop is kept waiting between steps."""
 
 BURST_STEPS = 64
+STEPS_AHEAD = 8
+"""Steps that a GPU gets at once: the host waits for their tokens once. What rows compute after their
+end is dropped.
+"""
 
 
 def decode_burst(
     forward: DecodingForward, requests: Sequence[Request | None]
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Step all rows together until one may have ended; per row its tokens and log-probs, one of
-    each per step.
+    """Step all rows together until one may have ended; per row its tokens and log-probs, up to
+    there.
 
     Rows without a request are stepped along in a fixed batch, and their tokens dropped.
     """
     live = [r for r in requests if r is not None]
     count = min(BURST_STEPS, min(r.limit - len(r.tokens) for r in live))
-    stop_ids = frozenset().union(*(r.stop_ids for r in live))
-    with_stop_strings = [(row, r) for row, r in enumerate(requests) if r is not None and r.stops]
     rows = [r or live[0] for r in requests]
     sampler = Sampler([r.sampling for r in rows], forward.device)
     steps = forward.steps([len(r.cached) for r in rows], count)
-    ids = torch.tensor([r.tokens[-1] for r in rows], device=forward.device)
+    ids = to_device([r.tokens[-1] for r in rows], forward.device)
+    ahead = STEPS_AHEAD if on_gpu(forward.device) else 1
     tokens: list[list[int]] = []
     logps: list[Tensor] = []
-    deadline = time.perf_counter() + BURST_SECONDS
-    for _ in range(count):
-        uniforms = torch.tensor(
-            [r.random.random() if r else 0.0 for r in requests], dtype=torch.float64
+    stop_ids = frozenset().union(*(r.stop_ids for r in live))
+    with_stop_strings = [(row, r) for row, r in enumerate(requests) if r is not None and r.stops]
+
+    def may_end(newest: Sequence[int]) -> bool:
+        return not stop_ids.isdisjoint(newest) or any(
+            r.stops.may_end(newest[row]) for row, r in with_stop_strings
         )
-        ids, step_logps = sampler.pick(steps.step(ids), uniforms.to(forward.device))
-        newest = ids.tolist()  # the one point per step at which the host waits for the device
-        tokens.append(newest)
-        logps.append(step_logps)
-        if not stop_ids.isdisjoint(newest) or time.perf_counter() > deadline:
+
+    deadline = time.perf_counter() + BURST_SECONDS
+    while len(tokens) < count:
+        part = range(len(tokens), min(len(tokens) + ahead, count))
+        uniforms = [[r.number(step) for r in rows] for step in part]
+        newest: list[Tensor] = []
+        for numbers in to_device(uniforms, forward.device, torch.float64):
+            ids, step_logps = sampler.pick(steps.step(ids), numbers)
+            newest.append(ids)
+            logps.append(step_logps)
+        tokens += torch.stack(newest).tolist()  # the one point at which the host waits
+        if any(map(may_end, tokens[-len(part) :])) or time.perf_counter() > deadline:
             break
-        if any(r.stops.may_end(newest[row]) for row, r in with_stop_strings):
-            break
-    return [list(row) for row in zip(*tokens, strict=True)], torch.stack(logps, dim=1).tolist()
+    by_row = [list(row) for row in zip(*tokens, strict=True)]
+    logps_by_row = torch.stack(logps, dim=1).tolist()
+    for row, r in enumerate(rows if ahead > 1 else ()):
+        for step, token in enumerate(by_row[row]):
+            if token in r.stop_ids or (r.stops and r.stops.may_end(token)):
+                del by_row[row][step + 1 :], logps_by_row[row][step + 1 :]
+                break
+    return by_row, logps_by_row
 
 
 class Sampler:

@@ -28,6 +28,7 @@ OTHER_KINDS = (
     "learner",
     "curriculum",
     "collector",
+    "kernels",
     "model",
     "schedule",
     "tool_format",

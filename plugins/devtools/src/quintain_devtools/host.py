@@ -31,6 +31,7 @@ def section() -> dict[str, Any]:
             ", ".join(f"{name} {v or 'not installed'}" for name, v in versions().items()),
         ),
         *(("device", device) for device in devices),
+        *(("attention", kernels) for kernels in _attention()),
         ("CPUs", _cpus()),
         ("memory", _memory()),
         *(("disk", text) for text in _disks()),
@@ -71,6 +72,18 @@ def _devices() -> tuple[list[str], list[str]]:
         f"nvidia-smi is installed, but torch (its {build} build) finds no GPU: "
         + ("update the driver" if torch.version.cuda else "install a CUDA build of torch")
     ]
+
+
+def _attention() -> Iterator[str]:
+    """Yield the attention kernels of each GPU in bfloat16, tried out on it."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    from quintain.models import attention_kernels
+
+    for index in range(torch.cuda.device_count()):
+        yield f"cuda:{index} {attention_kernels(torch.device('cuda', index))}"
 
 
 def _gpu(index: int) -> str:

@@ -1,0 +1,107 @@
+"""Attention of a GPU without masks: the contract of plugins that bring such kernels.
+
+Without one, a GPU attends with masks. A CPU always does: its kernels take masks and groups of
+heads.
+
+Shapes: n rows, T tokens, F flat tokens, S cached tokens, H query heads, K key heads, E head size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from ..registry.lookup import current
+
+log = logging.getLogger(__name__)
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention by queries, keys and values."""
+
+
+class TokenRun(NamedTuple):
+    """Neighbouring flat tokens that see all of the same earlier runs.
+
+    Attributes:
+        length: number of tokens, from 1.
+        parent: index of the run that comes before it in its rows, -1 for none. It is smaller, and
+            all descendants of a run are neighbours.
+    """
+
+    length: int
+    parent: int
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What a kernel must be made for: H, K and E, in *dtype*."""
+
+    device: torch.device
+    dtype: torch.dtype
+    heads: int
+    key_heads: int
+    head_dim: int
+
+
+class AttentionKernels(Protocol):
+    """Kernels of one kind of device. Each method returns ``None`` where there is none for *shape*."""
+
+    def over_runs(self, shape: AttentionShape, runs: Sequence[TokenRun]) -> Attend | None:
+        """Return attention of flat tokens, queries [F, H, E] over keys and values [F, K, E], each
+        over its own run up to itself and the runs before it; with gradients.
+        """
+        ...
+
+    def behind(
+        self, shape: AttentionShape, rows: int, length: int, before: Sequence[int]
+    ) -> Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor] | None:
+        """Return attention of *rows* of *length* new tokens, [n, T, H, E], over themselves and over
+        keys and values before them, [S, K, E] each: *before* tokens for each row, or one number if
+        all have the same before them.
+        """
+        ...
+
+    def steps(self, shape: AttentionShape, store: Any, make: Any, *, graphs: bool) -> Any:
+        """Return what begins steps of decoding over *store*, the cache of the embedded engine:
+        ``begin(lengths)`` as `DecodingForward.steps`, and ``clear()`` where the cache goes.
+
+        Args:
+            make: steps of a number of rows over a `CacheAttention`.
+            graphs: replay steps as CUDA graphs.
+        """
+        ...
+
+    def described(self, shape: AttentionShape) -> str:
+        """Return in words which kernels there are."""
+        ...
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Return whether torch computes on *device* by the kernels of a GPU."""
+    return device.type == "cuda"
+
+
+@lru_cache
+def kernels_of(device: torch.device) -> AttentionKernels | None:
+    """Return the installed kernels for *device*; ``None`` for a CPU."""
+    if not on_gpu(device):
+        return None
+    for component in current().components("kernels"):
+        return cast(AttentionKernels, current().resolve(component))
+    log.warning("attention has masks, and steps no CUDA graphs: pip install quintain-flash")
+    return None
+
+
+def attention_kernels(device: torch.device, shape: AttentionShape | None = None) -> str:
+    """Return in words which kernels attention has on *device*, by default for bfloat16 and the
+    heads of Qwen3-0.6B.
+    """
+    kernels = kernels_of(device)
+    shape = shape or AttentionShape(device, torch.bfloat16, 16, 8, 128)
+    return kernels.described(shape) if kernels else "with masks"

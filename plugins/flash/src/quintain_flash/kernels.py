@@ -1,0 +1,51 @@
+"""The component: what the learner and the embedded engine ask of a GPU's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from quintain.models import AttentionShape, TokenRun
+
+from . import checks
+from .caches import StaticSteps
+from .runs import attend_behind, calls_behind, calls_of, flash_attend
+
+
+class FlashKernels:
+    """The flash kernel of NVIDIA GPUs: implements `quintain.models.kernels.AttentionKernels`."""
+
+    def over_runs(
+        self, shape: AttentionShape, runs: Sequence[TokenRun]
+    ) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+        if not checks.flash_works(shape):
+            return None
+        calls = calls_of(runs, shape.device)
+        return partial(flash_attend, calls=calls, scaling=shape.head_dim**-0.5)
+
+    def behind(
+        self, shape: AttentionShape, rows: int, length: int, before: Sequence[int]
+    ) -> Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor] | None:
+        if not checks.flash_works(shape):
+            return None
+        calls = calls_behind(rows, length, before, shape.device)
+        return partial(attend_behind, calls=calls, scaling=shape.head_dim**-0.5)
+
+    def steps(
+        self, shape: AttentionShape, store: Any, make: Any, *, graphs: bool
+    ) -> StaticSteps | None:
+        if not checks.flash_reads_caches(shape):
+            return None
+        return StaticSteps(shape, store, make, graphs=graphs)
+
+    def described(self, shape: AttentionShape) -> str:
+        masks = "memory-efficient with masks"
+        prompts = "flash in runs" if checks.flash_works(shape) else masks
+        steps = "flash" if checks.flash_reads_caches(shape) else masks
+        return f"prompts: {prompts}, decoding: {steps}"
+
+
+FLASH = FlashKernels()

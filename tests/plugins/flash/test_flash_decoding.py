@@ -1,0 +1,293 @@
+"""What the embedded engine does on a GPU, with the flash kernel of a CPU in place of its own:
+prompts behind a cached prefix, steps over static tensors, several steps between two looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintain.engines.embedded import decoding, engine, layer_steps, sampler
+from quintain.engines.embedded.cache import KVStore
+from quintain.engines.embedded.decoding import LayerForward
+from quintain.engines.embedded.engine import EmbeddedEngine
+from quintain.models import AttentionShape, kernels
+from quintain.types.sampling import Sampling
+from quintain_flash import checks
+from quintain_flash import runs as flash
+from quintain_flash.caches import ReplayedSteps, rows_of_graph
+from quintain_flash.replay import WARM_UPS, GraphReplay
+
+from ...core.engines.test_embedded_engine import TOKENIZER, engine_of, prompts, run, sample_all
+from ...core.models.tiny import tiny_model
+from . import cpu_flash
+
+
+@pytest.fixture
+def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all take the way of a GPU, but for the graphs."""
+    cpu_flash.everywhere(monkeypatch)
+    for module in (sampler, engine):
+        monkeypatch.setattr(module, "on_gpu", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+
+
+def engine_of_a_cpu(model: Any, **options: Any) -> EmbeddedEngine:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "kernels_of", kernels.kernels_of)
+        return engine_of(model, **options)
+
+
+def calls_of(count: int, **sampling: Any) -> list[tuple[list[int], Sampling]]:
+    rng = Random(1)
+    return [
+        (ids, Sampling(seed=i, max_tokens=rng.randint(1, 60), **sampling))
+        for i, ids in enumerate(prompts(count, group=3))
+    ]
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2"])
+def test_tokens_and_log_probs_are_those_of_a_cpu(kind: str, as_on_gpu: None) -> None:
+    """Ragged prompts and lengths, fewer slots than requests, groups, rows that end early."""
+    model = tiny_model(kind, dtype=torch.float64)
+    calls = calls_of(12)
+    ours = engine_of(model, slots=6)
+    found = run(sample_all(ours, calls))
+    plain = engine_of_a_cpu(model, slots=6)
+    steps: list[type] = [type(e._forward.steps([1], 1)) for e in (ours, plain)]
+    assert steps == [ReplayedSteps, layer_steps.LayerSteps]
+    want = run(sample_all(plain, calls))
+    assert [o.ids for o in found] == [o.ids for o in want]
+    assert [o.finish for o in found] == [o.finish for o in want]
+    for ours_out, plain_out in zip(found, want, strict=True):
+        assert list(ours_out.logps) == pytest.approx(list(plain_out.logps), abs=1e-12)
+
+
+def test_a_later_turn_reads_its_cached_prefix_without_a_mask(
+    as_on_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("qwen3", dtype=torch.float64)
+    ours = engine_of(model, slots=3, reproducible=False)
+    plain = engine_of_a_cpu(model, slots=3, reproducible=False)
+    first = [(ids, Sampling(seed=i, max_tokens=9)) for i, ids in enumerate(prompts(3, seed=5))]
+    first = [([*range(20), *ids], sampling) for ids, sampling in first]
+    replies = run(sample_all(ours, first))
+    later = [
+        ([*ids, *reply.ids, 7, i], sampling)
+        for i, ((ids, sampling), reply) in enumerate(zip(first, replies, strict=True))
+    ]
+    want = run(sample_all(plain, later))
+    monkeypatch.setattr(decoding, "visible", None)  # makes masks
+    for out, other in zip(run(sample_all(ours, later)), want, strict=True):
+        assert out.ids == other.ids
+        assert list(out.logps) == pytest.approx(list(other.logps), abs=1e-12)
+
+
+def test_scores_behind_one_prompt_read_it_without_a_mask(
+    as_on_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("qwen3", dtype=torch.float64)
+    ours, plain = engine_of(model, reproducible=False), engine_of_a_cpu(model, reproducible=False)
+    prompt = [(7 * i) % 250 for i in range(70)]
+    texts = [[*prompt, *range(i, i + 5 + i)] for i in range(3)]
+
+    async def scored(by: EmbeddedEngine) -> list[list[float]]:
+        return await asyncio.gather(*(by.score(text, 71) for text in texts))
+
+    want = run(scored(plain))
+    monkeypatch.setattr(decoding, "visible", None)
+    for scores, others in zip(run(scored(ours)), want, strict=True):
+        assert scores == pytest.approx(others, abs=1e-12)
+
+
+def test_stop_strings_and_ids_end_a_row_between_two_looks(as_on_gpu: None) -> None:
+    model = tiny_model("qwen3", dtype=torch.float64)
+    calls = calls_of(6, stop_ids=tuple(range(0, 260, 9)), stop=("e",))
+    found = run(sample_all(engine_of(model, slots=4), calls))
+    assert {o.finish for o in found} >= {"stop"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "STEPS_AHEAD", 1)
+        want = run(sample_all(engine_of(model, slots=4), calls))
+    assert [(o.ids, o.finish, o.stop) for o in found] == [(o.ids, o.finish, o.stop) for o in want]
+
+
+def test_the_host_looks_once_for_several_steps(
+    as_on_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the tokens of a burst: whatever reads a number of the device makes the host wait."""
+    looks: list[int] = []
+    tolist = Tensor.tolist
+
+    def counted(x: Tensor) -> Any:
+        looks.append(x.numel())
+        return tolist(x)
+
+    decode_burst = sampler.decode_burst
+
+    def burst(*args: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Tensor, "tolist", counted)
+            patch.setattr(Tensor, "item", None)
+            return decode_burst(*args)
+
+    monkeypatch.setattr(engine, "decode_burst", burst)
+    monkeypatch.setattr(sampler, "BURST_SECONDS", 1e9)
+    calls = [([1, 2, 3], Sampling(seed=i, max_tokens=33)) for i in range(4)]
+    module = tiny_model("qwen3")
+    ours = EmbeddedEngine.sharing(module, copy.copy(TOKENIZER), slots=4)
+    ours.tokenizer.stop_ids = ()
+    run(sample_all(ours, calls))
+    # 32 steps in four parts; the log-probs were there by then
+    assert looks == [32, 32, 32, 32, 128]
+
+
+def test_memory_of_the_cache_is_given_back_when_no_episode_is_left(as_on_gpu: None) -> None:
+    ours = engine_of(tiny_model("qwen3"), slots=5)
+    forward: Any = ours._forward
+
+    async def episode() -> None:
+        with ours.register():
+            await ours.sample([1, 2, 3], Sampling(seed=1, max_tokens=4))
+            assert forward.store.rows == 5, "all slots at once: a move would drop the graphs"
+            assert forward._static._by_rows
+
+    for _ in range(2):
+        run(episode())
+        assert forward.store.rows == forward.store.capacity == 0
+        assert not forward._static._by_rows
+
+
+def test_replayed_steps_are_made_again_where_the_cache_moves(as_on_gpu: None) -> None:
+    forward = LayerForward(decoding.Decoder.of(tiny_model("qwen3")), 512)  # type: ignore[arg-type]
+    steps = forward.steps([3, 4], 5)
+    assert forward.steps([9, 2], 5) is steps
+    assert forward.steps([9, 2, 1], 5) is not steps
+    capacity = forward.store.capacity
+    assert forward.steps([capacity, 2], 1) is not steps
+    assert forward.store.capacity == capacity * 3 // 2 + (-(capacity * 3 // 2) % 256)
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"), [(1, 1), (3, 4), (9, 16), (16, 16), (17, 32), (250, 256)]
+)
+def test_a_graph_has_a_power_of_two_or_a_multiple_of_sixteen_rows(rows: int, found: int) -> None:
+    assert rows_of_graph(rows) == found
+
+
+def test_a_graph_is_recorded_once_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recording computes nothing; a replay does what the function does."""
+    state = torch.zeros(1)
+    out = torch.zeros(1)
+    recording: list[bool] = []
+
+    class Graph:
+        def replay(self) -> None:
+            state.add_(1)
+            out.copy_(state)
+
+    class Recorder:
+        def __init__(self, graph: Graph, *, pool: Any) -> None:
+            assert pool == "pool"
+
+        def __enter__(self) -> None:
+            recording.append(True)
+
+        def __exit__(self, *error: object) -> None:
+            recording.append(False)
+
+    def function() -> Tensor:
+        if recording and recording[-1]:
+            return out
+        state.add_(1)
+        out.copy_(state)
+        return out
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", Recorder)
+    for pool in (None, "pool"):
+        state.zero_()
+        replay = GraphReplay(function, pool)
+        assert [float(replay()) for _ in range(WARM_UPS + 3)] == [1, 2, 3, 4, 5]
+    assert recording == [True, False]
+
+    def fails(graph: Graph, *, pool: Any) -> Recorder:
+        raise RuntimeError("not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "graph", fails)
+    state.zero_()
+    replay = GraphReplay(function, "pool")
+    assert [float(replay()) for _ in range(4)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("capacity", [256, 300])
+def test_the_cache_is_shown_to_the_kernel_as_rows_of_tokens(capacity: int) -> None:
+    """Strides and beginnings name the same numbers as the cache's own places."""
+    keys = torch.arange(3 * 2 * capacity * 8, dtype=torch.float32).view(3, 2, capacity, 8)
+    seen: list[Tensor] = []
+
+    def kernel(query: Tensor, flat: Tensor, *args: Any, **options: Any) -> list[Tensor]:
+        begin, used = args[2].tolist(), options["seqused_k"].tolist()
+        seen.extend(flat[b : b + n] for b, n in zip(begin[:-1], used, strict=True))
+        return [query]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.ops.aten, "_flash_attention_forward", kernel)
+        begins = torch.tensor([2 * 2 * capacity, 0, 0], dtype=torch.int32)
+        used = torch.tensor([capacity, 5], dtype=torch.int32)
+        flash.attend_cache(torch.zeros(2, 4, 8), keys, keys, torch.arange(3), begins, used, 1.0)
+    assert torch.equal(seen[0], keys[2].transpose(0, 1))
+    assert torch.equal(seen[1], keys[0, :, :5].transpose(0, 1))
+
+
+def test_torch_takes_the_arguments_of_decoding() -> None:
+    with torch.device("meta"):
+        query = torch.empty(3, 4, 64, dtype=torch.bfloat16)
+        keys = torch.empty(5, 2, 256, 64, dtype=torch.bfloat16)
+        ends, used = (torch.empty(n, dtype=torch.int32) for n in (4, 3))
+    assert flash.attend_cache(query, keys, keys, ends, ends, used, 0.1).shape == query.shape
+
+
+def test_a_kernel_that_misreads_caches_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    check = inspect.unwrap(checks.flash_reads_caches)
+    shape = AttentionShape(torch.device("cpu"), torch.bfloat16, 4, 2, 16)
+    monkeypatch.setattr(checks, "flash_works", lambda shape: True)
+    monkeypatch.setattr(checks, "attend_cache", cpu_flash.attend_cache)
+    assert check(shape)
+    assert not caplog.records
+    monkeypatch.setattr(checks, "attend_cache", lambda *args: cpu_flash.attend_cache(*args) * 1.1)
+    assert not check(shape)
+    assert "flash decoding is not used: its results are off by 0.1" in caplog.text
+    monkeypatch.setattr(checks, "flash_works", lambda shape: False)
+    assert not check(shape)
+
+
+def test_a_cache_grows_layer_by_layer_and_keeps_its_content() -> None:
+    store = KVStore(3, 2, 4, dtype=torch.float32, device=torch.device("cpu"), context=4096)
+    store.reserve(2, 10)
+    for data in store.data:
+        data.normal_()
+    before = [data.clone() for data in store.data]
+    sizes: list[int] = []
+    empty = store._empty
+
+    def counted(rows: int, capacity: int) -> Tensor:
+        sizes.append(sum(data.numel() for data in store.data))
+        return empty(rows, capacity)
+
+    store._empty = counted  # type: ignore[method-assign]
+    store.reserve(4, 300)
+    old, new = before[0].numel(), store.data[0].numel()
+    assert sizes == [3 * old, 2 * old + new, old + 2 * new], "old and new of one layer at once"
+    for data, earlier in zip(store.data, before, strict=True):
+        assert torch.equal(data[:, :2, :, :256], earlier)
+        assert not data[:, 2:].any()
+        assert not data[:, :, :, 256:].any()
