@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .hf import quiet as quiet
     from .hf import unreachable as unreachable
     from .kernels import AttentionShape as AttentionShape
-    from .kernels import TokenRun as TokenRun
     from .kernels import attention_kernels as attention_kernels
     from .layers import fuse_storage as fuse_storage
     from .load import LoadedModel as LoadedModel
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from .load import load_model as load_model
     from .load import load_pretrained as load_pretrained
     from .lora import body_of as body_of
+    from .prefix_layout import PrefixLayout as PrefixLayout
     from .prefix_layout import TokenSequence as TokenSequence
     from .tokenizer import HFTokenizer as HFTokenizer
     from .tool_calls import parse as parse

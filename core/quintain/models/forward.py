@@ -273,8 +273,8 @@ def _attention(decoder: Decoder, plan: PrefixLayout, hidden_FD: Tensor) -> Atten
     """
     if kernels := kernels_of(hidden_FD.device):
         shape = decoder.attention_shape(product_type(hidden_FD))
-        if over_runs := kernels.over_runs(shape, plan.runs):
-            return over_runs
+        if over_layout := kernels.over_layout(shape, plan):
+            return over_layout
     return partial(
         _attend,
         plan,

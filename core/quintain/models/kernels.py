@@ -12,30 +12,18 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from ..registry.lookup import current
+from .prefix_layout import PrefixLayout
 
 log = logging.getLogger(__name__)
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention by queries, keys and values."""
-
-
-class TokenRun(NamedTuple):
-    """Neighbouring flat tokens that see all of the same earlier runs.
-
-    Attributes:
-        length: number of tokens, from 1.
-        parent: index of the run that comes before it in its rows, -1 for none. It is smaller, and
-            all descendants of a run are neighbours.
-    """
-
-    length: int
-    parent: int
 
 
 @dataclass(frozen=True)
@@ -52,9 +40,9 @@ class AttentionShape:
 class AttentionKernels(Protocol):
     """Kernels of one kind of device. Each method returns ``None`` where there is none for *shape*."""
 
-    def over_runs(self, shape: AttentionShape, runs: Sequence[TokenRun]) -> Attend | None:
-        """Return attention of flat tokens, queries [F, H, E] over keys and values [F, K, E], each
-        over its own run up to itself and the runs before it; with gradients.
+    def over_layout(self, shape: AttentionShape, layout: PrefixLayout) -> Attend | None:
+        """Return attention of the flat tokens of *layout*, queries [F, H, E] over keys and values
+        [F, K, E], each over those that its rows have up to it; with gradients.
         """
         ...
 
@@ -62,8 +50,7 @@ class AttentionKernels(Protocol):
         self, shape: AttentionShape, rows: int, length: int, before: Sequence[int]
     ) -> Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor] | None:
         """Return attention of *rows* of *length* new tokens, [n, T, H, E], over themselves and over
-        keys and values before them, [S, K, E] each: *before* tokens for each row, or one number if
-        all have the same before them.
+        keys and values before them, [S, K, E] each: *before* tokens for each row.
         """
         ...
 

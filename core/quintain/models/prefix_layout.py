@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from .kernels import TokenRun
 from .prefix_tree import SHORTEST, Node, PrefixTree, common_length
 from .transfers import to_device
 
@@ -62,17 +61,6 @@ def tokens_computed(prefix_group: PrefixGroup) -> int:
     """Return how many tokens pass through the layers for *prefix_group*."""
     tree = tree_of(prefix_group)
     return _two_level_cost(prefix_group) if tree is None else tree.tokens
-
-
-def _two_level_runs(starts: Sequence[int], rests: Sequence[Sequence[int]]) -> list[TokenRun]:
-    """Return the runs of groups with common prefixes of *starts* tokens, 0 for none, and *rests* of
-    their rows: first all prefixes, then all rests.
-    """
-    runs = [TokenRun(n, -1) for n in starts if n]
-    parents = accumulate((n > 0 for n in starts), initial=-1)
-    for n, parent, of_group in zip(starts, islice(parents, 1, None), rests, strict=True):
-        runs += [TokenRun(length, parent if n else -1) for length in of_group]
-    return runs
 
 
 def _two_level_cost(prefix_group: PrefixGroup) -> int:
@@ -167,7 +155,7 @@ class PrefixLayout:
         start, rest: paddings of the two parts; *start* is [M, 1, P], ``None`` where no group has a
             common prefix; *rest* is ``None`` where all groups are trees.
         tree_nodes: in the order of their flat tokens; *before* are indices into this tuple.
-        runs: all flat tokens, as attention without masks reads them.
+        lengths: of each group of the two parts, tokens of its start, 0 for none, and of its rests.
         asked: index of the flat token that predicts each position, [N].
     """
 
@@ -178,7 +166,7 @@ class PrefixLayout:
     start: Padding | None
     rest: Padding | None
     tree_nodes: tuple[Node, ...]
-    runs: tuple[TokenRun, ...]
+    lengths: tuple[tuple[int, Sequence[int]], ...]
     asked: Tensor
 
     @classmethod
@@ -211,7 +199,6 @@ class PrefixLayout:
             for n, group in zip(common, two_level, strict=True)
         ]
         rests = len(ids) - starts
-        runs = _two_level_runs(common, lengths)
         of_two_level = iter(asked_by_row)
         tree_nodes: list[Node] = []
         asked: list[int] = []
@@ -219,14 +206,13 @@ class PrefixLayout:
             if tree is None:
                 asked.extend(i for _ in group for i in next(of_two_level))
                 continue
-            first_node, first_run = len(tree_nodes), len(runs)
+            first_node = len(tree_nodes)
             first_tokens = list(
                 accumulate((len(node.ids) for node in tree.nodes), initial=len(ids))
             )
             for node in tree.nodes:
                 before = tuple(first_node + k for k in node.before)
                 tree_nodes.append(replace(node, before=before))
-                runs.append(TokenRun(len(node.ids), first_run + node.before[-1] if before else -1))
                 ids.extend(node.ids)
                 positions.extend(range(node.begin, node.begin + len(node.ids)))
             for row, path in zip(group, tree.paths, strict=True):
@@ -242,6 +228,6 @@ class PrefixLayout:
             start=Padding.of([[n] for n in shared], device) if shared else None,
             rest=Padding.of(lengths, device) if lengths else None,
             tree_nodes=tuple(tree_nodes),
-            runs=tuple(runs),
+            lengths=tuple(zip(common, lengths, strict=True)),
             asked=to_device(asked, device),
         )

@@ -20,7 +20,6 @@ from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
 from ..interfaces.learner import AnyLearner
 from ..interfaces.shared_module import SuggestsSlots, shares_module
-from ..models.kernels import on_gpu
 from ..models.load import LoadedModel, cache_bytes
 from ..process.interrupts import run_coroutine, stop_on_signal
 from ..recipe.memory import free_beside, memory_advice, memory_of, tokens_of
@@ -36,7 +35,7 @@ from ..types.sampling import derived_seed
 from .collect import Collector
 from .hooks import Hooks
 from .loop import training_loop
-from .provenance import attention, header, provenance
+from .provenance import header, provenance
 from .remarks import remarks
 from .replays import Replay
 from .run import Run, RunState
@@ -123,8 +122,6 @@ async def _train_loaded(
         rows = getattr(engine, "slots", 0)  # an engine of another process has its own memory
         cache = rows and rows * cache_bytes(model.module, tokens_of(plan), plan.model.dtype)
         screen.note(header(plan, model.module, cache=cache))
-        if on_gpu(next(model.module.parameters()).device):
-            screen.note(attention(plan, model.module))
         await run.weight_sync.sync(learner.weights())
         loop = asyncio.get_running_loop()
         with stop_on_signal(

@@ -13,8 +13,6 @@ from importlib.metadata import version
 from typing import Any
 
 from ..errors import UsageError
-from ..models.kernels import attention_kernels
-from ..models.layers import Decoder
 from ..models.load import DTYPES
 from ..recipe.plan import RunPlan
 from ..recipe.tables import Recipe
@@ -75,14 +73,6 @@ def header(plan: RunPlan, module: Any, *, cache: int = 0) -> str:
     memory = f"{size / 1e9:.2g} GB of weights and optimizer"
     memory += f", up to {cache / 1e9:.2g} GB of KV cache" if cache else ""
     return f"{parameters / 1e6:,.1f}M parameters on {where}, {precision}, {samples}, {memory}{slow}"
-
-
-def attention(plan: RunPlan, module: Any) -> str:
-    """Return one line: the attention kernels for *module* in the type of the engine."""
-    if (decoder := Decoder.of(module)) is None:
-        return "attention: that of transformers"
-    shape = decoder.attention_shape(DTYPES.get(plan.model.dtype, decoder.dtype))
-    return f"attention in {plan.model.dtype}: {attention_kernels(decoder.device, shape)}"
 
 
 def commit() -> str:

@@ -17,13 +17,10 @@ pytest.importorskip("torch", reason="training needs quintain[train]")
 import torch
 
 from quintain.cli import main
-from quintain.recipe import Recipe
-from quintain.recipe.plan import RunPlan
-from quintain.run.provenance import attention, commit
+from quintain.run.provenance import commit
 from quintain.store.run_folder import RunFolder
 
 from ...small_run import make_small_run, small_recipe
-from ..models.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
@@ -226,16 +223,3 @@ def test_a_damaged_run_resumes_or_fails_with_one_line(
             assert status == 1, content
         shutil.rmtree(runs / "a")
         shutil.copytree(kept, runs / "a")
-
-
-@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
-def test_a_line_names_the_attention_kernels(kind: str) -> None:
-    plan = RunPlan.of(Recipe.parse(small_recipe('use = "arithmetic"')))
-    line = attention(plan, tiny_model(kind))
-    assert (
-        line
-        == {
-            "qwen3": "attention in float32: with masks",
-            "gpt2": "attention: that of transformers",
-        }[kind]
-    )

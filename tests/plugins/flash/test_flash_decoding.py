@@ -90,23 +90,6 @@ def test_a_later_turn_reads_its_cached_prefix_without_a_mask(
         assert list(out.logps) == pytest.approx(list(other.logps), abs=1e-12)
 
 
-def test_scores_behind_one_prompt_read_it_without_a_mask(
-    as_on_gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny_model("qwen3", dtype=torch.float64)
-    ours, plain = engine_of(model, reproducible=False), engine_of_a_cpu(model, reproducible=False)
-    prompt = [(7 * i) % 250 for i in range(70)]
-    texts = [[*prompt, *range(i, i + 5 + i)] for i in range(3)]
-
-    async def scored(by: EmbeddedEngine) -> list[list[float]]:
-        return await asyncio.gather(*(by.score(text, 71) for text in texts))
-
-    want = run(scored(plain))
-    monkeypatch.setattr(decoding, "visible", None)
-    for scores, others in zip(run(scored(ours)), want, strict=True):
-        assert scores == pytest.approx(others, abs=1e-12)
-
-
 def test_stop_strings_and_ids_end_a_row_between_two_looks(as_on_gpu: None) -> None:
     model = tiny_model("qwen3", dtype=torch.float64)
     calls = calls_of(6, stop_ids=tuple(range(0, 260, 9)), stop=("e",))

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from quintain.models import AttentionShape, TokenRun, attention_kernels, forward, kernels
+from quintain.models import AttentionShape, attention_kernels, forward, kernels
 from quintain.models.forward import Forward
 from quintain.models.prefix_layout import TokenSequence
 from quintain_flash import FLASH, checks
 from quintain_flash import runs as flash
-from quintain_flash.runs import calls_of, flash_attend
+from quintain_flash.runs import TokenRun, calls_of, flash_attend
 
 from ...core.models.test_forward import one_by_one, outcome, prefix_groups
 from ...core.models.test_prefix_tree import tokens, trees

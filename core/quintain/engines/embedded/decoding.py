@@ -213,28 +213,22 @@ class LayerForward:
         positions = before + torch.arange(ids.shape[1], device=self.device).expand_as(ids)
         # Behind a prefix a token sees all of it and its own row so far; without one attention is
         # plainly causal.
-        behind = self._kernels and self._kernels.behind(
-            self._shape, len(ids), ids.shape[1], [before]
-        )
-        behind = behind if prefix else None
-        mask = visible(positions[:1], before + ids.shape[1]) if prefix and not behind else None
+        mask = visible(positions[:1], before + ids.shape[1]) if prefix else None
         cos, sin = self.decoder.rotary(positions)
         hidden = self.decoder.embed(ids)
         computed: PrefixCache = []
         for index, layer in enumerate(self.decoder.layers):
             query, key, value = self.decoder.qkv(layer, hidden, cos, sin)
             computed.append((key, value))
-            if prefix and behind:
-                old_key, old_value = prefix[index]
-                mixed = behind(query, key, value, (old_key[0], old_value[0]))
-            else:
-                if prefix:
-                    key, value = (
-                        torch.cat((old.expand(len(ids), -1, -1, -1), new), dim=1)
-                        for old, new in zip(prefix[index], (key, value), strict=True)
-                    )
-                mixed = attend(query, key, value, mask, self.decoder.scaling)
-            hidden = self.decoder.mlp(layer, self.decoder.after_attention(layer, hidden, mixed))
+            if prefix:
+                key, value = (
+                    torch.cat((old.expand(len(ids), -1, -1, -1), new), dim=1)
+                    for old, new in zip(prefix[index], (key, value), strict=True)
+                )
+            hidden = self.decoder.after_attention(
+                layer, hidden, attend(query, key, value, mask, self.decoder.scaling)
+            )
+            hidden = self.decoder.mlp(layer, hidden)
         return hidden, computed
 
     def head(self, hidden: Tensor) -> Tensor:

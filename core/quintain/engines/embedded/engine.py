@@ -476,7 +476,7 @@ class EmbeddedEngine(TokenEngine):
 
     def _first_tokens(self, rows: Sequence[int], logits: Tensor) -> None:
         requests = [self._rows_request(row) for row in rows]
-        uniforms = torch.tensor([r.number(0) for r in requests], dtype=torch.float64)
+        uniforms = torch.tensor([r.random.random() for r in requests], dtype=torch.float64)
         sampler = Sampler([r.sampling for r in requests], logits.device)
         ids, logps = sampler.pick(logits, uniforms.to(logits.device))
         for row, token, logp in zip(rows, ids.tolist(), logps.tolist(), strict=True):

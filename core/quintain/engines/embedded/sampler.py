@@ -36,41 +36,41 @@ def decode_burst(
     """
     live = [r for r in requests if r is not None]
     count = min(BURST_STEPS, min(r.limit - len(r.tokens) for r in live))
+    stop_ids = frozenset().union(*(r.stop_ids for r in live))
+    with_stop_strings = [(row, r) for row, r in enumerate(requests) if r is not None and r.stops]
+    # A row that a stop string may have ended goes on with its next random number, so none may be
+    # drawn beyond it.
+    ahead = STEPS_AHEAD if on_gpu(forward.device) and not with_stop_strings else 1
     rows = [r or live[0] for r in requests]
     sampler = Sampler([r.sampling for r in rows], forward.device)
     steps = forward.steps([len(r.cached) for r in rows], count)
-    ids = to_device([r.tokens[-1] for r in rows], forward.device)
-    ahead = STEPS_AHEAD if on_gpu(forward.device) else 1
+    ids = torch.tensor([r.tokens[-1] for r in rows], device=forward.device)
     tokens: list[list[int]] = []
     logps: list[Tensor] = []
-    stop_ids = frozenset().union(*(r.stop_ids for r in live))
-    with_stop_strings = [(row, r) for row, r in enumerate(requests) if r is not None and r.stops]
-
-    def may_end(newest: Sequence[int]) -> bool:
-        return not stop_ids.isdisjoint(newest) or any(
-            r.stops.may_end(newest[row]) for row, r in with_stop_strings
-        )
-
     deadline = time.perf_counter() + BURST_SECONDS
-    while len(tokens) < count:
-        part = range(len(tokens), min(len(tokens) + ahead, count))
-        uniforms = [[r.number(step) for r in rows] for step in part]
+    ended = False
+    while not ended and len(tokens) < count:
         newest: list[Tensor] = []
-        for numbers in to_device(uniforms, forward.device, torch.float64):
-            ids, step_logps = sampler.pick(steps.step(ids), numbers)
+        for _ in range(min(ahead, count - len(tokens))):
+            uniforms = torch.tensor(
+                [r.random.random() if r else 0.0 for r in requests], dtype=torch.float64
+            )
+            ids, step_logps = sampler.pick(steps.step(ids), to_device(uniforms, forward.device))
             newest.append(ids)
             logps.append(step_logps)
-        tokens += torch.stack(newest).tolist()  # the one point at which the host waits
-        if any(map(may_end, tokens[-len(part) :])) or time.perf_counter() > deadline:
-            break
-    by_row = [list(row) for row in zip(*tokens, strict=True)]
+        read = torch.stack(newest).tolist()  # the one point at which the host waits for the device
+        tokens += read
+        ended = (
+            time.perf_counter() > deadline
+            or not all(map(stop_ids.isdisjoint, read))
+            or any(r.stops.may_end(read[-1][row]) for row, r in with_stop_strings)
+        )
+    tokens_by_row = [list(row) for row in zip(*tokens, strict=True)]
     logps_by_row = torch.stack(logps, dim=1).tolist()
     for row, r in enumerate(rows if ahead > 1 else ()):
-        for step, token in enumerate(by_row[row]):
-            if token in r.stop_ids or (r.stops and r.stops.may_end(token)):
-                del by_row[row][step + 1 :], logps_by_row[row][step + 1 :]
-                break
-    return by_row, logps_by_row
+        kept = 1 + next((i for i, x in enumerate(tokens_by_row[row]) if x in r.stop_ids), count)
+        del tokens_by_row[row][kept:], logps_by_row[row][kept:]
+    return tokens_by_row, logps_by_row
 
 
 class Sampler:

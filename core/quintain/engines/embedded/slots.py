@@ -32,7 +32,6 @@ class Request:
         random: gives one number per token, so the n-th token depends on the seed and its logits
             alone.
         episode: that it belongs to, if one was registered.
-        numbers: drawn from *random*, and not used yet.
         tokens, logps, versions: the reply so far; equal lengths.
         stale: some of its keys and values are of older weights, so no other request may copy them.
     """
@@ -46,26 +45,16 @@ class Request:
     random: Random
     future: asyncio.Future[Sampled]
     episode: object = None
-    numbers: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     stale: bool = False
-
-    def number(self, ahead: int) -> float:
-        """Return the random number of the token after the next *ahead* ones; `append` uses numbers
-        up.
-        """
-        while len(self.numbers) <= ahead:
-            self.numbers.append(self.random.random())
-        return self.numbers[ahead]
 
     def append(self, tokens: Sequence[int], logps: Sequence[float], version: int) -> None:
         """Append sampled tokens."""
         self.tokens += tokens
         self.logps += logps
         self.versions += [version] * len(tokens)
-        del self.numbers[: len(tokens)]
 
     def finish(self) -> tuple[Finish, str | int | None] | None:
         """Return why the newest token ends the reply, and the stop token or string; ``None`` if it

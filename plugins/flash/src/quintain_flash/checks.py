@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quintain.models import AttentionShape, TokenRun, to_device
+from quintain.models import AttentionShape, to_device
 
-from .runs import attend_cache, calls_of, flash_attend
+from .runs import TokenRun, attend_cache, calls_of, flash_attend
 
 log = logging.getLogger(__name__)
 

@@ -8,22 +8,22 @@ from typing import Any
 
 from torch import Tensor
 
-from quintain.models import AttentionShape, TokenRun
+from quintain.models import AttentionShape, PrefixLayout
 
 from . import checks
 from .caches import StaticSteps
-from .runs import attend_behind, calls_behind, calls_of, flash_attend
+from .runs import attend_behind, calls_behind, calls_of, flash_attend, runs_of
 
 
 class FlashKernels:
     """The flash kernel of NVIDIA GPUs: implements `quintain.models.kernels.AttentionKernels`."""
 
-    def over_runs(
-        self, shape: AttentionShape, runs: Sequence[TokenRun]
+    def over_layout(
+        self, shape: AttentionShape, layout: PrefixLayout
     ) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
         if not checks.flash_works(shape):
             return None
-        calls = calls_of(runs, shape.device)
+        calls = calls_of(runs_of(layout), shape.device)
         return partial(flash_attend, calls=calls, scaling=shape.head_dim**-0.5)
 
     def behind(

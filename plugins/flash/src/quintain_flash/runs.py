@@ -20,13 +20,39 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quintain.models import TokenRun, to_device
+from quintain.models import PrefixLayout, to_device
+
+
+class TokenRun(NamedTuple):
+    """Neighbouring flat tokens that see all of the same earlier runs.
+
+    Attributes:
+        length: number of tokens, from 1.
+        parent: index of the run that comes before it in its rows, -1 for none. It is smaller, and
+            all descendants of a run are neighbours.
+    """
+
+    length: int
+    parent: int
+
+
+def runs_of(layout: PrefixLayout) -> list[TokenRun]:
+    """Return the flat tokens of *layout* as runs: starts of groups, their rests, nodes of trees."""
+    runs = [TokenRun(start, -1) for start, _ in layout.lengths if start]
+    starts = 0
+    for start, rests in layout.lengths:
+        runs += [TokenRun(length, starts if start else -1) for length in rests]
+        starts += start > 0
+    first = len(runs)
+    for node in layout.tree_nodes:
+        runs.append(TokenRun(len(node.ids), first + node.before[-1] if node.before else -1))
+    return runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,19 +209,13 @@ def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[
 def calls_behind(
     rows: int, length: int, before: Sequence[int], device: torch.device
 ) -> tuple[FlashCall, FlashCall]:
-    """Return the calls of `attend_behind` for *rows* of *length* new tokens each.
-
-    Args:
-        before: tokens before each row; one number where all rows have the same before them.
+    """Return the calls of `attend_behind` for *rows* of *length* new tokens each, which
+    have *before* tokens before them.
     """
     own = [range(i * length, (i + 1) * length) for i in range(rows)]
     ends = list(accumulate(before, initial=0))
     keys = [range(a, b) for a, b in pairwise(ends)]
-    queries = own if len(before) == rows else [range(rows * length)]
-    return (
-        FlashCall.of(own, own, device, causal=True),
-        FlashCall.of(queries, keys, device),
-    )
+    return FlashCall.of(own, own, device, causal=True), FlashCall.of(own, keys, device)
 
 
 def attend_behind(
