@@ -4,7 +4,6 @@ prompts behind a cached prefix, steps over static tensors, several steps between
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import inspect
 from random import Random
