@@ -133,15 +133,9 @@ class Meter:
         ``loss`` is the mean over updates, ``grad_norm`` the largest before clipping; values from
         `add` are means over tokens (or terms) and epochs, ``ratio.min`` and ``ratio.max`` extremes.
         """
-        tensors = [*self._sums.values(), *self._least.values(), *self._most.values()]
-        # Read at once: the host would wait for a device at each of them.
-        like = max(tensors, key=lambda x: x.device.type != "cpu", default=torch.empty(0))
-        numbers = iter(torch.stack([x.to(like) for x in tensors]).tolist() if tensors else [])
         own = [
-            {name: next(numbers) for name in self._sums},
-            {name: float(count) for name, count in self._counts.items()},
-            {name: next(numbers) for name in self._least},
-            {name: next(numbers) for name in self._most},
+            {name: float(value) for name, value in values.items()}
+            for values in (self._sums, self._counts, self._least, self._most)
         ]
         sums, counts, least, most = zip(*self.ranks.gather(own), strict=True)
         total, count = _merged(sums, math.fsum), _merged(counts, math.fsum)

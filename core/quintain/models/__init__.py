@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .hf import quiet as quiet
     from .hf import unreachable as unreachable
     from .kernels import AttentionShape as AttentionShape
-    from .kernels import attention_kernels as attention_kernels
+    from .kernels import kernels_of as kernels_of
     from .layers import fuse_storage as fuse_storage
     from .load import LoadedModel as LoadedModel
     from .load import as_device as as_device

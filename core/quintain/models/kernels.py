@@ -3,13 +3,13 @@
 Without one, a GPU attends with masks. A CPU always does: its kernels take masks and groups of
 heads.
 
-Shapes: n rows, T tokens, F flat tokens, S cached tokens, H query heads, K key heads, E head size.
+Shapes: F flat tokens, H query heads, K key heads, E head size.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, cast
@@ -46,14 +46,6 @@ class AttentionKernels(Protocol):
         """
         ...
 
-    def behind(
-        self, shape: AttentionShape, rows: int, length: int, before: Sequence[int]
-    ) -> Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor] | None:
-        """Return attention of *rows* of *length* new tokens, [n, T, H, E], over themselves and over
-        keys and values before them, [S, K, E] each: *before* tokens for each row.
-        """
-        ...
-
     def steps(self, shape: AttentionShape, store: Any, make: Any, *, graphs: bool) -> Any:
         """Return what begins steps of decoding over *store*, the cache of the embedded engine:
         ``begin(lengths)`` as `DecodingForward.steps`, and ``clear()`` where the cache goes.
@@ -83,12 +75,3 @@ def kernels_of(device: torch.device) -> AttentionKernels | None:
         return cast(AttentionKernels, current().resolve(component))
     log.warning("attention has masks, and steps no CUDA graphs: pip install quintain-flash")
     return None
-
-
-def attention_kernels(device: torch.device, shape: AttentionShape | None = None) -> str:
-    """Return in words which kernels attention has on *device*, by default for bfloat16 and the
-    heads of Qwen3-0.6B.
-    """
-    kernels = kernels_of(device)
-    shape = shape or AttentionShape(device, torch.bfloat16, 16, 8, 128)
-    return kernels.described(shape) if kernels else "with masks"

@@ -21,7 +21,7 @@ from quintain.console.screen import Screen
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.interfaces.algorithm import Algorithm
 from quintain.learning import Learner
-from quintain.models import AttentionShape, attention_kernels
+from quintain.models import AttentionShape, kernels_of
 from quintain.models.probe import plain_log_probs
 from quintain.models.sampler_mismatch import SamplerMismatch
 from quintain.recipe import Recipe
@@ -180,8 +180,10 @@ def kernels(part: Part, size: str) -> dict[str, Any]:
     module = module_of(size, torch.device("cpu"))
     config, found = module.config, {}
     shape = (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    brought = kernels_of(part.device)
     for name, dtype in DTYPES.items():
-        found[name] = attention_kernels(part.device, AttentionShape(part.device, dtype, *shape))
+        heads = AttentionShape(part.device, dtype, *shape)
+        found[name] = brought.described(heads) if brought else "with masks"
     on_gpu = part.device.type == "cuda"
     return found | {"ok": not on_gpu or "masks" not in found["bf16"]}
 

@@ -1,5 +1,5 @@
 """What the embedded engine does on a GPU, with the flash kernel of a CPU in place of its own:
-prompts behind a cached prefix, steps over static tensors, several steps between two looks.
+steps over static tensors, several steps between two looks.
 """
 
 from __future__ import annotations
@@ -67,26 +67,6 @@ def test_tokens_and_log_probs_are_those_of_a_cpu(kind: str, as_on_gpu: None) -> 
     assert [o.finish for o in found] == [o.finish for o in want]
     for ours_out, plain_out in zip(found, want, strict=True):
         assert list(ours_out.logps) == pytest.approx(list(plain_out.logps), abs=1e-12)
-
-
-def test_a_later_turn_reads_its_cached_prefix_without_a_mask(
-    as_on_gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny_model("qwen3", dtype=torch.float64)
-    ours = engine_of(model, slots=3, reproducible=False)
-    plain = engine_of_a_cpu(model, slots=3, reproducible=False)
-    first = [(ids, Sampling(seed=i, max_tokens=9)) for i, ids in enumerate(prompts(3, seed=5))]
-    first = [([*range(20), *ids], sampling) for ids, sampling in first]
-    replies = run(sample_all(ours, first))
-    later = [
-        ([*ids, *reply.ids, 7, i], sampling)
-        for i, ((ids, sampling), reply) in enumerate(zip(first, replies, strict=True))
-    ]
-    want = run(sample_all(plain, later))
-    monkeypatch.setattr(decoding, "visible", None)  # makes masks
-    for out, other in zip(run(sample_all(ours, later)), want, strict=True):
-        assert out.ids == other.ids
-        assert list(out.logps) == pytest.approx(list(other.logps), abs=1e-12)
 
 
 def test_stop_strings_and_ids_end_a_row_between_two_looks(as_on_gpu: None) -> None:

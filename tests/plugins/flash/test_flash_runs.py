@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from quintain.models import AttentionShape, attention_kernels, forward, kernels
+from quintain.models import AttentionShape, forward, kernels
 from quintain.models.forward import Forward
 from quintain.models.prefix_layout import TokenSequence
 from quintain_flash import FLASH, checks
@@ -205,15 +205,13 @@ def test_a_kernel_that_is_missing_or_wrong_is_not_used(
 def test_kernels_are_found_and_named(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     find = inspect.unwrap(kernels.kernels_of)
     assert find(CPU) is None
-    assert attention_kernels(CPU) == "with masks"
     monkeypatch.setattr(kernels, "on_gpu", lambda device: True)
     assert find(CPU) is FLASH
-    monkeypatch.setattr(kernels, "kernels_of", find)
     checks.flash_works.cache_clear()
     checks.flash_reads_caches.cache_clear()
-    assert attention_kernels(CPU) == "prompts: flash in runs, decoding: flash"
+    half, single = (AttentionShape(CPU, x, 4, 2, 16) for x in (torch.bfloat16, torch.float32))
+    assert FLASH.described(half) == "prompts: flash in runs, decoding: flash"
     masks = "memory-efficient with masks"
-    shape = AttentionShape(CPU, torch.float32, 4, 2, 16)
-    assert attention_kernels(CPU, shape) == f"prompts: {masks}, decoding: {masks}"
+    assert FLASH.described(single) == f"prompts: {masks}, decoding: {masks}"
     checks.flash_works.cache_clear()
     checks.flash_reads_caches.cache_clear()

@@ -93,13 +93,6 @@ class KVStore:
         both = self.data[layer][:, rows, :, :length]
         return both[0].transpose(1, 2), both[1].transpose(1, 2)
 
-    def read_flat(self, layer: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of single tokens, each [S, K, E]: of *rows* [S] at *positions*
-        [S].
-        """
-        keys, values = (half[rows, :, positions] for half in self.data[layer])
-        return keys, values
-
     def _empty(self, rows: int, capacity: int) -> Tensor:
         heads, head_dim = self._shape
         return torch.zeros(2, rows, heads, capacity, head_dim, **self._options)

@@ -11,7 +11,7 @@ head size, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -21,7 +21,6 @@ from ...models.kernels import kernels_of
 from ...models.layers import Decoder, attend, cache_shape
 from ...models.lora import body_of
 from ...models.probe import logit_map_of
-from ...models.transfers import to_device
 from .cache import KVStore, RowCache
 from .layer_steps import CacheAttention, LayerSteps, MaskedAttention
 
@@ -104,9 +103,9 @@ class LayerForward:
         shape = (len(decoder.layers), decoder.key_heads, decoder.head_dim)
         self.store = KVStore(*shape, dtype=decoder.dtype, device=device, context=context)
         self._tables = (torch.empty(0), torch.empty(0))
-        self._kernels, self._shape = kernels_of(device), decoder.attention_shape(decoder.dtype)
-        self._static = self._kernels and self._kernels.steps(
-            self._shape, self.store, self._steps_over, graphs=graphs
+        kernels = kernels_of(device)
+        self._static = kernels and kernels.steps(
+            decoder.attention_shape(decoder.dtype), self.store, self._steps_over, graphs=graphs
         )
 
     def rotary_tables(self, length: int) -> tuple[Tensor, Tensor]:
@@ -126,52 +125,28 @@ class LayerForward:
         positions_NT = starts_N[:, None] + torch.arange(ids_NT.shape[1], device=self.device)
         reach = max(starts) + ids_NT.shape[1]
         self._reserve(max(rows) + 1, reach)
+        # If all rows are empty, attention is plainly causal over the new tokens: no mask, and no
+        # cache to read back.
+        mask = None if not any(starts) else visible(positions_NT, reach)
         cos, sin = (table[positions_NT] for table in self.rotary_tables(self.store.capacity))
-        attend_rows = self._attention(rows_N, starts, positions_NT, reach)
         hidden = self.decoder.embed(ids_NT)
         for layer in self.decoder.layers:
             query, key, value = self.decoder.qkv(layer, hidden, cos, sin)
             # The padding is written, too, beyond the row's end. Masks hide it, and later tokens
             # overwrite it.
             self.store.write(layer.index, rows_N, positions_NT, key, value)
-            mixed = attend_rows(layer.index, query, key, value)
-            hidden = self.decoder.mlp(layer, self.decoder.after_attention(layer, hidden, mixed))
+            if mask is not None:
+                key, value = self.store.read(layer.index, rows_N, reach)
+            hidden = self.decoder.after_attention(
+                layer, hidden, attend(query, key, value, mask, self.decoder.scaling)
+            )
+            hidden = self.decoder.mlp(layer, hidden)
         # Only the last token of each row is sampled from, so the wide product with the head is for
         # these alone.
         last_N = torch.tensor([len(row) - 1 for row in ids], device=self.device)
         return self.head(
             self.decoder.final_norm(hidden[torch.arange(len(ids), device=self.device), last_N])
         )
-
-    def _attention(
-        self, rows_N: Tensor, starts: Sequence[int], positions_NT: Tensor, reach: int
-    ) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-        """Return attention of new tokens of a layer, queries [n, T, H, E] with their keys and
-        values [n, T, K, E], over themselves and what *rows_N* held before.
-        """
-        store, scaling = self.store, self.decoder.scaling
-        if not any(starts):  # plainly causal: no mask, and no cache to read back
-            return lambda layer, query, key, value: attend(query, key, value, None, scaling)
-        length = positions_NT.shape[1]
-        if (
-            all(starts)
-            and self._kernels
-            and (attend_behind := self._kernels.behind(self._shape, len(starts), length, starts))
-        ):
-            counts = to_device(starts, self.device)
-            rows_S = rows_N.repeat_interleave(counts, output_size=sum(starts))
-            places_S = to_device([i for start in starts for i in range(start)], self.device)
-
-            def behind(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-                return attend_behind(query, key, value, store.read_flat(layer, rows_S, places_S))
-
-            return behind
-        mask = visible(positions_NT, reach)
-
-        def masked(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return attend(query, *store.read(layer, rows_N, reach), mask, scaling)
-
-        return masked
 
     def _reserve(self, rows: int, length: int) -> None:
         """Make room in the cache. Steps that are replayed have to be recorded again where it moves:

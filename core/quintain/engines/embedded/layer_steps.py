@@ -34,7 +34,7 @@ class MaskedAttention:
     """Reads as many tokens of each row as the longest has, and masks those beyond its end."""
 
     def __init__(self, decoder: Decoder, store: KVStore, lengths: Sequence[int]) -> None:
-        self._store, self._scaling = store, decoder.scaling
+        self._scaling = decoder.scaling
         self._longest = max(lengths)
         self._groups = groups = len(lengths) * decoder.key_heads
         capacity, device = store.capacity, decoder.device
@@ -44,21 +44,23 @@ class MaskedAttention:
         ahead = torch.arange(capacity, device=device)[None] >= ends[:, None]
         self._mask = torch.zeros(groups, 1, capacity, dtype=decoder.dtype, device=device)
         self._mask.masked_fill_(ahead[:, None], float("-inf"))
+        # The cache is read as n * K rows of S places, one per sequence and key head, without a
+        # copy.
+        self._halves = [
+            [half.view(-1, capacity, decoder.head_dim)[:groups] for half in data]
+            for data in store.data
+        ]
 
     def open(self, slots: Tensor) -> None:
         self._longest += 1  # on the host: a maximum over positions would wait for the device
         self._mask.view(-1).index_fill_(0, slots, 0)  # its rows lie as those of the cache
 
     def mix(self, layer: int, query: Tensor) -> Tensor:
-        size, groups, longest = query.shape[-1], self._groups, self._longest
-        # The cache is read as n * K rows of S places, one per sequence and key head, without a
-        # copy. The queries that share a key head become the queries of one row: grouped attention
-        # is then a plain product.
-        keys, values = (
-            half.view(-1, half.shape[2], size)[:groups, :longest]
-            for half in self._store.data[layer]
-        )
-        mask, grouped = self._mask[:, :, :longest], query.reshape(groups, -1, size)
+        keys, values = (half[:, : self._longest] for half in self._halves[layer])
+        mask = self._mask[:, :, : self._longest]
+        # The queries that share a key head become the queries of one row: grouped attention is then
+        # a plain product.
+        grouped = query.reshape(self._groups, -1, query.shape[-1])
         if keys.dtype.itemsize == 2:
             # The fused kernel keeps scores and weights in float32 inside. It needs four dimensions.
             grouped, keys, values = grouped[:, None], keys[:, None], values[:, None]

@@ -75,15 +75,20 @@ def _devices() -> tuple[list[str], list[str]]:
 
 
 def _attention() -> Iterator[str]:
-    """Yield the attention kernels of each GPU in bfloat16, tried out on it."""
+    """Yield the attention kernels of each GPU, tried out on it in bfloat16 with the heads of
+    Qwen3-0.6B.
+    """
     if importlib.util.find_spec("torch") is None:
         return
     import torch
 
-    from quintain.models import attention_kernels
+    from quintain.models import AttentionShape, kernels_of
 
     for index in range(torch.cuda.device_count()):
-        yield f"cuda:{index} {attention_kernels(torch.device('cuda', index))}"
+        device = torch.device("cuda", index)
+        kernels = kernels_of(device)
+        shape = AttentionShape(device, torch.bfloat16, 16, 8, 128)
+        yield f"{device} {kernels.described(shape) if kernels else 'with masks'}"
 
 
 def _gpu(index: int) -> str:

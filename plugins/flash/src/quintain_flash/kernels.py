@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from quintain.models import AttentionShape, PrefixLayout
 
 from . import checks
 from .caches import StaticSteps
-from .runs import attend_behind, calls_behind, calls_of, flash_attend, runs_of
+from .runs import calls_of, flash_attend, runs_of
 
 
 class FlashKernels:
@@ -25,14 +25,6 @@ class FlashKernels:
             return None
         calls = calls_of(runs_of(layout), shape.device)
         return partial(flash_attend, calls=calls, scaling=shape.head_dim**-0.5)
-
-    def behind(
-        self, shape: AttentionShape, rows: int, length: int, before: Sequence[int]
-    ) -> Callable[[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]], Tensor] | None:
-        if not checks.flash_works(shape):
-            return None
-        calls = calls_behind(rows, length, before, shape.device)
-        return partial(attend_behind, calls=calls, scaling=shape.head_dim**-0.5)
 
     def steps(
         self, shape: AttentionShape, store: Any, make: Any, *, graphs: bool

@@ -8,7 +8,7 @@ it in its tree. Every call returns the log-sum-exp of its scores, which weighs i
 Backward, each call gets the sum and its log-sum-exp as if they were its own, which gives its part of the
 gradient exactly.
 
-The embedded engine calls the kernel for prompts behind a cached prefix, and for single tokens.
+The embedded engine calls the kernel for single tokens.
 
 Shapes: F flat tokens, Q of them as queries and S as keys of one call, R runs, H query heads, K key
 heads, E head size.
@@ -204,39 +204,6 @@ def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[
     total = torch.logaddexp(first[1], second[1])
     one, other = ((sums - total).exp().t().unsqueeze(-1) for sums in (first[1], second[1]))
     return first[0] * one + second[0] * other, total
-
-
-def calls_behind(
-    rows: int, length: int, before: Sequence[int], device: torch.device
-) -> tuple[FlashCall, FlashCall]:
-    """Return the calls of `attend_behind` for *rows* of *length* new tokens each, which
-    have *before* tokens before them.
-    """
-    own = [range(i * length, (i + 1) * length) for i in range(rows)]
-    ends = list(accumulate(before, initial=0))
-    keys = [range(a, b) for a, b in pairwise(ends)]
-    return FlashCall.of(own, own, device, causal=True), FlashCall.of(own, keys, device)
-
-
-def attend_behind(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    before: tuple[Tensor, Tensor],
-    calls: tuple[FlashCall, FlashCall],
-    scaling: float,
-) -> Tensor:
-    """Compute the attention of new tokens, queries [n, T, H, E], over themselves, keys and values
-    [n, T, K, E], and over keys and values *before* them, [S, K, E] -> [n, T, H, E]. Without
-    gradients.
-    """
-    own, across = calls
-    queries, keys, values = (x.flatten(0, 1) for x in (query, key, value))
-    mixed, _ = merge(
-        forward_kernel(queries, keys, values, own, scaling),
-        forward_kernel(queries, before[0], before[1], across, scaling),
-    )
-    return mixed.to(query.dtype).view(query.shape)
 
 
 def attend_cache(
