@@ -51,7 +51,7 @@ class AttentionKernels(Protocol):
         ``begin(lengths)`` as `DecodingForward.steps`, and ``clear()`` where the cache goes.
 
         Args:
-            make: steps of a number of rows over a `CacheAttention`.
+            make: steps of rows of some lengths over a `CacheAttention`.
             graphs: replay steps as CUDA graphs.
         """
         ...

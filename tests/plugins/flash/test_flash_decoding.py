@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.engines.embedded import decoding, engine, layer_steps, sampler
+from quintain.engines.embedded import decoding, engine, sampler
 from quintain.engines.embedded.cache import KVStore
 from quintain.engines.embedded.decoding import LayerForward
 from quintain.engines.embedded.engine import EmbeddedEngine
@@ -61,7 +61,7 @@ def test_tokens_and_log_probs_are_those_of_a_cpu(kind: str, as_on_gpu: None) -> 
     found = run(sample_all(ours, calls))
     plain = engine_of_a_cpu(model, slots=6)
     steps: list[type] = [type(e._forward.steps([1], 1)) for e in (ours, plain)]
-    assert steps == [ReplayedSteps, layer_steps.LayerSteps]
+    assert steps == [ReplayedSteps, decoding.LayerSteps]
     want = run(sample_all(plain, calls))
     assert [o.ids for o in found] == [o.ids for o in want]
     assert [o.finish for o in found] == [o.finish for o in want]
@@ -128,6 +128,7 @@ def test_memory_of_the_cache_is_given_back_when_no_episode_is_left(as_on_gpu: No
 
 def test_replayed_steps_are_made_again_where_the_cache_moves(as_on_gpu: None) -> None:
     forward = LayerForward(decoding.Decoder.of(tiny_model("qwen3")), 512)  # type: ignore[arg-type]
+    forward.store.least_rows = 1
     steps = forward.steps([3, 4], 5)
     assert forward.steps([9, 2], 5) is steps
     assert forward.steps([9, 2, 1], 5) is not steps

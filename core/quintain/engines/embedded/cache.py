@@ -25,7 +25,7 @@ class KVStore:
     Attributes:
         data: of each layer [2, rows, K, capacity, E].
         moves: how often the tensors of *data* have been replaced.
-        least_rows: to make room for at once, where a move costs much.
+        least_rows: to make room for at once, where a move costs much; capacity then grows by half.
     """
 
     def __init__(
@@ -63,6 +63,8 @@ class KVStore:
         old_rows, old_capacity = self.rows, self.capacity
         if rows <= old_rows and length <= old_capacity:
             return
+        if self.least_rows and length > old_capacity:
+            length = max(length, old_capacity * 3 // 2)
         grown = min(-(-length // GROWTH) * GROWTH, max(self.context, length))
         self.moves += 1
         rows = max(rows, old_rows, self.least_rows)

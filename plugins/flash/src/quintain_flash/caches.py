@@ -57,7 +57,7 @@ class ReplayedSteps:
         self, shape: AttentionShape, store: Any, rows: int, make: Any, graph_pool: Any
     ) -> None:
         self._attention = FlashAttention(shape, store, rows)
-        self._steps = make(rows, self._attention)
+        self._steps = make([0] * rows, self._attention)
         self._ids = torch.zeros(rows, dtype=torch.long, device=shape.device)
         self._sources = torch.zeros_like(self._ids)
         self._begins = self._steps.begins.clone()
@@ -81,7 +81,12 @@ class StaticSteps:
     """Steps by number of rows; made anew where the cache moves."""
 
     def __init__(
-        self, shape: AttentionShape, store: Any, make: Callable[[int, Any], Any], *, graphs: bool
+        self,
+        shape: AttentionShape,
+        store: Any,
+        make: Callable[[Sequence[int], Any], Any],
+        *,
+        graphs: bool,
     ) -> None:
         self._shape, self._store, self._make = shape, store, make
         # one pool for all graphs: each ends before another begins
