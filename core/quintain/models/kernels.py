@@ -48,7 +48,7 @@ class AttentionKernels(Protocol):
 
     def steps(self, shape: AttentionShape, store: Any, make: Any, *, graphs: bool) -> Any:
         """Return what begins steps of decoding over *store*, the cache of the embedded engine:
-        ``begin(lengths)`` as `DecodingForward.steps`, and ``clear()`` where the cache goes.
+        ``begin(lengths)`` as `DecodingForward.steps`.
 
         Args:
             make: steps of rows of some lengths over a `CacheAttention`.

@@ -1,10 +1,9 @@
 """What the embedded engine does on a GPU, with the flash kernel of a CPU in place of its own:
-steps over static tensors, several steps between two looks.
+steps over static tensors, which are made again where the cache moves.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 from random import Random
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.engines.embedded import decoding, engine, sampler
+from quintain.engines.embedded import decoding, engine
 from quintain.engines.embedded.cache import KVStore
 from quintain.engines.embedded.decoding import LayerForward
 from quintain.engines.embedded.engine import EmbeddedEngine
@@ -24,7 +23,7 @@ from quintain_flash import runs as flash
 from quintain_flash.caches import ReplayedSteps, rows_of_graph
 from quintain_flash.replay import WARM_UPS, GraphReplay
 
-from ...core.engines.test_embedded_engine import TOKENIZER, engine_of, prompts, run, sample_all
+from ...core.engines.test_embedded_engine import engine_of, prompts, run, sample_all
 from ...core.models.tiny import tiny_model
 from . import cpu_flash
 
@@ -33,8 +32,7 @@ from . import cpu_flash
 def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all take the way of a GPU, but for the graphs."""
     cpu_flash.everywhere(monkeypatch)
-    for module in (sampler, engine):
-        monkeypatch.setattr(module, "on_gpu", lambda device: True)
+    monkeypatch.setattr(engine, "on_gpu", lambda device: True)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
 
@@ -67,47 +65,6 @@ def test_tokens_and_log_probs_are_those_of_a_cpu(kind: str, as_on_gpu: None) -> 
     assert [o.finish for o in found] == [o.finish for o in want]
     for ours_out, plain_out in zip(found, want, strict=True):
         assert list(ours_out.logps) == pytest.approx(list(plain_out.logps), abs=1e-12)
-
-
-def test_stop_strings_and_ids_end_a_row_between_two_looks(as_on_gpu: None) -> None:
-    model = tiny_model("qwen3", dtype=torch.float64)
-    calls = calls_of(6, stop_ids=tuple(range(0, 260, 9)), stop=("e",))
-    found = run(sample_all(engine_of(model, slots=4), calls))
-    assert {o.finish for o in found} >= {"stop"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "STEPS_AHEAD", 1)
-        want = run(sample_all(engine_of(model, slots=4), calls))
-    assert [(o.ids, o.finish, o.stop) for o in found] == [(o.ids, o.finish, o.stop) for o in want]
-
-
-def test_the_host_looks_once_for_several_steps(
-    as_on_gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At the tokens of a burst: whatever reads a number of the device makes the host wait."""
-    looks: list[int] = []
-    tolist = Tensor.tolist
-
-    def counted(x: Tensor) -> Any:
-        looks.append(x.numel())
-        return tolist(x)
-
-    decode_burst = sampler.decode_burst
-
-    def burst(*args: Any) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Tensor, "tolist", counted)
-            patch.setattr(Tensor, "item", None)
-            return decode_burst(*args)
-
-    monkeypatch.setattr(engine, "decode_burst", burst)
-    monkeypatch.setattr(sampler, "BURST_SECONDS", 1e9)
-    calls = [([1, 2, 3], Sampling(seed=i, max_tokens=33)) for i in range(4)]
-    module = tiny_model("qwen3")
-    ours = EmbeddedEngine.sharing(module, copy.copy(TOKENIZER), slots=4)
-    ours.tokenizer.stop_ids = ()
-    run(sample_all(ours, calls))
-    # 32 steps in four parts; the log-probs were there by then
-    assert looks == [32, 32, 32, 32, 128]
 
 
 def test_memory_of_the_cache_is_given_back_when_no_episode_is_left(as_on_gpu: None) -> None:

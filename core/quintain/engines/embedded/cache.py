@@ -4,7 +4,7 @@ length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ class KVStore:
 
     Attributes:
         data: of each layer [2, rows, K, capacity, E].
-        moves: how often the tensors of *data* have been replaced.
+        moved: called after the tensors of *data* have been replaced.
         least_rows: to make room for at once, where a move costs much; capacity then grows by half.
     """
 
@@ -41,7 +41,8 @@ class KVStore:
         self.layers, self.context, self.dtype = layers, context, dtype
         self._shape = (key_heads, head_dim)
         self._options: Any = {"dtype": dtype, "device": device}
-        self.moves = self.least_rows = 0
+        self.least_rows = 0
+        self.moved: Callable[[], None] = lambda: None
         self.release()
 
     @property
@@ -56,7 +57,7 @@ class KVStore:
     def release(self) -> None:
         """Give the memory and its content back."""
         self.data = [self._empty(0, 0) for _ in range(self.layers)]
-        self.moves += 1
+        self.moved()
 
     def reserve(self, rows: int, length: int) -> None:
         """Make room for *rows* rows of *length* tokens; the content stays."""
@@ -66,12 +67,12 @@ class KVStore:
         if self.least_rows and length > old_capacity:
             length = max(length, old_capacity * 3 // 2)
         grown = min(-(-length // GROWTH) * GROWTH, max(self.context, length))
-        self.moves += 1
         rows = max(rows, old_rows, self.least_rows)
         for layer in range(self.layers):
             bigger = self._empty(rows, max(grown, old_capacity))
             bigger[:, :old_rows, :, :old_capacity] = self.data[layer]
             self.data[layer] = bigger
+        self.moved()
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first *length* tokens of each source row to its target row; all are read before

@@ -11,7 +11,7 @@ head size, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -67,10 +67,6 @@ class DecodingForward(Protocol):
         """Run a plain causal forward pass of ids [n, T] without the cache, each row behind
         *prefix*; returns the input of `head`, [n, T, D].
         """
-        ...
-
-    def release(self) -> None:
-        """Give the memory of the cache back, with its content."""
         ...
 
     def prefix_cache(self, ids: Sequence[int]) -> PrefixCache | None:
@@ -158,11 +154,6 @@ class LayerForward:
     def _steps_over(self, lengths: Sequence[int], attention: CacheAttention) -> LayerSteps:
         tables = self.rotary_tables(self.store.capacity)
         return LayerSteps(self.decoder, self.store, tables, lengths, attention)
-
-    def release(self) -> None:
-        if self._static:
-            self._static.clear()
-        self.store.release()
 
     def hidden(self, ids: Tensor, prefix: PrefixCache | None = None) -> Tensor:
         return self.decoder.final_norm(self._layers(ids, prefix)[0])
@@ -398,9 +389,6 @@ class ModuleForward:
         self.store.reserve(len(lengths), max(lengths) + count)
         return _ModuleSteps(self, lengths)
 
-    def release(self) -> None:
-        self.store.release()
-
     def hidden(self, ids: Tensor, prefix: PrefixCache | None = None) -> Tensor:
         return cast(Tensor, self._body(input_ids=ids, use_cache=False)[0])
 
@@ -500,9 +488,6 @@ class BatchForward:
         output = self.module(input_ids=ids_NT, attention_mask=mask, use_cache=True, **options)
         self._cache = getattr(output, self._cache_name)
         return cast(Tensor, output.logits[:, -1])
-
-    def release(self) -> None:
-        self._cache = None
 
     def _is_state(self) -> bool:
         """Return whether the cache has no keys (Mamba); then steps take no mask."""

@@ -338,8 +338,8 @@ class EmbeddedEngine(TokenEngine):
         """
         if self._reproducible and not (self._live or self._queue or self._slots.live):
             self._slots.forget()
-            if on_gpu(self._forward.device):
-                self._forward.release()
+            if (store := self._forward.store) is not None and on_gpu(self._forward.device):
+                store.release()
 
     async def _drive(self) -> None:
         """Run until no request waits; a failure ends the waiting requests, not the engine."""

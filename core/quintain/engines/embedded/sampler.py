@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...models.kernels import on_gpu
-from ...models.transfers import to_device
 from ...types.sampling import Sampling
 from .decoding import DecodingForward
 from .slots import Request
@@ -20,17 +18,13 @@ BURST_SECONDS = 0.04
 """Longest time the event loop is kept waiting between steps."""
 
 BURST_STEPS = 64
-STEPS_AHEAD = 8
-"""Steps that a GPU gets at once: the host waits for their tokens once. What rows compute after their
-end is dropped.
-"""
 
 
 def decode_burst(
     forward: DecodingForward, requests: Sequence[Request | None]
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Step all rows together until one may have ended; per row its tokens and log-probs, up to
-    there.
+    """Step all rows together until one may have ended; per row its tokens and log-probs, one of
+    each per step.
 
     Rows without a request are stepped along in a fixed batch, and their tokens dropped.
     """
@@ -38,9 +32,6 @@ def decode_burst(
     count = min(BURST_STEPS, min(r.limit - len(r.tokens) for r in live))
     stop_ids = frozenset().union(*(r.stop_ids for r in live))
     with_stop_strings = [(row, r) for row, r in enumerate(requests) if r is not None and r.stops]
-    # A row that a stop string may have ended goes on with its next random number, so none may be
-    # drawn beyond it.
-    ahead = STEPS_AHEAD if on_gpu(forward.device) and not with_stop_strings else 1
     rows = [r or live[0] for r in requests]
     sampler = Sampler([r.sampling for r in rows], forward.device)
     steps = forward.steps([len(r.cached) for r in rows], count)
@@ -48,29 +39,19 @@ def decode_burst(
     tokens: list[list[int]] = []
     logps: list[Tensor] = []
     deadline = time.perf_counter() + BURST_SECONDS
-    ended = False
-    while not ended and len(tokens) < count:
-        newest: list[Tensor] = []
-        for _ in range(min(ahead, count - len(tokens))):
-            uniforms = torch.tensor(
-                [r.random.random() if r else 0.0 for r in requests], dtype=torch.float64
-            )
-            ids, step_logps = sampler.pick(steps.step(ids), to_device(uniforms, forward.device))
-            newest.append(ids)
-            logps.append(step_logps)
-        read = torch.stack(newest).tolist()  # the one point at which the host waits for the device
-        tokens += read
-        ended = (
-            time.perf_counter() > deadline
-            or not all(map(stop_ids.isdisjoint, read))
-            or any(r.stops.may_end(read[-1][row]) for row, r in with_stop_strings)
+    for _ in range(count):
+        uniforms = torch.tensor(
+            [r.random.random() if r else 0.0 for r in requests], dtype=torch.float64
         )
-    tokens_by_row = [list(row) for row in zip(*tokens, strict=True)]
-    logps_by_row = torch.stack(logps, dim=1).tolist()
-    for row, r in enumerate(rows if ahead > 1 else ()):
-        kept = 1 + next((i for i, x in enumerate(tokens_by_row[row]) if x in r.stop_ids), count)
-        del tokens_by_row[row][kept:], logps_by_row[row][kept:]
-    return tokens_by_row, logps_by_row
+        ids, step_logps = sampler.pick(steps.step(ids), uniforms.to(forward.device))
+        newest = ids.tolist()  # the one point per step at which the host waits for the device
+        tokens.append(newest)
+        logps.append(step_logps)
+        if not stop_ids.isdisjoint(newest) or time.perf_counter() > deadline:
+            break
+        if any(r.stops.may_end(newest[row]) for row, r in with_stop_strings):
+            break
+    return [list(row) for row in zip(*tokens, strict=True)], torch.stack(logps, dim=1).tolist()
 
 
 class Sampler:

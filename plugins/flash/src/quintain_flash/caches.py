@@ -92,13 +92,10 @@ class StaticSteps:
         # one pool for all graphs: each ends before another begins
         self._graph_pool = torch.cuda.graph_pool_handle() if graphs else None
         self._by_rows: dict[int, ReplayedSteps] = {}
-        self._moves = -1
+        store.moved = self.clear
 
     def begin(self, lengths: Sequence[int]) -> ReplayedSteps:
         """Begin steps on rows ``0 .. n-1``, which hold *lengths* tokens."""
-        if self._moves != self._store.moves:
-            self.clear()
-            self._moves = self._store.moves
         rows = rows_of_graph(len(lengths))
         if rows not in self._by_rows:
             self._by_rows[rows] = ReplayedSteps(
