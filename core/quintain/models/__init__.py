@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .hf import offline as offline
     from .hf import quiet as quiet
     from .hf import unreachable as unreachable
-    from .kernels import AttentionShape as AttentionShape
     from .kernels import kernels_of as kernels_of
+    from .layers import Decoder as Decoder
     from .layers import fuse_storage as fuse_storage
     from .load import LoadedModel as LoadedModel
     from .load import as_device as as_device

@@ -271,10 +271,9 @@ def _attention(decoder: Decoder, plan: PrefixLayout, hidden_FD: Tensor) -> Atten
     """Return attention of flat queries [F, H, E] over keys and values [F, K, E]: without masks where
     there are kernels for the type that *hidden_FD* has in a product.
     """
-    if kernels := kernels_of(hidden_FD.device):
-        shape = decoder.attention_shape(product_type(hidden_FD))
-        if over_layout := kernels.over_layout(shape, plan):
-            return over_layout
+    kernels, dtype = kernels_of(hidden_FD.device), product_type(hidden_FD)
+    if kernels and (over_layout := kernels.over_layout(decoder, dtype, plan)):
+        return over_layout
     return partial(
         _attend,
         plan,

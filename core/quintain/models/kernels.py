@@ -9,10 +9,9 @@ Shapes: F flat tokens, H query heads, K key heads, E head size.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -20,33 +19,29 @@ from torch import Tensor
 from ..registry.lookup import current
 from .prefix_layout import PrefixLayout
 
+if TYPE_CHECKING:
+    from .layers import Decoder
+
 log = logging.getLogger(__name__)
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention by queries, keys and values."""
 
 
-@dataclass(frozen=True)
-class AttentionShape:
-    """What a kernel must be made for: H, K and E, in *dtype*."""
-
-    device: torch.device
-    dtype: torch.dtype
-    heads: int
-    key_heads: int
-    head_dim: int
-
-
 class AttentionKernels(Protocol):
-    """Kernels of one kind of device. Each method returns ``None`` where there is none for *shape*."""
+    """Kernels of one kind of device. The first two methods return ``None`` where there is none for
+    the heads of *decoder* in *dtype*.
+    """
 
-    def over_layout(self, shape: AttentionShape, layout: PrefixLayout) -> Attend | None:
+    def over_layout(
+        self, decoder: Decoder, dtype: torch.dtype, layout: PrefixLayout
+    ) -> Attend | None:
         """Return attention of the flat tokens of *layout*, queries [F, H, E] over keys and values
         [F, K, E], each over those that its rows have up to it; with gradients.
         """
         ...
 
-    def steps(self, shape: AttentionShape, store: Any, make: Any, *, graphs: bool) -> Any:
+    def steps(self, decoder: Decoder, store: Any, make: Any, *, graphs: bool) -> Any:
         """Return what begins steps of decoding over *store*, the cache of the embedded engine:
         ``begin(lengths)`` as `DecodingForward.steps`.
 
@@ -56,8 +51,8 @@ class AttentionKernels(Protocol):
         """
         ...
 
-    def described(self, shape: AttentionShape) -> str:
-        """Return in words which kernels there are."""
+    def described(self, device: torch.device, dtype: torch.dtype, heads: Sequence[int]) -> str:
+        """Return in words which kernels there are for *heads*: H, K and E."""
         ...
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .kernels import AttentionShape, on_gpu
+from .kernels import on_gpu
 from .lora import base_of, has_adapters
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -130,10 +130,6 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self.embed.weight.dtype
-
-    def attention_shape(self, dtype: torch.dtype) -> AttentionShape:
-        """Return what its attention needs of a kernel."""
-        return AttentionShape(self.device, dtype, self.heads, self.key_heads, self.head_dim)
 
     def rotary(self, positions: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each [..., E], of integer *positions* [...]; angles are

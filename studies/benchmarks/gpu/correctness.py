@@ -21,7 +21,7 @@ from quintain.console.screen import Screen
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.interfaces.algorithm import Algorithm
 from quintain.learning import Learner
-from quintain.models import AttentionShape, kernels_of
+from quintain.models import kernels_of
 from quintain.models.probe import plain_log_probs
 from quintain.models.sampler_mismatch import SamplerMismatch
 from quintain.recipe import Recipe
@@ -182,8 +182,7 @@ def kernels(part: Part, size: str) -> dict[str, Any]:
     shape = (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
     brought = kernels_of(part.device)
     for name, dtype in DTYPES.items():
-        heads = AttentionShape(part.device, dtype, *shape)
-        found[name] = brought.described(heads) if brought else "with masks"
+        found[name] = brought.described(part.device, dtype, shape) if brought else "with masks"
     on_gpu = part.device.type == "cuda"
     return found | {"ok": not on_gpu or "masks" not in found["bf16"]}
 

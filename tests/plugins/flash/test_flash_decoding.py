@@ -16,12 +16,13 @@ from quintain.engines.embedded import decoding, engine
 from quintain.engines.embedded.cache import KVStore
 from quintain.engines.embedded.decoding import LayerForward
 from quintain.engines.embedded.engine import EmbeddedEngine
-from quintain.models import AttentionShape, kernels
+from quintain.models import kernels
 from quintain.types.sampling import Sampling
 from quintain_flash import checks
 from quintain_flash import runs as flash
 from quintain_flash.caches import ReplayedSteps, rows_of_graph
 from quintain_flash.replay import WARM_UPS, GraphReplay
+from quintain_flash.shape import AttentionShape
 
 from ...core.engines.test_embedded_engine import engine_of, prompts, run, sample_all
 from ...core.models.tiny import tiny_model

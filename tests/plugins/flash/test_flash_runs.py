@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from quintain.models import AttentionShape, forward, kernels
+from quintain.models import forward, kernels
 from quintain.models.forward import Forward
 from quintain.models.prefix_layout import TokenSequence
 from quintain_flash import FLASH, checks
 from quintain_flash import runs as flash
 from quintain_flash.runs import TokenRun, calls_of, flash_attend
+from quintain_flash.shape import AttentionShape
 
 from ...core.models.test_forward import one_by_one, outcome, prefix_groups
 from ...core.models.test_prefix_tree import tokens, trees
@@ -209,9 +210,11 @@ def test_kernels_are_found_and_named(on_cpu: None, monkeypatch: pytest.MonkeyPat
     assert find(CPU) is FLASH
     checks.flash_works.cache_clear()
     checks.flash_reads_caches.cache_clear()
-    half, single = (AttentionShape(CPU, x, 4, 2, 16) for x in (torch.bfloat16, torch.float32))
-    assert FLASH.described(half) == "prompts: flash in runs, decoding: flash"
+    heads = (4, 2, 16)
+    half = FLASH.described(CPU, torch.bfloat16, heads)
+    assert half == "prompts: flash in runs, decoding: flash"
     masks = "memory-efficient with masks"
-    assert FLASH.described(single) == f"prompts: {masks}, decoding: {masks}"
+    single = FLASH.described(CPU, torch.float32, heads)
+    assert single == f"prompts: {masks}, decoding: {masks}"
     checks.flash_works.cache_clear()
     checks.flash_reads_caches.cache_clear()

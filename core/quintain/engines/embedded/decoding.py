@@ -102,7 +102,7 @@ class LayerForward:
         self._tables = (torch.empty(0), torch.empty(0))
         kernels = kernels_of(device)
         self._static = kernels and kernels.steps(
-            decoder.attention_shape(decoder.dtype), self.store, self._steps_over, graphs=graphs
+            decoder, self.store, self._steps_over, graphs=graphs
         )
 
     def rotary_tables(self, length: int) -> tuple[Tensor, Tensor]:

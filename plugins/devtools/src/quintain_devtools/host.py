@@ -82,13 +82,13 @@ def _attention() -> Iterator[str]:
         return
     import torch
 
-    from quintain.models import AttentionShape, kernels_of
+    from quintain.models import kernels_of
 
     for index in range(torch.cuda.device_count()):
         device = torch.device("cuda", index)
         kernels = kernels_of(device)
-        shape = AttentionShape(device, torch.bfloat16, 16, 8, 128)
-        yield f"{device} {kernels.described(shape) if kernels else 'with masks'}"
+        found = kernels and kernels.described(device, torch.bfloat16, (16, 8, 128))
+        yield f"{device} {found or 'with masks'}"
 
 
 def _gpu(index: int) -> str:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintain.models import AttentionShape, to_device
+from quintain.models import to_device
 
 from .replay import GraphReplay
 from .runs import attend_cache
+from .shape import AttentionShape
 
 
 class FlashAttention:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quintain.models import AttentionShape, to_device
+from quintain.models import to_device
 
 from .runs import TokenRun, attend_cache, calls_of, flash_attend
+from .shape import AttentionShape
 
 log = logging.getLogger(__name__)
 
