@@ -11,16 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from ..registry.lookup import current
 from .prefix_layout import PrefixLayout
-
-if TYPE_CHECKING:
-    from .layers import Decoder
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +27,16 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 class AttentionKernels(Protocol):
     """Kernels of one kind of device. The first two methods return ``None`` where there is none for
-    the heads of *decoder* in *dtype*.
+    the heads of *decoder*, a `models.layers.Decoder`, in *dtype*.
     """
 
-    def over_layout(
-        self, decoder: Decoder, dtype: torch.dtype, layout: PrefixLayout
-    ) -> Attend | None:
+    def over_layout(self, decoder: Any, dtype: torch.dtype, layout: PrefixLayout) -> Attend | None:
         """Return attention of the flat tokens of *layout*, queries [F, H, E] over keys and values
         [F, K, E], each over those that its rows have up to it; with gradients.
         """
         ...
 
-    def steps(self, decoder: Decoder, store: Any, make: Any, *, graphs: bool) -> Any:
+    def steps(self, decoder: Any, store: Any, make: Any, *, graphs: bool) -> Any:
         """Return what begins steps of decoding over *store*, the cache of the embedded engine:
         ``begin(lengths)`` as `DecodingForward.steps`.
 
