@@ -116,11 +116,11 @@ PUBLIC_MODULES = {PACKAGE} | {
 """What plugins, environments and examples may import, each by the names in its ``__all__``."""
 
 KERNEL_TOKENS = 34_000
-PACKAGE_TOKENS = 138_000
+PACKAGE_TOKENS = 142_000
 FILE_TOKENS = 5_000
 FUNCTION_TOKENS = 700
-"""At most so many tokens. The package had 2.7 per cent of room when its limit was set, the others ten
-or more, 2026-11-23.
+"""At most so many tokens. The package had 3 per cent of room when its limit was set (2026-11-26), the
+others ten or more (2026-11-23).
 """
 
 Rule = Callable[[Checkout], list[str]]

@@ -363,7 +363,7 @@ def f(a):
 )
 def test_budget_names_the_folder_and_the_way_out(rule: str, path: str, planted: Planted) -> None:
     """One more line never fails; too many tokens name the largest folder and what to do."""
-    planted.add(f"core/quintain/{path}", "a = 1\n" * 10)
+    planted.add(f"core/quintain/{path}", "a = 1\n" * 100)
     assert not planted.new(rule)
 
     planted.add(f"core/quintain/{path}", "a = 1\n" * 20_000)
