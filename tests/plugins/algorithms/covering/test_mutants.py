@@ -210,7 +210,7 @@ MUTANTS: dict[str, Mutant] = {
         where=of(overlong="0.5"),
     ),
     "last micro-batch alone": Mutant(
-        plant=wraps(OptimizerStep, "backward", _last_micro_batch_alone),
+        plant=wraps(OptimizerStep, "accumulate", _last_micro_batch_alone),
         where=of(micro_batches="many"),
     ),
     "minibatches split groups": Mutant(
