@@ -86,7 +86,10 @@ def on_podman() -> Iterator[str]:
     if os.getuid() != 0 or shutil.which("podman") is None or runtime is None:
         pytest.skip("needs root, podman and runc (Debian: apt-get install podman runc)")
     pytest.importorskip("docker")
-    with tempfile.TemporaryDirectory(prefix="quintain-podman-") as folder:
+    # A container that ends may still write its state beside the service that was stopped.
+    with tempfile.TemporaryDirectory(
+        prefix="quintain-podman-", ignore_cleanup_errors=True
+    ) as folder:
         url = f"unix://{folder}/socket"
         podman = [
             "podman",
