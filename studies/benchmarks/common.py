@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -212,6 +212,17 @@ class Door:
         """Return the next message; ``None`` when the parent is done."""
         line = sys.stdin.readline()
         return json.loads(line) if line.strip() else None
+
+
+def serve(run: Callable[..., Mapping[str, Any]], threads: int) -> None:
+    """Answer each message of the `Worker` with what *run* returns of its fields."""
+    door = Door()
+    import torch
+
+    torch.set_num_threads(threads)
+    door.say(ready=True)
+    while (message := door.hear()) is not None:
+        door.say(**run(**message))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .common import Door, Worker, arguments, table, write
+from .common import Worker, arguments, serve, table, write
 
 VOCABULARY = 151_936
 WAYS = ("chunked", "full", "gathered")
@@ -106,13 +106,7 @@ def main() -> None:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        door = Door()
-        import torch
-
-        torch.set_num_threads(args.threads)
-        door.say(ready=True)
-        while (message := door.hear()) is not None:
-            door.say(**run(**message))
+        serve(run, args.threads)
         return
     shapes = (
         [(256, 64, "float32")]

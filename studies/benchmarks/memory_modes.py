@@ -26,7 +26,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
-from .common import CACHE, RESULTS, Door, Worker, arguments, table, write
+from .common import CACHE, RESULTS, Worker, arguments, serve, table, write
 
 AIM = 0.1
 LEAN = ["learner.use=lean"]
@@ -205,13 +205,7 @@ def main() -> None:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        door = Door()
-        import torch
-
-        torch.set_num_threads(args.threads)
-        door.say(ready=True)
-        while (message := door.hear()) is not None:
-            door.say(**run(**message))
+        serve(run, args.threads)
         return
     size = "0.1M" if args.quick else "0.6B"
     kept = (RESULTS / "quick" if args.quick else RESULTS) / "memory_modes.json"

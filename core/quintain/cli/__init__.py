@@ -199,8 +199,8 @@ def _run(words: list[str], as_json: bool) -> int:
         if isinstance(e.__context__, BrokenPipeError) or not _is_read():
             raise BrokenPipeError from e
         message = (
-            f"the command was ended by {describe_error(e)}; code that Quintain calls must return or raise "
-            f"an exception"
+            f"the command was ended by {describe_error(e)}; code that Quintain calls must return or "
+            f"raise an exception"
         )
         return _fail(message, "SystemExit", 1, as_json)
     return status if isinstance(status, int) else 0

@@ -128,11 +128,7 @@ def check_files(folder: Path) -> None:
     """
     if has_adapters_alone(folder):
         return
-    if not (folder / "config.json").exists():
-        raise UsageError(
-            f"model folder {folder} has no config.json; save a model there with "
-            f"`model.save_pretrained({str(folder)!r})`, or name another folder"
-        )
+    check_config(folder)
     if not has_tokenizer_files(folder):
         raise UsageError(
             f"model folder {folder} has no tokenizer (tokenizer.json); "
@@ -142,6 +138,19 @@ def check_files(folder: Path) -> None:
         raise UsageError(
             f"model folder {folder} has no weights (*.safetensors); save them with "
             f"`model.save_pretrained`"
+        )
+
+
+def check_config(folder: Path) -> None:
+    """Check that *folder* has the configuration of a model, which is enough to plan its memory.
+
+    Raises:
+        UsageError: it has none; the message says how to save it.
+    """
+    if not (folder / "config.json").exists():
+        raise UsageError(
+            f"model folder {folder} has no config.json; save a model there with "
+            f"`model.save_pretrained({str(folder)!r})`, or name another folder"
         )
 
 
@@ -201,16 +210,14 @@ def check_available(name: str) -> None:
     """Check that the model *name* is a folder with a configuration, is in the hub's cache, or can be
     downloaded.
 
-    Of adapters, the model that they change. Raises as `check_folder`, `check_files` and
+    Of adapters, the model that they change. Raises as `check_folder`, `check_config` and
     `check_reachable`.
     """
     if has_adapters_alone(name):
         check_base_available(name)
     elif is_folder(name):
         check_folder(name)
-        folder = Path(os.path.expanduser(name))
-        if not (folder / "config.json").exists():  # which alone lets memory be planned
-            check_files(folder)
+        check_config(Path(os.path.expanduser(name)))
     elif not _in_cache(name):
         check_reachable(name)
 

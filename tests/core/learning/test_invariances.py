@@ -73,12 +73,11 @@ def batch(kind: str = "qwen3") -> Batch:
     samples = []
     for i, sample in enumerate(made.samples):
         (row,) = sample.sequences
-        logps = tuple(exact.pop(0) + 0.3 * (-1) ** k if m else 0.0 for k, m in enumerate(row.mask))
         turns = (1, sample.tokens - 1) if i == 1 and sample.tokens > 1 else ()
         samples.append(
             replace(
                 sample,
-                sequences=(replace(row, logps=logps),),
+                sequences=(batches.near(row, exact),),
                 turns=turns,
                 turn_scores=(0.2, 0.1) if turns else (),
                 truncated=i == 5,

@@ -94,15 +94,16 @@ class FsdpLearner(Learner):
         )
         self.team = team or Team(ranks, silence=silence)
         self.team.start(setup)
-        for note in algorithm.notes() if algorithm else ():
-            log.warning("%s: %s", algorithm.name if algorithm else "", note)
+        if algorithm is not None:
+            for note in algorithm.notes():
+                log.warning("%s: %s", algorithm.name, note)
         self._last: Prepared | None = None
 
     def prepare(self, batch: Batch) -> Prepared:
         if not batch.tokens:
             raise UsageError("the batch holds no token that trains")
         began = time.perf_counter()
-        rewards, penalty, statistics, _ = self.team.call("prepare", batch)
+        rewards, penalty, statistics = self.team.call("prepare", batch)
         step = Step(batch=batch, rewards=rewards, penalty=penalty, statistics=statistics)
         self._last = Prepared(
             step=step,

@@ -106,7 +106,8 @@ class Worker:
         if algorithm and algorithm.uses_reference and not hasattr(module, "disable_adapter"):
             shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in module.parameters()}
             reference = copy.deepcopy(module, shared)
-        self._reference_names = list(module.state_dict()) if reference is not None else []
+        # before sharding, which may add the output layer to the body under a second name
+        reference_names = list(module.state_dict()) if reference is not None else []
         mesh = mesh_of(setup.device, setup.ranks, setup.group)
         for copied in [module] if reference is None else [module, reference]:
             if sharded:
@@ -119,7 +120,7 @@ class Worker:
         self._reference = (
             {}
             if reference is None
-            else {name: _tensor(reference, name) for name in self._reference_names}
+            else {name: _tensor(reference, name) for name in reference_names}
         )
         settings = dict(setup.settings)
         if sharded:
@@ -138,11 +139,11 @@ class Worker:
         self._waiting: list[Tensor] = []
 
     def prepare(self, batch: Batch) -> tuple[Any, ...]:
-        """Return rewards, penalty and statistics of *batch*, and the seconds that they took."""
+        """Return rewards, penalty and statistics of *batch*."""
         self._prepared = self.learner.prepare(batch)
         step = self._prepared.step
         statistics = {name: value.cpu() for name, value in step.statistics.items()}
-        return step.rewards, step.penalty, statistics, self._prepared.seconds
+        return step.rewards, step.penalty, statistics
 
     def step(self, values: Sequence[float] | Tensor) -> tuple[dict[str, float], int, int]:
         """Train on the batch that was prepared last; return metrics, version and updates."""

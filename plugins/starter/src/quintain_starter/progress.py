@@ -7,7 +7,7 @@ import time
 
 from quintain.console import Screen, clock_text
 
-from .warm_start import MOST_ACCEPTED, WarmStart, WarmStartCheck
+from .warm_start import WarmStart, WarmStartCheck
 
 LONG = 600.0
 """Seconds of a warm start beyond which the screen says what makes it shorter."""
@@ -77,8 +77,7 @@ class WarmStartProgress:
 
     def range_text(self) -> str:
         """Return the accuracies that end the warm start."""
-        low, high = self._settings.target
-        return percent((low, max(high, MOST_ACCEPTED) if self._settings.settle == 1 else high))
+        return percent((self._settings.target[0], self._settings.highest))
 
     def _pace(self, steps: int) -> float:
         """Seconds of an update since the last check, the weights being at *steps*."""

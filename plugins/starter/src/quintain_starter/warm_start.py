@@ -104,6 +104,13 @@ class WarmStart:
             )
 
     @property
+    def highest(self) -> float:
+        """Greatest accuracy that may end the training: where one check is enough, also above the
+        target.
+        """
+        return max(self.target[1], MOST_ACCEPTED) if self.settle == 1 else self.target[1]
+
+    @property
     def most_halvings(self) -> int:
         """How often training goes back from a check above the target at most."""
         return FEW_HALVINGS if self.settle == 1 else HALVINGS
@@ -200,7 +207,7 @@ async def warm_start(
     learner = Learner(
         model.module, lr=settings.lr, warmup_steps=settings.warmup_steps, betas=(0.9, 0.98)
     )
-    low, high = settings.target
+    low = settings.target[0]
     examples = _shuffled(examples_of(environments, model.tokenizer, services), Random(seed))
     steps = tokens = inside = halvings = 0
     accuracy, lr, longest = 0.0, settings.lr, 1
@@ -244,8 +251,7 @@ async def warm_start(
             measured, rough = await _accuracy(
                 engine, environments, tasks, greedy, services, least=low / 2
             )
-            accepts_above = settings.settle == 1 and measured <= MOST_ACCEPTED
-            above = measured > high and not accepts_above
+            above = measured > settings.highest
             if above:
                 halvings += 1
             else:
