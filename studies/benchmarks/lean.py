@@ -65,9 +65,9 @@ def planned(settings: list[str]) -> dict[str, float]:
 
     from quintain.models.lora import with_adapters
     from quintain.recipe.extends import bundled_text
-    from quintain.recipe.memory import memory_of
     from quintain.recipe.plan import RunPlan
     from quintain.recipe.tables import Recipe
+    from quintain_memory import memory_of
 
     plan = RunPlan.of(Recipe.parse(bundled_text("quickstart"), settings))
     config = transformers.Qwen3Config(

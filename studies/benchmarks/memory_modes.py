@@ -135,20 +135,21 @@ def run(way: str, size: str) -> dict[str, Any]:
     from quintain.console.screen import Screen
     from quintain.engines.embedded.engine import EmbeddedEngine
     from quintain.learning import Learner
-    from quintain.recipe import memory
+    from quintain.recipe import plan as plans
     from quintain.run.build import engine_for, learner_for, model_for
+    from quintain_memory import memory_of
 
     from .gpu.memory import CHECKPOINTED, on_paper, plan_of
     from .gpu.work import batch_of, prompts_of, sample, sequence
 
     path = folder_of(size)
     settings = [f"model.name={path}", CHECKPOINTED, *WAYS[way]]
-    memory.PROMPT = PROMPT - NEW  # a sequence is planned for 2 * NEW tokens and these
+    plans.PROMPT_TOKENS = PROMPT - NEW  # a sequence is planned for 2 * NEW tokens and these
     budget = PROMPT + GROUP * NEW
     plan = plan_of(
         torch.device("cpu"), groups=1, group_size=GROUP, new=NEW, budget=budget, settings=settings
     )
-    estimate = memory.memory_of(plan, on_paper(size, plan), free=None)
+    estimate = memory_of(plan, on_paper(size, plan), free=None)
     curve, files = Curve(), file_pages()
     with curve.phase("load"):
         model = model_for(plan, None, Screen(quiet=True), lambda text: nullcontext())

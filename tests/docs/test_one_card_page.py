@@ -11,9 +11,9 @@ import transformers
 
 from quintain.models.lora import with_adapters
 from quintain.recipe.extends import bundled_text
-from quintain.recipe.memory import memory_of
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
+from quintain_memory import memory_of
 
 from .pages import page
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from ..interfaces.shared_module import shares_module as shares_module
     from ..interfaces.tokenizer import ChatTokenizer as ChatTokenizer
     from .adapter_files import merge_adapters as merge_adapters
+    from .forward import TOKEN_BUDGET as TOKEN_BUDGET
     from .forward import Forward as Forward
+    from .head import CHUNK_ELEMENTS as CHUNK_ELEMENTS
     from .hf import check_available as check_available
     from .hf import check_folder as check_folder
     from .hf import check_whole as check_whole
@@ -24,11 +26,14 @@ if TYPE_CHECKING:
     from .hf import unreachable as unreachable
     from .kernels import kernels_of as kernels_of
     from .layers import Decoder as Decoder
+    from .layers import cache_shape as cache_shape
     from .layers import fuse_storage as fuse_storage
     from .load import LoadedModel as LoadedModel
     from .load import as_device as as_device
+    from .load import cache_bytes as cache_bytes
     from .load import load_model as load_model
     from .load import load_pretrained as load_pretrained
+    from .lora import base_of as base_of
     from .lora import body_of as body_of
     from .prefix_layout import PrefixLayout as PrefixLayout
     from .prefix_layout import TokenSequence as TokenSequence

@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from ..registry.known import known_plugins
+from ..registry.known import providers
 from ..registry.lookup import current
 from .prefix_layout import PrefixLayout
 
@@ -64,6 +64,6 @@ def kernels_of(device: torch.device) -> AttentionKernels | None:
         return None
     for component in current().components("kernels"):
         return cast(AttentionKernels, current().resolve(component))
-    known = sorted({member for (kind, _), member in known_plugins().items() if kind == "kernels"})
-    log.warning("attention has masks, and steps no CUDA graphs: pip install %s", " or ".join(known))
+    known = " or ".join(sorted(providers("kernels")))
+    log.warning("attention has masks, and steps no CUDA graphs: pip install %s", known)
     return None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .extends import BUNDLED as BUNDLED
     from .extends import bundled_text as bundled_text
     from .plan import EvaluationPlan as EvaluationPlan
+    from .plan import RunPlan as RunPlan
     from .resolve import EnvironmentSpec as EnvironmentSpec
     from .resolve import chosen_services as chosen_services
     from .resolve import is_model_source as is_model_source

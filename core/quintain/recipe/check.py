@@ -20,12 +20,13 @@ from ..interfaces.service import Service
 from ..interfaces.shared_module import shares_module
 from ..models.hf import check_available
 from ..models.load import as_device
+from ..models.paper import module_on_paper
 from ..registry.binding import NotStartedError, Unstarted, check_args, signature_of
 from ..registry.lookup import current
 from ..services.manager import find_service, start_order
 from ..store.storage import free_bytes, size_text
-from .memory import check_memory, module_on_paper
 from .plan import EvaluationPlan, RunPlan
+from .planners import check_memory
 from .resolve import OWN_SLOTS, EnvironmentSpec, is_model_source
 from .tables import EvaluatedTable, Recipe
 

@@ -15,7 +15,7 @@ from ..interfaces.algorithm import Algorithm
 from ..interfaces.curriculum import Curriculum
 from ..interfaces.learner import BytesPerParameter, LearnerKind
 from ..interfaces.schedule import Schedule
-from ..interfaces.shared_module import shares_module
+from ..interfaces.shared_module import SuggestsSlots, shares_module
 from ..registry.discovery import short_name
 from ..registry.lookup import current
 from ..types.sampling import Sampling
@@ -46,6 +46,9 @@ MISMATCH_LIMIT_FLOAT32, MISMATCH_LIMIT_HALF = 0.01, 0.1
 elsewhere. Healthy runs have 1e-6 and 0.005 to 0.02, wide random models to 0.08. docs/health.md has
 a table of what planted errors give.
 """
+
+PROMPT_TOKENS = 512
+"""Assumed of a prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +265,44 @@ class RunPlan:
         return (
             BytesPerParameter(weights=8, gradients=8, moments=16) if wide else BytesPerParameter()
         )
+
+    @property
+    def learner_dtype(self) -> str:
+        """The precision of the learner's weights."""
+        return {2: "bfloat16", 4: "float32", 8: "float64"}[self.learner_bytes.weights]
+
+    @property
+    def engine_dtype(self) -> str:
+        """The precision of an engine that decodes the learner's module."""
+        dtype = str(self.engine_args.get("dtype", self.model.dtype))
+        return self.learner_dtype if dtype == "auto" else dtype
+
+    @property
+    def sequence_tokens(self) -> int:
+        """The tokens of a sequence that are expected at most."""
+        return 2 * self.max_tokens + PROMPT_TOKENS
+
+    @property
+    def decodes_beside_learner(self) -> bool:
+        """Whether the engine takes memory of the learner's device; others have their own."""
+        return shares_module(self.engine) and isinstance(self.engine, SuggestsSlots)
+
+    def engine_slots(self, module: Any, *, room: int | None) -> int:
+        """Return how many sequences of *module* an engine beside the learner decodes at once.
+
+        *room* is the bytes of a GPU for their keys and values; ``None`` on a CPU.
+        """
+        written: int | None = self.engine_args.get("slots")
+        if written is not None:
+            return written
+        fitting: int = self.engine.slots_for(
+            module,
+            samples=self.groups * self.group_size,
+            tokens=self.sequence_tokens,
+            dtype=self.engine_dtype,
+            room=room,
+        )
+        return fitting
 
     @property
     def copies_weights(self) -> bool:

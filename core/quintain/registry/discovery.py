@@ -29,6 +29,7 @@ GROUPS = {
     "service": "quintain.services",  # quintain.Service
     "tool_format": "quintain.tool_formats",  # what quintain.models.tokenizer asks of one
     "command": "quintain.commands",  # a click command
+    "planner": "quintain.planners",  # quintain.recipe.planners.Planner
     "check": "quintain.checks",  # a function, see quintain.registry.checks
     "completion": "quintain.completions",  # a function that takes a click command
     # a module or object with functions quintain_on_*, see quintain.interfaces.events

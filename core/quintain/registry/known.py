@@ -21,3 +21,8 @@ def known_plugins() -> Mapping[tuple[str, str], str]:
         for kind, names in kinds.items()
         for name in names
     }
+
+
+def providers(kind: str) -> set[str]:
+    """Return the distributions that bring a component of *kind*."""
+    return {distribution for (of, _), distribution in known_plugins().items() if of == kind}

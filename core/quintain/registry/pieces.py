@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import PluginError, UnknownNameError
 from ..interfaces.pieces import Kind, Piece, imported, pieces
-from .known import known_plugins
+from .known import providers
 from .lookup import Registry, current
 
 
@@ -38,8 +38,8 @@ def find(kind: Kind, name: str) -> Piece:
     if name.removeprefix(f"{kind}.") not in pieces(kind):
         failures = import_algorithms(current())
         if name.removeprefix(f"{kind}.") not in pieces(kind):
-            missing = {p for (k, _), p in known_plugins().items() if k == "algorithm"}
-            missing -= {c.distribution for c in current().components("algorithm")}
+            installed = {c.distribution for c in current().components("algorithm")}
+            missing = providers("algorithm") - installed
             more = [f"more come with: pip install {' '.join(sorted(missing))}"] if missing else []
             hint = "`quintain info ALGORITHM` shows its pieces"
             raise UnknownNameError.of(

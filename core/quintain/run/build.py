@@ -19,11 +19,11 @@ from ..interfaces.curriculum import Curriculum
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
 from ..interfaces.learner import AnyLearner
-from ..interfaces.shared_module import SuggestsSlots, shares_module
+from ..interfaces.shared_module import shares_module
 from ..models.load import LoadedModel, cache_bytes
 from ..process.interrupts import run_coroutine, stop_on_signal
-from ..recipe.memory import free_beside, memory_advice, memory_of, tokens_of
 from ..recipe.plan import RunPlan
+from ..recipe.planners import slots_of
 from ..recipe.tables import LearnerTable, Recipe
 from ..registry.binding import bind, signature_of
 from ..registry.lookup import current
@@ -35,6 +35,7 @@ from ..types.sampling import derived_seed
 from .collect import Collector
 from .hooks import Hooks
 from .loop import training_loop
+from .out_of_memory import memory_advice
 from .provenance import header, provenance
 from .remarks import remarks
 from .replays import Replay
@@ -120,7 +121,7 @@ async def _train_loaded(
             folder.truncate_after(-1)  # also the metrics of step 0
         folder.append(provenance(plan, model.module), folder.provenance_path)
         rows = getattr(engine, "slots", 0)  # an engine of another process has its own memory
-        cache = rows and rows * cache_bytes(model.module, tokens_of(plan), plan.model.dtype)
+        cache = rows and rows * cache_bytes(model.module, plan.sequence_tokens, plan.model.dtype)
         screen.note(header(plan, model.module, cache=cache))
         await run.weight_sync.sync(learner.weights())
         loop = asyncio.get_running_loop()
@@ -212,8 +213,8 @@ def engine_for(plan: RunPlan, model: LoadedModel) -> TokenEngine:
     else:
         copy = {"copy": True} if plan.copies_weights else {}
         args = {"dtype": plan.model.dtype, **copy, **plan.engine_args}
-        if "slots" not in args and isinstance(plan.engine, SuggestsSlots):
-            args["slots"] = memory_of(plan, model.module, free=free_beside(model.module)).slots
+        if "slots" not in args and plan.decodes_beside_learner:
+            args["slots"] = slots_of(plan, model.module)
         engine = bind(plan.engine.sharing, args, who="[engine]")(model.module, model.tokenizer)
     engine.follow(
         in_flight_updates=plan.schedule.in_flight_updates, recompute_kv=plan.schedule.recompute_kv

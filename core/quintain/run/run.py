@@ -33,7 +33,6 @@ from ..models.module_weights import ModuleWeights
 from ..models.sampler_mismatch import SamplerMismatch
 from ..process.interrupts import CANCEL_SECONDS
 from ..process.threads import half_the_threads
-from ..recipe.memory import memory_advice
 from ..recipe.plan import RunPlan
 from ..services.manager import copy_of_state, states
 from ..store.checkpoint import Checkpoint, CheckpointManager, generators, restore_generators
@@ -43,6 +42,7 @@ from ..types.rollout import AnyGroup
 from ..types.sampling import Sampling, decoding
 from .collect import Collected, Collector
 from .hooks import Hooks
+from .out_of_memory import memory_advice
 from .sampler_check import check_delivery, explained, rescored
 from .weight_sync import WeightSync
 

@@ -23,9 +23,9 @@ from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.models.load import DTYPES, LoadedModel, load_model
 from quintain.models.lora import with_adapters
 from quintain.recipe import Recipe
-from quintain.recipe.memory import free_beside, memory_of, tokens_of
 from quintain.recipe.plan import RunPlan
 from quintain.run.build import engine_for, learner_for
+from quintain_memory import free_beside, memory_of
 
 from ..memory import mark, peak
 from ..quintain_step import RECIPE
@@ -151,7 +151,7 @@ def step_by_part(
     estimate = memory_of(plan, on_paper(size, plan), free=free)
     learner, engine = learner_for(plan, model), cast(EmbeddedEngine, engine_for(plan, model))
     usage.note("copy")
-    tokens = tokens_of(plan)
+    tokens = plan.sequence_tokens
     prompts = prompts_of(model.module, [tokens - plan.max_tokens] * plan.groups)
     prompts = [p for p in prompts for _ in range(plan.group_size)]
     for _ in range(steps):

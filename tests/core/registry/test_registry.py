@@ -236,6 +236,7 @@ def test_groups_are_the_contract() -> None:
         "service": "quintain.services",
         "tool_format": "quintain.tool_formats",
         "command": "quintain.commands",
+        "planner": "quintain.planners",
         "check": "quintain.checks",
         "completion": "quintain.completions",
         "hooks": "quintain.plugins",

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from quintain.cli import main
 from quintain.models.lora import with_adapters
 from quintain.recipe.extends import bundled_text
-from quintain.recipe.memory import memory_of
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
+from quintain_memory import memory_of
 
 from ...core.models.tiny import tiny_model
 from ...small_run import small_recipe

@@ -33,6 +33,7 @@ OTHER_KINDS = (
     "schedule",
     "tool_format",
     "command",
+    "planner",
     "check",
     "completion",
 )

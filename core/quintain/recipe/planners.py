@@ -1,0 +1,59 @@
+"""What plans the memory of a run before anything is loaded: the contract of plugins that do
+(entry-point group ``quintain.planners``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from ..registry.known import providers
+from ..registry.lookup import current
+from .plan import RunPlan
+
+
+class Planner(Protocol):
+    """An installed planner is asked about every run; `LearnerKind.bytes_per_parameter` tells it what
+    a learner takes.
+    """
+
+    def check(self, plan: RunPlan, module: Any, device: torch.device) -> Sequence[str]:
+        """Return what ``--dry-run`` says of the memory of a run that trains *module*, which has no
+        weights yet, on *device*; ``train`` itself shows the lines that begin with ``warning:``.
+
+        Raises:
+            UsageError: the run cannot fit.
+        """
+        ...
+
+    def cache_room(self, plan: RunPlan, module: Any) -> int | None:
+        """Return the bytes that keys and values may take on the GPU that *module* was loaded to;
+        ``None`` on a CPU.
+        """
+        ...
+
+
+def check_memory(plan: RunPlan, module: Any, device: torch.device) -> list[str]:
+    """Return what every installed planner says of a run, or what to install where none is.
+
+    Raises:
+        UsageError: the run cannot fit.
+    """
+    if not planners():
+        return [f"memory is not planned: pip install {' or '.join(sorted(providers('planner')))}"]
+    return [line for planner in planners() for line in planner.check(plan, module, device)]
+
+
+def planners() -> list[Planner]:
+    """Return the installed planners."""
+    return [current().resolve(component) for component in current().components("planner")]
+
+
+def slots_of(plan: RunPlan, module: Any) -> int:
+    """Return how many sequences the engine decodes at once beside the learner of *module*: as many
+    as every planner has room for; without one, as many as on a CPU.
+    """
+    rooms = [planner.cache_room(plan, module) for planner in planners()]
+    return plan.engine_slots(module, room=min((r for r in rooms if r is not None), default=None))
