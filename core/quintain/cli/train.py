@@ -139,6 +139,20 @@ def train(
         raise click.UsageError(
             "--force is for --resume of a run whose recipe was edited; leave it out"
         )
+    chosen = any(pair.startswith("environments") for pair in choices["overrides"])
+    if choices["model"] is not None and not (
+        recipe or choices["env"] or resume or chosen or quiet or as_json
+    ):
+        from ..recipe.extends import bundled_text
+        from ..recipe.tables import Recipe
+
+        base = _base(choices["model"])
+        trained = Recipe.parse(bundled_text(base)).environments[0].label
+        click.echo(
+            f"no environment named: the recipe {base!r} trains on {trained}; --env NAME trains on "
+            "another (`quintain list environments`)",
+            err=True,
+        )
     if dry_run:
         from ..console.screen import Screen
         from ..recipe.check import check_recipe
@@ -235,7 +249,7 @@ def _recipe(
             else model_named(model, keys.get("folder") or "runs").path
         )
         changes.append(f"model.name={json.dumps(path_of_model)}")
-    base = "quickstart" if model in (None, "default") else "pretrained"
+    base = _base(model)
     default_environment = Recipe.parse(bundled_text(base)).environments[0]  # with its arguments
     if env is not None and (
         path is not None or env not in (default_environment.use, default_environment.label)
@@ -260,6 +274,16 @@ def _recipe(
     if os.path.isfile(os.path.join(recipe.model.name, "recipe.toml")):
         return recipe.replace({"model.name": model_named(recipe.model.name).path})
     return recipe
+
+
+def _base(model: str | None) -> str:
+    """Return the bundled recipe that `quintain train` changes where none is named."""
+    from ..recipe.resolve import is_model_source
+    from ..registry.discovery import short_name
+
+    if model is None or (short_name(model) == "default" and is_model_source(model)):
+        return "quickstart"
+    return "pretrained"
 
 
 def _arguments_of_another(recipe: str, use: str, args: Sequence[str]) -> None:
