@@ -21,8 +21,7 @@ from quintain.recipe.tables import Recipe
 from quintain.run import build
 from quintain.run.build import run_training
 from quintain.run.run import RunState
-from quintain.store.checkpoint import CheckpointManager
-from quintain.store.checkpoint import latest
+from quintain.store.checkpoint import CheckpointManager, latest
 from quintain.store.run_folder import RunFolder
 from quintain.types.transcript import TokenSource
 from quintain_curricula import difficulty as difficulty
@@ -451,7 +450,7 @@ def test_the_time_left_has_the_evaluations_to_come(model: Path, tmp_path: Path) 
         False,
     ]  # steps 2, 4 and 5 evaluate
     assert screen.options[-1]["to_evaluate"] == longest["test"]
-    assert [0 < options["evaluated"] for options in screen.options] == [
+    assert [options["evaluated"] > 0 for options in screen.options] == [
         False,
         True,
         True,
