@@ -144,9 +144,10 @@ def train(
         recipe or choices["env"] or resume or chosen or quiet or as_json
     ):
         from ..recipe.extends import bundled_text
+        from ..recipe.resolve import base_recipe
         from ..recipe.tables import Recipe
 
-        base = _base(choices["model"])
+        base = base_recipe(choices["model"])
         trained = Recipe.parse(bundled_text(base)).environments[0].label
         click.echo(
             f"no environment named: the recipe {base!r} trains on {trained}; --env NAME trains on "
@@ -221,7 +222,7 @@ def _recipe(
     **keys: Any,
 ) -> Recipe:
     from ..recipe.extends import BUNDLED, bundled_text
-    from ..recipe.resolve import is_component
+    from ..recipe.resolve import base_recipe, is_component
     from ..recipe.rewards import as_expression
     from ..recipe.tables import Recipe
     from ..store.runs import model_named
@@ -249,7 +250,7 @@ def _recipe(
             else model_named(model, keys.get("folder") or "runs").path
         )
         changes.append(f"model.name={json.dumps(path_of_model)}")
-    base = _base(model)
+    base = base_recipe(model)
     default_environment = Recipe.parse(bundled_text(base)).environments[0]  # with its arguments
     if env is not None and (
         path is not None or env not in (default_environment.use, default_environment.label)
@@ -274,16 +275,6 @@ def _recipe(
     if os.path.isfile(os.path.join(recipe.model.name, "recipe.toml")):
         return recipe.replace({"model.name": model_named(recipe.model.name).path})
     return recipe
-
-
-def _base(model: str | None) -> str:
-    """Return the bundled recipe that `quintain train` changes where none is named."""
-    from ..recipe.resolve import is_model_source
-    from ..registry.discovery import short_name
-
-    if model is None or (short_name(model) == "default" and is_model_source(model)):
-        return "quickstart"
-    return "pretrained"
 
 
 def _arguments_of_another(recipe: str, use: str, args: Sequence[str]) -> None:

@@ -84,6 +84,9 @@ class DefaultModel(WarmStart, ModelSource):
     def load(self, request: ModelRequest) -> LoadedModel:
         return request.load_model(self.train_once(request))
 
+    def folder(self, request: ModelRequest) -> Path:
+        return self.train_once(request)
+
     def load_base(self, request: ModelRequest) -> LoadedModel:
         """Return the model before the warm start.
 
