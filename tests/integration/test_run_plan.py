@@ -21,7 +21,7 @@ from quintain.recipe.tables import Recipe
 from quintain.run import build
 from quintain.run.build import run_training
 from quintain.run.run import RunState
-from quintain.store.checkpoint import CheckpointManager
+from quintain.store.checkpoint import CheckpointManager, latest
 from quintain.store.run_folder import RunFolder
 from quintain.types.transcript import TokenSource
 from quintain_curricula import difficulty as difficulty
@@ -56,6 +56,7 @@ class Watching(Screen):
         self.phases: list[str] = []
         self.notes: list[str] = []
         self.warnings: list[str] = []
+        self.options: list[dict[str, Any]] = []  # of the line of each step
         self.ended = [0]  # how many rollouts there were when each step ended
         self.killed = False
         self._pieces, self._moment, self._do = 0, at, do
@@ -75,8 +76,9 @@ class Watching(Screen):
             self.killed = self._do is kill
             self._do()
 
-    def step(self, step: int, metrics: Mapping[str, Any], *, last: bool = False) -> None:
+    def step(self, step: int, metrics: Mapping[str, Any], **options: Any) -> None:
         self.ended.append(self._pieces)
+        self.options.append(options)
 
 
 @pytest.fixture(scope="module")
@@ -419,6 +421,42 @@ def test_the_minutes_of_a_run_begin_after_its_model_is_prepared(
         told.replace({"run.steps": 6, "stop.minutes": 1e-6}).to_toml()
     )
     assert run(place)["stopped"] == "stop.minutes = 1e-06"
+
+
+def test_all_limits_that_a_run_reaches_at_once_are_named(model: Path, tmp_path: Path) -> None:
+    told = recipe(model, {}, run__steps=1, stop__minutes=1e-6, evaluation__every=0)
+    RunFolder.create(tmp_path / "run", told.to_toml()).close()
+    (tmp_path / "run" / "recipe.toml").write_text(
+        told.replace({"stop.samples": 12, "stop.minutes": 50}).to_toml()
+    )
+    assert run(tmp_path / "run")["stopped"] == "stop.samples = 12 and run.steps = 1"
+
+
+def test_the_time_left_has_the_evaluations_to_come(model: Path, tmp_path: Path) -> None:
+    """Those of training and the one after it, each as long as the longest so far."""
+    told, screen = recipe(model, {}, run__steps=5, checkpoint__every=1), Watching()
+    run(tmp_path / "run", told, screen)
+    last = RunFolder(tmp_path / "run", lock=False)
+    saved = latest(last)
+    assert saved is not None
+    longest = saved.state["run"]["evaluation_seconds"]
+
+    assert longest["training"] > 0 < longest["test"]
+    assert [options["to_evaluate"] > longest["test"] for options in screen.options] == [
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]  # steps 2, 4 and 5 evaluate
+    assert screen.options[-1]["to_evaluate"] == longest["test"]
+    assert [options["evaluated"] > 0 for options in screen.options] == [
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_a_run_without_a_step_measures_its_model_once(model: Path, tmp_path: Path) -> None:

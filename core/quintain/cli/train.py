@@ -139,6 +139,21 @@ def train(
         raise click.UsageError(
             "--force is for --resume of a run whose recipe was edited; leave it out"
         )
+    chosen = any(pair.startswith("environments") for pair in choices["overrides"])
+    if choices["model"] is not None and not (
+        recipe or choices["env"] or resume or chosen or quiet or as_json
+    ):
+        from ..recipe.extends import bundled_text
+        from ..recipe.resolve import base_recipe
+        from ..recipe.tables import Recipe
+
+        base = base_recipe(choices["model"])
+        trained = Recipe.parse(bundled_text(base)).environments[0].label
+        click.echo(
+            f"no environment named: the recipe {base!r} trains on {trained}; --env NAME trains on "
+            "another (`quintain list environments`)",
+            err=True,
+        )
     if dry_run:
         from ..console.screen import Screen
         from ..recipe.check import check_recipe
@@ -207,7 +222,7 @@ def _recipe(
     **keys: Any,
 ) -> Recipe:
     from ..recipe.extends import BUNDLED, bundled_text
-    from ..recipe.resolve import is_component
+    from ..recipe.resolve import base_recipe, is_component
     from ..recipe.rewards import as_expression
     from ..recipe.tables import Recipe
     from ..store.runs import model_named
@@ -235,7 +250,7 @@ def _recipe(
             else model_named(model, keys.get("folder") or "runs").path
         )
         changes.append(f"model.name={json.dumps(path_of_model)}")
-    base = "quickstart" if model in (None, "default") else "pretrained"
+    base = base_recipe(model)
     default_environment = Recipe.parse(bundled_text(base)).environments[0]  # with its arguments
     if env is not None and (
         path is not None or env not in (default_environment.use, default_environment.label)

@@ -141,25 +141,40 @@ class Screen(AbstractContextManager["Screen"]):
         if number * MOST_UPDATES // total > (number - 1) * MOST_UPDATES // total:
             self.note(f"update {number}/{total}  {text}")
 
-    def step(self, step: int, metrics: Mapping[str, Any], *, last: bool = False) -> None:
+    def step(
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        *,
+        last: bool = False,
+        evaluated: float = 0.0,
+        to_evaluate: float = 0.0,
+    ) -> None:
         """Print the metrics of a step and, unless it is the *last*, the time left.
 
         After the first one of the process also a forecast, if that is over a minute.
+
+        Args:
+            evaluated: seconds of the evaluations since training began.
+            to_evaluate: seconds that those until the end of the run will take.
         """
         more, first = self._steps - step, step == self._done_before + 1
         if first and (
             spent := sum(value for key, value in metrics.items() if key.startswith("seconds."))
         ):
-            self._began = time.monotonic() - spent  # without the evaluation before
-        left = (time.monotonic() - self._began) / max(step - self._done_before, 1) * more
+            self._began = time.monotonic() - spent - evaluated  # without the evaluation before
+        training = time.monotonic() - self._began - evaluated
+        pace = training / max(step - self._done_before, 1)
+        left = pace * more + to_evaluate
         count, time_left = f"step {step}/{self._steps}", f"{self._bound} {rough(left)} left"
         self._write_step(count, metrics, "" if last else time_left)
         if first and left > 60 and not last:
-            pace = f"{left / more:.2g} s" if left / more < 60 else f"{left / more / 60:.1f} min"
-            forecast = (
-                f"{self._bound} {rough(left)} for the other {more} steps, without evaluations"
+            each = f"{pace:.2g} s" if pace < 60 else f"{pace / 60:.1f} min"
+            kind = "with" if to_evaluate else "without"
+            self.note(
+                f"{each} a step: {self._bound} {rough(left)} for the other {more} steps, {kind} "
+                "evaluations"
             )
-            self.note(f"{pace} a step: {forecast}")
 
     def _write_step(self, count: str, metrics: Mapping[str, Any], time_left: str) -> None:
         self.note("  ".join(part for part in (count, *self._shown(metrics), time_left) if part))
@@ -273,8 +288,8 @@ class LiveScreen(Screen):
         if self._phase is not None:
             self._progress.advance(self._phase)
 
-    def step(self, step: int, metrics: Mapping[str, Any], *, last: bool = False) -> None:
-        super().step(step, metrics, last=last)
+    def step(self, step: int, metrics: Mapping[str, Any], **options: Any) -> None:
+        super().step(step, metrics, **options)
         if self._training is not None:
             self._progress.update(self._training, completed=step)
 

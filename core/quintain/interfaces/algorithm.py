@@ -77,6 +77,12 @@ class KL:
                 f"kl.coefficient is {self.coefficient}; expected a finite number that is not "
                 f"negative"
             )
+        if self.coefficient and self.where == "none":
+            raise UsageError(
+                f"kl.coefficient is {self.coefficient:g} but kl.where is 'none', so that it would do "
+                'nothing; write kl = { where = "loss", estimator = "k2", coefficient = '
+                f"{self.coefficient:g} }}"
+            )
         if self.where == "reward" and self.score_factor:
             raise UsageError(
                 "kl.score_factor is for the loss: in the reward the KL is a number without a "

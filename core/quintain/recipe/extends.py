@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -54,7 +55,9 @@ def _layer(text: str, source: str) -> RecipeLayer:
     try:
         data = read_toml(text)
     except ValueError as e:
-        raise RecipeError(f"{source} is not TOML: {e}{fix_for_data(source)}") from e
+        if fix := fix_for_data(source):
+            raise RecipeError(f"{source} has data and is no recipe{fix}") from e
+        raise RecipeError(f"{source} is not TOML: {e}") from e
     return RecipeLayer(source, text, data, data.pop(KEY, None))
 
 
@@ -62,7 +65,7 @@ def fix_for_data(path: str) -> str:
     """Return how to train on a file of data that was named as a recipe; empty for other files."""
     if not path.endswith(DATA_SUFFIXES):
         return ""
-    return f"; an environment reads data: quintain train ENVIRONMENT --arg path={path}"
+    return f"; to train on its rows: quintain train dataset --arg path={shlex.quote(path)}"
 
 
 def _extended(name: Any, by: str, folder: Path) -> tuple[str, Path, str]:

@@ -157,6 +157,13 @@ def is_model_source(name: str) -> bool:
     return is_component("model", name)
 
 
+def base_recipe(model: str | None) -> str:
+    """Return the name of the bundled recipe that `quintain train` changes where none is named."""
+    if model is None or (short_name(model) == "default" and is_model_source(model)):
+        return "quickstart"
+    return "pretrained"
+
+
 def is_component(kind: str, name: str) -> bool:
     """Return whether *name* is a component of *kind*, also of a known plugin that is not installed,
     and no existing path.

@@ -4,6 +4,7 @@ Hugging Face.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from ..models.load import LoadedModel, load_model
 from ..registry.binding import bind
 from ..registry.lookup import current
 from ..services.manager import Choice, needed_by
-from .resolve import EnvironmentSpec, is_model_source, resolve_environment_table
+from .extends import bundled_text
+from .resolve import EnvironmentSpec, base_recipe, is_model_source, resolve_environment_table
 from .tables import ModelTable, Recipe
 
 
@@ -108,6 +110,16 @@ class ModelSource(ABC):
         """Return what ``--dry-run`` says of the model, which is not loaded; nothing by default."""
         return ()
 
+    def folder(self, request: ModelRequest) -> Path | None:
+        """Return the folder of the model that `load` returns, which may train it first; ``None``,
+        the default, if it is in none.
+
+        Raises:
+            UsageError: the source cannot provide the model.
+            StorageError: no room to save it.
+        """
+        return None
+
     def load_base(self, request: ModelRequest) -> LoadedModel:
         """Return the model before any training by this source, for `quintain sft`; the same as
         `load` by default.
@@ -120,6 +132,18 @@ class HFModel(ModelSource):
 
     def load(self, request: ModelRequest) -> LoadedModel:
         return request.load_model(request.name)
+
+
+def recipe_for(environment: str, changes: Sequence[str], model: str | None = None) -> Recipe:
+    """Return the recipe that `quintain train ENVIRONMENT` begins from, with *changes* as in
+    ``--set``.
+    """
+    base = base_recipe(model)
+    own = Recipe.parse(bundled_text(base)).environments[0]  # with its arguments
+    sets = [] if model is None else [f"model.name={json.dumps(model)}"]
+    if environment not in (own.use, own.label):
+        sets.append(f"environments=[{{use={json.dumps(environment)}}}]")
+    return Recipe.parse(bundled_text(base), [*sets, *changes], source=f"{base}.toml")
 
 
 def model_source(recipe: Recipe) -> ModelSource:

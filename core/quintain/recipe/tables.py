@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..errors import RecipeError, did_you_mean
+from ..errors import RecipeError, did_you_mean, nearest
 from ..interfaces.agent import Limits
 from ..registry.discovery import short_name
 from ..registry.lookup import current
@@ -459,10 +459,20 @@ class Recipe(_Table):
                 else path.read_text(encoding="utf-8")
             )
         except FileNotFoundError as e:
+            if fix_for_data(str(path)):
+                near = nearest(path.name, (p.name for p in path.parent.glob(f"*{path.suffix}")))
+                fix = fix_for_data(str(path.parent / near)) if near else ""
+                raise RecipeError(f"there is no file {str(path)!r}{fix}") from e
+            if path.name == str(path) and (found := sorted(Path().glob(f"*/{path.stem}.toml"))):
+                raise RecipeError(
+                    f"{path.name!r} is no recipe, file or environment here; did you mean "
+                    f"{str(found[0])!r}?"
+                ) from e
             names = [*BUNDLED, *(c.name for c in current().components("environment"))]
             near = did_you_mean(path.name, [*names, *(p.name for p in path.parent.glob("*.toml"))])
             known = (
-                f"; recipes are {', '.join(BUNDLED)}; `quintain list environments` shows the others"
+                f"; recipes are {', '.join(BUNDLED)}; `quintain list environments` shows the "
+                "environments, docs/worked-recipes.md more recipes"
             )
             raise RecipeError(
                 f"{str(path)!r} is no recipe, file or environment{near or known}"

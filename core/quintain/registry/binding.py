@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BindingError, PluginError, QuintainError, UsageError, did_you_mean
-from ..interfaces.algorithm import TABLES, Algorithm
+from ..interfaces.algorithm import KL, TABLES, Algorithm
 from ..interfaces.pieces import Piece
 from ..interfaces.reward import Reward, RewardFunction
 from ..interfaces.service import Need
@@ -30,6 +30,16 @@ from .pieces import find
 
 MISSING: Any = inspect.Parameter.empty
 """The default of a required field, and the type of one without an annotation."""
+KL_NAMES = (
+    "beta",
+    "init_kl_coef",
+    "kl_beta",
+    "kl_coef",
+    "kl_coefficient",
+    "kl_loss_coef",
+    "klcoef",
+)
+"""Names that other trainers have for the coefficient of a KL term."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,6 +290,7 @@ def _checked(
         else:
             fix = (
                 _as_constant(component, key)
+                or (key in KL_NAMES and _kl_line(fields.get("kl"), value))
                 or did_you_mean(key, fields)
                 or ("" if fields else "; it takes none")
             )
@@ -294,6 +305,24 @@ def _checked(
         if f.required and f.name not in args
     )
     return values
+
+
+def _kl_line(field: Field | None, coefficient: Any) -> str:
+    """Return what to write on the command line for a KL term with this *coefficient*; empty where
+    *field* is no setting of a KL term or *coefficient* no number.
+    """
+    if (
+        field is None
+        or not isinstance(field.default, KL)
+        or not isinstance(coefficient, (int, float))
+    ):
+        return ""
+    if field.default.where != "none":
+        return f"; write --set algorithm.args.kl.coefficient={coefficient:g}"
+    return (
+        '; write --set \'algorithm.args.kl={ where = "loss", estimator = "k2", coefficient = '
+        f"{coefficient:g} }}'"
+    )
 
 
 def _as_constant(component: Any, key: str) -> str:
@@ -353,7 +382,10 @@ def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
                 continue
             place = ".".join(str(x) for x in (field.name, *error["loc"]))
             message = error["msg"][0].lower() + error["msg"][1:]
-            faults.append(f"{who}: {place} is {error['input']!r}; expected {expected} ({message})")
+            fix = _kl_line(field, value)
+            faults.append(
+                f"{who}: {place} is {error['input']!r}; expected {expected} ({message}){fix}"
+            )
     return MISSING
 
 

@@ -42,11 +42,12 @@ async def training_loop(run: Run) -> dict[str, Any]:
         finished = run.finished()
         while not finished:
             finished = await train_step(run)
-        run.screen.note(f"training ends after step {run.state.step}: {run.stop_reason()}")
+        stopped = run.stop_reason()  # before the evaluation, which takes time, too
+        run.screen.note(f"training ends after step {run.state.step}: {stopped}")
         run.save()
         # without a step the model is the one that was measured before training
         after = await run.test_evaluation() if run.state.step else run.state.before
-        summary = run.summary(after=after)
+        summary = run.summary(after=after, stopped=stopped)
         run.folder.write_summary(summary)
         run.hooks.emit(
             RunEnd(folder=folder, step=run.state.step, status="finished", error="", summary=summary)

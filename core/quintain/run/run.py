@@ -65,6 +65,8 @@ class RunState:
         before: metrics of the evaluation before training.
         accuracy: of the last held-out evaluation, at step *measured*.
         best: the highest accuracy of a saved checkpoint.
+        evaluation_seconds: of the longest evaluation in training (``training``) and of that before
+            and after it (``test``).
         failures: failed episodes by kind.
     """
 
@@ -76,6 +78,7 @@ class RunState:
     accuracy: float | None = None
     measured: int = -1
     best: float | None = None
+    evaluation_seconds: dict[str, float] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
 
 
@@ -115,6 +118,7 @@ class Run:
         held_out: the environments of the evaluations.
         alerts: the message of each active alert, by its name.
         advantages: of the last update, for the table of rollouts.
+        evaluated: seconds of the evaluations in the training of this process.
         state_before_step: of curriculum and services, once an error ended the step; a checkpoint
             saves it instead of their current state.
     """
@@ -135,6 +139,7 @@ class Run:
     alerts: Mapping[str, str] = field(default_factory=dict)
     recorded: bool = True
     advantages: Advantages = field(default_factory=dict)
+    evaluated: float = 0.0
     state_before_step: dict[str, Any] | None = None
     _thread: ThreadPoolExecutor = field(
         default_factory=partial(ThreadPoolExecutor, 1, "quintain-learner"), init=False
@@ -170,19 +175,22 @@ class Run:
         return bool(self.stop_reason())
 
     def stop_reason(self) -> str:
-        """Return the key that ended the run, with its value; empty before the end."""
+        """Return the keys that ended the run, with their values; empty before the end."""
         limit, state = self.plan.stop, self.state
+        reasons = []
         if self.accurate():
             split = self.plan.evaluation.split
             how = decoding(self.plan.evaluation.sampling.temperature)
-            return f"{split} {state.accuracy:.1%} ({how}) reached stop.accuracy"
+            reasons.append(f"{split} {state.accuracy:.1%} ({how}) reached stop.accuracy")
         trained = sum(state.seconds.get(phase, 0.0) for phase in TRAINING)
         after_start = sum(state.seconds.values()) - state.seconds.get("model", 0.0)
         used = {"samples": state.samples, "tokens": state.tokens, "seconds": trained}
         for key, amount in {"minutes": after_start / 60, **used}.items():
             if (bound := getattr(limit, key)) is not None and amount >= bound:
-                return f"stop.{key} = {bound:g}"
-        return f"run.steps = {self.plan.steps}" if state.step >= self.plan.steps else ""
+                reasons.append(f"stop.{key} = {bound:g}")
+        if state.step >= self.plan.steps:
+            reasons.append(f"run.steps = {self.plan.steps}")
+        return " and ".join(reasons)
 
     def accurate(self) -> bool:
         """Return whether the last held-out accuracy reached ``stop.accuracy``."""
@@ -203,9 +211,10 @@ class Run:
         evaluation = self.plan.evaluation
         if not (self.due(evaluation.every) or (last and evaluation.every)):
             return {}
-        return await self.evaluate(
-            evaluation.split, evaluation.tasks, evaluation.sampling, own=True
-        )
+        with self._timed_evaluation("training"):
+            return await self.evaluate(
+                evaluation.split, evaluation.tasks, evaluation.sampling, own=True
+            )
 
     async def test_evaluation(self) -> dict[str, Any]:
         """Evaluate on the test split, before and after training, for the summary only."""
@@ -213,14 +222,36 @@ class Run:
         split, tasks = evaluation.test_split, evaluation.test_tasks
         if tasks == 0:
             return {"accuracy": None}
-        metrics = await self.until_stopped(self.evaluate(split, tasks, evaluation.sampling))
-        if evaluation.other_sampling is not None:
-            count = min(tasks or OTHER_DECODING_TASKS, OTHER_DECODING_TASKS)
-            metrics["other_decoding"] = await self.until_stopped(
-                self.evaluate(split, count, evaluation.other_sampling)
-            )
+        with self._timed_evaluation("test"):
+            metrics = await self.until_stopped(self.evaluate(split, tasks, evaluation.sampling))
+            if evaluation.other_sampling is not None:
+                count = min(tasks or OTHER_DECODING_TASKS, OTHER_DECODING_TASKS)
+                metrics["other_decoding"] = await self.until_stopped(
+                    self.evaluate(split, count, evaluation.other_sampling)
+                )
         self.state.accuracy, self.state.measured = dev
         return {**metrics, "split": split}
+
+    @contextmanager
+    def _timed_evaluation(self, kind: str) -> Iterator[None]:
+        before = self.state.seconds.get("evaluation", 0.0)
+        yield
+        took = self.state.seconds["evaluation"] - before
+        longest = self.state.evaluation_seconds
+        longest[kind] = max(took, longest.get(kind, 0.0))
+        if self.state.step:
+            self.evaluated += took
+
+    def seconds_to_evaluate(self) -> float:
+        """Return the seconds that the evaluations until the end of the run will take, if each takes
+        as long as the longest so far.
+        """
+        every, longest = self.plan.evaluation.every, self.state.evaluation_seconds
+        step, steps = self.state.step, self.plan.steps
+        in_training = 0
+        if every and step < steps:  # the last step is evaluated whether or not it is due
+            in_training = steps // every - step // every + (steps % every != 0)
+        return in_training * longest.get("training", 0.0) + longest.get("test", 0.0)
 
     async def evaluate(
         self, split: str, tasks: int | None, sampling: Sampling, *, own: bool = False
@@ -395,7 +426,13 @@ class Run:
                 self.folder.retain(keep, step)
             self.folder.append({"step": step, **metrics})
         self.hooks.emit(StepEnd(step=step, metrics=dict(metrics)))
-        self.screen.step(step, metrics, last=self.finished())
+        self.screen.step(
+            step,
+            metrics,
+            last=self.finished(),
+            evaluated=self.evaluated,
+            to_evaluate=self.seconds_to_evaluate(),
+        )
         self.screen.alerts(before, self.alerts)
 
     def raise_alerts(self, record: Mapping[str, Any]) -> dict[str, str]:
@@ -497,7 +534,7 @@ class Run:
         self.hooks.close()
         self._thread.shutdown(wait=False)
 
-    def summary(self, *, after: Mapping[str, Any]) -> dict[str, Any]:
+    def summary(self, *, after: Mapping[str, Any], stopped: str) -> dict[str, Any]:
         """Return the content of ``summary.json``."""
         state = self.state
         return {
@@ -509,7 +546,7 @@ class Run:
             "steps": state.step,
             "samples": state.samples,
             "tokens": state.tokens,
-            "stopped": self.stop_reason(),
+            "stopped": stopped,
             "held_out": {"before": state.before, "after": dict(after)},
             "failures": state.failures,
             "sampling": sampling(self.folder.metrics()),

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import RunError, UnknownNameError
+from ..errors import RunError, UnknownNameError, UsageError
 from ..models.hf import check_folder
+from ..registry.lookup import current
 from .checkpoint import best
 from .run_folder import RunFolder, no_run
 from .toml import read_toml
@@ -43,10 +44,17 @@ def model_named(name: str, folder: str | Path = "runs") -> NamedModel:
 
     Raises:
         RunError: the run has no checkpoint yet, or its recipe is damaged.
+        UsageError: the name is that of a model source, whose model depends on an environment.
     """
     try:
         path = find_run(name, folder)
     except UnknownNameError as e:
+        if current().matching(name, "model"):
+            raise UsageError(
+                f"{name!r} is no model of its own but trained for an environment: `quintain start "
+                f"ENVIRONMENT` prints its folder, `quintain eval ENVIRONMENT --model {name}` "
+                "measures it"
+            ) from e
         inside, configs = Path(name) / "model", ("config.json", "adapter_config.json")
         if "/" not in name and not os.path.exists(name):
             hub = (

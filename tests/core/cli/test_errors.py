@@ -76,9 +76,36 @@ def test_errors_are_messages(
     [
         ("train --set learner.learning_rate=1e-5", "did you mean 'learner.lr'?"),
         ("train --set learner.num_generations=8", "did you mean 'batch.group_size'?"),
-        ("train --algorithm grpo --set algorithm.args.klcoef=0.1", "known: advantage, aggreg"),
-        ("train --algorithm grpo --set algorithm.args.kl=0.1", "kl = { where = ..., estimator = "),
-        ("train noise.jsonl", "not UTF-8 text; an environment reads data: quintain train ENV"),
+        (
+            "train --algorithm dr_grpo --set algorithm.args.klcoef=0.1",
+            'write --set \'algorithm.args.kl={ where = "loss", estimator = "k2", coefficient = 0.1 }\'',
+        ),
+        (
+            "train --algorithm grpo --set algorithm.args.kl_coef=0.1",
+            "write --set algorithm.args.kl.coefficient=0.1",
+        ),
+        (
+            "train --algorithm dr_grpo --set algorithm.args.kl=0.1",
+            'write --set \'algorithm.args.kl={ where = "loss", estimator = "k2", coefficient = 0.1 }\'',
+        ),
+        (
+            "train --algorithm dr_grpo --set algorithm.args.kl=0.1",
+            "kl = { where = ..., estimator = ",
+        ),
+        (
+            "train noise.jsonl",
+            "not UTF-8 text; to train on its rows: quintain train dataset --arg path=noise.jsonl",
+        ),
+        (
+            "train rows.jsonl",
+            "rows.jsonl has data and is no recipe; to train on its rows: quintain ",
+        ),
+        (
+            "train nose.jsonl",
+            "there is no file 'nose.jsonl'; to train on its rows: quintain train dataset --arg path=noise.jsonl",
+        ),
+        ("train other.csv", "error: there is no file 'other.csv'\n"),
+        ("train worked", "did you mean 'examples/worked.toml'?"),
         ("train --data qa.jsonl", "(the environment dataset: --arg path=qa.jsonl)"),
         (
             "train --model empty --env gsm8k --arg data=none",
@@ -98,6 +125,9 @@ def test_a_mistake_shows_what_to_write_instead(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "noise.jsonl").write_bytes(b"\xff\xfe")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "worked.toml").touch()
     (tmp_path / "empty").mkdir()
     for age, name in enumerate(("second", "first")):
         (tmp_path / "runs" / name).mkdir(parents=True)

@@ -303,6 +303,39 @@ def test_an_algorithm_without_groups_takes_groups_of_one(
     assert status == 0 and "group_size = 1" in out
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--model", "default"], "no environment named: the recipe 'quickstart' trains on arithm"),
+        (["--model", "./tiny"], "no environment named: the recipe 'pretrained' trains on gsm8k; "),
+        (["--model", "./tiny", "--env", "doubling"], ""),
+        (["--model", "./tiny", "--set", "environments=[{use='doubling'}]"], ""),
+        (["doubling", "--model", "./tiny"], ""),
+        ([], ""),
+    ],
+)
+def test_a_model_alone_says_first_what_it_trains_on(
+    capsys: pytest.CaptureFixture[str], place: Path, words: list[str], told: str
+) -> None:
+    (place / "tiny").mkdir()
+    _, _, err = called(capsys, *words, "--dry-run")
+
+    assert err.startswith(told)
+    assert bool(told) == ("no environment named" in err)
+
+
+def test_the_name_of_the_default_model_that_a_run_prints_is_the_default_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the recipe of small models, not with that of pretrained ones."""
+    short, whole = (
+        called(capsys, "--env", "doubling", "--model", name, "--dry-run")
+        for name in ("default", "quintain-starter/default")
+    )
+    assert short[0] == whole[0] == 0
+    assert short[1] == whole[1].replace('"quintain-starter/default"', '"default"')
+
+
 def test_messages_name_what_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bare name where the path has it; else the way to the program beside the interpreter."""
     programs = tmp_path / "my venv" / "bin"

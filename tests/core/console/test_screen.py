@@ -196,6 +196,22 @@ def test_no_estimate_is_contradicted_by_the_next_line(
     )
 
 
+def test_the_time_left_has_the_evaluations_to_come(clock: SimpleNamespace) -> None:
+    """One that training had is no part of the pace of a step."""
+    out = io.StringIO()
+    screen = Screen(out)
+    screen.start(10, 0, "dev", may_end_early=True)
+    clock.now = 32.0
+    screen.step(1, METRICS, evaluated=30.0, to_evaluate=60.0)
+    clock.now = 34.0
+    screen.step(2, METRICS, evaluated=30.0, to_evaluate=60.0)
+
+    first, pace, second = out.getvalue().splitlines()
+    assert first.endswith("at most 80 s left")
+    assert pace == "2 s a step: at most 80 s for the other 9 steps, with evaluations"
+    assert second.endswith("at most 80 s left")
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0 s"), (31, "40 s"), (90, "2 min"), (166, "3 min"), (7200, "2 h"), (7201, "2 h 10 min")],

@@ -240,7 +240,7 @@ def test_all_errors_at_once_each_with_its_line() -> None:
 def test_a_data_file_in_place_of_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
 
-    with pytest.raises(RecipeError, match="quintain train ENVIRONMENT --arg path="):
+    with pytest.raises(RecipeError, match="quintain train dataset --arg path="):
         Recipe.load(tmp_path / "rows.jsonl")
 
 

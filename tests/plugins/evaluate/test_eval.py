@@ -9,13 +9,18 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from quintain.errors import UsageError
 from quintain.evaluation.estimates import wilson
 from quintain.interfaces.agent import Agent
 from quintain.interfaces.service import Service, need
-from quintain.registry.lookup import isolated
+from quintain.models import LoadedModel
+from quintain.recipe import ModelRequest, ModelSource
+from quintain.registry.lookup import Registry, isolated
+from quintain.store import model_named
 from quintain.types.rollout import Rollout
 from quintain.types.task import Message, Task
 
@@ -40,13 +45,13 @@ class Refereed(Doubling):
 
 
 @pytest.fixture
-def plugins() -> Iterator[None]:
+def plugins() -> Iterator[Registry]:
     with isolated(keep=["quintain", "quintain-authoring", "quintain-evaluate"]) as registry:
         for component in (Doubling, Endless, OnlyTrain, Hackable):
             registry.add("environment", component.__name__.lower(), component)
         registry.add("environment", "refereed", Refereed)
         registry.add("service", "even", Even)
-        yield
+        yield registry
 
 
 @pytest.mark.usefixtures("plugins")
@@ -294,10 +299,8 @@ def test_an_engine_of_a_plugin_that_is_not_installed_brings_its_pip_line(
         assert (status, out) == (2, "") and "pip install quintain-openai" in err
 
 
-@pytest.mark.usefixtures("plugins")
-def test_eval_of_a_model_folder_and_of_a_run(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def tiny_models() -> Any:
+    """Return the module of tiny models, which needs torch."""
     pytest.importorskip("torch", reason="the embedded engine needs quintain[train]")
     spec = importlib.util.spec_from_file_location(
         "tiny_models", Path(__file__).parents[2] / "core" / "models" / "tiny.py"
@@ -305,6 +308,41 @@ def test_eval_of_a_model_folder_and_of_a_run(
     assert spec is not None and spec.loader is not None
     models = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(models)
+    return models
+
+
+def test_eval_of_a_model_source_measures_what_training_would_begin_with(
+    plugins: Registry, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Under the name that `quintain train` prints; the model may depend on the environment."""
+    models = tiny_models()
+    asked: list[tuple[str, Any]] = []
+
+    class Made(ModelSource):
+        def load(self, request: ModelRequest) -> LoadedModel:
+            raise NotImplementedError
+
+        def folder(self, request: ModelRequest) -> Path:
+            (spec,) = request.specs
+            asked.append((spec.name, spec.args))
+            models.save_tiny(tmp_path / "model")
+            return tmp_path / "model"
+
+    plugins.add("model", "made", Made)
+    argv = ["--arg", "size=3", "--max-tokens", "8", "-n", "2", "--json", "--model", "made"]
+    status, printed, _ = called(capsys, "doubling", *argv)
+
+    assert status == 0 and json.loads(printed)["failed"] == 0
+    assert asked == [("doubling", {"size": 3})]
+    with pytest.raises(UsageError, match="`quintain eval ENVIRONMENT --model made` measures it"):
+        model_named("made")
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_of_a_model_folder_and_of_a_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = tiny_models()
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "mine"
     steps = [run / "checkpoints" / name / "model" for name in ("step-000002", "step-000010")]

@@ -100,16 +100,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_warm_start_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each check has a forecast; between two that are far apart the updates are told."""
+    """A check has a forecast where it takes longer than usual; between two that are far apart the
+    updates are told.
+    """
     screen = Watched()
     monkeypatch.setattr("quintain_starter.progress.PAUSE", -1.0)
+    monkeypatch.setattr("quintain_starter.source.USUAL_FROM_RANDOM", 10)
     trained(screen)
 
-    *checks, last = screen.said("  loss ")
-    assert checks
-    for number, line in enumerate(checks, 1):
-        assert re.search(rf"  at most {60 - 5 * number} more updates, about \d+ min$", line)
-    assert last.endswith("in the target 3/3")
+    first, *checks, last = screen.said("  loss ")
+    assert checks and "at most" not in first
+    for number, line in enumerate(checks, 2):
+        assert re.search(
+            rf"  longer than usual: at most {60 - 5 * number} more updates, about \d+ min$", line
+        )
+    assert last.endswith("within 50-100 %: ends here")
     assert screen.said("warm start: 1 updates after ")
 
 
@@ -123,7 +128,7 @@ def test_the_time_left_includes_the_checks_and_no_update_is_counted_twice(
     monkeypatch.setattr("quintain_starter.progress.time.monotonic", lambda: now[0])
     screen = Watched()
     settings = WarmStart(target=(0.5, 0.6), settle=1, check_every=10, max_steps=110)
-    progress = WarmStartProgress(screen, settings)
+    progress = WarmStartProgress(screen, settings, usual=20)
 
     def train(steps: int, accuracy: float, **state: int) -> None:
         for step in range(steps - 9, steps + 1):
@@ -154,16 +159,34 @@ def test_the_time_left_includes_the_checks_and_no_update_is_counted_twice(
 
     assert screen.lines == [
         "warm start: 0 updates  dev 0.0%",
-        "warm start: 1.0 s an update. It ends when 50-90 % of dev are right, usually long before "
-        "its limit of 110 updates (about 4 min)",  # 107 updates and 11 checks
-        "warm start: 10 updates  dev 20.0%  at most 100 more updates, about 4 min",
-        "warm start: 20 updates  dev 95.0%  above the target: goes back to 10 updates and halves "
-        "the learning rate  at most 100 more updates, about 4 min",
+        "warm start: 1.0 s an update. It ends when 50-90 % of dev are right, usually within 20 "
+        "updates (about 1 min)",  # 17 updates and 2 checks
+        "warm start: 10 updates  dev 20.0%",
+        "warm start: 20 updates  dev 95.0%  above 90 %: goes back to 10 updates and halves the "
+        "learning rate",
         "warm start: 20 updates (10 taken back) after 1:21",
-        "warm start: 20 updates (10 taken back)  dev 30.0%  at most 90 more updates, about 7 min",
-        "warm start: 30 updates (10 taken back)  dev 70.0%  above the target, with room to learn: "
-        "ends here",
+        "warm start: 20 updates (10 taken back)  dev 30.0%  longer than usual: at most 90 more "
+        "updates, about 7 min",
+        "warm start: 30 updates (10 taken back)  dev 70.0%  within 50-90 %: ends here",
     ]
+
+
+def test_a_model_that_is_good_enough_is_said_to_be_so_in_the_words_of_the_range() -> None:
+    """No line contradicts another: what is within the range that was printed is not above it."""
+    for accuracy, words in (
+        (0.55, "within 50-90 %"),
+        (0.87, "within 50-90 %"),
+        (0.95, "above 90 %"),
+    ):
+        screen = Watched()
+        progress = WarmStartProgress(screen, WarmStart(target=(0.5, 0.6)), usual=20)
+        check = WarmStartCheck(
+            steps=0, accuracy=accuracy, loss=None, lr=0.0, rough=False, inside=1, halvings=0
+        )
+        progress.checked(check)
+        assert screen.lines == [
+            f"warm start: 0 updates  dev {accuracy:.1%}  {words}: stays as it is"
+        ]
 
 
 def source_and_request(
@@ -261,7 +284,8 @@ def test_what_the_warm_start_says() -> None:
     screen = Watched()
     trained(screen, SETTLES)
     assert screen.lines[:2] == [
-        "there is no default model for saying with these settings: a warm start trains one first",
+        "there is no default model for saying with these settings: a warm start trains one first, "
+        "5 to 25 minutes",
         "warm start of the default model for saying ...",
     ]
     assert screen.lines[2:4] == [
@@ -271,12 +295,13 @@ def test_what_the_warm_start_says() -> None:
         "is normal",
     ]
     assert re.fullmatch(
-        r"warm start: \d+\.\d s an update. It ends when 50-100 % of dev are right, usually long "
-        r"before its limit of 60 updates \(about \d+ min\)",
+        r"warm start: \d+\.\d s an update. It ends when 50-100 % of dev are right, at the latest "
+        r"after 60 updates \(about \d+ min\)",
         screen.lines[4],
     )
-    for n, line in enumerate(screen.lines[-3:], 1):
-        assert f"  in the target {n}/3" in line
+    for n, line in enumerate(screen.lines[-3:-1], 1):
+        assert line.endswith(f"  within the range {n}/3")
+    assert screen.lines[-1].endswith("  within 50-100 %: ends here")
     assert SOONER not in screen.lines
 
 
@@ -286,13 +311,13 @@ def test_a_long_warm_start_says_what_makes_it_shorter(monkeypatch: pytest.Monkey
     screen = Watched()
     trained(screen, SETTLES)
 
-    assert "its limit of" in screen.lines[4] and screen.lines[5] == SOONER
+    assert "at the latest after" in screen.lines[4] and screen.lines[5] == SOONER
     key, _, value = SOONER.split("'")[1].partition("=")
     assert key == "model.start.args.target"
     assert DefaultModel(target=tuple(json.loads(value))).target == (0.03, 0.6)
     screen = Watched()
     trained(screen, JUMPS)
-    assert screen.said("above the target: goes back to ") and SOONER in screen.lines
+    assert screen.said(" %: goes back to ") and SOONER in screen.lines
     screen = Watched()
     trained(screen, "target = [0.03, 0.6]\n")
     assert SOONER not in screen.lines

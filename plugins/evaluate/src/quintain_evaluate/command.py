@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from quintain.cli import CommandWithHints, Count
+from quintain.cli import CommandWithHints, Count, sigterm_as_ctrl_c
 from quintain.console import for_terminal, printable
 from quintain.errors import UsageError
 from quintain_authoring import arguments_of, service_options, services_of
@@ -55,7 +55,7 @@ CONTROL_TASKS = 100
     "--model",
     "-m",
     default="",
-    help="Folder, Hugging Face id, run, or the server's name of the model.",
+    help='Folder, Hugging Face id, run, "default", or the server\'s name of the model.',
 )
 @click.option(
     "--split",
@@ -171,6 +171,7 @@ def evaluate(
     """
     from quintain.models import check_folder
     from quintain.process import run_stoppable
+    from quintain.recipe import is_model_source
     from quintain.registry import check_args, current, signature_of
     from quintain.store import model_named, to_parquet, write_atomically
 
@@ -192,7 +193,11 @@ def evaluate(
             signature_of(current().load("engine", engine))
         ):
             # By default the model of a run gets the system message that it was trained with.
-            model, trained_with = model_named(model)
+            model, trained_with = (
+                (_folder_of_source(model, settings.environment.use, like, measured["args"]), "")
+                if is_model_source(model)
+                else model_named(model)
+            )
             if settings.environment.system is None:
                 settings = settings.with_environment(system=trained_with or None)
     spec = _spec(settings.environment, measured, whole_file=like is None)
@@ -387,6 +392,30 @@ def _ks(text: str) -> tuple[int, ...]:
 def _serves(engine: str) -> bool:
     """Return whether *engine* is a server, which has its own names of models."""
     return engine == "openai" or engine.startswith(("http://", "https://"))
+
+
+def _folder_of_source(name: str, environment: str, like: str | None, args: Sequence[str]) -> str:
+    """Return the folder of the model that `quintain train` begins with where ``model.name`` is
+    *name*, a model source.
+
+    It depends on the environment: that of the run *like*, or *environment* with *args*.
+
+    Raises:
+        UsageError: the source has no folder.
+    """
+    from quintain.recipe import ModelRequest, Recipe, model_source, recipe_for
+    from quintain.store import RunFolder, find_run
+
+    if like is None:
+        recipe = recipe_for(environment, [f"environments.0.args.{pair}" for pair in args], name)
+    else:
+        recipe = Recipe.parse(RunFolder(find_run(like), lock=False).recipe())
+        recipe = recipe.replace({"model.name": name})
+    with for_terminal() as screen, sigterm_as_ctrl_c():
+        folder = model_source(recipe).folder(ModelRequest.of(recipe, screen))
+    if folder is None:
+        raise UsageError(f"the model source {name!r} saves no folder that can be evaluated")
+    return str(folder)
 
 
 def _takes_model(signature: Signature) -> bool:

@@ -61,7 +61,7 @@ def start(
     `quintain info default` lists the settings. Interrupted training begins again.
     """
     from quintain.console import for_terminal, program_name
-    from quintain.recipe import ModelRequest, Recipe, bundled_text, model_source
+    from quintain.recipe import ModelRequest, model_source, recipe_for
 
     from .source import DefaultModel
 
@@ -69,17 +69,7 @@ def start(
     chosen = [f"environments.0.args.{pair}" for pair in args] + [
         f"model.start.args.{pair}" for pair in start_args
     ]
-    bundled_environment = Recipe.parse(bundled_text("quickstart")).environments[
-        0
-    ]  # with its arguments
-    other = (
-        []
-        if environment in (bundled_environment.use, bundled_environment.label)
-        else [f"environments=[{{use={json.dumps(environment)}}}]"]
-    )
-    sets = [*other, *chosen]
-    # what `quintain train` begins with
-    recipe = Recipe.parse(bundled_text("quickstart"), sets, source="quickstart.toml")
+    recipe = recipe_for(environment, chosen)
     source = model_source(recipe)
     assert isinstance(source, DefaultModel), source
     with for_terminal(quiet=quiet or as_json) as screen, sigterm_as_ctrl_c():

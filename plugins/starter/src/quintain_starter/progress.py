@@ -11,6 +11,10 @@ from .warm_start import WarmStart, WarmStartCheck
 
 LONG = 600.0
 """Seconds of a warm start beyond which the screen says what makes it shorter."""
+USUAL_FROM_GENERAL, USUAL_FROM_RANDOM = 120, 800
+"""Updates within which the warm starts of most small environments ended: from the general starter 9
+of 11, from random weights 5 of 6 (``studies/benchmarks/results/starter.json``, 2026-11-26).
+"""
 FIRST_ANSWERS = 0.03
 """Least accuracy of a target that is reached with the first right answers."""
 SOONER = (
@@ -24,12 +28,15 @@ PAUSE = 30.0
 class WarmStartProgress:
     """Prints a line for each check, and one for updates where the next check is far.
 
-    The number of updates is bounded, their time is not: it is an estimate from the mean update
-    since the last check and the longest check so far.
+    When a warm start ends is not known before. So it is said how many updates they usually take,
+    with the time of as many; the limit, from there on.
+
+    Args:
+        usual: updates within which most warm starts of this kind ended.
     """
 
-    def __init__(self, screen: Screen, settings: WarmStart) -> None:
-        self._screen, self._settings = screen, settings
+    def __init__(self, screen: Screen, settings: WarmStart, usual: int) -> None:
+        self._screen, self._settings, self._usual = screen, settings, usual
         self._began = self._spoken = self._checked = self._updated = time.monotonic()
         self._forecast_due = True
         self._longest_check = 0.0
@@ -41,14 +48,16 @@ class WarmStartProgress:
         if self._forecast_due and steps == 3:  # the first is slow
             self._forecast_due = False
             pace = self._pace(steps)
-            left = self._left(steps, pace)
+            limited = self._settings.max_steps <= self._usual
+            updates = self._settings.max_steps if limited else self._usual
+            seconds = self._seconds(updates - steps, pace)
             self._screen.note(
-                f"warm start: {pace:.1f} s an update. It ends when "
-                f"{self.range_text()} of dev are right, usually long before its limit of "
-                f"{self._settings.max_steps} updates ({about(left)})"
+                f"warm start: {pace:.1f} s an update. It ends when {self.range_text()} of dev are "
+                f"right, {'at the latest after' if limited else 'usually within'} {updates} "
+                f"updates ({about(seconds)})"
             )
-            if left > LONG and self._settings.target[0] > FIRST_ANSWERS:
-                self._screen.note(SOONER)
+            if seconds > LONG:
+                self._say_what_is_sooner()
         if self._updated - self._spoken > PAUSE:
             self._spoken = self._updated
             passed = clock_text(self._updated - self._began)
@@ -61,6 +70,7 @@ class WarmStartProgress:
         line = f"warm start: {self._count(check.steps)}{self._result(check)}"
         restores = check.halvings * self._settings.check_every > self._taken_back
         pace = self._pace(check.steps)
+        before = self._steps
         if restores:
             self._taken_back += self._settings.check_every
         else:
@@ -69,25 +79,33 @@ class WarmStartProgress:
         ended = (
             check.inside >= self._settings.settle or check.halvings > self._settings.most_halvings
         )
-        if check.steps and updates > 0 and not ended:
-            line += f"  at most {updates} more updates, {about(self._left(self._steps, pace))}"
+        unusual = self._steps >= self._usual and not ended and updates > 0
+        seconds = self._seconds(updates, pace)
+        if unusual:
+            line += f"  longer than usual: at most {updates} more updates, {about(seconds)}"
         self._screen.advance()
         self._screen.note(line)
+        if unusual and before < self._usual and seconds > LONG:
+            self._say_what_is_sooner()
         self._checked = self._updated = self._spoken = now
 
     def range_text(self) -> str:
         """Return the accuracies that end the warm start."""
         return percent((self._settings.target[0], self._settings.highest))
 
+    def _say_what_is_sooner(self) -> None:
+        if self._settings.target[0] > FIRST_ANSWERS:
+            self._screen.note(SOONER)
+
     def _pace(self, steps: int) -> float:
         """Seconds of an update since the last check, the weights being at *steps*."""
         return (self._updated - self._checked) / max(steps - self._steps, 1)
 
-    def _left(self, steps: int, pace: float) -> float:
-        """Seconds until the limit of updates, the weights being at *steps*."""
-        updates = self._settings.max_steps - steps
-        checks = math.ceil(updates / self._settings.check_every)
-        return updates * pace + checks * self._longest_check
+    def _seconds(self, updates: int, pace: float) -> float:
+        """Seconds of *updates* with their checks."""
+        return (
+            updates * pace + math.ceil(updates / self._settings.check_every) * self._longest_check
+        )
 
     def _count(self, steps: int) -> str:
         return f"{steps} updates" + (f" ({self._taken_back} taken back)" * (self._taken_back > 0))
@@ -96,19 +114,21 @@ class WarmStartProgress:
         settings = self._settings
         loss = "" if check.loss is None else f"  loss {check.loss:.3f}"
         text = f"{loss}  dev {'about ' if check.rough else ''}{check.accuracy:.1%}"
-        if check.accuracy <= settings.target[1]:
-            inside = f"  in the target {check.inside}/{settings.settle}"
-            return f"{text}{inside}" if check.inside else text
+        if check.inside >= settings.settle and check.accuracy <= settings.highest:
+            outcome = "stays as it is" if check.steps == 0 else "ends here"
+            return f"{text}  within {self.range_text()}: {outcome}"
+        if check.accuracy <= settings.highest:
+            return (
+                f"{text}  within the range {check.inside}/{settings.settle}"
+                if check.inside
+                else text
+            )
+        above = f"{text}  above {100 * settings.highest:g} %"
         if check.steps == 0:
-            return f"{text}  above the target: stays as it is"
-        if check.inside >= settings.settle:
-            return f"{text}  above the target, with room to learn: ends here"
+            return f"{above}: stays as it is"
         if check.halvings > settings.most_halvings:
-            return f"{text}  above the target again: ends with the nearest check"
-        return (
-            f"{text}  above the target: goes back to {self._steps} updates and halves the learning "
-            "rate"
-        )
+            return f"{above} again: ends with the nearest check"
+        return f"{above}: goes back to {self._steps} updates and halves the learning rate"
 
 
 def about(seconds: float) -> str:

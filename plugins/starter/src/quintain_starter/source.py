@@ -33,7 +33,7 @@ from quintain.store import lock_owner, save_model, storage_errors, take_lock
 from . import general_starter
 from .architecture import CONTEXT, build_model, build_tokenizer
 from .cache_key import cache_key
-from .progress import WarmStartProgress, percent
+from .progress import USUAL_FROM_GENERAL, USUAL_FROM_RANDOM, WarmStartProgress
 from .warm_start import HALVINGS, MOST_ACCEPTED, WINDOW, AnyEnvironment, WarmStart, warm_start
 
 FORMAT = 3
@@ -47,6 +47,9 @@ its `quintain.json`.
 
 GENERAL = general_starter()
 """What ``python -m quintain_starter.general`` trained."""
+
+FROM_GENERAL, FROM_RANDOM = "mostly 1 to 3 minutes", "5 to 25 minutes"
+"""What a warm start takes on a CPU."""
 
 POLL_SECONDS = 0.5
 """Pause between two tries to get a lock that another process holds."""
@@ -83,6 +86,9 @@ class DefaultModel(WarmStart, ModelSource):
 
     def load(self, request: ModelRequest) -> LoadedModel:
         return request.load_model(self.train_once(request))
+
+    def folder(self, request: ModelRequest) -> Path:
+        return self.train_once(request)
 
     def load_base(self, request: ModelRequest) -> LoadedModel:
         """Return the model before the warm start.
@@ -125,7 +131,9 @@ class DefaultModel(WarmStart, ModelSource):
             folders = self._folders([spec.make({}) for spec in request.specs], request)
         except NoTasksError:  # in dev, which the run says
             return ()
-        return () if any(map(_is_complete, folders)) else [_trained_first(request)]
+        if any(map(_is_complete, folders)):
+            return ()
+        return [_trained_first(request, general=self._is_general(folders[0]))]
 
     def _folders(
         self, environments: Sequence[AnyEnvironment], request: ModelRequest
@@ -157,7 +165,7 @@ class DefaultModel(WarmStart, ModelSource):
                     # now, too: another process may have trained it meanwhile
                     if again or not _is_complete(folder):
                         if not again:
-                            request.screen.note(_trained_first(request))
+                            request.screen.note(_trained_first(request, general=general))
                         await self._train(
                             folder, name, environments, services, request, general=general
                         )
@@ -177,7 +185,8 @@ class DefaultModel(WarmStart, ModelSource):
     ) -> None:
         screen = request.screen
         settings = replace(self, settle=1) if general else self
-        progress = WarmStartProgress(screen, settings)
+        usual = USUAL_FROM_GENERAL if general else USUAL_FROM_RANDOM
+        progress = WarmStartProgress(screen, settings, usual)
         screen.phase(f"warm start of the default model for {name}")
         screen.note(
             f"Step 1 of 2: teach the form of an answer by demonstrations (stops at "
@@ -186,11 +195,11 @@ class DefaultModel(WarmStart, ModelSource):
             + f", or after {self.max_steps} updates). Step 2: reinforcement learning."
         )
         screen.note(
-            "it begins from the general starter: no update where that is good enough, else minutes "
-            "(see update 3)"
+            f"it begins from the general starter: {FROM_GENERAL}; no update where that is good "
+            "enough"
             if general
             else (
-                "it begins from random weights: 5 to 25 minutes; 0 % for the first hundred updates "
+                f"it begins from random weights: {FROM_RANDOM}; 0 % for the first hundred updates "
                 "or so is normal"
             )
         )
@@ -228,13 +237,13 @@ class DefaultModel(WarmStart, ModelSource):
         elif report.jumped:
             below, above = report.jumped
             screen.warn(
-                f"the warm start jumped over its target of {percent(self.target)}: {below:.1%} "
+                f"the warm start jumped over {progress.range_text()}: {below:.1%} "
                 f"right on dev, then {above:.1%}; it keeps the nearer one, {report.accuracy:.1%}"
             )
         elif not report.reached:
             screen.warn(
                 f"the warm start ended at {report.accuracy:.1%} on dev after {report.steps} "
-                f"updates, outside its target"
+                f"updates, outside {progress.range_text()}"
             )
 
     def _hash(
@@ -274,11 +283,13 @@ class DefaultModel(WarmStart, ModelSource):
         )
 
 
-def _trained_first(request: ModelRequest) -> str:
-    """Return the line that says that a warm start precedes the run."""
+def _trained_first(request: ModelRequest, *, general: bool) -> str:
+    """Return the line that says that a warm start precedes the run, and its time; that from the
+    *general* starter is shorter.
+    """
     line = (
         f"there is no default model for {request.specs[0].name} with these settings: a warm start "
-        "trains one first"
+        f"trains one first, {FROM_GENERAL if general else FROM_RANDOM}"
     )
     if any(spec.reward for spec in request.specs):
         line += " (another reward is another default model: it decides what is right on dev)"
