@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from threading import Timer
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from quintain import objective
 from quintain.errors import RunError, UsageError
 from quintain.learning import ALGORITHMS, Learner
-from quintain_fsdp import Fsdp, FsdpLearner
+from quintain_fsdp import Fsdp, FsdpLearner, RanksLost
+from quintain_fsdp.setup import Setup
+from quintain_fsdp.spares import Spare
 from quintain_fsdp.team import Team
 
 from ...core.learning.algorithms import INSTALLED
@@ -95,34 +101,137 @@ def test_an_error_on_all_ranks_is_the_error(pair: Team) -> None:
 
 
 def test_a_killed_rank_is_named_and_no_process_stays(pair: Team) -> None:
-    learner = sharded(pair)
-    os.kill(pair.pids[1], signal.SIGKILL)
-    with pytest.raises(RunError, match=r"lost rank 1 \(process \d+\) was ended by SIGKILL"):
+    learner = sharded(pair, restarts=0)
+    pids = pair.pids
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(RanksLost, match=r"lost rank 1 \(process \d+\) was ended by SIGKILL"):
         learner.step(batch())
-    assert all(within(10, lambda pid=pid: ended(pid)) for pid in pair.pids)
+    assert all(within(10, lambda pid=pid: ended(pid)) for pid in pids)
     with pytest.raises(RunError, match="have ended"):
         learner.step(batch())
+    pair.open()
+
+
+def state_after(
+    learner: FsdpLearner, steps: int, kills: Mapping[int, int] = MappingProxyType({})
+) -> Any:
+    """Return the state after *steps* steps; before step k, rank ``kills[k]`` is killed."""
+    for step in range(steps):
+        if step in kills:
+            os.kill(learner.team.pids[kills[step]], signal.SIGKILL)
+        learner.step(batch())
+    return copy.deepcopy(learner.state_dict())
+
+
+def assert_equal(actual: Any, expected: Any) -> None:
+    """Bit for bit."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def test_killed_ranks_start_again_where_they_were(
+    pair: Team, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From a copy and from the start: with every bit of weights, moments and reference."""
+    expected = state_after(sharded(pair), 4)
+    assert_equal(state_after(sharded(pair, copy_every=2), 4, kills={1: 0, 3: 1}), expected)
+    lines = [record.getMessage() for record in caplog.records if "lost rank" in record.message]
+    assert [re.findall(r"lost rank (\d)|repeat (\d)", line) for line in lines] == [
+        [("0", ""), ("", "1")],
+        [("1", ""), ("", "1")],
+    ]
+
+
+def test_what_was_loaded_is_what_killed_ranks_have(pair: Team) -> None:
+    """No state from before comes back."""
+    learner = sharded(pair)
+    learner.step(batch())
+    before = copy.deepcopy(learner.state_dict())
+    learner.step(batch())
+    learner.load_state_dict(before)
+    os.kill(pair.pids[0], signal.SIGKILL)
+    assert_equal(learner.state_dict(), before)
+
+
+def test_ranks_that_are_lost_again_and_again_end_the_run(pair: Team) -> None:
+    learner = sharded(pair, restarts=2)
+    start = pair.start
+
+    def started(setup: Setup) -> None:
+        start(setup)
+        os.kill(pair.pids[1], signal.SIGKILL)
+
+    pair.start = started  # type: ignore[method-assign]
+    try:
+        os.kill(pair.pids[1], signal.SIGKILL)
+        with pytest.raises(RanksLost, match=r"may start again 2 times .*--resume"):
+            learner.step(batch())
+    finally:
+        del pair.start  # type: ignore[method-assign]
+        pair.open()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_costs_the_copies_alone(pair: Team, caplog: pytest.LogCaptureFixture) -> None:
+    """The learner goes on and says what it means."""
+    kept, full = pair._spares, os.open("/dev/full", os.O_RDWR)
+    spare = Spare({0: full, 1: os.dup(full), "reference": os.dup(full)})
+    pair._spares = [spare, kept[1]]
+    pair.open()
+    try:
+        with pytest.raises(RanksLost, match="no copy of their state"):
+            state_after(sharded(pair, copy_every=1), 2, kills={1: 1})
+        assert "No space left on device" in caplog.text and "ends the run" in caplog.text
+    finally:
+        spare.close()
+        pair._spares = kept
+        pair.open()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.2, 0.5])
 def test_a_rank_killed_inside_a_step_is_named(delay: float) -> None:
     """In a collective too, where the other ranks would wait for it."""
-    learner = sharded(silence=300.0)
+    learner = sharded(silence=300.0, restarts=0)
+    pids = learner.team.pids
     learner.step(batch())
-    Timer(delay, os.kill, (learner.team.pids[1], signal.SIGKILL)).start()
-    with pytest.raises(RunError, match="lost rank 1 .* SIGKILL"):
+    Timer(delay, os.kill, (pids[1], signal.SIGKILL)).start()
+    with pytest.raises(RanksLost, match="lost rank 1 .* SIGKILL"):
         train_on(learner)
-    assert all(within(10, lambda pid=pid: ended(pid)) for pid in learner.team.pids)
+    assert all(within(10, lambda pid=pid: ended(pid)) for pid in pids)
 
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_given_up() -> None:
-    learner = sharded(silence=10.0)
-    os.kill(learner.team.pids[1], signal.SIGSTOP)
-    with pytest.raises(RunError, match="rank 1 .* no sign of life"):
+    learner = sharded(silence=10.0, restarts=0)
+    pids = learner.team.pids
+    os.kill(pids[1], signal.SIGSTOP)
+    with pytest.raises(RanksLost, match="rank 1 .* no sign of life"):
         learner.step(batch())
-    assert all(within(10, lambda pid=pid: ended(pid)) for pid in learner.team.pids)
+    assert all(within(10, lambda pid=pid: ended(pid)) for pid in pids)
+
+
+@objective(idle=True)
+def hangs(t: Any) -> Any:
+    """An objective that never ends on rank 1."""
+    if dist.get_rank() == 1:
+        time.sleep(10_000)
+    return t.ratio() * t.advantage
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_and_where() -> None:
+    """It lives, and the other waits for it in a collective."""
+    learner = FsdpLearner(
+        copy.deepcopy(model("full")),
+        GRPO.replace(objective=hangs),
+        layout="bucketed",
+        silence=10.0,
+        restarts=0,
+    )
+    with pytest.raises(
+        RanksLost, match=r"lost rank 1 .* done nothing .*test_learner.py:\d+ in hangs"
+    ):
+        learner.step(batch())
 
 
 DRIVER = """

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from .learner import FsdpLearner
 from .settings import Fsdp
+from .team import RanksLost
 
-__all__ = ["Fsdp", "FsdpLearner"]
+__all__ = ["Fsdp", "FsdpLearner", "RanksLost"]

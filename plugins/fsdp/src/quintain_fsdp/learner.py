@@ -26,6 +26,7 @@ from quintain.learning import (
     TrainingSequence,
 )
 
+from .recovery import Recovery
 from .setup import Place, Setup, Sharding, mapped, packed, shared
 from .team import Team
 
@@ -43,13 +44,13 @@ class FsdpLearner(Learner):
     learner. It holds neither gradients nor moments.
 
     Args:
-        ranks, sharding, group, silence: see `Fsdp`.
+        ranks, sharding, group, silence, restarts, copy_every: see `Fsdp`.
         team: processes that run already, for several learners one after the other.
         settings: of `Learner`.
 
     Raises:
         UsageError: a setting or the algorithm is refused.
-        RunError: a rank does not start.
+        RanksLost: ranks do not start.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class FsdpLearner(Learner):
         sharding: Sharding = "sharded",
         group: int | None = None,
         silence: float = 20.0,
+        restarts: int = 3,
+        copy_every: int = 10,
         team: Team | None = None,
         **settings: Any,
     ) -> None:
@@ -92,8 +95,9 @@ class FsdpLearner(Learner):
             rendezvous="",
             device=device,
         )
-        self.team = team or Team(ranks, silence=silence)
-        self.team.start(setup)
+        self.team = Recovery(
+            team or Team(ranks, silence=silence), setup, restarts=restarts, every=copy_every
+        )
         if algorithm is not None:
             for note in algorithm.notes():
                 log.warning("%s: %s", algorithm.name, note)

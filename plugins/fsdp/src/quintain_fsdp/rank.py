@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import logging
 import os
 import pickle
 import signal
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from quintain import Algorithm
 from quintain.errors import UsageError
@@ -28,26 +30,42 @@ from quintain.learning import Batch, Learner, Prepared, TrainingSequence
 from .processes import ProcessRanks
 from .setup import Place, Setup, mapped
 from .shards import mesh_of, part_of, read, shard, sharded_parts, write
+from .signs import BEAT, Sign
+from .spares import REFERENCE, Spare
 
-BEAT = 1.0
-"""Seconds between two signs of life."""
 COLLECTIVE = timedelta(minutes=30)
 """How long a collective waits for a rank that lives but does not come."""
+PR_SET_PDEATHSIG = 1
+"""See prctl(2): the signal that a process gets when its parent ends."""
 
 
-def run_rank(rank: int, connection: Connection, beats: Any) -> None:
+def run_rank(rank: int, connection: Connection, signs: Any, spare: Spare) -> None:
     """Serve the driver until it closes the *connection* or ends. The command ``start`` comes first,
     and again for another learner.
 
     Args:
-        beats: time of the last sign of life of each rank, in shared memory.
+        signs: signs of life of each rank, in shared memory.
+        spare: files for copies of what this rank has made.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the driver decides
-    threading.Thread(target=_beat, args=(rank, beats), daemon=True).start()
+    threading.Thread(target=_beat, args=(signs[rank],), daemon=True).start()
+    # A process that is stopped does not see that its driver has ended. What forked it does.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    serve(rank, connection, spare)
+
+
+def serve(rank: int, connection: Any, spare: Spare) -> None:
+    """Do what comes over *connection* until it ends, and answer.
+
+    Args:
+        connection: has `recv` and `send`, as that of `multiprocessing`.
+        spare: see `run_rank`.
+    """
     # The driver says the same of its own model.
     logging.getLogger("quintain").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
     worker: Worker | None = None
+    reply: tuple[str, Any]
     while True:
         try:
             command, arguments = connection.recv()
@@ -57,23 +75,27 @@ def run_rank(rank: int, connection: Connection, beats: Any) -> None:
             if command == "start":
                 if worker is not None:
                     dist.destroy_process_group()
-                worker, result = Worker(rank, *arguments), None
+                worker, result = Worker(rank, *arguments, spare=spare), None
             else:
                 result = getattr(worker, command)(*arguments)
-            connection.send(("done", result if rank == 0 else None))
+            reply = "done", result if rank == 0 else None
         except BaseException as error:  # noqa: BLE001 - it goes to the driver
             error.add_note(f"in rank {rank} of the learner:\n{traceback.format_exc()}")
-            connection.send(("failed", (type(error), error.args, vars(error))))
-    if worker is not None:
+            reply = "failed", (type(error), error.args, vars(error))
+        try:
+            connection.send(reply)
+        except BrokenPipeError:  # the driver ends this process
+            break
+    if worker is not None and reply[0] == "done":
         dist.destroy_process_group()
 
 
-def _beat(rank: int, beats: Any) -> None:
+def _beat(sign: Sign) -> None:
     """Give signs of life, and end this process when the driver has ended, whatever it is doing."""
     driver = parent_process()
     assert driver is not None
     while not wait([driver.sentinel], timeout=BEAT):
-        beats[rank] = time.monotonic()
+        sign.renew()
     os._exit(1)
 
 
@@ -83,9 +105,10 @@ class Worker:
     Args:
         rank: its number.
         setup: what all ranks are started with.
+        spare: files for copies of what this rank has made.
     """
 
-    def __init__(self, rank: int, setup: Setup) -> None:
+    def __init__(self, rank: int, setup: Setup, *, spare: Spare) -> None:
         torch.set_num_threads(setup.threads)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if setup.device == "cuda":
@@ -97,7 +120,7 @@ class Worker:
             world_size=setup.ranks,
             timeout=COLLECTIVE,
         )
-        self.rank = rank
+        self.rank, self._spare = rank, spare
         sharded = setup.sharding != "replicated"
         algorithm: Algorithm | None = pickle.loads(setup.algorithm) if setup.algorithm else None
         module = setup.module
@@ -181,22 +204,21 @@ class Worker:
 
     def fill(self, wholes: Sequence[Tensor]) -> None:
         """Write this rank's parts of the tensors that `describe` named."""
+        if not self._waiting:  # this process began after that
+            self.describe()
         for part, whole in zip(self._waiting, wholes, strict=True):
             write(part, whole, first=self.rank == 0)
         self._waiting = []
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take this rank's parts of the weights in shared memory, and of *state*."""
-        for part in sharded_parts(self.learner.module):
-            part.reshard()  # a forward pass without a backward one leaves weights gathered
+        self._reshard()
         for name, parameter in self._parameters.items():
             read(parameter, self._images[name])
         for name, whole in (state.get("reference") or {}).items():
             read(self._reference[name], whole)
         own = self.learner.state_dict(weights=False)
-        ordered = [
-            p for wide in (True, False) for p in self.learner.parameters if (p.ndim > 1) == wide
-        ]
+        ordered = self._ordered()
         moments = {
             index: mapped(saved, _part_like(ordered[index]))
             for index, saved in state["optimizer"]["state"].items()
@@ -204,6 +226,73 @@ class Worker:
         optimizer = {"state": moments, "param_groups": state["optimizer"]["param_groups"]}
         counters = {"version": state["version"], "updates": state["updates"]}
         self.learner.load_state_dict(own | counters | {"optimizer": optimizer})
+
+    def copy(self, slot: int, reference: bool) -> None:
+        """Write this rank's part of the state into its spare file *slot*, and of the *reference*
+        into another.
+
+        Raises:
+            OSError: one of the ranks could not, as on a full disk; all raise it.
+        """
+        optimizer = self.learner.state_dict(weights=False)["optimizer"]["state"]
+        state = {
+            "weights": {n: p.data for n, p in self._parameters.items() if p.requires_grad},
+            "moments": optimizer,
+            "counters": {"version": self.learner.version, "updates": self.learner.updates},
+        }
+        written: dict[int | str, Any] = {slot: state}
+        if reference and self._reference:
+            written[REFERENCE] = self._reference
+        fault = ""
+        try:
+            for key, value in written.items():
+                file = self._spare[key]
+                torch.save(mapped(value, _local), file)
+                file.truncate()
+                file.flush()
+        except (OSError, RuntimeError) as error:  # torch hides the first behind the second
+            fault = str(error.__context__ or error)
+        if faults := [of_rank for of_rank in self.learner.ranks.gather(fault) if of_rank]:
+            raise OSError(faults[0])
+
+    @torch.no_grad()
+    def restore(self, slot: int) -> None:
+        """Take this rank's part of the state from its spare file *slot*."""
+        self._reshard()
+        state = torch.load(self._spare[slot], weights_only=False)
+        for name, part in state["weights"].items():
+            _local(self._parameters[name].data).copy_(part)
+        if self._reference:
+            for name, part in torch.load(self._spare[REFERENCE], weights_only=False).items():
+                _local(self._reference[name].data).copy_(part)
+        own = self.learner.state_dict(weights=False)
+        ordered = self._ordered()
+        moments = {
+            index: mapped(saved, partial(_laid_out, like=ordered[index]))
+            for index, saved in state["moments"].items()
+        }
+        optimizer = own["optimizer"] | {"state": moments}
+        self.learner.load_state_dict(own | state["counters"] | {"optimizer": optimizer})
+
+    def _reshard(self) -> None:
+        """Let go of gathered weights: a forward pass without a backward one leaves some."""
+        reference = self.learner.scorer.reference
+        for module in (
+            [self.learner.module]
+            if reference is None
+            else [
+                self.learner.module,
+                reference,
+            ]
+        ):
+            for part in sharded_parts(module):
+                part.reshard()
+
+    def _ordered(self) -> list[nn.Parameter]:
+        """Return the parameters in the order of the optimizer's state."""
+        return [
+            p for wide in (True, False) for p in self.learner.parameters if (p.ndim > 1) == wide
+        ]
 
     def _published(self, metrics: dict[str, float]) -> tuple[dict[str, float], int, int]:
         """Write the new weights into the memory that the driver shares, each rank its own part."""
@@ -228,3 +317,22 @@ def _part_like(parameter: Tensor) -> Callable[[Any], Any]:
         return part_of(value, parameter) if value.ndim else value.clone()
 
     return part
+
+
+def _local(value: Any) -> Any:
+    """Return this rank's part of a tensor."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _laid_out(part: Any, *, like: Tensor) -> Any:
+    """Return *part* of a tensor as the tensor that it is a part of, which is laid out as *like*."""
+    if not isinstance(like, DTensor) or not isinstance(part, Tensor) or not part.ndim:
+        return part
+    return DTensor.from_local(
+        part,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )

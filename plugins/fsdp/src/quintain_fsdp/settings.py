@@ -24,7 +24,11 @@ class Fsdp(LearnerKind):
         sharding: ``replicated``, every rank has the whole model; ``sharded``, each has a part of
             the weights, gradients and moments; ``hybrid``, groups of ranks have the whole together.
         group: ranks of a group under ``hybrid``; by default the largest proper divisor of *ranks*.
-        silence: seconds after which a rank that gives no sign of life is given up.
+        silence: seconds after which a rank that gives no sign of life, or that hangs, is given up.
+        restarts: how often ranks that are lost start again without an update in between; 0 ends the
+            run with the first.
+        copy_every: updates between two copies of the state, from which they start; what came after
+            is computed again. A copy is in temporary files, 12 bytes per trained parameter.
 
     Raises:
         UsageError: a setting is out of range.
@@ -34,12 +38,19 @@ class Fsdp(LearnerKind):
     sharding: Sharding = "sharded"
     group: int | None = None
     silence: float = 20.0
+    restarts: int = 3
+    copy_every: int = 10
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or not self.silence > 0:
             raise UsageError(
                 f"learner fsdp: ranks is {self.ranks} and silence {self.silence}; expected at "
                 "least 1 rank and more than 0 s"
+            )
+        if self.restarts < 0 or self.copy_every < 1:
+            raise UsageError(
+                f"learner fsdp: restarts is {self.restarts} and copy_every {self.copy_every}; "
+                "expected at least 0 and 1"
             )
         if self.group is not None and (self.sharding != "hybrid" or self.ranks % self.group):
             raise UsageError(
@@ -63,6 +74,8 @@ class Fsdp(LearnerKind):
             sharding=self.sharding,
             group=self.group,
             silence=self.silence,
+            restarts=self.restarts,
+            copy_every=self.copy_every,
             **settings,
         )
 

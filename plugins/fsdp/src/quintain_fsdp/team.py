@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -21,9 +21,24 @@ from quintain.errors import RunError, UsageError
 
 from .rank import run_rank
 from .setup import Setup
+from .signs import Sign, Watch
+from .spares import Spare
 
 LAST_WORDS = 5.0
 """Seconds that ranks get to answer when one has failed."""
+PRELOADED = ("quintain_fsdp.rank", "torch._dynamo", "transformers.modeling_utils")
+"""Modules that take long to import."""
+COMPUTES = ("prepare", "step", "supervised_step")
+"""Commands in which ranks wait for nothing but each other."""
+OFTEN = {
+    signal.SIGKILL: ", as the kernel does when memory runs out",
+    signal.SIGBUS: ", as happens when shared memory (/dev/shm) is full",
+}
+"""What a signal often means."""
+
+
+class RanksLost(RunError):
+    """A rank has ended or makes no progress. All of the team are ended then, and can start again."""
 
 
 class Team:
@@ -32,24 +47,36 @@ class Team:
 
     Args:
         size: number of processes.
-        silence: seconds without a sign of life after which a rank is given up.
+        silence: seconds without a sign of life, or without work, after which a rank is given up.
     """
 
     def __init__(self, size: int, *, silence: float = 20.0) -> None:
-        context = multiprocessing.get_context("spawn")
+        # A server forks the ranks and has what they import, so that they start in no time. It has
+        # no threads and no GPU.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(PRELOADED))
         self._folder = tempfile.mkdtemp(prefix="quintain-ranks-")
         self._silence = silence
         self._learners = 0
         self._ranks = 0
-        self._beats: Any = context.Array("d", size, lock=False)
+        self._device = "cpu"
+        self._spares = [Spare() for _ in range(size)]
+        self._signs: Any = self._context.Array(Sign, size, lock=False)
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
-        self._end = weakref.finalize(self, _end, self._processes, self._connections, self._folder)
-        for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(
+        weakref.finalize(self, _release, self._folder, self._spares)
+        self.open()
+
+    def open(self) -> None:
+        """Start the processes, also again after `close`."""
+        self.close()
+        self._connections, self._processes = [], []
+        for rank, spare in enumerate(self._spares):
+            ours, theirs = self._context.Pipe()
+            self._signs[rank].time = 0.0
+            process = self._context.Process(
                 target=run_rank,
-                args=(rank, theirs, self._beats),
+                args=(rank, theirs, self._signs, spare),
                 name=f"quintain-rank-{rank}",
                 daemon=True,
             )
@@ -57,6 +84,7 @@ class Team:
             theirs.close()
             self._connections.append(ours)
             self._processes.append(process)
+        self._end = weakref.finalize(self, _end, self._processes, self._connections)
 
     def start(self, setup: Setup) -> None:
         """Make the learner of *setup* in the first ranks, in place of the one before.
@@ -70,7 +98,7 @@ class Team:
                 f"learner fsdp: {setup.ranks} ranks in a team of {len(self._processes)} processes"
             )
         self._learners += 1
-        self._ranks = setup.ranks
+        self._ranks, self._device = setup.ranks, setup.device
         rendezvous = Path(self._folder, f"rendezvous-{self._learners}")
         self.call("start", replace(setup, rendezvous=str(rendezvous)))
 
@@ -81,13 +109,14 @@ class Team:
 
     def close(self) -> None:
         """End the ranks."""
-        self._end()
+        if self._processes:
+            self._end()
 
     def call(self, command: str, *arguments: Any) -> Any:
         """Send a command to all ranks, wait for all of them, and return what the first answers.
 
         Raises:
-            RunError: a rank has ended or gives no sign of life; all are ended then.
+            RanksLost: a rank has ended or makes no progress; all are ended then.
             Exception: the command raised it, on all ranks alike.
         """
         if not self._end.alive:
@@ -101,8 +130,10 @@ class Team:
                 with suppress(BrokenPipeError, ConnectionResetError):
                     connection.send((command, arguments))
             replies = self._replies(command)
-        except BaseException:
-            self.close()  # some ranks may still be in the command
+        except BaseException:  # some ranks may still be in the command
+            for process in self._processes:
+                process.kill()
+            self.close()
             raise
         failures = [reply for word, reply in replies if word == "failed"]
         if failures:
@@ -114,6 +145,7 @@ class Team:
     def _replies(self, command: str) -> list[Any]:
         replies: dict[int, Any] = {}
         deadline = float("inf")
+        watch = Watch(self._silence, idle=self._device == "cpu" and command in COMPUTES)
         while len(replies) < self._ranks:
             missing = [rank for rank in range(self._ranks) if rank not in replies]
             connections = [self._connections[rank] for rank in missing]
@@ -125,45 +157,33 @@ class Team:
                         replies[rank] = self._connections[rank].recv()
             failed = [rank for rank, (word, _) in replies.items() if word == "failed"]
             ended = [rank for rank in missing if self._processes[rank].exitcode is not None]
-            if lost := [rank for rank in ended if rank not in replies]:
-                raise RunError(self._obituary(lost, command))
+            if lost := {rank: self._cause(rank) for rank in ended if rank not in replies}:
+                raise RanksLost(self._obituary(lost, command))
             if failed and deadline == float("inf"):
                 deadline = time.monotonic() + LAST_WORDS
             if len(replies) < self._ranks and time.monotonic() > deadline:
                 raise _rebuilt(*replies[failed[0]][1])
-            now = time.monotonic()
-            silent = {
-                rank: now - self._beats[rank]
-                for rank in missing
-                if rank not in replies and self._beats[rank]
-            }
-            if silent and max(silent.values()) > self._silence:
-                rank = max(silent, key=silent.__getitem__)
-                raise RunError(
-                    f"rank {rank} of the learner (process {self._processes[rank].pid}) has given "
-                    f"no sign of life for {silent[rank]:.0f} s while the ranks did {command!r}; it "
-                    "is stopped, or the machine has no time for it. All ranks were ended; continue "
-                    "the run from its last checkpoint with --resume"
-                )
+            signs = {rank: self._signs[rank] for rank in missing if rank not in replies}
+            if stuck := watch.stuck(signs):
+                raise RanksLost(self._obituary(stuck, command))
         return [replies[rank] for rank in range(self._ranks)]
 
-    def _obituary(self, lost: Sequence[int], command: str) -> str:
-        causes = []
-        for rank in lost:
-            code = self._processes[rank].exitcode or 0
-            cause = f"ended with exit code {code}"
-            if code < 0:
-                cause = f"was ended by {signal.Signals(-code).name}"
-            if code == -signal.SIGKILL:
-                cause += ", as the kernel does when memory runs out"
-            causes.append(f"rank {rank} (process {self._processes[rank].pid}) {cause}")
-        return (
-            f"the learner lost {' and '.join(causes)} while the ranks did {command!r}. The others "
-            "were ended; continue the run from its last checkpoint with --resume"
-        )
+    def _cause(self, rank: int) -> str:
+        code = self._processes[rank].exitcode or 0
+        if code >= 0:
+            return f"ended with exit code {code}"
+        number = signal.Signals(-code)
+        return f"was ended by {number.name}{OFTEN.get(number, '')}"
+
+    def _obituary(self, causes: Mapping[int, str], command: str) -> str:
+        said = [
+            f"rank {rank} (process {self._processes[rank].pid}) {cause}"
+            for rank, cause in causes.items()
+        ]
+        return f"the learner lost {' and '.join(said)}, while the ranks did {command!r}"
 
 
-def _end(processes: list[BaseProcess], connections: list[Connection], folder: str) -> None:
+def _end(processes: list[BaseProcess], connections: list[Connection]) -> None:
     for connection in connections:
         connection.close()
     deadline = time.monotonic() + 2.0
@@ -174,6 +194,11 @@ def _end(processes: list[BaseProcess], connections: list[Connection], folder: st
             with suppress(ProcessLookupError):
                 os.kill(process.pid or 0, signal.SIGKILL)
             process.join()
+
+
+def _release(folder: str, spares: list[Spare]) -> None:
+    for spare in spares:
+        spare.close()
     shutil.rmtree(folder, ignore_errors=True)
 
 

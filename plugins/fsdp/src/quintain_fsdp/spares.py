@@ -1,0 +1,50 @@
+"""Copies of what the ranks have made, from which ranks that start again continue."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from multiprocessing import reduction
+from typing import IO, Any
+
+SLOTS = 2
+"""Copies of a rank: the next one is written while the last one stands."""
+REFERENCE = "reference"
+
+
+class Spare:
+    """Files of one rank that have no name, so that nothing is left of them when all that have them
+    open have ended: two copies of its part of weights and moments, and one of its reference model.
+    """
+
+    def __init__(self, descriptors: dict[int | str, int] | None = None) -> None:
+        self._files: dict[int | str, IO[bytes]] = {
+            key: tempfile.TemporaryFile() if descriptors is None else os.fdopen(descriptor, "w+b")
+            for key, descriptor in (
+                descriptors or dict.fromkeys([*range(SLOTS), REFERENCE], -1)
+            ).items()
+        }
+
+    def __reduce__(self) -> Any:
+        handles = {
+            key: reduction.DupFd(file.fileno())  # type: ignore[attr-defined]
+            for key, file in self._files.items()
+        }
+        return _opened, (handles,)
+
+    def __getitem__(self, slot: int | str) -> IO[bytes]:
+        """Return the file of *slot*, at its beginning."""
+        file = self._files[slot]
+        file.seek(0)
+        return file
+
+    def close(self) -> None:
+        """Close the files, so that nothing is left of them here."""
+        for file in self._files.values():
+            with suppress(OSError):  # what a full disk does not take
+                file.close()
+
+
+def _opened(handles: dict[int | str, Any]) -> Spare:
+    return Spare({key: handle.detach() for key, handle in handles.items()})

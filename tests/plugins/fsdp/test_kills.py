@@ -1,0 +1,111 @@
+"""Runs whose ranks are killed at random moments, in every phase: the run goes on, and ends with the
+same weights and metrics as a run in which nothing happened.
+
+    KILLS=300 python -m pytest tests/plugins/fsdp/test_kills.py -m slow -s
+
+makes 300 kills, in runs of 30.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ...small_run import small_recipe
+from .test_learner import ended, within
+from .test_run import SUMS, children, ranks_of
+
+STEPS = 40
+OF_A_RUN = 30
+"""Kills of a run."""
+LOST = re.compile(r"lost (?:rank \d \(process \d+\) .*?)+, while the ranks did '(\w+)'")
+TABLES = """[checkpoint]
+every = 3
+keep = 2
+[learner]
+use = "fsdp"
+lr = 1e-3
+args = { ranks = 2, sharding = "SHARDING", copy_every = 4, restarts = 100 }
+"""
+
+
+def started(folder: Path, name: str) -> subprocess.Popen[bytes]:
+    """Start a run, whose messages go to ``NAME.txt``."""
+    with (folder / f"{name}.txt").open("wb") as messages:
+        return subprocess.Popen(
+            [sys.executable, "-m", "quintain", "train", "recipe.toml", "-q", "--name", name],
+            cwd=folder,
+            stdout=messages,
+            stderr=messages,
+            env=os.environ | {"QUINTAIN_PLUGINS": ""},
+        )
+
+
+def outcome(folder: Path, name: str) -> tuple[dict[str, Any], list[Any]]:
+    """Return the last weights and moments of a run, and its metrics but times."""
+    run = folder / "runs" / name
+    last = max((run / "checkpoints").glob("step-*"))
+    state = torch.load(last / "learner.pt", weights_only=False)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [
+        {key: value for key, value in record.items() if not key.startswith(("seconds", "time"))}
+        for record in records
+    ]
+    return {"weights": load_file(last / "model/model.safetensors"), "learner": state}, kept
+
+
+def kill_at_random(run: subprocess.Popen[bytes], draw: random.Random, count: int) -> int:
+    """Kill a random rank of *run* at random moments, *count* times or until it ends; return how
+    often.
+    """
+    killed = 0
+    while killed < count and run.poll() is None:
+        time.sleep(draw.choice([0.05, 0.5, 4.0]) * draw.random())
+        if ranks := ranks_of(run.pid):
+            with suppress(ProcessLookupError):
+                os.kill(draw.choice(ranks), signal.SIGKILL)
+                killed += 1
+                # A dead rank cannot die again.
+                within(60, lambda: not {*ranks} & {*ranks_of(run.pid)} or run.poll() is not None)
+    return killed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["sharded", "replicated"])
+def test_killed_ranks_change_no_bit_of_a_run(sharding: str, small_run: Callable[..., Path]) -> None:
+    """With checkpoints and copies; also kills while ranks start."""
+    tables = TABLES.replace("SHARDING", sharding)
+    folder = small_run(small_recipe(SUMS, steps=STEPS, algorithm="sft", tables=tables))
+    assert started(folder, "whole").wait(timeout=600) == 0, (folder / "whole.txt").read_text()
+    expected = outcome(folder, "whole")
+    wanted = int(os.environ.get("KILLS", "8")) // 2
+    kills, phases, seed = 0, Counter[str](), 0
+    while kills < wanted:
+        name, draw = f"killed-{seed}", random.Random(f"{sharding} {seed}")
+        run = started(folder, name)
+        killed = kill_at_random(run, draw, min(OF_A_RUN, wanted - kills))
+        ranks = [*children(run.pid), *ranks_of(run.pid)]
+        status = run.wait(timeout=1800)
+        messages = (folder / f"{name}.txt").read_text()
+        assert status == 0, messages
+        assert all(within(30, lambda pid=pid: ended(pid)) for pid in ranks)
+        torch.testing.assert_close(outcome(folder, name), expected, rtol=0, atol=0)
+        kills, seed = kills + killed, seed + 1
+        phases.update(LOST.findall(messages))
+        print(f"{sharding}: {kills} kills in {seed} runs; found in {dict(phases)}", flush=True)
+    assert phases
