@@ -147,6 +147,17 @@ class LearnerKind(ABC):
     def __call__(self, module: Any, algorithm: Algorithm | None, **settings: Any) -> AnyLearner:
         """Make the learner; *settings* are those that `PolicyLearner` lists."""
 
+    @property
+    def rounds_base(self) -> bool:
+        """Whether adapters train on other numbers than the model under them has: see `round_base`."""
+        return False
+
+    def round_base(self, module: Any) -> Any:
+        """Return *module*, which has the adapters of a run, on the base that they were trained on.
+        Whatever loads the run calls it before it merges them.
+        """
+        return module
+
     def bytes_per_parameter(self, *, adapters: bool) -> BytesPerParameter:
         """Return what the learner takes; *adapters* alone train, or all weights."""
         return BytesPerParameter()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..interfaces.shared_module import shares_module as shares_module
     from ..interfaces.tokenizer import ChatTokenizer as ChatTokenizer
     from .adapter_files import merge_adapters as merge_adapters
+    from .adapter_files import note_digest as note_digest
     from .forward import TOKEN_BUDGET as TOKEN_BUDGET
     from .forward import Forward as Forward
     from .head import CHUNK_ELEMENTS as CHUNK_ELEMENTS

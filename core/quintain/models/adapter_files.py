@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from ..registry.binding import bind
+from ..registry.lookup import current
 from .hf import BASE_FILE, base_named, is_folder
 from .lora import base_of, named_tensors, without_warnings
 
@@ -31,6 +33,16 @@ def adapter_tensors(module: nn.Module) -> Mapping[str, Tensor]:
     return tensors
 
 
+_NOTED = "quintain_digest"
+
+
+def note_digest(module: nn.Module) -> None:
+    """Let `digest_of` return of *module* what it is now, whatever becomes of the weights under its
+    adapters.
+    """
+    setattr(base_of(module), _NOTED, digest_of(module))
+
+
 def digest_of(module: nn.Module) -> str:
     """Return the SHA-256 of the weights of *module* in float32, without its adapters: names, shapes
     and values.
@@ -38,6 +50,8 @@ def digest_of(module: nn.Module) -> str:
     The same model gives the same digest with and without adapters, in each precision that holds its
     saved values.
     """
+    if noted := getattr(base_of(module), _NOTED, ""):
+        return str(noted)
 
     def digest(item: tuple[str, Tensor]) -> str:
         name, tensor = item
@@ -54,9 +68,15 @@ def digest_of(module: nn.Module) -> str:
         return hashlib.sha256("".join(sorted(threads.map(digest, tensors))).encode()).hexdigest()
 
 
-def write_adapters(folder: Path, module: Any, base: str, digest: str) -> None:
-    """Write the adapters of *module* to *folder*, with the path or id of the model under them, and
-    its `digest_of`.
+def write_adapters(
+    folder: Path, module: Any, base: str, digest: str, learner: Mapping[str, Any] | None = None
+) -> None:
+    """Write the adapters of *module* to *folder*, with the path or id of the model under them, its
+    `digest_of` and its precision.
+
+    Args:
+        learner: component and settings of the learner, ``use`` and ``args``, where it gave the
+            adapters a base of its own (see `LearnerKind.round_base`).
     """
     from safetensors.torch import save_file
 
@@ -68,11 +88,22 @@ def write_adapters(folder: Path, module: Any, base: str, digest: str) -> None:
     config.save_pretrained(folder)
     tensors = {name: tensor.contiguous() for name, tensor in adapter_tensors(module).items()}
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
-    (folder / BASE_FILE).write_text(
-        json.dumps({"model": base, "sha256": digest}) + "\n", encoding="utf-8"
-    )
+    dtype = str(next(base_of(module).parameters()).dtype).removeprefix("torch.")
+    record = {"model": base, "sha256": digest, "dtype": dtype}
+    record |= {"learner": dict(learner)} if learner else {}
+    (folder / BASE_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
     if (generation := getattr(base_of(module), "generation_config", None)) is not None:
         generation.save_pretrained(folder)  # its stop tokens
+
+
+def base_record(folder: Path) -> Mapping[str, Any]:
+    """Return what `write_adapters` wrote of the model under the adapters in *folder*; empty for
+    those of other programs.
+    """
+    if not (file := folder / BASE_FILE).is_file():
+        return {}
+    record: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return record
 
 
 def check_base(module: nn.Module, folder: Path) -> None:
@@ -92,10 +123,11 @@ def check_base(module: nn.Module, folder: Path) -> None:
 
 
 def merge_adapters(module: Any, folder: str | Path) -> Any:
-    """Add the adapters of *folder*, in the format of peft, to the weights of *module*.
+    """Add the adapters of *folder*, in the format of peft, to the weights of *module*. A base that
+    the learner had rounded is rounded first, so that the policy is the one that was trained.
 
     Raises:
-        UsageError: peft is not installed, or the adapters belong to another model.
+        UsageError: peft or the learner is not installed, or the adapters belong to another model.
     """
     try:
         from peft import PeftModel
@@ -110,6 +142,10 @@ def merge_adapters(module: Any, folder: str | Path) -> Any:
                 (n for n, t in adapter_tensors(adapted).items() if not t.isfinite().all()), None
             ):
                 raise ValueError(f"{bad} has numbers that are not finite")
+            if learner := base_record(Path(folder)).get("learner"):
+                kind = current().load("learner", learner["use"])
+                settings = bind(kind, learner["args"], who=f"learner {learner['use']!r}")
+                adapted = settings.round_base(adapted)
             return adapted.merge_and_unload()
     except (ValueError, RuntimeError, OSError, KeyError) as e:
         reason = str(e).strip().partition("\n")[0]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from .adapter_files import check_base, merge_adapters
+from .adapter_files import base_record, check_base, merge_adapters
 from .hf import (
     base_named,
     check_base_available,
@@ -137,8 +137,8 @@ def load_model(
 
 
 def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
-    """Return the transformers module of *path*; that of adapters is their base with them, added in
-    float32 at least.
+    """Return the transformers module of *path*; that of adapters is their base with them, in the
+    precision that they were trained on and added in float32 at least.
 
     Raises:
         UsageError: weights are missing, or the base is not the one that the adapters were trained
@@ -149,9 +149,10 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
     if has_adapters_alone(path):
         check_base_available(path)
         wide = dtype if dtype == torch.float64 else torch.float32
-        module = _module_of(os.path.expanduser(base_named(path)[0]), wide, attn)
+        trained = DTYPES.get(base_record(Path(path)).get("dtype", ""), wide)
+        module = _module_of(os.path.expanduser(base_named(path)[0]), trained, attn)
         check_base(module, Path(path))
-        module = merge_adapters(module, path)
+        module = merge_adapters(module.to(wide), path)
         exact = getattr(module, "_keep_in_fp32_modules_strict", None) or ()
         for name, tensor in named_tensors(module) if isinstance(dtype, torch.dtype) else ():
             if tensor.is_floating_point() and not any(part in name for part in exact):

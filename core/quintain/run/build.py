@@ -106,6 +106,9 @@ async def _train_loaded(
                 keep=plan.checkpoint.keep,
                 best=plan.checkpoint.best,
                 base=model.path,
+                base_learner=plan.learner.model_dump(include={"use", "args"})
+                if getattr(plan.learner_kind, "rounds_base", False)
+                else None,
             ),
             weight_sync=WeightSync(
                 engine, staleness=0 if plan.schedule.overlaps else plan.algorithm.plan.staleness

@@ -190,13 +190,21 @@ class CheckpointManager:
         keep: number of last checkpoints to keep.
         best: also keep the best one.
         base: path or id of the model that the adapters of a LoRA run change.
+        base_learner: see `write_adapters`.
     """
 
     def __init__(
-        self, folder: RunFolder, *, tokenizer: Any, keep: int = 3, best: bool = True, base: str = ""
+        self,
+        folder: RunFolder,
+        *,
+        tokenizer: Any,
+        keep: int = 3,
+        best: bool = True,
+        base: str = "",
+        base_learner: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder, self.tokenizer, self.keep, self.keep_best = folder, tokenizer, keep, best
-        self._base, self._base_digest = base, ""
+        self._base, self._base_digest, self._base_learner = base, "", base_learner
 
     def save(
         self, step: int, *, learner: AnyLearner, state: Mapping[str, Any], best: bool = False
@@ -236,7 +244,13 @@ class CheckpointManager:
         with _written_whole(beside, final, needed):
             if lora:  # they never change the base, whose digest is thus that of the whole run
                 self._base_digest = self._base_digest or digest_of(learner.module)
-                write_adapters(beside / "model", learner.module, self._base, self._base_digest)
+                write_adapters(
+                    beside / "model",
+                    learner.module,
+                    self._base,
+                    self._base_digest,
+                    self._base_learner,
+                )
                 _write_tokenizer(beside / "model", self.tokenizer)
             else:
                 _write_model(beside / "model", learner, self.tokenizer)

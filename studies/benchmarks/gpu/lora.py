@@ -1,8 +1,8 @@
 """Part 6: the shape of Qwen3-8B with random weights on one card: does it fit, and how long is a
 step?
 
-Adapters of rank 16 on all linear layers, on a base in bfloat16 and in float32, and all weights by
-the learner `lean` with moments in 8 bits. Sampling and updates as in part 5.
+Adapters of rank 16 on all linear layers, on a base in bfloat16 and in 8 bits that the engine reads,
+too, and all weights by the learner `lean` with moments in 8 bits. Sampling and updates as in part 5.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 from .memory import CHECKPOINTED, LEAN, LORA, step_by_part
 from .part import Part, start
 
+ADAPTERS = [CHECKPOINTED, LORA, LEAN, "learner.args.optimizer=adamw"]
 MODES = {
-    "LoRA on a bfloat16 base": [CHECKPOINTED, LORA, LEAN, "learner.args.optimizer=adamw"],
-    "LoRA": [CHECKPOINTED, LORA],
+    "LoRA on a bfloat16 base": ADAPTERS,
+    "LoRA on an int8 base": [*ADAPTERS, "learner.args.base=int8", "engine.args.merge=false"],
     "all weights, lean": [CHECKPOINTED, LEAN],
 }
 """Settings of a recipe by the name of the mode."""

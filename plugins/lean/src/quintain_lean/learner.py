@@ -12,9 +12,11 @@ from quintain import Algorithm
 from quintain.errors import UsageError
 from quintain.interfaces import BytesPerParameter, LearnerKind
 from quintain.learning import Learner
+from quintain.models import note_digest
 
 from .eight_bit import EightBitAdamW
 from .host import HostAdamW
+from .quantised import Format, library_of, quantise, round_to
 
 Kind = Literal["adamw", "adamw_8bit", "adamw_host"]
 
@@ -27,10 +29,17 @@ class Lean(LearnerKind):
         weights: precision of the model on the device. Adapters of LoRA are float32 always.
         optimizer: ``adamw`` has float32 moments on the device, ``adamw_8bit`` moments in 8 bits,
             ``adamw_host`` float32 weights and moments in host memory.
+        base: format of the weights under adapters: ``int8`` (of torchao) or ``nf4`` (4 bits, of
+            bitsandbytes) instead of *weights*.
     """
 
     weights: Literal["float32", "bfloat16"] = "bfloat16"
     optimizer: Kind = "adamw_8bit"
+    base: Format | None = None
+
+    def __post_init__(self) -> None:
+        if self.base:
+            library_of(self.base)
 
     def __call__(
         self,
@@ -41,7 +50,19 @@ class Lean(LearnerKind):
         **settings: Any,
     ) -> LeanLearner:
         settings["max_sample_mismatch"] = max_sample_mismatch
+        if self.base:
+            note_digest(module)
+            quantise(module, self.base)
         return LeanLearner(module, algorithm, optimizer=self.optimizer, **settings)
+
+    @property
+    def rounds_base(self) -> bool:
+        return self.base is not None
+
+    def round_base(self, module: Any) -> Any:
+        if self.base:
+            round_to(module, self.base, getattr(torch, self.weights))
+        return module
 
     def bytes_per_parameter(self, *, adapters: bool) -> BytesPerParameter:
         weights = 2 if self.weights == "bfloat16" else 4

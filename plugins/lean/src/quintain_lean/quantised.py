@@ -1,0 +1,205 @@
+"""A base of adapters in 8 or 4 bits a number, kept by torchao or bitsandbytes.
+
+Shapes: a weight [out, in] maps [..., in] to [..., out].
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from quintain.errors import UsageError
+
+Format = Literal["int8", "nf4"]
+MAPS = 'learner lean: base = "{}" needs linear maps with adapters: set model.lora = {{}}'
+
+
+class Stored(Protocol):
+    """The numbers of a weight [out, in] in few bits. Nothing changes them."""
+
+    def product(self, x: Tensor) -> Tensor:
+        """Map *x* [..., in] to [..., out] in its type."""
+        ...
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """Return the numbers in *dtype*, [out, in]."""
+        ...
+
+    def tensors(self) -> list[Tensor]:
+        """Return what takes memory."""
+        ...
+
+
+class Int8:
+    """Integers of 8 bits with a float32 scale for each row, of torchao."""
+
+    def __init__(self, weight: Tensor) -> None:
+        torchao = library_of("int8")
+        self._kept = torchao.Int8Tensor.from_hp(weight, granularity=torchao.PerRow())
+
+    def product(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self._kept)
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        return cast(Tensor, self._kept.dequantize(dtype))
+
+    def tensors(self) -> list[Tensor]:
+        return [self._kept.qdata, self._kept.scale]
+
+
+class Nf4:
+    """The 16 levels of QLoRA (Dettmers et al. 2023, arXiv 2305.14314) with a scale of 8 bits for each
+    64 numbers, of bitsandbytes.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        library = library_of("nf4")
+        self._matmul, self._read = library.matmul_4bit, library.functional.dequantize_4bit
+        self._codes, self._state = library.functional.quantize_4bit(
+            weight.contiguous(), blocksize=64, quant_type="nf4", compress_statistics=True
+        )
+
+    def product(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self._matmul(x, self._codes.t(), quant_state=self._state))
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        return cast(Tensor, self._read(self._codes, self._state).to(dtype))
+
+    def tensors(self) -> list[Tensor]:
+        scales = self._state.state2
+        return [self._codes, self._state.absmax, self._state.offset, scales.absmax, scales.code]
+
+
+LIBRARIES: dict[Format, str] = {"int8": "torchao.quantization", "nf4": "bitsandbytes"}
+FORMATS: dict[Format, Callable[[Tensor], Stored]] = {"int8": Int8, "nf4": Nf4}
+
+
+class QuantisedWeight(Tensor):
+    """The weight of a linear map, in few bits. A product with it reads them; to every other
+    operation it is the tensor of its dequantised numbers.
+
+    Attributes:
+        stored: its numbers.
+    """
+
+    stored: Stored
+
+    @staticmethod
+    def __new__(cls, stored: Stored, like: Tensor) -> QuantisedWeight:
+        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, like.shape, dtype=like.dtype, device=like.device
+        )
+        made.stored = stored
+        return cast(QuantisedWeight, made)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.linear:
+            return _linear(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():  # results are plain tensors
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            with torch.inference_mode(False):  # `detach` of a plain weight is plain there, too
+                return cls(args[0].stored, args[0])
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return type(value)(map(plain, value))
+            return value.stored.values(value.dtype) if isinstance(value, cls) else value
+
+        return func(*plain(args), **{k: plain(v) for k, v in (kwargs or {}).items()})
+
+
+def _linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None) -> Tensor:
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    mapped = cast(Tensor, _Product.apply(x, weight))
+    return mapped if bias is None else mapped + bias.to(mapped.dtype)
+
+
+class _Product(torch.autograd.Function):
+    """The product, which keeps the few bits for its backward pass and no numbers of half
+    precision.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: QuantisedWeight) -> Tensor:
+        ctx.stored = weight.stored
+        with torch.autocast(x.device.type, enabled=False):
+            return weight.stored.product(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad @ ctx.stored.values(grad.dtype), None
+
+
+def quantise(module: nn.Module, form: Format) -> None:
+    """Keep the weights of *module* under adapters in *form*, one after the other.
+
+    Raises:
+        UsageError: no linear map has an adapter, or the library is not installed.
+    """
+    for base in _maps(module, form):
+        with torch.no_grad():
+            weight = QuantisedWeight(FORMATS[form](base.weight.detach()), base.weight)
+            base.weight = nn.Parameter(weight, requires_grad=False)
+
+
+def round_to(module: nn.Module, form: Format, dtype: torch.dtype) -> None:
+    """Give the weights of *module* under adapters the numbers that `quantise` gives them in *dtype*,
+    and leave them in their own type.
+
+    Raises:
+        UsageError: as `quantise`.
+    """
+    for base in _maps(module, form):
+        stored = FORMATS[form](base.weight.detach().to(dtype))
+        base.weight.data = stored.values(dtype).to(base.weight.dtype)
+
+
+def _maps(module: nn.Module, form: Format) -> list[nn.Linear]:
+    layers = [getattr(part, "base_layer", None) for part in module.modules()]
+    found = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    if not found:
+        raise UsageError(MAPS.format(form))
+    return found
+
+
+def library_of(form: Format) -> Any:
+    """Import what keeps weights in *form*, without its remarks on kernels that it does not find.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    name = LIBRARIES[form]
+    package = name.partition(".")[0]
+    with _without_remarks():
+        try:
+            return importlib.import_module(name)
+        except ImportError as missing:
+            raise UsageError(
+                f'learner lean: base = "{form}" needs {package}: pip install '
+                f"'quintain-lean[{form}]'"
+            ) from missing
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
