@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import RecipeError, did_you_mean
-from ..store.data_file import DATA_SUFFIXES
 from ..store.toml import read_toml
 
 KEY = "extends"
@@ -63,7 +62,7 @@ def _layer(text: str, source: str) -> RecipeLayer:
 
 def fix_for_data(path: str) -> str:
     """Return how to train on a file of data that was named as a recipe; empty for other files."""
-    if not path.endswith(DATA_SUFFIXES):
+    if not path.endswith((".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")):
         return ""
     return f"; to train on its rows: quintain train dataset --arg path={shlex.quote(path)}"
 

@@ -1,5 +1,4 @@
-"""The files of runs: run folders, checkpoints, tables of rollouts; and the files of data that users
-write.
+"""The files of runs: run folders, checkpoints, tables of rollouts.
 
 The names below are what plugins may import from here; each module is imported when one of its names
 is first used.
@@ -13,10 +12,6 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from .checkpoint import save_model as save_model
-    from .data_file import DATA_SUFFIXES as DATA_SUFFIXES
-    from .data_file import DataFaults as DataFaults
-    from .data_file import json_object as json_object
-    from .data_file import text_lines as text_lines
     from .rollout_table import to_parquet as to_parquet
     from .run_folder import RunFolder as RunFolder
     from .run_folder import current_run as current_run

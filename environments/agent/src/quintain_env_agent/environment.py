@@ -25,8 +25,8 @@ from quintain import (
 )
 from quintain.errors import EnvironmentFault, QuintainError, UsageError
 from quintain.registry import current
-from quintain.store import DataFaults, json_object, text_lines
 from quintain.types import messages_of
+from quintain_data import DataFaults, json_object, text_lines
 from quintain_gateway import Endpoint, Gateway
 
 from . import functions, processes

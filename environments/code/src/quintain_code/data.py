@@ -18,7 +18,7 @@ from typing import Any
 
 from quintain.errors import UsageError, did_you_mean
 from quintain.models import offline, quiet, unreachable
-from quintain.store import DataFaults, json_object, text_lines
+from quintain_data import DataFaults, json_object, text_lines
 
 from .contests import UnsupportedRow
 from .rows import FORMATS, task_of

@@ -25,7 +25,7 @@ from quintain import (
 )
 from quintain.errors import UsageError
 from quintain.evaluation import final_answer
-from quintain.store import DataFaults
+from quintain_data import DataFaults
 
 from .columns import RoleColumns, chosen
 from .readers import SPLITS, Record, records

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintain.errors import UsageError
-from quintain.store import DATA_SUFFIXES, DataFaults, json_object, text_lines
+from quintain_data import DATA_SUFFIXES, DataFaults, json_object, text_lines
 
 _log = logging.getLogger("quintain.env.dataset")
 

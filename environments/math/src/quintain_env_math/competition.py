@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from quintain import Demonstration, Environment, Message, Task, control
 from quintain.errors import UsageError
-from quintain.store import DataFaults, json_object, text_lines
+from quintain_data import DataFaults, json_object, text_lines
 from quintain_math_verify import math_equal, shared_verifier
 from quintain_math_verify.extract import final_answers
 

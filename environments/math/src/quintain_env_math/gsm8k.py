@@ -11,7 +11,7 @@ from typing import Any
 
 from quintain import Demonstration, Environment, Message, Task, control
 from quintain.errors import UsageError
-from quintain.store import DataFaults, json_object, text_lines
+from quintain_data import DataFaults, json_object, text_lines
 from quintain_math_verify import math_equal
 
 from .rows import Splits, carved, from_hub, in_folder, of_file

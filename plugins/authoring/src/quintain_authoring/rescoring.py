@@ -18,7 +18,7 @@ import click
 from quintain import Environment, Group, Rollout, Task
 from quintain.cli import Count
 from quintain.errors import RunError, UsageError
-from quintain.store import DataFaults, json_object, text_lines
+from quintain_data import DataFaults, json_object, text_lines
 
 from .options import service_options, services_of
 

@@ -17,8 +17,8 @@ from typing import Any
 from quintain import Task
 from quintain.errors import NoTasksError, UsageError
 from quintain.interfaces import TaskReader
-from quintain.store import DataFaults, json_object, text_lines
 from quintain.types import reaches
+from quintain_data import DataFaults, json_object, text_lines
 
 from .pool import POOL
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from quintain.errors import UsageError
-from quintain.store import DataFaults, json_object, text_lines
+from quintain_data import DataFaults, json_object, text_lines
 
 Row = TypeVar("Row", bound=BaseModel)
 Item = TypeVar("Item")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quintain.errors import UsageError
-from quintain.store import DataFaults, json_object, text_lines
 from quintain.types import encodable
+from quintain_data import DataFaults, json_object, text_lines
 
 TEXT_FILES = (".txt", ".md", ".rst")
 PASSAGE_WORDS = 200

@@ -19,7 +19,7 @@ import tantivy
 from tantivy import Filter, Occur, Query, TextAnalyzer, TextAnalyzerBuilder, Tokenizer
 
 from quintain.errors import StorageError, UsageError
-from quintain.store import DataFaults
+from quintain_data import DataFaults
 
 from .corpus import Corpus, Passage
 

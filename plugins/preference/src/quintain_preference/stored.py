@@ -15,8 +15,8 @@ from quintain import Message
 from quintain.errors import UsageError
 from quintain.learning import Batch, Sample, TrainingSequence
 from quintain.models import ChatTokenizer
-from quintain.store import DataFaults, json_object, text_lines
 from quintain.types import derived_seed
+from quintain_data import DataFaults, json_object, text_lines
 from quintain_sft import encode_conversation, end_of_turn
 
 TRIED = 8

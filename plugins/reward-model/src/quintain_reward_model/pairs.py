@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quintain import Message, Rollout
 from quintain.errors import UsageError
-from quintain.store import DataFaults, json_object, text_lines
+from quintain_data import DataFaults, json_object, text_lines
 
 from .conversations import conversation
 

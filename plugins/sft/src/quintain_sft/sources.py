@@ -23,8 +23,9 @@ from quintain.errors import UnknownNameError, UsageError
 from quintain.models import ChatTokenizer
 from quintain.recipe import EnvironmentTable, opened_environments, resolve_environment_table
 from quintain.services import BY_OPTION, Choice
-from quintain.store import DataFaults, RunFolder, find_run, json_object, steps_in, text_lines
+from quintain.store import RunFolder, find_run, steps_in
 from quintain.types import reaches
+from quintain_data import DataFaults, json_object, text_lines
 
 from .demonstrations import demonstrations_of
 from .example import Example, Tokens

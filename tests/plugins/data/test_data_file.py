@@ -12,9 +12,9 @@ import pytest
 
 from quintain.errors import UsageError
 from quintain.recipe.extends import layers
-from quintain.store import DATA_SUFFIXES, DataFaults, json_object, text_lines
 from quintain_code.data import load
 from quintain_curricula.pass_rates import read_pass_rates
+from quintain_data import DATA_SUFFIXES, DataFaults, json_object, text_lines
 from quintain_env_agent import AgentProgram
 from quintain_env_chat import Chat
 from quintain_env_dataset import Dataset
