@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import PluginError, UnknownNameError, nearest, suggestion
+from ..errors import PluginError, QuintainError, UnknownNameError, nearest, suggestion
 from ..tracebacks import describe_error, is_failure, place_of
 from .discovery import Component, discover, in_order, normalise, without_components
 from .known import known_plugins
@@ -163,9 +163,7 @@ class Registry:
             if not is_failure(e):
                 raise
             if not local:
-                failed = (
-                    f"{component} cannot be loaded from {component.target!r}: {describe_error(e)}"
-                )
+                failed = f"{component} cannot be loaded from {component.target!r}: {_described(e)}"
                 end = "" if failed.endswith("?") else "."
                 raise PluginError(f"{failed}{end} Fix: {self._fix(component, e)}") from e
             if module is not None and isinstance(e, AttributeError):
@@ -197,8 +195,18 @@ def _own(error: ModuleNotFoundError, component: Component) -> bool:
     return (error.name or "").partition(".")[0] == component.module.partition(".")[0]
 
 
+def _described(error: BaseException) -> str:
+    """Return *error* as `describe_error` does; one that Quintain raises on purpose says all that
+    its type says.
+    """
+    text = describe_error(error)
+    return (
+        text.removeprefix(f"{type(error).__name__}: ") if isinstance(error, QuintainError) else text
+    )
+
+
 def _failure_of_file(component: Component, error: BaseException) -> str:
-    failed = f"{component} cannot be loaded: {describe_error(error)}"
+    failed = f"{component} cannot be loaded: {_described(error)}"
     if not isinstance(error, ModuleNotFoundError):
         return failed + (
             ". Fix: name a file of a package as module:Attribute"

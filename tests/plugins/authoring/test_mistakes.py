@@ -4,6 +4,7 @@ fix.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from quintain.cli import main
 from quintain.registry import current
 from quintain_authoring import checks
+from quintain_authoring.order_check import outcomes
 
 HEAD = """
 from quintain import Agent, Demonstration, Environment, Rollout, Score, Task, control, reward
@@ -201,7 +203,8 @@ MISTAKES = {
     "did you mean 'shaping'?"),
     "name of a reward": Mistake("class E(Base):\n    reward = 'rigth'", "class E",
     "expected a reward without quotes, such as right"),
-    "misspelt setting": Mistake(WEIGHTED, "bad(wieght", "did you mean 'weight'?"),
+    "misspelt setting": Mistake(WEIGHTED, "bad(wieght",
+    "cannot be loaded: reward 'bad' has no parameter 'wieght'; did you mean 'weight'?"),
     "misspelt option": Mistake("@reward(rnage=(0, 1))\ndef bad(rollout):\n    pass\n" + REWARD,
     "@reward(rnage", "did you mean 'range'?"),
     "no base": Mistake("class E:\n    reward = right", "class E", "write `class E(Environment)`"),
@@ -241,7 +244,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for split in ("train", "dev", "test")
         }
 
+    def scored_here(use: str, args: Any) -> dict[str, float | None]:
+        return asyncio.run(outcomes(current().load("environment", use)(**args), {}))
+
     monkeypatch.setattr(checks, "tasks_elsewhere", here)
+    monkeypatch.setattr(checks, "outcomes_elsewhere", scored_here)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -261,6 +268,56 @@ def test_a_mistake_is_named_with_file_line_and_fix(name: str, folder: Path, caps
     message = messages[mistake.row] if mistake.row else next(iter(messages.values()))
     assert mistake.words in message
     assert f"{file}, line {number}" in message
+
+
+def test_a_fault_is_named_once(folder: Path, capsys: Any) -> None:
+    """The other checks that it breaks refer to the first; a split without tasks breaks one alone."""
+    (folder / "m_once.py").write_text(HEAD + scored("return 1 / 0"))
+    (folder / "m_dev.py").write_text(
+        HEAD
+        + method(
+            "def tasks(self, split):\n    return super().tasks(split) if split != 'dev' else []"
+        )
+    )
+
+    _, messages = told(capsys, "m_once.py:E")
+    first, *others = messages.values()
+    assert "ZeroDivisionError: division by zero (m_once.py, line " in first
+    assert len(others) == 3
+    assert set(others) == {"the same as in 'controls score as marked'"}
+
+    _, messages = told(capsys, "m_dev.py:E")
+    (message,) = messages.values()
+    assert message.startswith("no tasks in the split 'dev'; ")
+
+
+SATURATING = """
+COUNT = 0
+@reward(range=(0, 1))
+def bad(rollout):
+    global COUNT
+    COUNT += 1
+    return float(COUNT > 40 and rollout.reply != "")
+class E(Base):
+    reward = bad
+    def nop(self, task, messages):
+        return ""
+"""
+
+
+def test_a_state_that_only_grows_is_seen_in_another_process(tmp_path: Path, capsys: Any) -> None:
+    """It gives the same score three times in a row, and another one where it has not grown yet."""
+    file = tmp_path / "m_saturating.py"
+    file.write_text(HEAD + SATURATING)
+    assert main(["check", f"{file}:E", "--episodes", "4", "--tasks", "2", "--json"]) == 1
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
+
+    message = rows["the reward repeats"]["message"]
+    assert re.match(
+        r"reward 'bad' \(m_saturating.py, line 12\) depends on what it scored before: the reply "
+        r"'0' to 'train 0' scored 1 after other replies and 0 in a new process",
+        message,
+    ), message
 
 
 @pytest.mark.parametrize("body", ["while True:\n        pass", "import time\n    time.sleep(1000)"])

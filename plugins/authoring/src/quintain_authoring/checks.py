@@ -38,6 +38,7 @@ from .descriptions import stale_description
 from .episodes import rescore
 from .guard import Stuck
 from .options import services_of
+from .order_check import outcomes, outcomes_elsewhere
 from .scripted import ScriptedEngine
 from .stalling import stalling
 from .suites import EnvironmentSuite, RewardSuite
@@ -184,11 +185,16 @@ def check_environment(
         def opened_services(cls) -> AbstractAsyncContextManager[Mapping[str, Any]]:
             return opened_for_check({**with_workers, **services}, slots)
 
+    def repeats(suite: EnvironmentSuite) -> None:
+        rewards_repeat(suite)
+        if not spec.slots:
+            order_matters_not(suite, spec.table.use if spec.table else "", args)
+
     EnvironmentChecks.args, EnvironmentChecks.episodes = args, episodes
     extra_checks: list[tuple[str, Callable[[Any], str | None]]] = [
         ("demonstrations score full reward", demonstrations),
         ("each turn follows a message", first_messages),
-        ("the reward repeats", rewards_repeat),
+        ("the reward repeats", repeats),
         ("replies that may exploit the reward", probes),
         ("a policy that stalls is scored", stalling),
     ]
@@ -223,6 +229,31 @@ def rewards_repeat(suite: EnvironmentSuite) -> None:
             f"reward {scored.name!r} ({defined_at(getattr(scored, 'function', None))}) gave {gave} "
             "for the same rollout; let it depend on the rollout alone: no `global`, no list of "
             "the module, no random numbers"
+        )
+
+
+def order_matters_not(suite: EnvironmentSuite, use: str, args: Mapping[str, Any]) -> None:
+    """Score the same replies here, after all that was scored before, and backwards in another
+    process, which shows a state that only grows.
+    """
+    environment = suite.build()
+    here = suite.run(outcomes(environment, suite.started))
+    elsewhere = outcomes_elsewhere(use, args)
+    different = [
+        (said, score, elsewhere.get(said))
+        for said, score in here.items()
+        if score != elsewhere.get(said)
+    ]
+    if different:
+        said, score, other = different[0]
+        scored = environment.reward
+        place = defined_at(getattr(scored, "function", scored))
+        scores = [f"{value:g}" if value is not None else "none" for value in (score, other)]
+        raise AssertionError(
+            f"reward {scored.name!r} ({place}) depends on what it scored before: {said} scored "
+            f"{scores[0]} after other replies and {scores[1]} in a new process, in another order "
+            f"({len(different)} of {len(here)} replies differ); let it depend on the rollout "
+            "alone: no `global`, no list or set of the module that scores add to"
         )
 
 
@@ -489,7 +520,7 @@ def suite_checks(
             kind.teardown_class()
         yield start
         return
-    suite, first_check = kind(), dict[str, str]()  # messages, with the check that had them first
+    suite, first_check = kind(), dict[str, str]()  # faults, with the check that had them first
     names = dict.fromkeys(
         name for base in reversed(kind.__mro__) for name in vars(base) if name.startswith("test_")
     )
@@ -501,10 +532,13 @@ def suite_checks(
             *((title, partial(check, suite)) for title, check in extra_checks),
         ]:
             row = tried(title, call)
-            earlier = (
-                first_check.setdefault(row.message, title) if row.status == "failed" else title
-            )
-            yield row if earlier == title else replace(row, message=f"the same as in {earlier!r}")
+            if row.status == "failed":
+                known = [first for fault, first in first_check.items() if fault in row.message]
+                for fault in faults_in(row.message):
+                    first_check.setdefault(fault, title)
+                if known:
+                    row = replace(row, message=f"the same as in {known[0]!r}")
+            yield row
             if title == "every split has tasks":
                 if long := too_long(suite) if row.status == "ok" else "":
                     yield Check(
@@ -518,6 +552,19 @@ def suite_checks(
                     return
     finally:
         kind.teardown_class()
+
+
+def faults_in(message: str) -> set[str]:
+    """Return the texts by which the fault of *message* is found in other messages: itself, the
+    reason for which an episode ended, and the error with its place.
+    """
+    reason = re.search(
+        r"(?:broke it:|ended with|ends with) \w+: (.+?)(?:; a failure of ours|$)",
+        message,
+        re.DOTALL,
+    )
+    error = re.search(r"\b\w+(?:Error|Exception): [^()]{3,}(?= \()", message)
+    return {message, *([reason[1]] if reason else []), *([error[0]] if error else [])}
 
 
 def too_long(suite: EnvironmentSuite) -> str:

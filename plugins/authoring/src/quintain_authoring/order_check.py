@@ -1,0 +1,101 @@
+"""Whether a reward depends on what was scored before: the same replies, here and backwards in
+another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from quintain import Environment, Sampling, Task
+from quintain.errors import PluginError
+from quintain.interfaces import yielded
+from quintain.recipe import EnvironmentTable, resolve_environment_table
+from quintain.rollouts import RolloutContext, RolloutRequest, run_groups
+
+from .scripted import ScriptedEngine
+
+MOST_TASKS = 8
+OTHER_REPLIES = ("", "0", "a reply that answers nothing")
+"""What is said to each task beside its answer."""
+ELSEWHERE = "import sys\nfrom quintain_authoring.order_check import write\nwrite(*sys.argv[1:])"
+SECONDS = 120
+
+
+async def outcomes(
+    environment: Environment[Any, Any], services: Mapping[str, Any], *, backwards: bool = False
+) -> dict[str, float | None]:
+    """Return the outcome of several replies to the first tasks of ``train``, scored one after the
+    other; ``None`` where an episode failed.
+
+    Args:
+        backwards: the last one first, which changes nothing but the order.
+    """
+    tasks: Sequence[Task] = list(islice(yielded(environment, "tasks", "train"), MOST_TASKS))
+    said = [
+        (index, task, reply)
+        for index, task in enumerate(tasks)
+        for reply in dict.fromkeys((*OTHER_REPLIES, str(task.answer)))
+    ]
+    found: dict[str, float | None] = {}
+    for index, task, reply in reversed(said) if backwards else said:
+        context = RolloutContext(
+            engine=ScriptedEngine(replies=reply),
+            sampling=Sampling(max_tokens=4096),
+            services=services,
+            concurrency=1,
+            retries=0,
+        )
+        request = RolloutRequest(environment=environment, task=task, group_size=1, index=index)
+        (group,) = await run_groups([request], context)
+        (rollout,) = group.rollouts
+        found[f"the reply {reply!r:.80} to {task.prompt!r:.80}"] = (
+            rollout.outcome.total if rollout.outcome else None
+        )
+    return found
+
+
+def write(use: str, args: str, file: str) -> None:
+    """Write the `outcomes` of an environment, backwards, as JSON to *file*; standard output may be
+    the author's.
+    """
+    spec = resolve_environment_table(EnvironmentTable(use=use, args=json.loads(args)))
+    found = asyncio.run(outcomes(spec.make({}), {}, backwards=True))
+    Path(file).write_text(json.dumps(found), encoding="utf-8")
+
+
+def outcomes_elsewhere(use: str, args: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the `outcomes` of an environment, backwards, in another process.
+
+    Raises:
+        PluginError: it cannot load the environment, or takes too long.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "outcomes.json")
+        words = [use, json.dumps(dict(args), default=str), str(file)]
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", ELSEWHERE, *words],
+                env=os.environ | {"PYTHONHASHSEED": "0"},
+                timeout=SECONDS,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise PluginError(
+                f"another process has not scored {MOST_TASKS} tasks within {SECONDS} s"
+            ) from None
+        if done.returncode or not file.exists():
+            error_text = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+            raise PluginError(f"another process cannot score its replies: {error_text[-300:]}")
+        found: dict[str, float | None] = json.loads(file.read_text(encoding="utf-8"))
+        return found
