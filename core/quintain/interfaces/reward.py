@@ -8,8 +8,7 @@ gets the failure, never a zero::
     def right(rollout: Rollout[Task, None]) -> float:
         return float(rollout.reply == rollout.task.answer)
 
-In a recipe a plain function such as ``def score(completion, answer)`` works too
-(`quintain.recipe.rewards.of_function`).
+In a recipe a plain function such as ``def score(completion, answer)`` works too, by a reward adapter.
 """
 
 from __future__ import annotations

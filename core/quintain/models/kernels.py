@@ -64,6 +64,6 @@ def kernels_of(device: torch.device) -> AttentionKernels | None:
         return None
     for component in current().components("kernels"):
         return cast(AttentionKernels, current().resolve(component))
-    known = " or ".join(sorted(providers("kernels")))
+    known = " or ".join(providers("kernels"))
     log.warning("attention has masks, and steps no CUDA graphs: pip install %s", known)
     return None

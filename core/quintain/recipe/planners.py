@@ -42,7 +42,7 @@ def check_memory(plan: RunPlan, module: Any, device: torch.device) -> list[str]:
         UsageError: the run cannot fit.
     """
     if not planners():
-        return [f"memory is not planned: pip install {' or '.join(sorted(providers('planner')))}"]
+        return [f"memory is not planned: pip install {' or '.join(providers('planner'))}"]
     return [line for planner in planners() for line in planner.check(plan, module, device)]
 
 

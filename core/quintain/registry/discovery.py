@@ -17,6 +17,8 @@ CORE = "quintain"
 GROUPS = {
     "environment": "quintain.environments",  # quintain.Environment
     "reward": "quintain.rewards",  # quintain.Reward, made by @reward or @group_reward
+    # a function that makes a reward of a plain function
+    "reward_adapter": "quintain.reward_adapters",
     "algorithm": "quintain.algorithms",  # quintain.Algorithm
     "engine": "quintain.engines",  # quintain.Engine, or TokenEngine for one that can train
     "learner": "quintain.learners",  # quintain.interfaces.learner.PolicyLearner

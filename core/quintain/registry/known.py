@@ -23,6 +23,6 @@ def known_plugins() -> Mapping[tuple[str, str], str]:
     }
 
 
-def providers(kind: str) -> set[str]:
-    """Return the distributions that bring a component of *kind*."""
-    return {distribution for (of, _), distribution in known_plugins().items() if of == kind}
+def providers(kind: str) -> list[str]:
+    """Return the distributions that bring a component of *kind*, in order."""
+    return sorted({name for (of, _), name in known_plugins().items() if of == kind})

@@ -39,8 +39,8 @@ def find(kind: Kind, name: str) -> Piece:
         failures = import_algorithms(current())
         if name.removeprefix(f"{kind}.") not in pieces(kind):
             installed = {c.distribution for c in current().components("algorithm")}
-            missing = providers("algorithm") - installed
-            more = [f"more come with: pip install {' '.join(sorted(missing))}"] if missing else []
+            missing = [name for name in providers("algorithm") if name not in installed]
+            more = [f"more come with: pip install {' '.join(missing)}"] if missing else []
             hint = "`quintain info ALGORITHM` shows its pieces"
             raise UnknownNameError.of(
                 kind, name, pieces(kind), "\n".join((hint, *more, *map(str, failures)))

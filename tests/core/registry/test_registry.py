@@ -225,6 +225,7 @@ def test_groups_are_the_contract() -> None:
     assert GROUPS == {
         "environment": "quintain.environments",
         "reward": "quintain.rewards",
+        "reward_adapter": "quintain.reward_adapters",
         "algorithm": "quintain.algorithms",
         "engine": "quintain.engines",
         "learner": "quintain.learners",

@@ -24,6 +24,7 @@ from .options import service_options, services_of
 
 KINDS = ("environment", "reward", "algorithm", "hooks", "service")
 OTHER_KINDS = (
+    "reward_adapter",
     "engine",
     "learner",
     "curriculum",

@@ -1,0 +1,118 @@
+"""Plain functions as rewards, also those written for TRL and verl."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from quintain import Reward, reward
+from quintain.errors import BindingError, RewardFault
+from quintain.tracebacks import defined_at
+from quintain.types import AnyRollout, messages_of
+
+
+def adapted(function: Callable[..., Any]) -> Reward:
+    """Return the reward of a plain *function*, called by the names of its parameters.
+
+    ``prompt`` is the last user message, ``completion`` the last reply without reasoning, ``answer``
+    the task's; ``rollout`` and ``task`` are the records. Other names are fields or ``columns`` of
+    the task; those with a default are settings. Functions of verl (``solution_str``,
+    ``ground_truth``, ``data_source``, ``extra_info``) and of TRL (``prompts``, ``completions``,
+    columns as lists, ``**kwargs``) are called as they expect, TRL's with one rollout.
+
+    Raises:
+        BindingError: a parameter without a name.
+    """
+    parameters = inspect.signature(function).parameters
+    named = {n: p for n, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    of_trl = not named.keys().isdisjoint(("prompts", "completions"))
+    for parameter in named.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            one = "def score(prompt, completion, answer)"
+            raise BindingError(
+                f"reward {function.__name__!r} takes {parameter}; it scores one reply at a time: "
+                f"{one}"
+            )
+
+    def score(rollout: AnyRollout, /, **settings: Any) -> Any:
+        values = {**_of_trl(rollout), **settings} if of_trl else {**_by_name(rollout), **settings}
+        if missing := next(
+            (n for n, p in named.items() if p.default is p.empty and n not in values), None
+        ):
+            near = next((f"; did you mean {n!r}?" for n in get_close_matches(missing, values)), "")
+            raise RewardFault(
+                f"no task has {missing!r}{near}; there is {', '.join(values)} "
+                f"({defined_at(function)})"
+            )
+        every = of_trl and len(named) < len(parameters)
+        value = function(
+            **(values if every else {name: values[name] for name in named if name in values})
+        )
+        return _scored(value, function, of_trl)
+
+    keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in named.values() if p.default is not p.empty]
+    first = inspect.Parameter("rollout", inspect.Parameter.POSITIONAL_ONLY)
+    score.__signature__ = inspect.Signature([first, *keywords])  # type: ignore[attr-defined]
+    score.__name__, score.__doc__ = function.__name__, function.__doc__
+    score.__wrapped__ = function  # type: ignore[attr-defined]  # messages name its file and line
+    return reward(score)
+
+
+def _by_name(rollout: AnyRollout) -> dict[str, Any]:
+    """Return the values of the parameters of a function of one rollout, by name."""
+    task = rollout.task
+    prompt = next((m.content for m in reversed(messages_of(task.prompt)) if m.role == "user"), "")
+    columns = getattr(task, "columns", {})
+    # verl
+    values = {
+        "data_source": rollout.environment,
+        "ground_truth": task.answer,
+        "extra_info": dict(columns),
+    }
+    values |= {**vars(task), **columns, "task": task, "rollout": rollout, "prompt": prompt}
+    return values | {
+        "completion": rollout.reply,
+        "solution_str": rollout.reply,
+        "answer": task.answer,
+    }
+
+
+def _of_trl(rollout: AnyRollout) -> dict[str, Any]:
+    """Return the same for a function of TRL, as lists of one: text, or messages where the task is a
+    conversation.
+    """
+    conversation = not isinstance(rollout.task.prompt, str)
+    prompt: Any = rollout.task.prompt
+    completion: Any = rollout.reply
+    if conversation:
+        prompt = [{"role": m.role, "content": m.content} for m in rollout.task.prompt]
+        completion = [{"role": "assistant", "content": rollout.reply}]
+    values = {
+        name: [value]
+        for name, value in _by_name(rollout).items()
+        if name not in ("prompt", "completion")
+    }
+    return values | {"prompts": [prompt], "completions": [completion]}
+
+
+def _scored(value: Any, function: Callable[..., Any], of_trl: bool) -> Any:
+    """Return the score in what a function returned: verl's may be a dictionary, TRL's is a list of
+    one number.
+    """
+    if isinstance(value, Awaitable):
+
+        async def later() -> Any:
+            return _scored(await value, function, of_trl)
+
+        return later()
+    if of_trl:
+        if not isinstance(value, Sequence) or len(value) != 1:
+            fault = (
+                f"reward {function.__name__!r} returned {value!r} for one completion; expected a "
+                f"list of one number"
+            )
+            raise RewardFault(f"{fault} ({defined_at(function)})")
+        return value[0]
+    return value["score"] if isinstance(value, Mapping) and "score" in value else value
