@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -351,6 +351,18 @@ class Loop:
         Loop.alive -= 1
 
 
+@pytest.fixture
+def python_collects() -> Iterator[None]:
+    """Python's own settings of the garbage collector; the tests of this process have others."""
+    ours = gc.get_threshold()
+    gc.unfreeze()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*ours)
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("python_collects")
 def test_memory_stays_flat_over_many_evaluations() -> None:
     """Collections are fewer while episodes run, but what these leave behind is freed; Python's
     settings return.
@@ -364,6 +376,7 @@ def test_memory_stays_flat_over_many_evaluations() -> None:
     assert max(left) < 30_000  # of 60,000
 
 
+@pytest.mark.usefixtures("python_collects")
 @pytest.mark.parametrize("own", [(0, 10, 10), (100_000, 5, 5)])
 def test_the_callers_own_settings_of_the_collector_stay(own: tuple[int, int, int]) -> None:
     before = gc.get_threshold()

@@ -297,13 +297,11 @@ def test_arguments_of_another_algorithm_are_not_dropped_silently(
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _young_heap(model: Path) -> Iterator[None]:
-    """Each comparison collects garbage after each run: this leaves the modules and tests of the
-    process out of it, also the modules that models need.
+def _young_heap(model: Path) -> None:
+    """Each comparison collects garbage after each run: this leaves the modules that models need
+    out of it, as `tests/conftest.py` leaves out the tests.
     """
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
