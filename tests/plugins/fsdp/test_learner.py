@@ -173,8 +173,9 @@ def test_ranks_that_are_lost_again_and_again_end_the_run(pair: Team) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_a_full_disk_costs_the_copies_alone(pair: Team, caplog: pytest.LogCaptureFixture) -> None:
     """The learner goes on and says what it means."""
-    kept, full = pair._spares, os.open("/dev/full", os.O_RDWR)
-    spare = Spare({0: full, 1: os.dup(full), "reference": os.dup(full)})
+    kept = pair._spares
+    files = [Path("/dev/full").open("w+b") for _ in range(3)]  # noqa: SIM115 - `Spare` closes them
+    spare = Spare(dict(zip((0, 1, "reference"), files, strict=True)))
     pair._spares = [spare, kept[1]]
     pair.open()
     try:

@@ -12,6 +12,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing import parent_process
@@ -236,18 +237,20 @@ class Worker:
         """
         optimizer = self.learner.state_dict(weights=False)["optimizer"]["state"]
         state = {
-            "weights": {n: p.data for n, p in self._parameters.items() if p.requires_grad},
-            "moments": optimizer,
+            "weights": {
+                name: _local(p.data) for name, p in self._parameters.items() if p.requires_grad
+            },
+            "moments": mapped(optimizer, _cut),
             "counters": {"version": self.learner.version, "updates": self.learner.updates},
         }
         written: dict[int | str, Any] = {slot: state}
         if reference and self._reference:
-            written[REFERENCE] = self._reference
+            written[REFERENCE] = {name: _local(t.data) for name, t in self._reference.items()}
         fault = ""
         try:
             for key, value in written.items():
                 file = self._spare[key]
-                torch.save(mapped(value, _local), file)
+                torch.save(value, file)
                 file.truncate()
                 file.flush()
         except (OSError, RuntimeError) as error:  # torch hides the first behind the second
@@ -268,7 +271,7 @@ class Worker:
         own = self.learner.state_dict(weights=False)
         ordered = self._ordered()
         moments = {
-            index: mapped(saved, partial(_laid_out, like=ordered[index]))
+            index: mapped(saved, partial(_whole, like=ordered[index]))
             for index, saved in state["moments"].items()
         }
         optimizer = own["optimizer"] | {"state": moments}
@@ -319,20 +322,34 @@ def _part_like(parameter: Tensor) -> Callable[[Any], Any]:
     return part
 
 
+@dataclass(frozen=True)
+class Part:
+    """This rank's part of a tensor of *shape*."""
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+
+
 def _local(value: Any) -> Any:
-    """Return this rank's part of a tensor."""
+    """Return this rank's part of a tensor, in the same memory."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def _laid_out(part: Any, *, like: Tensor) -> Any:
-    """Return *part* of a tensor as the tensor that it is a part of, which is laid out as *like*."""
-    if not isinstance(like, DTensor) or not isinstance(part, Tensor) or not part.ndim:
-        return part
+def _cut(value: Any) -> Any:
+    """Return a tensor of which ranks have parts as a `Part`."""
+    return Part(value.to_local(), tuple(value.shape)) if isinstance(value, DTensor) else value
+
+
+def _whole(value: Any, *, like: Tensor) -> Any:
+    """Return the tensor that a `Part` is of, cut as *like* is."""
+    if not isinstance(value, Part):
+        return value
+    assert isinstance(like, DTensor)
     return DTensor.from_local(
-        part,
+        value.tensor,
         like.device_mesh,
         like.placements,
         run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
+        shape=torch.Size(value.shape),
+        stride=torch.empty(value.shape, device="meta").stride(),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import reduction
 from typing import IO, Any
@@ -18,19 +19,14 @@ class Spare:
     open have ended: two copies of its part of weights and moments, and one of its reference model.
     """
 
-    def __init__(self, descriptors: dict[int | str, int] | None = None) -> None:
-        self._files: dict[int | str, IO[bytes]] = {
-            key: tempfile.TemporaryFile() if descriptors is None else os.fdopen(descriptor, "w+b")
-            for key, descriptor in (
-                descriptors or dict.fromkeys([*range(SLOTS), REFERENCE], -1)
-            ).items()
+    def __init__(self, files: Mapping[int | str, IO[bytes]] | None = None) -> None:
+        self._files = files or {
+            key: tempfile.TemporaryFile()  # noqa: SIM115 - open until `close`
+            for key in (*range(SLOTS), REFERENCE)
         }
 
     def __reduce__(self) -> Any:
-        handles = {
-            key: reduction.DupFd(file.fileno())  # type: ignore[attr-defined]
-            for key, file in self._files.items()
-        }
+        handles = {key: reduction.DupFd(file.fileno()) for key, file in self._files.items()}
         return _opened, (handles,)
 
     def __getitem__(self, slot: int | str) -> IO[bytes]:
@@ -47,4 +43,4 @@ class Spare:
 
 
 def _opened(handles: dict[int | str, Any]) -> Spare:
-    return Spare({key: handle.detach() for key, handle in handles.items()})
+    return Spare({key: os.fdopen(handle.detach(), "w+b") for key, handle in handles.items()})

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -24,8 +24,6 @@ from .setup import Setup
 from .signs import Sign, Watch
 from .spares import Spare
 
-LAST_WORDS = 5.0
-"""Seconds that ranks get to answer when one has failed."""
 PRELOADED = ("quintain_fsdp.rank", "torch._dynamo", "transformers.modeling_utils")
 """Modules that take long to import."""
 COMPUTES = ("prepare", "step", "supervised_step")
@@ -49,6 +47,9 @@ class Team:
         size: number of processes.
         silence: seconds without a sign of life, or without work, after which a rank is given up.
     """
+
+    last_words = 5.0
+    """Seconds that ranks get to answer when one has failed."""
 
     def __init__(self, size: int, *, silence: float = 20.0) -> None:
         # A server forks the ranks and has what they import, so that they start in no time. It has
@@ -99,8 +100,11 @@ class Team:
             )
         self._learners += 1
         self._ranks, self._device = setup.ranks, setup.device
-        rendezvous = Path(self._folder, f"rendezvous-{self._learners}")
-        self.call("start", replace(setup, rendezvous=str(rendezvous)))
+        self.call("start", replace(setup, rendezvous=self._rendezvous()))
+
+    def _rendezvous(self) -> str:
+        """Return where the ranks of the next learner find each other."""
+        return str(Path(self._folder, f"rendezvous-{self._learners}"))
 
     @property
     def pids(self) -> list[int]:
@@ -125,15 +129,10 @@ class Team:
                 "with --resume"
             )
         try:
-            for connection in self._connections[: self._ranks]:
-                # one that has ended is found below
-                with suppress(BrokenPipeError, ConnectionResetError):
-                    connection.send((command, arguments))
+            self._send(command, arguments)
             replies = self._replies(command)
         except BaseException:  # some ranks may still be in the command
-            for process in self._processes:
-                process.kill()
-            self.close()
+            self._kill()
             raise
         failures = [reply for word, reply in replies if word == "failed"]
         if failures:
@@ -142,25 +141,28 @@ class Team:
             raise _rebuilt(*failures[0])
         return replies[0][1]
 
+    def _send(self, command: str, arguments: tuple[Any, ...]) -> None:
+        for connection in self._connections[: self._ranks]:
+            # one that has ended is found by `_replies`
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.send((command, arguments))
+
     def _replies(self, command: str) -> list[Any]:
         replies: dict[int, Any] = {}
         deadline = float("inf")
         watch = Watch(self._silence, idle=self._device == "cpu" and command in COMPUTES)
         while len(replies) < self._ranks:
             missing = [rank for rank in range(self._ranks) if rank not in replies]
-            connections = [self._connections[rank] for rank in missing]
-            sentinels = [self._processes[rank].sentinel for rank in missing]
-            wait([*connections, *sentinels], timeout=1.0)
+            self._wait(missing)
             for rank in missing:
-                with suppress(EOFError, ConnectionResetError):
-                    if self._connections[rank].poll():
-                        replies[rank] = self._connections[rank].recv()
+                if (reply := self._receive(rank)) is not None:
+                    replies[rank] = reply
             failed = [rank for rank, (word, _) in replies.items() if word == "failed"]
-            ended = [rank for rank in missing if self._processes[rank].exitcode is not None]
-            if lost := {rank: self._cause(rank) for rank in ended if rank not in replies}:
+            causes = {rank: self._cause(rank) for rank in missing if rank not in replies}
+            if lost := {rank: cause for rank, cause in causes.items() if cause}:
                 raise RanksLost(self._obituary(lost, command))
             if failed and deadline == float("inf"):
-                deadline = time.monotonic() + LAST_WORDS
+                deadline = time.monotonic() + self.last_words
             if len(replies) < self._ranks and time.monotonic() > deadline:
                 raise _rebuilt(*replies[failed[0]][1])
             signs = {rank: self._signs[rank] for rank in missing if rank not in replies}
@@ -168,19 +170,37 @@ class Team:
                 raise RanksLost(self._obituary(stuck, command))
         return [replies[rank] for rank in range(self._ranks)]
 
+    def _wait(self, missing: Sequence[int]) -> None:
+        """Wait for an answer or the end of one of the ranks *missing*, for a second at most."""
+        connections = [self._connections[rank] for rank in missing]
+        wait([*connections, *(self._processes[rank].sentinel for rank in missing)], timeout=1.0)
+
+    def _receive(self, rank: int) -> Any:
+        """Return the answer of *rank*, or ``None`` before it comes."""
+        with suppress(EOFError, ConnectionResetError):
+            if self._connections[rank].poll():
+                return self._connections[rank].recv()
+        return None
+
     def _cause(self, rank: int) -> str:
-        code = self._processes[rank].exitcode or 0
-        if code >= 0:
-            return f"ended with exit code {code}"
+        """Return what has ended *rank*; empty while it lives."""
+        code = self._processes[rank].exitcode
+        if code is None or code >= 0:
+            return "" if code is None else f"ended with exit code {code}"
         number = signal.Signals(-code)
         return f"was ended by {number.name}{OFTEN.get(number, '')}"
 
+    def _named(self, rank: int) -> str:
+        return f"rank {rank} (process {self._processes[rank].pid})"
+
     def _obituary(self, causes: Mapping[int, str], command: str) -> str:
-        said = [
-            f"rank {rank} (process {self._processes[rank].pid}) {cause}"
-            for rank, cause in causes.items()
-        ]
+        said = [f"{self._named(rank)} {cause}" for rank, cause in causes.items()]
         return f"the learner lost {' and '.join(said)}, while the ranks did {command!r}"
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        self.close()
 
 
 def _end(processes: list[BaseProcess], connections: list[Connection]) -> None:
