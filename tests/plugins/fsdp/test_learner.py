@@ -400,3 +400,47 @@ def test_installed_algorithms_can_be_sent() -> None:
     for algorithm in INSTALLED.values():
         restored = pickle.loads(packed(algorithm))
         assert restored == algorithm
+
+
+def with_critic(learner: Learner) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    """Train policy and critic in three steps; return metrics, and all weights."""
+    classic = pytest.importorskip("quintain_classic")
+    critic = classic.Critic(learner=learner, lr=1e-3, epochs=2, minibatches=2)
+    assert learner.algorithm is not None
+    learner.serve(dict.fromkeys(learner.algorithm.advantage.needs.values(), critic))
+    metrics = []
+    for _ in range(3):
+        values = learner.step(batch())
+        metrics.append({name: value for name, value in values.items() if name != "seconds"})
+    weights = {name: p.detach().clone() for name, p in learner.module.named_parameters()}
+    return metrics, weights | {f"critic/{k}": v for k, v in critic.state()["weights"].items()}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sharding"),
+    [(2, "sharded")]
+    + [
+        pytest.param(n, sharding, marks=pytest.mark.slow)
+        for n in (1, 2, 3, 4)
+        for sharding in ("sharded", "hybrid", "replicated")
+        if (n, sharding) != (2, "sharded")
+    ],
+)
+def test_a_critic_and_its_policy_train_as_in_one_process(ranks: int, sharding: Any) -> None:
+    """The critic is in the process of the run, and reads what the ranks made of the policy."""
+    classic = pytest.importorskip("quintain_classic")
+    settings: dict[str, Any] = {"layout": "bucketed", "token_budget": 25, "lr": 1e-3}
+    expected, wanted = with_critic(Learner(copy.deepcopy(model("full")), classic.PPO, **settings))
+    assert "critic.loss" in "".join(expected[0])
+    module = copy.deepcopy(model("full"))
+    many = FsdpLearner(
+        module, classic.PPO, ranks=ranks, sharding=sharding, silence=300.0, **settings
+    )
+    try:
+        metrics, weights = with_critic(many)
+        for got, want in zip(metrics, expected, strict=True):
+            assert got == pytest.approx(want, rel=1e-10, abs=1e-12)
+        for name, value in wanted.items():
+            torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-10)
+    finally:
+        many.close()
