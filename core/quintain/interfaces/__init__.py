@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .learner import AnyLearner as AnyLearner
     from .learner import BytesPerParameter as BytesPerParameter
     from .learner import LearnerKind as LearnerKind
+    from .learner import PartSaver as PartSaver
     from .learner import PolicyLearner as PolicyLearner
     from .pieces import Kind as Kind
     from .pieces import every_piece as every_piece

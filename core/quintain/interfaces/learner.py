@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from ..types.rollout import Group
 from .algorithm import Algorithm
@@ -119,6 +120,48 @@ class PolicyLearner(Protocol[BatchT, PreparedT, AdvantagesT]):
 
 
 AnyLearner = PolicyLearner[Any, Any, Any]
+
+
+@runtime_checkable
+class PartSaver(Protocol):
+    """A learner that writes what is large of a checkpoint itself, while the run goes on. Its
+    `state_dict` is not asked then.
+
+    Attributes:
+        saves_parts: whether it does so; else its checkpoints are those of any learner.
+    """
+
+    saves_parts: bool
+
+    def part_bytes(self) -> int:
+        """Return about how many bytes it writes, beside the weights."""
+
+    def begin_save(self, folder: Path) -> dict[str, Any]:
+        """Begin to write into *folder*: the weights in Hugging Face format as ``model``, unless it
+        leaves these to the caller and makes no such folder, and the rest as `PARTS`.
+
+        Return what else a resume needs: plain data and small tensors. Until `end_save` says that
+        all is written, the files are those of the weights of now, whatever the run does.
+        """
+
+    def end_save(self, *, wait: bool) -> Literal["writing", "complete", "lost"]:
+        """Return what became of the files: ``complete`` ones are on the disk; of ``lost`` ones the
+        learner has said why.
+
+        Raises:
+            OSError: they could not be written.
+        """
+
+    def load_parts(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Restore what `begin_save` wrote and returned; the weights are restored already.
+
+        Raises:
+            KeyError, RuntimeError, ValueError: they do not fit the model.
+        """
+
+
+PARTS = "parts"
+"""The folder of a checkpoint that a `PartSaver` fills."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,7 +137,13 @@ class Learner:
         self.module = trainable(module, lora, widen=widen)
         # Before any forward pass, which may leave a sharded module with other parameters.
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self.forward = Forward(self.module, layout=layout, checkpointing=activation_checkpointing)
+        self.forward = Forward(
+            self.module,
+            layout=layout,
+            checkpointing=activation_checkpointing,
+            device=ranks.device,
+            half=ranks.half,
+        )
         matrices, vectors = (
             [p for p in self.parameters if (p.ndim > 1) == wide] for wide in (True, False)
         )
@@ -147,9 +153,7 @@ class Learner:
         ]
         groups = [group for group in groups if group["params"]]
         self._optimizer = self.adamw(groups, lr=lr, betas=betas, eps=epsilon)
-        self._scaler = torch.amp.GradScaler(
-            self.forward.head_weight.device.type, enabled=precision == "fp16"
-        )
+        self._scaler = torch.amp.GradScaler(self.forward.device.type, enabled=precision == "fp16")
         self._piece_state: dict[str, Any] = {}
         # The head follows the layers' precision, unless it is to stay in float32.
         half = HALF.get(precision)

@@ -60,7 +60,7 @@ class OptimizerStep:
         for micro in self.parts:
             part = self.nothing(micro) if micro.padding else self.evaluate(micro, True)
             scale(part).backward()
-            total += part.detach()
+            total += part.detach().to(total.device)
         self.evaluated()
         for parameter in self.parameters:
             if parameter.grad is None:  # no term depends on it; momentum still moves it
@@ -73,5 +73,6 @@ class OptimizerStep:
         """Compute the loss at the present parameters, without metrics: for line searches."""
         total = torch.zeros((), dtype=torch.float64, device=self.parameters[0].device)
         for micro in self.parts:
-            total += self.nothing(micro) if micro.padding else self.evaluate(micro, False)
+            part = self.nothing(micro) if micro.padding else self.evaluate(micro, False)
+            total += part.to(total.device)
         return float(self.ranks.sum(total))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 T = TypeVar("T")
@@ -21,8 +22,12 @@ class Ranks:
         rank: the number of this process, from 0.
         count: how many there are.
         lockstep: a forward or backward pass needs all ranks, so that each makes as many.
+        device: what this process computes on, if it is not where the weights lie.
+        half: type in which it gathers the weights of layers, if not in their own.
     """
 
+    device: torch.device | None = None
+    half: torch.dtype | None = None
     rank = 0
     count = 1
     lockstep = False

@@ -136,7 +136,7 @@ class TokenScorer:
 
     @property
     def device(self) -> torch.device:
-        return self.forward.head_weight.device
+        return self.forward.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -263,7 +263,12 @@ class TokenScorer:
         elif self.reference is not None:
             if self._reference_forward is None:
                 # Not in the constructor: a forward runs its module to choose a layout.
-                self._reference_forward = Forward(self.reference, layout=self.forward.layout)
+                self._reference_forward = Forward(
+                    self.reference,
+                    layout=self.forward.layout,
+                    device=self.device,
+                    half=self.forward.half,
+                )
             yield self._reference_forward
         elif hasattr(module, "disable_adapter"):
             # With adapters the model before training is still there, under them.

@@ -54,6 +54,8 @@ class Forward:
         module: a causal language model of transformers, possibly with adapters.
         layout: ``auto`` is the fastest that reproduces the module's own forward on a short text.
         checkpointing: keep only the input of each layer for the backward pass.
+        device: where it computes; ``None`` is where the weights lie.
+        half: type that the layers of a sharded module have, which compute under autocast alone.
 
     Raises:
         UsageError: logits are not those of a linear output layer, a scale and a soft cap.
@@ -65,15 +67,19 @@ class Forward:
         *,
         layout: Layout | Literal["auto"] = "auto",
         checkpointing: bool = False,
+        device: torch.device | None = None,
+        half: torch.dtype | None = None,
     ) -> None:
-        self.module = module
+        self.module, self.half = module, half
+        self.device: torch.device = device or self.head_weight.device
         self.checkpointing = checkpointing
         # The own layers read weights outside of the module, where those of a sharded one are parts.
         self.decoder = TrainingDecoder.of(module) if layout in ("auto", "shared") else None
-        self._logit_map = logit_map_of(module)
         self._steady = steady_length(cast(Any, module).config.get_text_config())
         self._checkpointed: list[nn.Module] = []
-        self.layout: Layout = self._choose(layout)
+        with torch.autocast(self.device.type, half or torch.bfloat16, enabled=half is not None):
+            self._logit_map = logit_map_of(module)
+            self.layout: Layout = self._choose(layout)
         if checkpointing and self.layout != "shared":
             renamed = hasattr(module, "activation_checkpointing_enable")  # in transformers 5
             name = "activation_checkpointing" if renamed else "gradient_checkpointing"
@@ -187,7 +193,7 @@ class Forward:
         )
         try:
             reason, logp_N = "", self.statistics([prefix_group[:1], prefix_group[1:]]).logp
-            agrees = agree(logp_N, plain_N, self.head_weight.dtype)
+            agrees = agree(logp_N, plain_N, self.half or self.head_weight.dtype)
         except (RuntimeError, AttributeError) as error:  # shapes of an unknown head or body
             agrees, reason = False, f": {error}"
         if not agrees and layout == "bucketed":
@@ -210,7 +216,7 @@ class Forward:
                 part.training = False
 
     def _bucketed(self, rows: Sequence[TokenSequence]) -> Tensor:
-        device = self.head_weight.device
+        device = self.device
         inputs = [torch.tensor(row.ids[:-1], dtype=torch.long) for row in rows]
         ids_RT = to_device(pad_sequence(inputs, batch_first=True), device)
         longest = ids_RT.shape[1]
@@ -223,7 +229,7 @@ class Forward:
         return hidden_RTD.flatten(0, 1).index_select(0, to_device(indices, device))
 
     def _packed(self, rows: Sequence[TokenSequence]) -> Tensor:
-        device = self.head_weight.device
+        device = self.device
         ids = [i for row in rows for i in row.ids[:-1]]
         positions = [p for row in rows for p in range(len(row.ids) - 1)]
         starts = accumulate((len(row.ids) - 1 for row in rows), initial=0)

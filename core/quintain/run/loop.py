@@ -45,6 +45,7 @@ async def training_loop(run: Run) -> dict[str, Any]:
         stopped = run.stop_reason()  # before the evaluation, which takes time, too
         run.screen.note(f"training ends after step {run.state.step}: {stopped}")
         run.save()
+        run.report_saved(wait=True)
         # without a step the model is the one that was measured before training
         after = await run.test_evaluation() if run.state.step else run.state.before
         summary = run.summary(after=after, stopped=stopped)
@@ -56,6 +57,7 @@ async def training_loop(run: Run) -> dict[str, Any]:
     except BaseException as error:
         with suppress(RunError):  # the first error is the one to show
             run.save()
+            run.report_saved(wait=True)
         status = "interrupted" if isinstance(error, Interrupted) else "failed"
         run.hooks.emit(
             RunEnd(
@@ -94,6 +96,7 @@ async def train_step(run: Run) -> bool:
             # says). A failed episode has no reward, never a zero: `batch` leaves it out.
             collected = await run.until_stopped(run.collector.collect(step))
         run.report(step, collected)
+        run.report_saved()
         batch = run.learner.batch(collected.accepted, **run.batch_settings())
     with run.indivisible():
         update_metrics: dict[str, float] = {}

@@ -487,7 +487,10 @@ class Run:
 
     # ---------------------------------------------------------------- checkpoints and the end
     def save(self) -> None:
-        """Save a checkpoint of the last complete step, unless it is saved already."""
+        """Save a checkpoint of the last complete step, unless it is saved already. A learner may
+        still write it; `report_saved` says when it is complete.
+        """
+        self.report_saved(wait=True)
         state = self.state
         if not self.recorded or not state.step or self.checkpoints.has(state.step):
             return
@@ -500,10 +503,16 @@ class Run:
                 "published": self.weight_sync.state(),
                 **(self.state_before_step or self._state_of_sampling(states(self.services))),
             }
-            path = self.checkpoints.save(
-                state.step, learner=self.learner, state=content, best=better
-            )
-        self.hooks.emit(CheckpointSaved(step=state.step, path=str(path.absolute()), best=better))
+            self.checkpoints.begin(state.step, learner=self.learner, state=content, best=better)
+        self.report_saved()
+
+    def report_saved(self, *, wait: bool = False) -> None:
+        """Complete the checkpoint that is being written, if it is written by now, and tell the
+        hooks.
+        """
+        if saved := self.checkpoints.complete(wait=wait):
+            path = str(saved.path.absolute())
+            self.hooks.emit(CheckpointSaved(step=saved.step, path=path, best=saved.best))
 
     def _state_of_sampling(self, services: Mapping[str, Any]) -> dict[str, Any]:
         return {

@@ -7,6 +7,7 @@
                           of the model that they change
         learner.pt        optimizer, counters, random-number generators; weights if model/ is not exact; not in the
                           best checkpoint once later ones are kept
+        parts/            instead of the optimizer in learner.pt, what a learner of several processes wrote
         state.json        what `Run.save` gives: `run` (counters), `published` (weights that the
                           engine has still to get), `curriculum`, `queue` (groups that no batch has
                           taken) and `services`
@@ -28,14 +29,14 @@ import random
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..errors import RunError, StorageError, UsageError
-from ..interfaces.learner import AnyLearner
+from ..interfaces.learner import PARTS, AnyLearner, PartSaver
 from ..models.hf import BASE_FILE
 from .run_folder import RunFolder
 from .storage import (
@@ -172,7 +173,15 @@ class Checkpoint:
                 raise RunError(f"checkpoint {self.path} cannot be resumed: {e}") from e
         try:
             _load_weights(learner.module, weights)
-            learner.load_state_dict(learner_state)
+            if not (self.path / PARTS).exists():
+                learner.load_state_dict(learner_state)
+            elif isinstance(learner, PartSaver):
+                learner.load_parts(self.path / PARTS, learner_state)
+            else:
+                raise RunError(
+                    f"checkpoint {self.path} was written by a learner of several processes; resume "
+                    "it with the same learner.use"
+                )
         except (RuntimeError, ValueError, KeyError) as e:
             raise RunError(
                 f"checkpoint {self.path} does not fit the model of the recipe: {e}"
@@ -180,6 +189,16 @@ class Checkpoint:
         with _read_whole(self.path):
             restore_generators(generators)
         return state
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Begun:
+    """A checkpoint that is being written into the folder *beside*; leaving *written* names it."""
+
+    checkpoint: Checkpoint
+    beside: Path
+    saver: PartSaver | None
+    written: ExitStack
 
 
 class CheckpointManager:
@@ -205,11 +224,23 @@ class CheckpointManager:
     ) -> None:
         self.folder, self.tokenizer, self.keep, self.keep_best = folder, tokenizer, keep, best
         self._base, self._base_digest, self._base_learner = base, "", base_learner
+        self._begun: _Begun | None = None
 
     def save(
         self, step: int, *, learner: AnyLearner, state: Mapping[str, Any], best: bool = False
     ) -> Path:
-        """Write the checkpoint of *step*; old ones are deleted once it is complete and on the disk.
+        """Write the checkpoint of *step* as `begin` does, and wait until it is complete; return its
+        path.
+        """
+        path = self.begin(step, learner=learner, state=state, best=best)
+        self.complete(wait=True)
+        return path
+
+    def begin(
+        self, step: int, *, learner: AnyLearner, state: Mapping[str, Any], best: bool = False
+    ) -> Path:
+        """Begin the checkpoint of *step*, which `complete` completes: of the state of now, whatever
+        follows. Return the path that it will have.
 
         Args:
             state: plain data and tensors that `Checkpoint.restore` returns.
@@ -238,11 +269,17 @@ class CheckpointManager:
             )
         beside = temporary(final)
         lora = has_adapters(learner.module)
+        parts = learner if isinstance(learner, PartSaver) and learner.saves_parts else None
         needed = _weight_bytes(learner, trained=lora) + sum(
-            _tensor_bytes([learner.state_dict(weights=False), state])
+            _tensor_bytes([{} if parts else learner.state_dict(weights=False), state])
         )
-        with _written_whole(beside, final, needed):
-            if lora:  # they never change the base, whose digest is thus that of the whole run
+        needed += parts.part_bytes() if parts else 0
+        with ExitStack() as written:
+            written.enter_context(_written_whole(beside, final, needed))
+            begun = parts.begin_save(beside) if parts else {}
+            if (beside / "model").exists():
+                _write_tokenizer(beside / "model", self.tokenizer)
+            elif lora:  # they never change the base, whose digest is thus that of the whole run
                 self._base_digest = self._base_digest or digest_of(learner.module)
                 write_adapters(
                     beside / "model",
@@ -254,8 +291,9 @@ class CheckpointManager:
                 _write_tokenizer(beside / "model", self.tokenizer)
             else:
                 _write_model(beside / "model", learner, self.tokenizer)
-            saved_exactly = _saved_exactly(learner.module, beside / "model")
-            learner_state = learner.state_dict(weights=not saved_exactly)
+            learner_state = begun or learner.state_dict(
+                weights=not _saved_exactly(learner.module, beside / "model")
+            )
             content = {"learner": learner_state, "generators": generators()}
             _check_loadable(
                 {
@@ -279,12 +317,43 @@ class CheckpointManager:
                 "tokenizer": name,
             }
             _write_json(beside / "checkpoint.json", description)
-            sums = "".join(
-                f"{digest}  {name}\n" for name, digest in sorted(_digests(beside).items())
+            self._begun = _Begun(
+                checkpoint=Checkpoint(path=final, step=step, best=best, tokenizer=name),
+                beside=beside,
+                saver=parts,
+                written=written.pop_all(),
             )
-            (beside / SUMS).write_text(sums, encoding="utf-8")
-        self.prune()
         return final
+
+    def complete(self, *, wait: bool = False) -> Checkpoint | None:
+        """Complete the checkpoint that `save` has begun, once all of it is written, and return it;
+        delete old ones. ``None`` where there is none, or not yet.
+
+        Args:
+            wait: until it is written.
+
+        Raises:
+            StorageError: no room; no saved data is lost.
+        """
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return None
+        with begun.written as written:
+            became = begun.saver.end_save(wait=wait) if begun.saver else "complete"
+            if became == "complete":
+                sums = "".join(
+                    f"{digest}  {name}\n" for name, digest in sorted(_digests(begun.beside).items())
+                )
+                (begun.beside / SUMS).write_text(sums, encoding="utf-8")
+            elif became == "writing":
+                self._begun = replace(begun, written=written.pop_all())
+                return None
+            else:
+                written.pop_all()
+                shutil.rmtree(begun.beside, ignore_errors=True)
+                return None
+        self.prune()
+        return begun.checkpoint
 
     def all(self) -> list[Checkpoint]:
         """Return the complete checkpoints, oldest first."""
@@ -309,7 +378,9 @@ class CheckpointManager:
             if STATE in text:
                 # The optimizer goes first: that makes the room to write the digests.
                 (old.path / STATE).unlink(missing_ok=True)
-                write_atomically(sums, re.sub(rf".*  {STATE}\n", "", text).encode())
+                shutil.rmtree(old.path / PARTS, ignore_errors=True)
+                kept = re.sub(rf".*  (?:{STATE}|{PARTS}/.*)\n", "", text)
+                write_atomically(sums, kept.encode())
 
 
 def latest(folder: RunFolder) -> Checkpoint | None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 from types import MappingProxyType
@@ -21,7 +22,8 @@ import torch.distributed as dist
 
 from quintain import objective
 from quintain.errors import RunError, UsageError
-from quintain.learning import ALGORITHMS, Learner
+from quintain.learning import ALGORITHMS, Learner, SamplerMismatch
+from quintain.models.head import chunk_of
 from quintain_fsdp import Fsdp, FsdpLearner, RanksLost
 from quintain_fsdp.setup import Setup
 from quintain_fsdp.spares import Spare
@@ -29,7 +31,7 @@ from quintain_fsdp.team import Team
 
 from ...core.learning.algorithms import INSTALLED
 from ...core.models.tiny import tiny_model
-from .test_exact import batch, check, model
+from .test_exact import assert_same, batch, check, model, trained
 
 GRPO = ALGORITHMS["grpo"]
 
@@ -90,6 +92,90 @@ def test_state_is_that_of_one_process(pair: Team) -> None:
     assert (one.version, one.updates) == (many.version, many.updates) == (3, 3)
     for expected, actual in zip(one.module.parameters(), many.module.parameters(), strict=True):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("trains", ["full", "lora"])
+def test_an_engine_gets_the_weights_that_one_process_gives(pair: Team, trains: str) -> None:
+    """Under their names and merged, as any engine takes them, of which vLLM a bucket at a time; and
+    in the module itself, which the embedded engine decodes. Of adapters alone the rest stays.
+    """
+    settings: dict[str, Any] = {"layout": "bucketed", "token_budget": 25, "lr": 1e-3}
+    one = Learner(copy.deepcopy(model(trains)), GRPO, **settings)
+    many = FsdpLearner(copy.deepcopy(model(trains)), GRPO, team=pair, **settings)
+    before = {name: p.detach().clone() for name, p in many.module.named_parameters()}
+    for learner in (one, many):
+        learner.step(batch(trains))
+    expected, actual = one.weights().tensors(), many.weights().tensors()
+    assert list(actual) == list(expected)
+    for name, want in expected.items():
+        torch.testing.assert_close(actual[name], want, rtol=0, atol=1e-10)
+    moved = {n for n, p in many.module.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == {n for n, p in many.module.named_parameters() if p.requires_grad}
+
+
+def test_ranks_notice_a_sampler_that_differs(pair: Team) -> None:
+    """Log-probs of the engine that are not those of the weights end the step before an update."""
+    settings: dict[str, Any] = {"layout": "bucketed", "max_sample_mismatch": 0.01}
+    learner = FsdpLearner(copy.deepcopy(model("full")), GRPO, team=pair, **settings)
+    found = batch()
+    rows = [sample.sequences[0] for sample in found.samples]
+    shifted = [
+        replace(r, logps=tuple(x - 0.5 * m for x, m in zip(r.logps, r.mask, strict=True)))
+        for r in rows
+    ]
+    wrong = replace(
+        found,
+        samples=tuple(
+            replace(sample, sequences=(row,))
+            for sample, row in zip(found.samples, shifted, strict=True)
+        ),
+    )
+    before = [p.detach().clone() for p in learner.module.parameters()]
+    with pytest.raises(SamplerMismatch, match="differ by"):
+        learner.step(wrong)
+    for expected, actual in zip(before, learner.module.parameters(), strict=True):
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sharding"),
+    [(2, "sharded")]
+    + [
+        pytest.param(n, sharding, marks=pytest.mark.slow)
+        for n in (1, 2, 3, 4)
+        for sharding in ("sharded", "hybrid", "replicated")
+        if (n, sharding) != (2, "sharded")
+    ],
+)
+def test_packed_rows_of_any_length(ranks: int, sharding: Any) -> None:
+    """Rows one after the other in one row, without padding: the update of one process."""
+    settings: dict[str, Any] = {"layout": "packed", "token_budget": 25, "lr": 1e-3}
+    one = Learner(copy.deepcopy(model("full")), GRPO, **settings)
+    assert one.forward.layout == "packed"
+    expected = trained(one, "full")
+    module = copy.deepcopy(model("full"))
+    many = FsdpLearner(module, GRPO, ranks=ranks, sharding=sharding, silence=300.0, **settings)
+    try:
+        assert_same(trained(many, "full"), expected, "full")
+    finally:
+        many.close()
+
+
+@pytest.mark.slow
+def test_chunks_of_logits(pair: Team) -> None:
+    """A vocabulary so large that the log-probs of a micro-batch are computed in several chunks."""
+    module = tiny_model("gpt2", vocab=2**20, hidden=4, dtype=torch.float64, pad_token_id=None)
+    tokens = batch().tokens
+    assert chunk_of(module.get_output_embeddings().weight) < tokens
+    settings: dict[str, Any] = {"layout": "bucketed", "token_budget": 10**6, "lr": 1e-3}
+    one = Learner(copy.deepcopy(module), GRPO, **settings)
+    expected = one.step(batch())
+    many = FsdpLearner(module, GRPO, team=pair, **settings)
+    actual = many.step(batch())
+    del expected["seconds"], actual["seconds"]
+    assert actual == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    for want, got in zip(one.module.parameters(), many.module.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
 
 
 def test_an_error_on_all_ranks_is_the_error(pair: Team) -> None:
@@ -315,3 +401,47 @@ def test_installed_algorithms_can_be_sent() -> None:
     for algorithm in INSTALLED.values():
         restored = pickle.loads(packed(algorithm))
         assert restored == algorithm
+
+
+def with_critic(learner: Learner) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    """Train policy and critic in three steps; return metrics, and all weights."""
+    classic = pytest.importorskip("quintain_classic")
+    critic = classic.Critic(learner=learner, lr=1e-3, epochs=2, minibatches=2)
+    assert learner.algorithm is not None
+    learner.serve(dict.fromkeys(learner.algorithm.advantage.needs.values(), critic))
+    metrics = []
+    for _ in range(3):
+        values = learner.step(batch())
+        metrics.append({name: value for name, value in values.items() if name != "seconds"})
+    weights = {name: p.detach().clone() for name, p in learner.module.named_parameters()}
+    return metrics, weights | {f"critic/{k}": v for k, v in critic.state()["weights"].items()}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sharding"),
+    [(2, "sharded")]
+    + [
+        pytest.param(n, sharding, marks=pytest.mark.slow)
+        for n in (1, 2, 3, 4)
+        for sharding in ("sharded", "hybrid", "replicated")
+        if (n, sharding) != (2, "sharded")
+    ],
+)
+def test_a_critic_and_its_policy_train_as_in_one_process(ranks: int, sharding: Any) -> None:
+    """The critic is in the process of the run, and reads what the ranks made of the policy."""
+    classic = pytest.importorskip("quintain_classic")
+    settings: dict[str, Any] = {"layout": "bucketed", "token_budget": 25, "lr": 1e-3}
+    expected, wanted = with_critic(Learner(copy.deepcopy(model("full")), classic.PPO, **settings))
+    assert "critic.loss" in "".join(expected[0])
+    module = copy.deepcopy(model("full"))
+    many = FsdpLearner(
+        module, classic.PPO, ranks=ranks, sharding=sharding, silence=300.0, **settings
+    )
+    try:
+        metrics, weights = with_critic(many)
+        for got, want in zip(metrics, expected, strict=True):
+            assert got == pytest.approx(want, rel=1e-10, abs=1e-12)
+        for name, value in wanted.items():
+            torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-10)
+    finally:
+        many.close()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import errno
 import logging
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +28,9 @@ from quintain.learning import (
     TrainingSequence,
 )
 
+from .model_files import is_full, model_files
 from .recovery import Recovery
-from .setup import Place, Setup, Sharding, mapped, packed, shared
+from .setup import USUAL, CheckpointKind, Modes, Place, Setup, Sharding, mapped, packed, shared
 from .team import Team
 
 log = logging.getLogger(__name__)
@@ -44,7 +47,8 @@ class FsdpLearner(Learner):
     learner. It holds neither gradients nor moments.
 
     Args:
-        ranks, sharding, group, silence, restarts, copy_every: see `Fsdp`.
+        ranks, sharding, group, silence, restarts, copy_every, checkpoint: see `Fsdp`.
+        modes: the settings of `Fsdp` that say how ranks keep weights and moments.
         team: processes that run already, for several learners one after the other.
         settings: of `Learner`.
 
@@ -64,17 +68,23 @@ class FsdpLearner(Learner):
         silence: float = 20.0,
         restarts: int = 3,
         copy_every: int = 10,
+        checkpoint: CheckpointKind = "whole",
+        modes: Modes = USUAL,
         team: Team | None = None,
         **settings: Any,
     ) -> None:
         if algorithm is not None:
             _check(algorithm, sharding)
+        _check_modes(modes, sharding, settings.get("precision", "float32"))
         if settings.get("precision") == "fp16":
             raise UsageError(
                 "learner fsdp: fp16 needs a loss scale on which the ranks agree, which is not "
                 'there; use precision = "bf16"'
             )
-        super().__init__(module, None, **settings)  # without an algorithm: no copy for ref
+        # Without an algorithm, so that no copy is made for ref. Checkpointing is that of the ranks;
+        # a critic asks for it.
+        super().__init__(module, None, **(settings | {"activation_checkpointing": False}))
+        self.forward.checkpointing = settings.get("activation_checkpointing", False)
         self.algorithm = algorithm
         device = self.parameters[0].device.type
         if device == "cuda" and ranks > torch.cuda.device_count():
@@ -82,7 +92,7 @@ class FsdpLearner(Learner):
                 f"learner fsdp: {ranks} ranks need a GPU each, and torch sees "
                 f"{torch.cuda.device_count()}; lower learner.args.ranks"
             )
-        self._image = _in_host_memory(self.module)
+        self._image, self._ranks = _in_host_memory(self.module), ranks
         of_ranks = {k: v for k, v in settings.items() if k not in ("lora", "widen", "reference")}
         setup = Setup(
             module=self._image,
@@ -94,7 +104,10 @@ class FsdpLearner(Learner):
             threads=max(1, torch.get_num_threads() // ranks),
             rendezvous="",
             device=device,
+            modes=modes,
+            saves_parts=checkpoint == "sharded",
         )
+        self.saves_parts = setup.saves_parts
         self.team = Recovery(
             team or Team(ranks, silence=silence), setup, restarts=restarts, every=copy_every
         )
@@ -159,19 +172,60 @@ class FsdpLearner(Learner):
         return super().state_dict(weights=weights) | filled
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        own = super().state_dict(weights=False)["optimizer"]  # the driver has no moments
-        super().load_state_dict({**state, "optimizer": own})
-        with torch.no_grad():
-            for kept, live in zip(self._image.parameters(), self.module.parameters(), strict=True):
-                if kept.data_ptr() != live.data_ptr():
-                    kept.copy_(live)
+        self._load_own(state)
         names = ("version", "updates", "optimizer", "reference")
         sent = {name: mapped(state[name], _shared) for name in names if name in state}
         self.team.call("load", sent)
 
+    def part_bytes(self) -> int:
+        """Return the bytes of moments and reference model."""
+        trained = sum(p.numel() * p.element_size() for p in self.parameters)
+        whole = sum(p.numel() * p.element_size() for p in self.module.parameters())
+        reference = self.algorithm is not None and self.algorithm.uses_reference
+        return 2 * trained + (
+            whole if reference and not hasattr(self.module, "disable_adapter") else 0
+        )
+
+    def begin_save(self, folder: Path) -> dict[str, Any]:
+        """Let the ranks write into *folder*, see `quintain.interfaces.PartSaver`."""
+        files = model_files(self._image, folder / "model", self._ranks)
+        rest = self.team.call("begin_save", str(folder), files)
+        state = super().state_dict(weights=False)
+        del state["optimizer"]  # the driver's own, which is empty
+        return {**state, "optimizer": rest}
+
+    def end_save(self, *, wait: bool) -> Literal["writing", "complete", "lost"]:
+        """Return what became of the files, see `quintain.interfaces.PartSaver`."""
+        became: list[str] = self.team.call("end_save", wait)
+        if "writing" in became:
+            return "writing"
+        if faults := sorted({fault for fault in became if fault not in ("complete", "lost")}):
+            raise OSError(errno.ENOSPC if is_full(faults[0]) else errno.EIO, faults[0])
+        if "lost" in became:
+            log.warning(
+                "learner fsdp: the ranks that wrote a checkpoint were lost, so it is left out; the "
+                "next one is saved as planned"
+            )
+            return "lost"
+        return "complete"
+
+    def load_parts(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Restore what the ranks wrote, see `quintain.interfaces.PartSaver`."""
+        self._load_own(state)
+        self.team.call("load_parts", str(folder), dict(state))
+
     def close(self) -> None:
         """End the ranks."""
         self.team.close()
+
+    @torch.no_grad()
+    def _load_own(self, state: Mapping[str, Any]) -> None:
+        """Restore what the driver has, and let the ranks see the weights."""
+        own = super().state_dict(weights=False)["optimizer"]  # the driver has no moments
+        super().load_state_dict({**state, "optimizer": own})
+        for kept, live in zip(self._image.parameters(), self.module.parameters(), strict=True):
+            if kept.data_ptr() != live.data_ptr():
+                kept.copy_(live)
 
     @torch.no_grad()
     def _updated(self, reply: tuple[dict[str, float], int, int]) -> dict[str, float]:
@@ -202,6 +256,24 @@ def _check(algorithm: Algorithm, sharding: Sharding) -> None:
                 f"{', '.join(piece.needs.values())}, which are in the run's process, and runs in "
                 "the ranks; use the default learner"
             )
+
+
+def _check_modes(modes: Modes, sharding: Sharding, precision: str) -> None:
+    """Refuse modes that do not go together.
+
+    Raises:
+        UsageError: the message names what to set.
+    """
+    if sharding == "replicated" and (modes.gather, modes.offload) != ("float32", "none"):
+        raise UsageError(
+            "learner fsdp: under sharding 'replicated' no weights are gathered; leave out "
+            'learner.args.gather and learner.args.offload, or set learner.args.sharding = "sharded"'
+        )
+    if modes.gather == "bfloat16" and precision != "bf16":
+        raise UsageError(
+            'learner fsdp: gather "bfloat16" rounds the weights of layers as autocast does; set '
+            'learner.precision = "bf16" as well'
+        )
 
 
 def group_of(ranks: int, sharding: Sharding, group: int | None) -> int:

@@ -23,9 +23,14 @@ class ProcessRanks(Ranks):
     Args:
         sharded: whether weights are, so that gradients are summed in the backward pass and ranks go
             in lockstep.
+        device: what this rank computes on.
+        half: type in which it gathers the weights of layers, if not in their own.
     """
 
-    def __init__(self, *, sharded: bool) -> None:
+    def __init__(
+        self, *, sharded: bool, device: str = "cpu", half: torch.dtype | None = None
+    ) -> None:
+        self.device, self.half = torch.device(device), half
         self.rank, self.count, self.lockstep = dist.get_rank(), dist.get_world_size(), sharded
 
     def share(self, costs: Sequence[int]) -> list[list[int]]:

@@ -11,12 +11,13 @@ import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,11 +27,15 @@ from torch.distributed.tensor import DTensor
 
 from quintain import Algorithm
 from quintain.errors import UsageError
+from quintain.interfaces.learner import PARTS
 from quintain.learning import Batch, Learner, Prepared, TrainingSequence
 
+from .model_files import Files
+from .optimizers import PartOptimizer, parts_of
 from .processes import ProcessRanks
-from .setup import Place, Setup, mapped
-from .shards import mesh_of, part_of, read, shard, sharded_parts, write
+from .saver import Saver, flat, nested
+from .setup import Modes, Place, Setup, mapped
+from .shards import layout_of, local, mesh_of, read, shard, sharded_parts, write
 from .signs import BEAT, Sign
 from .spares import REFERENCE, Spare
 
@@ -38,6 +43,10 @@ COLLECTIVE = timedelta(minutes=30)
 """How long a collective waits for a rank that lives but does not come."""
 PR_SET_PDEATHSIG = 1
 """See prctl(2): the signal that a process gets when its parent ends."""
+
+LIBC = ctypes.CDLL(None)
+M_MMAP_THRESHOLD = -3
+"""See mallopt(3): blocks of this size lie in memory of their own, which `free` gives back."""
 
 
 def run_rank(rank: int, connection: Connection, signs: Any, spare: Spare) -> None:
@@ -49,9 +58,12 @@ def run_rank(rank: int, connection: Connection, signs: Any, spare: Spare) -> Non
         spare: files for copies of what this rank has made.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the driver decides
+    if hasattr(LIBC, "mallopt"):
+        # Gathered weights come and go. Between other blocks they would leave holes, of some 300 MB.
+        LIBC.mallopt(M_MMAP_THRESHOLD, 2**20)
     threading.Thread(target=_beat, args=(signs[rank],), daemon=True).start()
     # A process that is stopped does not see that its driver has ended. What forked it does.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     serve(rank, connection, spare)
 
 
@@ -126,6 +138,7 @@ class Worker:
         algorithm: Algorithm | None = pickle.loads(setup.algorithm) if setup.algorithm else None
         module = setup.module
         self._images = {name: p.data for name, p in module.named_parameters()}
+        self._wholes = {name: t.detach() for name, t in module.state_dict().items()}
         reference = None
         if algorithm and algorithm.uses_reference and not hasattr(module, "disable_adapter"):
             shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in module.parameters()}
@@ -133,13 +146,25 @@ class Worker:
         # before sharding, which may add the output layer to the body under a second name
         reference_names = list(module.state_dict()) if reference is not None else []
         mesh = mesh_of(setup.device, setup.ranks, setup.group)
+        modes = setup.modes
+        half = torch.bfloat16 if modes.gather == "bfloat16" else None
         for copied in [module] if reference is None else [module, reference]:
             if sharded:
-                shard(copied, mesh)
+                shard(
+                    copied,
+                    mesh,
+                    half=half,
+                    offload=modes.offload == "all",
+                )
             else:
                 for parameter in copied.parameters():  # apart from the memory that all share
                     parameter.data = parameter.data.clone()
-            copied.to(setup.device)
+            if modes.offload == "all":
+                for name, buffer in copied.named_buffers():
+                    owner, _, leaf = name.rpartition(".")
+                    setattr(copied.get_submodule(owner), leaf, buffer.to(setup.device))
+            else:
+                copied.to(setup.device)
         self._parameters = {name: module.get_parameter(name) for name in self._images}
         self._reference = (
             {}
@@ -148,11 +173,12 @@ class Worker:
         )
         settings = dict(setup.settings)
         if sharded:
-            settings["layout"] = "bucketed"
-        self.learner = Learner(
+            settings["layout"] = layout_of(module, settings.get("layout", "auto"))
+        self.learner = RankLearner(
             module,
             algorithm,
-            ranks=ProcessRanks(sharded=sharded),
+            modes=modes,
+            ranks=ProcessRanks(sharded=sharded, device=setup.device, half=half),
             reference=reference,
             **settings,
         )
@@ -161,10 +187,13 @@ class Worker:
             self.learner.serve(dict.fromkeys(algorithm.advantage.needs.values()))
         self._prepared: Prepared | None = None
         self._waiting: list[Tensor] = []
+        self._saver = Saver() if setup.saves_parts else None
+        self._reshard()
 
     def prepare(self, batch: Batch) -> tuple[Any, ...]:
         """Return rewards, penalty and statistics of *batch*."""
         self._prepared = self.learner.prepare(batch)
+        self._reshard()
         step = self._prepared.step
         statistics = {name: value.cpu() for name, value in step.statistics.items()}
         return step.rewards, step.penalty, statistics
@@ -173,12 +202,14 @@ class Worker:
         """Train on the batch that was prepared last; return metrics, version and updates."""
         if self._prepared is None:
             raise UsageError("learner fsdp: no batch is prepared")
+        self._await_saver()
         return self._published(self.learner.step(self._prepared, advantages=values))
 
     def supervised_step(
         self, sequences: Sequence[TrainingSequence]
     ) -> tuple[dict[str, float], int, int]:
         """Make one update on *sequences*; return metrics, version and updates."""
+        self._await_saver()
         return self._published(self.learner.supervised_step(sequences))
 
     def gradients(self, wholes: Sequence[Tensor]) -> None:
@@ -211,21 +242,64 @@ class Worker:
             write(part, whole, first=self.rank == 0)
         self._waiting = []
 
+    def begin_save(self, folder: str, files: Files) -> dict[str, Any]:
+        """Begin to write this rank's part of the optimizer's state and of the reference, and its
+        file of the model; return the rest of the optimizer's state.
+        """
+        assert self._saver is not None
+        state = self.learner.state_dict(weights=False)["optimizer"]
+        tensors, rest = flat(state["state"])
+        reference = {f"{REFERENCE}/{name}": t for name, t in self._reference.items()}
+        path, names = files.get(self.rank, ("", []))
+        weights = {name: self._wholes[name] for name in names}
+        self._saver.begin(Path(folder, PARTS), tensors | reference, (path, weights))
+        return {"rest": rest, "param_groups": state["param_groups"]}
+
+    def end_save(self, wait: bool) -> list[str]:
+        """Return what became of the files of each rank; *wait* until they are written."""
+        assert self._saver is not None
+        if wait:
+            self._saver.wait()
+        return self.learner.ranks.gather(self._saver.became)
+
+    def load_parts(self, folder: str, state: Mapping[str, Any]) -> None:
+        """Take this rank's parts of the weights in shared memory and of the files in *folder*."""
+        assert self._saver is not None
+        self._read_weights()
+        ordered = self._ordered()
+
+        def like(name: str) -> Tensor:
+            first, _, rest = name.partition("/")
+            return self._reference[rest] if first == REFERENCE else ordered[int(first)]
+
+        tensors = self._saver.read(Path(folder), like)
+        moments = {}
+        for name, tensor in tensors.items():
+            first, _, rest = name.partition("/")
+            if first == REFERENCE:
+                local(self._reference[rest].detach()).copy_(local(tensor))
+            else:
+                moments[name] = tensor
+        saved = state["optimizer"]
+        self._restore(state, nested(moments | saved["rest"]), saved["param_groups"])
+
     def load(self, state: Mapping[str, Any]) -> None:
         """Take this rank's parts of the weights in shared memory, and of *state*."""
-        self._reshard()
-        for name, parameter in self._parameters.items():
-            read(parameter, self._images[name])
+        self._read_weights()
         for name, whole in (state.get("reference") or {}).items():
             read(self._reference[name], whole)
-        own = self.learner.state_dict(weights=False)
         ordered = self._ordered()
         moments = {
-            index: mapped(saved, _part_like(ordered[index]))
+            index: parts_of(saved, ordered[index])
             for index, saved in state["optimizer"]["state"].items()
         }
-        optimizer = {"state": moments, "param_groups": state["optimizer"]["param_groups"]}
+        self._restore(state, moments, state["optimizer"]["param_groups"])
+
+    def _restore(self, state: Mapping[str, Any], moments: Any, groups: Any) -> None:
+        """Take the counters of *state* and an optimizer's state of parts."""
+        own = self.learner.state_dict(weights=False)
         counters = {"version": state["version"], "updates": state["updates"]}
+        optimizer = {"state": moments, "param_groups": groups}
         self.learner.load_state_dict(own | counters | {"optimizer": optimizer})
 
     def copy(self, slot: int, reference: bool) -> None:
@@ -277,19 +351,16 @@ class Worker:
         optimizer = own["optimizer"] | {"state": moments}
         self.learner.load_state_dict(own | state["counters"] | {"optimizer": optimizer})
 
-    def _reshard(self) -> None:
-        """Let go of gathered weights: a forward pass without a backward one leaves some."""
-        reference = self.learner.scorer.reference
-        for module in (
-            [self.learner.module]
-            if reference is None
-            else [
-                self.learner.module,
-                reference,
-            ]
-        ):
-            for part in sharded_parts(module):
-                part.reshard()
+    def _read_weights(self) -> None:
+        self._await_saver()
+        self._reshard()
+        for name, parameter in self._parameters.items():
+            read(parameter, self._images[name])
+
+    def _await_saver(self) -> None:
+        """Wait until the weights of now are written, which are about to change."""
+        if self._saver is not None:
+            self._saver.wait()
 
     def _ordered(self) -> list[nn.Parameter]:
         """Return the parameters in the order of the optimizer's state."""
@@ -297,12 +368,45 @@ class Worker:
             p for wide in (True, False) for p in self.learner.parameters if (p.ndim > 1) == wide
         ]
 
+    def _reshard(self) -> None:
+        """Let go of gathered weights, which a forward pass without a backward one leaves, and give
+        freed memory back to the system.
+        """
+        for module in filter(None, (self.learner.module, self.learner.scorer.reference)):
+            for part in sharded_parts(module):
+                part.reshard()
+        if hasattr(LIBC, "malloc_trim"):
+            LIBC.malloc_trim(0)
+
     def _published(self, metrics: dict[str, float]) -> tuple[dict[str, float], int, int]:
         """Write the new weights into the memory that the driver shares, each rank its own part."""
         for name, parameter in self._parameters.items():
             if parameter.requires_grad:
                 write(parameter, self._images[name], first=self.rank == 0)
+        self._reshard()
         return metrics, self.learner.version, self.learner.updates
+
+
+class RankLearner(Learner):
+    """The learner of one rank.
+
+    Args:
+        modes: how weights and moments are kept.
+        settings: of `Learner`.
+    """
+
+    def __init__(
+        self, module: nn.Module, algorithm: Algorithm | None, *, modes: Modes, **settings: Any
+    ) -> None:
+        self._modes = modes
+        super().__init__(module, algorithm, **settings)
+
+    def adamw(self, groups: list[dict[str, Any]], **settings: Any) -> torch.optim.Optimizer:
+        """Make the optimizer of the parameters in *groups*; *settings* are lr, betas and eps."""
+        kind = self._modes.optimizer
+        if kind == "adamw":
+            return super().adamw(groups, **settings)
+        return PartOptimizer(kind, groups, **settings)
 
 
 def _tensor(module: nn.Module, name: str) -> Tensor:
@@ -310,16 +414,6 @@ def _tensor(module: nn.Module, name: str) -> Tensor:
     owner, _, leaf = name.rpartition(".")
     tensor: Tensor = getattr(module.get_submodule(owner), leaf)
     return tensor
-
-
-def _part_like(parameter: Tensor) -> Callable[[Any], Any]:
-    def part(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        # Copied, also counters: what the driver sends lies in memory that all ranks share.
-        return part_of(value, parameter) if value.ndim else value.clone()
-
-    return part
 
 
 @dataclass(frozen=True)

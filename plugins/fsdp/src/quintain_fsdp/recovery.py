@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 UPDATES = ("step", "supervised_step")
 """Commands that change weights and moments."""
+LOADS = ("load", "load_parts")
+"""Commands that replace them."""
 
 
 class Recovery:
@@ -65,9 +67,9 @@ class Recovery:
             RanksLost: they were lost too often, or there is no copy to start from.
             Exception: the command raised it, on all ranks alike.
         """
-        self._changed |= command in (*UPDATES, "load")
-        if command == "load":
-            return self._surviving(lambda: self._load(arguments))
+        self._changed |= command in (*UPDATES, *LOADS)
+        if command in LOADS:
+            return self._surviving(lambda: self._load(command, arguments))
         try:
             result = self._surviving(lambda: self._team.call(command, *arguments))
         except RanksLost:
@@ -83,8 +85,8 @@ class Recovery:
                 self._surviving(lambda: self._copy(reference=False))
         return result
 
-    def _load(self, arguments: tuple[Any, ...]) -> None:
-        self._team.call("load", *arguments)
+    def _load(self, command: str, arguments: tuple[Any, ...]) -> None:
+        self._team.call(command, *arguments)
         last, self._slot = self._slot, None  # no state from before may come back
         try:
             self._copy(reference=True)

@@ -12,7 +12,7 @@ from quintain.errors import UsageError
 from quintain.interfaces import BytesPerParameter, LearnerKind
 
 from .learner import FsdpLearner, group_of
-from .setup import Sharding
+from .setup import CheckpointKind, Gather, Modes, Moments, Offload, Sharding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,15 @@ class Fsdp(LearnerKind):
         sharding: ``replicated``, every rank has the whole model; ``sharded``, each has a part of
             the weights, gradients and moments; ``hybrid``, groups of ranks have the whole together.
         group: ranks of a group under ``hybrid``; by default the largest proper divisor of *ranks*.
+        gather: type in which a rank gathers the weights of a layer. With ``bfloat16``, which needs
+            ``learner.precision = "bf16"``, half the bytes are exchanged; what learns, and the sums
+            of gradients, stay in float32.
+        optimizer: ``adamw``; ``adamw_8bit``, moments in 8 bits; ``adamw_host``, weights that learn
+            and moments in host memory, as those of the learner `lean`.
+        offload: ``all`` keeps the parts of weights, gradients and moments in host memory; a layer
+            is on the GPU while it computes. Not under ``replicated``.
+        checkpoint: ``whole``, that of any learner; ``sharded``, each rank writes a part while the run
+            goes on, and any number of ranks reads it.
         silence: seconds after which a rank that gives no sign of life, or that hangs, is given up.
         restarts: how often ranks that are lost start again without an update in between; 0 ends the
             run with the first.
@@ -37,6 +46,10 @@ class Fsdp(LearnerKind):
     ranks: int = 2
     sharding: Sharding = "sharded"
     group: int | None = None
+    gather: Gather = "float32"
+    optimizer: Moments = "adamw"
+    offload: Offload = "none"
+    checkpoint: CheckpointKind = "whole"
     silence: float = 20.0
     restarts: int = 3
     copy_every: int = 10
@@ -58,6 +71,11 @@ class Fsdp(LearnerKind):
                 f"{self.ranks} ranks; it needs 'hybrid', and to divide the ranks"
             )
 
+    @property
+    def modes(self) -> Modes:
+        """How ranks keep weights and moments."""
+        return Modes(gather=self.gather, optimizer=self.optimizer, offload=self.offload)
+
     def __call__(
         self,
         module: Any,
@@ -76,6 +94,8 @@ class Fsdp(LearnerKind):
             silence=self.silence,
             restarts=self.restarts,
             copy_every=self.copy_every,
+            checkpoint=self.checkpoint,
+            modes=self.modes,
             **settings,
         )
 

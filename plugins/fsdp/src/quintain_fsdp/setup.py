@@ -18,6 +18,24 @@ from quintain.registry import current
 Sharding = Literal["replicated", "sharded", "hybrid"]
 
 
+Gather = Literal["float32", "bfloat16"]
+Moments = Literal["adamw", "adamw_8bit", "adamw_host"]
+Offload = Literal["none", "all"]
+CheckpointKind = Literal["whole", "sharded"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modes:
+    """How ranks keep weights and moments; see `quintain_fsdp.Fsdp`."""
+
+    gather: Gather = "float32"
+    optimizer: Moments = "adamw"
+    offload: Offload = "none"
+
+
+USUAL = Modes()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """What the ranks of a learner are started with.
@@ -31,6 +49,8 @@ class Setup:
         threads: of a rank.
         rendezvous: file by which the ranks find each other.
         device: ``cpu`` or ``cuda``.
+        modes: how the ranks keep weights and moments.
+        saves_parts: whether the ranks write checkpoints.
     """
 
     module: nn.Module
@@ -42,6 +62,8 @@ class Setup:
     threads: int
     rendezvous: str
     device: str
+    modes: Modes = USUAL
+    saves_parts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,20 @@ tensors.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from quintain.models import body_of
 
@@ -26,24 +33,50 @@ def mesh_of(device: str, ranks: int, group: int) -> DeviceMesh:
     return init_device_mesh(device, shape, mesh_dim_names=names)
 
 
-def shard(module: nn.Module, mesh: DeviceMesh) -> None:
+def shard(
+    module: nn.Module, mesh: DeviceMesh, *, half: torch.dtype | None = None, offload: bool = False
+) -> None:
     """Shard the layers of *module* each for itself, and what is left together.
 
     The body is the root: it keeps its weights from its forward pass to the end of the backward
     pass, so that the weight of the output layer can be read in between.
+
+    Args:
+        half: type to gather the weights of layers in. Their gradients are turned to float32 before
+            they are added up, and the root stays in float32.
+        offload: keep parts and gradients in host memory.
     """
     body, head = body_of(module), module.get_output_embeddings()  # type: ignore[operator]
     lists = [part for part in body.children() if isinstance(part, nn.ModuleList)]
     layers = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()))
     if all(part is not head for part in body.modules()):
         body.add_module(HEAD, head)
+    place = OffloadPolicy()
+    if offload:
+        place = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    # What enters a layer stays as it is: the layers add up in float32.
+    types = MixedPrecisionPolicy(cast_forward_inputs=False)
+    in_half = MixedPrecisionPolicy(
+        param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(body, mesh=mesh)
+        fully_shard(
+            layer, mesh=mesh, mp_policy=types if half is None else in_half, offload_policy=place
+        )
+    fully_shard(body, mesh=mesh, mp_policy=types, offload_policy=place)
     for part in sharded_parts(module):
         # On every module: with gloo, FSDP2 would divide the gradient of a module that lacks these.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
+
+
+def layout_of(module: nn.Module, asked: str) -> Literal["packed", "bucketed"]:
+    """Return the layout of a sharded *module* for the one that is *asked* for: its own layers run,
+    over rows one after the other where it attends to rows of any length, else over padded rows.
+    """
+    kernels: str = getattr(module.config, "_attn_implementation", "") or ""
+    packs = asked == "packed" or (asked == "auto" and "flash" in kernels)
+    return "packed" if packs else "bucketed"
 
 
 def sharded_parts(module: nn.Module) -> list[FSDPModule]:
@@ -57,41 +90,70 @@ def write(part: Tensor, whole: Tensor, *, first: bool) -> None:
     which alone copies a tensor that all have.
     """
     if isinstance(part, DTensor):
-        if (place := _slice_of(part)) is not None:
-            whole[place].copy_(part.to_local())
+        if is_writer(part):
+            whole[rows_of(part)].copy_(part.to_local())
     elif first:
         whole.copy_(part)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of *tensor*, in the same memory; all of one that is no part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def as_part(part: Tensor, like: DTensor, shape: tuple[int, ...]) -> DTensor:
+    """Return *part* as this rank's part of a tensor of *shape*, which is cut as *like* is. It stays
+    on its device, which may be the host of a GPU.
+    """
+    stride = torch.empty(shape, device="meta").stride()
+    meta = TensorMeta(torch.Size(shape), stride, part.dtype)
+    spec = DTensorSpec(like.device_mesh, like.placements, tensor_meta=meta)
+    return DTensor(part, spec, requires_grad=False)  # type: ignore[no-any-return,call-arg]
+
+
+def rows_of(like: Tensor, rows: int | None = None) -> slice:
+    """Return which of *rows* this rank has of a tensor that is cut as *like* is; by default those of
+    *like*.
+    """
+    rows = len(like) if rows is None else rows
+    start = 0
+    if isinstance(like, DTensor):
+        for dimension, placement in enumerate(like.placements):
+            if placement.is_shard(0):
+                size = -(-rows // like.device_mesh.size(dimension))
+                start = min(like.device_mesh.get_local_rank(dimension) * size, rows)
+                rows = min(size, rows - start)
+    return slice(start, start + rows)
+
+
+def most_rows(tensor: DTensor) -> int:
+    """Return the rows of the first rank, which has the most."""
+    rows = len(tensor)
+    for dimension, placement in enumerate(tensor.placements):
+        if placement.is_shard(0):
+            rows = -(-rows // tensor.device_mesh.size(dimension))
+    return rows
+
+
+def is_writer(part: DTensor) -> bool:
+    """Return whether this rank writes its *part*, and no rank of another group that has it too."""
+    return not any(
+        part.device_mesh.get_local_rank(dimension)
+        for dimension, placement in enumerate(part.placements)
+        if not placement.is_shard(0)
+    )
 
 
 @torch.no_grad()
 def read(part: Tensor, whole: Tensor) -> None:
     """Copy this rank's *part* out of *whole*."""
-    if isinstance(part, DTensor):
-        part.to_local().copy_(whole[_slice_of(part, writes=False) or slice(0)])
-    else:
-        part.copy_(whole)
+    local(part).copy_(whole[rows_of(part)] if isinstance(part, DTensor) else whole)
 
 
 @torch.no_grad()
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's part of *whole*, laid out as *like*."""
-    part: Any = torch.empty_like(like, dtype=whole.dtype)
-    read(part, whole)
-    return part  # type: ignore[no-any-return]
-
-
-def _slice_of(part: DTensor, *, writes: bool = True) -> slice | None:
-    """Return the rows of the whole that this rank has; ``None`` where it is not to write them,
-    since a rank of another group has them too.
-    """
-    mesh, placements = part.device_mesh, part.placements
-    start, rows = 0, part.shape[0]
-    for dimension, placement in enumerate(placements):
-        index = mesh.get_local_rank(dimension)
-        if placement.is_shard(0):
-            size = -(-part.shape[0] // mesh.size(dimension))
-            start = min(index * size, part.shape[0])
-            rows = min(size, part.shape[0] - start)
-        elif writes and index:
-            return None
-    return slice(start, start + rows)
+    """Return this rank's part of *whole* in new memory, cut as *like* is and on its device."""
+    if not isinstance(like, DTensor):
+        return whole.to(like.device, copy=True)
+    part = whole[rows_of(like, len(whole))].to(like.to_local().device, copy=True)
+    return as_part(part, like, tuple(whole.shape))

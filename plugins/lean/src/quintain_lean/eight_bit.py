@@ -19,6 +19,8 @@ SMALLEST = 4096
 CHUNK = 2**22
 """Numbers that are updated at a time, a multiple of `BLOCK`: some 100 MB of temporaries."""
 
+_SHAPES = {"codes": (-1, BLOCK), "scales": (-1, 1), "values": (-1,)}
+
 
 @cache
 def levels(signed: bool, device: torch.device) -> Tensor:
@@ -49,10 +51,12 @@ class Moment:
         self.stored, self.signed = stored, signed
 
     @staticmethod
-    def zeros(parameter: Tensor) -> dict[str, Tensor]:
-        """Return the tensors of a moment of *parameter* that is 0."""
+    def zeros(parameter: Tensor, *, wide: bool | None = None) -> dict[str, Tensor]:
+        """Return the tensors of a moment of *parameter* that is 0: in float32 if it is *wide*, by
+        default where it is small.
+        """
         n, device = parameter.numel(), parameter.device
-        if n < SMALLEST:
+        if n < SMALLEST if wide is None else wide:
             return {"values": torch.zeros(n, device=device)}
         blocks = -(-n // BLOCK)
         return {
@@ -69,11 +73,23 @@ class Moment:
         values = levels(self.signed, codes.device)[codes.int()] * scales
         return values.view(-1)[: part.stop - part.start]
 
-    def write(self, part: slice, values: Tensor, generator: torch.Generator) -> None:
+    def write(
+        self,
+        part: slice,
+        values: Tensor,
+        generator: torch.Generator,
+        *,
+        before: int = 0,
+        after: int = 0,
+    ) -> None:
         """Store *values* as *part*, each rounded up or down at random so that its mean is exact.
 
         To the nearest, the second moment would stand still: it decays by a thousandth a step, and
         neighbouring levels differ by a hundredth.
+
+        Args:
+            before, after: numbers beside *values* for which something is drawn as well, since they
+                lie elsewhere; *before* is a multiple of `BLOCK`.
         """
         if "values" in self.stored:
             self.stored["values"][part] = values
@@ -88,7 +104,9 @@ class Moment:
         above = torch.bucketize(relative, table, out_int32=True).clamp_(1, 255)
         below = table[above - 1]
         share = (relative - below) / (table[above] - below)
-        drawn = torch.rand(share.shape, device=share.device, generator=generator)
+        skipped, all_rows = before // BLOCK, -(-(before + len(values) + after) // BLOCK)
+        drawn = torch.rand((all_rows, BLOCK), device=share.device, generator=generator)
+        drawn = drawn[skipped : skipped + rows]
         codes = above - (drawn >= share).int()
         if not self.signed:
             # An update divides by its root, so what is above 0 stays above it.
@@ -125,6 +143,17 @@ class EightBitAdamW(Optimizer):
                     self._step_of(parameter, group, index)
         return loss
 
+    def extent(self, parameter: Tensor) -> tuple[int, int]:
+        """Return where *parameter* begins in the tensor of which it is a part, and how many numbers
+        that has. A subclass whose parameters are parts says so: what is drawn is then that of the
+        whole.
+        """
+        return 0, parameter.numel()
+
+    def zeros(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return the tensors of a moment of *parameter* that is 0."""
+        return Moment.zeros(parameter)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         super().load_state_dict(state_dict)
@@ -133,7 +162,10 @@ class EightBitAdamW(Optimizer):
         for index, saved in state_dict["state"].items():
             device = parameters[index].device
             self.state[parameters[index]] = {
-                name: {key: tensor.to(device, copy=True) for key, tensor in value.items()}
+                name: {
+                    key: tensor.to(device, copy=True).reshape(_SHAPES[key])
+                    for key, tensor in value.items()
+                }
                 if isinstance(value, dict)
                 else value
                 for name, value in saved.items()
@@ -142,7 +174,7 @@ class EightBitAdamW(Optimizer):
     def _step_of(self, parameter: Tensor, group: dict[str, Any], index: int) -> None:
         state = self.state[parameter]
         if not state:
-            state |= {"step": 0, "mean": Moment.zeros(parameter), "square": Moment.zeros(parameter)}
+            state |= {"step": 0, "mean": self.zeros(parameter), "square": self.zeros(parameter)}
         state["step"] += 1
         mean, square = Moment(state["mean"], signed=True), Moment(state["square"], signed=False)
         generator = torch.Generator(parameter.device).manual_seed(index * 2**32 + state["step"])
@@ -150,28 +182,37 @@ class EightBitAdamW(Optimizer):
         rate = group["lr"] / (1 - beta1 ** state["step"])
         correction = (1 - beta2 ** state["step"]) ** 0.5
         flat, gradient = parameter.view(-1), parameter.grad.reshape(-1)  # type: ignore[union-attr]
-        for start in range(0, len(flat), CHUNK):
-            part = slice(start, min(start + CHUNK, len(flat)))
+        begin, whole = self.extent(parameter)
+        for start in range(0, whole, CHUNK):
+            stop = min(start + CHUNK, whole)
+            part = slice(
+                min(max(start - begin, 0), len(flat)), min(max(stop - begin, 0), len(flat))
+            )
+            before = begin + part.start - start if part.start < part.stop else 0
+            after = stop - start - before - (part.stop - part.start)
             g = gradient[part].float()
             m = mean.read(part).lerp(g, 1 - beta1)
             v = square.read(part).lerp(g.square(), 1 - beta2)
             values = flat[part].float().mul_(1 - group["lr"] * group["weight_decay"])
             values.addcdiv_(m, (v.sqrt() / correction).add_(group["eps"]), value=-rate)
             if flat.dtype == torch.bfloat16:
-                values = rounded_at_random(values, generator)
+                values = rounded_at_random(values, generator, before=before, after=after)
             flat[part] = values.to(flat.dtype)
-            mean.write(part, m, generator)
-            square.write(part, v, generator)
+            mean.write(part, m, generator, before=before, after=after)
+            square.write(part, v, generator, before=before, after=after)
 
 
-def rounded_at_random(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Round float32 *values* to numbers of bfloat16, up or down at random so that the mean is
-    exact.
+def rounded_at_random(
+    values: Tensor, generator: torch.Generator, *, before: int = 0, after: int = 0
+) -> Tensor:
+    """Round float32 *values* [n] to numbers of bfloat16, up or down at random so that the mean is
+    exact. *before* and *after* are as of `Moment.write`.
     """
     bits = values.contiguous().view(torch.int32)
     # bfloat16 is the upper half of float32: adding less than one unit of it carries with the
     # probability of the lower half.
+    count = before + len(bits) + after
     drawn = torch.randint(
-        0, 2**16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator
-    )
+        0, 2**16, (count,), dtype=torch.int32, device=bits.device, generator=generator
+    )[before : before + len(bits)]
     return (bits + drawn).bitwise_and_(-(2**16)).view(torch.float32)

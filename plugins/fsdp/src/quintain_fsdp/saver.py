@@ -1,0 +1,112 @@
+"""What a rank writes of a checkpoint, in a thread, and reads of one of any number of ranks."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from .shards import as_part, rows_of
+
+
+class Saver:
+    """Writes this rank's part of one checkpoint at a time. Weights and moments do not change until
+    the next update, so nothing is copied: an update waits for `wait`.
+    """
+
+    def __init__(self) -> None:
+        # In a group of its own: the rank may do other work meanwhile. Files are written by the host.
+        self._group = dist.new_group(backend="gloo")
+        self._thread: threading.Thread | None = None
+        self._became = "lost"  # of a process that has begun since
+
+    def begin(
+        self, folder: Path, tensors: Mapping[str, Tensor], file: tuple[str, Mapping[str, Tensor]]
+    ) -> None:
+        """Begin to write this rank's parts of *tensors* into *folder*, and a *file* of the model."""
+
+        def work() -> None:
+            try:
+                writer = dcp.FileSystemWriter(folder, sync_files=True)
+                dcp.save(dict(tensors), storage_writer=writer, process_group=self._group)
+                path, weights = file
+                if weights:
+                    save_file(dict(weights), path, metadata={"format": "pt"})
+                    with open(path, "rb") as written:
+                        os.fsync(written.fileno())
+                self._became = "complete"
+            except dcp.CheckpointException as error:  # no `Exception`
+                (first, *_), *_ = error.failures.values()
+                self._became = f"{type(first).__name__}: {first}"
+            except Exception as error:  # noqa: BLE001 - the driver raises it
+                self._became = f"{type(error).__name__}: {error}"
+
+        self.wait()
+        self._became = "writing"
+        self._thread = threading.Thread(target=work, name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until all is written."""
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def became(self) -> str:
+        """``writing``, ``complete``, ``lost``, or the error."""
+        return self._became
+
+    def read(self, folder: Path, like: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        """Return this rank's parts of the tensors in *folder*; one of a name is cut as *like* of it
+        is.
+        """
+        reader = dcp.FileSystemReader(folder)
+        tensors = {}
+        for name, described in reader.read_metadata().state_dict_metadata.items():
+            whole, shape = like(name), tuple(described.size)
+            if not isinstance(whole, DTensor) or not shape:
+                tensors[name] = torch.empty(shape, dtype=described.properties.dtype)
+                continue
+            rows = rows_of(whole, shape[0])
+            size = (rows.stop - rows.start, *shape[1:])
+            part = torch.empty(size, dtype=described.properties.dtype)
+            tensors[name] = as_part(part.to(whole.to_local().device), whole, shape)
+        dcp.load(tensors, storage_reader=reader, process_group=self._group)
+        return tensors
+
+
+def flat(state: Mapping[Any, Any], prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of *state* by the path of their keys, and all other values likewise."""
+    tensors: dict[str, Tensor] = {}
+    rest: dict[str, Any] = {}
+    for key, value in state.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            for found, inner in zip((tensors, rest), flat(value, f"{path}/"), strict=True):
+                found.update(inner)
+        elif isinstance(value, Tensor):
+            tensors[path] = value
+        else:
+            rest[path] = value
+    return tensors, rest
+
+
+def nested(values: Mapping[str, Any]) -> dict[Any, Any]:
+    """Return what `flat` flattened; numbers are keys again."""
+    state: dict[Any, Any] = {}
+    for path, value in values.items():
+        *outer, last = (int(key) if key.isdigit() else key for key in path.split("/"))
+        inner = state
+        for key in outer:
+            inner = inner.setdefault(key, {})
+        inner[last] = value
+    return state
