@@ -87,10 +87,10 @@ class ServerScorer:
             tables = _tables(answer)
             if len(tables) != len(row.ids):
                 raise ValueError(f"{len(tables)} places for {len(row.ids)} tokens")
-            logp, ids, values = [], [], []
+            logp, texts, ids, values = [], [], [], []
             for position in row.positions:
                 table, own = tables[position], row.ids[position]
-                self._check(own, table[str(own)])
+                texts.append((own, table[str(own)].get("decoded_token")))
                 logp.append(float(table[str(own)]["logprob"]))
                 if top:
                     ranked = sorted(table.items(), key=lambda item: int(item[1]["rank"]))[:top]
@@ -101,19 +101,21 @@ class ServerScorer:
                 f"the teacher {self._client.base_url} gave no log-probs of the prompt ({e}); does "
                 "it know prompt_logprobs, as vLLM does?"
             ) from e
+        for token, there in texts:
+            self._check(token, there)
         return TeacherScore(
             logp=torch.tensor(logp, dtype=torch.float64),
             top_logp=torch.tensor(values, dtype=torch.float64) if top else None,
             top_ids=torch.tensor(ids) if top else None,
         )
 
-    def _check(self, token: int, entry: Mapping[str, Any]) -> None:
-        """Compare the text of an id here and there, where a token is a text of its own.
+    def _check(self, token: int, there: str | None) -> None:
+        """Compare the text of an id here and *there*, where a token is a text of its own.
 
         Raises:
             UsageError: they differ.
         """
-        there, here = entry.get("decoded_token"), self._tokenizer.decode([token])
+        here = self._tokenizer.decode([token])
         if there is None or UNREADABLE in there or UNREADABLE in here:
             return
         if there.strip() != here.strip():
