@@ -242,8 +242,8 @@ def test_settings_that_make_no_sense_are_refused() -> None:
     ],
 )
 def test_advantages_that_make_no_sense_are_refused(advantage: Any, message: str) -> None:
-    from .test_reference import BATCH
     from .tables import learner_of, step
+    from .test_reference import BATCH
 
     learner, _ = learner_of(OPD.replace(advantage=advantage))
     with pytest.raises(UsageError, match=message):

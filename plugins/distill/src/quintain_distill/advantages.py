@@ -176,7 +176,7 @@ async def _reverse_kl(
     ratio_N = torch.where(told_N, ratio_N, 0.0)
     if discount:
         counts = [sample.tokens for sample in step.batch.samples]
-        ratio_N = torch.cat([_discounted(part, discount) for part in ratio_N.split(counts)])
+        ratio_N = torch.cat([_discounted(part, discount) for part in torch.split(ratio_N, counts)])
     return weight * ratio_N + _task(step, reward, task), metrics
 
 

@@ -252,14 +252,17 @@ class ModelScorer:
             top_logp.append(values.cpu())
             top_ids.append((places if shared is None else shared[places]).cpu())
         counts = [len(row.positions) for row in rows]
-        columns = [torch.cat(x).split(counts) if x else None for x in (logp, top_logp, top_ids)]
+        of_rows, values_of_rows, ids_of_rows = (
+            torch.split(torch.cat(x), counts) if x else None for x in (logp, top_logp, top_ids)
+        )
+        assert of_rows is not None
         found = []
-        for k in range(len(rows)):
-            own, values, ids = (None if c is None else c[k] for c in columns)
-            if values is not None and ids is None and self._shared is not None:
-                ids = self._shared.expand(len(values), -1)
-            assert own is not None
-            found.append(TeacherScore(logp=own, top_logp=values, top_ids=ids))
+        for k, own in enumerate(of_rows):
+            told = None if values_of_rows is None else values_of_rows[k]
+            ids = None if ids_of_rows is None else ids_of_rows[k]
+            if told is not None and ids is None and self._shared is not None:
+                ids = self._shared.expand(len(told), -1)
+            found.append(TeacherScore(logp=own, top_logp=told, top_ids=ids))
         return found
 
     def _distribution(self, hidden: Sequence[Tensor], temperature: float) -> Tensor:
