@@ -55,9 +55,9 @@ class Size:
     step; examples that the teacher learns from.
     """
 
-    steps: int = 16
-    measured: tuple[int, ...] = (0, 2, 4, 8, 16)
-    held_out: int = 200
+    steps: int = 12
+    measured: tuple[int, ...] = (0, 2, 4, 8, 12)
+    held_out: int = 128
     prompts: int = 32
     answers: int = 4
     examples: int = 5120

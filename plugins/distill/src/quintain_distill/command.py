@@ -23,7 +23,8 @@ Examples:
 
 \b
 On the policy's own samples, while it trains:
-  quintain train --algorithm gkd --set services.teacher.args.model=TEACHER
+  quintain train --algorithm gkd --set services.teacher.use=teacher \\
+      --set services.teacher.args.model=TEACHER
 """
 
 
