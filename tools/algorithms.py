@@ -65,6 +65,9 @@ PAIRS = (
     ("dpo_norm", "dpo"),
     ("simpo", "dpo_norm"),
     ("kto", "dpo"),
+    ("opd", "rloo"),
+    ("gkd", "opd"),
+    ("opsd", "opd"),
 )
 """Pairs for the table of differences; every algorithm except `reinforce` is on the left exactly
 once.

@@ -100,7 +100,10 @@ ELSEWHERE = {
         f"quintain train examples/{name}.toml": DRY
         for name in ("gsm8k", "gsm8k-lora", "gsm8k-vllm", "mbpp")
     },
-    **{f"quintain train examples/{name}.toml": DRY for name in ("search", "rubrics", "story")},
+    **{
+        f"quintain train examples/{name}.toml": DRY
+        for name in ("search", "rubrics", "story", "distill")
+    },
     "quintain train examples/capitals.toml": OWN_DATA,
     "quintain eval dataset --arg path=examples/capitals.jsonl --controls": CAPITALS,
     "quintain sft arithmetic-1 --model arithmetic-1 --epochs 1 --out student": QUICKSTART,

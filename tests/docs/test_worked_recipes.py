@@ -23,6 +23,7 @@ from .pages import ROOT, page
 FOLDER = ROOT / "examples"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 LOCAL = {
+    "distill": "environments.0.args.data=sums services.teacher.args.model=model",
     "gsm8k": "environments.0.args.data=sums",
     "gsm8k-lora": "environments.0.args.data=sums",
     "gsm8k-vllm": "environments.0.args.data=sums",
@@ -67,7 +68,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def overrides(recipe: str) -> list[str]:
     """The options that make *recipe* local."""
-    sets = ["model.name=model", "model.dtype=float32", *filter(None, [LOCAL.get(recipe)])]
+    sets = ["model.name=model", "model.dtype=float32", *LOCAL.get(recipe, "").split()]
     return [word for pair in sets for word in ("--set", pair)]
 
 

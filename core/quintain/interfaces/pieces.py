@@ -276,7 +276,8 @@ advantage = _decorator(
     """``f(step: Step, ...)`` returns one value per sample (a sequence of floats) or per token (a tensor [N]).
 
     May return ``(values, {"name": number, ...})`` to report metrics, which get the prefix ``advantage.`` unless they
-    have a dot; a stateful one returns ``((values, metrics), state)`` then. Options: ``reads``, ``imitates``.
+    have a dot; a stateful one returns ``((values, metrics), state)`` then. Tensors [N, ...] among them are columns for
+    the objective, see `LossInputs.statistics`. Options: ``reads``, ``imitates``.
     """,
     reads=(),
     imitates=False,

@@ -19,16 +19,18 @@ class Service(ABC):  # noqa: B024 - all of it has defaults
     Its methods ``quintain_on_*`` are called with the events of the run (docs/hooks.md).
     """
 
-    @classmethod  # noqa: B027 - nothing is needed by default
-    def check_available(cls, args: Mapping[str, Any]) -> None:
+    @classmethod
+    def check_available(cls, args: Mapping[str, Any]) -> str | None:
         """Look for the files, packages and programs that the settings *args* of a recipe need;
         start and load nothing.
 
-        Called for ``--dry-run`` and before a run begins.
+        Called for ``--dry-run`` and before a run begins. May return a note on the memory and the
+        work that the service takes.
 
         Raises:
             UsageError, InfrastructureError: one is missing; the message names the fix.
         """
+        return None
 
     async def __aenter__(self) -> Self:
         """Start, and probe that it works; raise `InfrastructureError` naming the fix where it does

@@ -63,10 +63,12 @@ class Advantages:
     Attributes:
         values: per sample, or per trained token [N].
         metrics: of the piece itself.
+        columns: what it tells the objective of each trained token, [N, ...], in host memory.
     """
 
     values: Sequence[float] | Tensor
     metrics: Mapping[str, float] = field(default_factory=dict)
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Learner:
@@ -264,12 +266,18 @@ class Learner:
             advantages = Advantages(values=advantages)
         batch, flat_tokens, policies = prepared.step.batch, prepared.flat_tokens, prepared.policies
         advantage_N = self._per_token(flat_tokens, advantages.values)
+        for name, column in advantages.columns.items():
+            if len(column) != batch.tokens:
+                raise UsageError(
+                    f"{algorithm.advantage!r} gave {len(column)} rows of {name!r}; expected one "
+                    f"per token that trains ({batch.tokens})"
+                )
         if algorithm.reset_optimizer:
             self._optimizer.state.clear()
         meter = Meter(self.ranks)
         for epoch in range(algorithm.epochs):
             for part in self._minibatches(batch, epoch):
-                self._update(prepared, part, advantage_N, meter)
+                self._update(prepared, part, advantage_N, advantages.columns, meter)
         metrics = {"samples": float(len(batch.samples)), "tokens": float(batch.tokens)}
         metrics |= {under("advantage", name): value for name, value in advantages.metrics.items()}
         metrics |= advantage_metrics(advantage_N, flat_tokens.sample, len(batch.samples))
@@ -430,15 +438,18 @@ class Learner:
         )
 
     def _unpack(self, returned: Any) -> Advantages:
-        """Return the values and metrics of what an advantage returned; its state is kept for the
-        next batch.
+        """Return the values, metrics and columns of what an advantage returned; its state is kept
+        for the next batch.
         """
         if self._algorithm.advantage.stateful:
             returned, self._piece_state["advantage"] = returned
         if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
-            values, metrics = returned
+            values, named = returned
+            columns = {k: v for k, v in named.items() if isinstance(v, Tensor) and v.ndim}
             return Advantages(
-                values=values, metrics={name: float(value) for name, value in metrics.items()}
+                values=values,
+                metrics={k: float(v) for k, v in named.items() if k not in columns},
+                columns=columns,
             )
         return Advantages(values=returned)
 
@@ -463,7 +474,12 @@ class Learner:
         return advantages.cpu()
 
     def _update(
-        self, prepared: Prepared, part: Sequence[int], advantage_N: Tensor, meter: Meter
+        self,
+        prepared: Prepared,
+        part: Sequence[int],
+        advantage_N: Tensor,
+        columns: Mapping[str, Tensor],
+        meter: Meter,
     ) -> None:
         """Take one optimizer step on the samples *part*, by the algorithm's own update piece or by
         AdamW.
@@ -494,6 +510,7 @@ class Learner:
             policies=prepared.policies,
             temperature=batch.temperature,
             advantage_N=to_device(advantage_N, self.scorer.device),
+            columns=columns,
             weight_N=to_device(
                 token_weight_S.index_select(0, flat_tokens.sample).to(self.scorer.dtype),
                 self.scorer.device,

@@ -91,6 +91,7 @@ class MinibatchLoss:
         policies: mu, prox and ref; a first pass completes prox in them.
         temperature: of the policy.
         advantage_N, weight_N: advantage and aggregation weight of each trained token of the batch.
+        columns: of the advantage, by trained token of the batch, in host memory.
         meter: records the metrics.
         first: no update of the step came before, so theta is prox.
     """
@@ -101,6 +102,7 @@ class MinibatchLoss:
     temperature: float
     advantage_N: Tensor
     weight_N: Tensor
+    columns: Mapping[str, Tensor]
     meter: Meter
     first: bool
 
@@ -114,10 +116,17 @@ class MinibatchLoss:
         # Micro-batches reorder samples: `positions` finds what is known of each of their tokens in
         # the batch.
         positions = to_device(micro.positions, self.scorer.device)
-        statistics = self._statistics(micro, positions, freeze=self.first and observe)
+        columns = {
+            name: to_device(column[micro.positions], self.scorer.device)
+            for name, column in self.columns.items()
+        }
+        asked_NK = columns.get("asked_ids")
+        statistics = self._statistics(micro, positions, asked_NK, freeze=self.first and observe)
+        if asked_NK is not None:
+            columns["asked_logp"] = cast(Tensor, statistics.asked_logp)
         if observe:
             self.policies.keep_prox(positions, statistics.logp.detach(), before_updates=self.first)
-        terms = self._terms(micro, positions, statistics)
+        terms = self._terms(micro, positions, statistics, columns)
         weighted = weighted_loss(self.algorithm, terms, self.weight_N[positions])
         if observe:
             corrected = self.algorithm.correction.name != "none"
@@ -126,7 +135,9 @@ class MinibatchLoss:
             )
         return weighted.loss
 
-    def _statistics(self, micro: MicroBatch, positions: Tensor, *, freeze: bool) -> Statistics:
+    def _statistics(
+        self, micro: MicroBatch, positions: Tensor, asked_NK: Tensor | None, *, freeze: bool
+    ) -> Statistics:
         """Return the statistics under theta. Under pruning, the pass that freezes chooses the
         vocabulary; others keep to it.
         """
@@ -137,7 +148,7 @@ class MinibatchLoss:
             temperature=self.temperature,
             asked_NK=policies.top["prox_top_ids"][positions]
             if "top" in algorithm.objective.reads
-            else None,
+            else asked_NK,
             prune=algorithm.prune,
             safe=None if chosen is None else chosen[positions],
         )
@@ -145,7 +156,13 @@ class MinibatchLoss:
             policies.keep_vocabulary(positions, statistics.safe)
         return statistics
 
-    def _terms(self, micro: MicroBatch, positions: Tensor, statistics: Statistics) -> LossInputs:
+    def _terms(
+        self,
+        micro: MicroBatch,
+        positions: Tensor,
+        statistics: Statistics,
+        columns: Mapping[str, Tensor],
+    ) -> LossInputs:
         algorithm, policies, device = self.algorithm, self.policies, self.scorer.device
         reads = algorithm.objective.reads | algorithm.correction.reads
         extra_statistics = {name: getattr(statistics, name) for name in reads - POLICIES}
@@ -168,5 +185,5 @@ class MinibatchLoss:
             sample=to_device(micro.sample, device),
             group=to_device(micro.group, device),
             ratio_to=algorithm.ratio_to,
-            statistics=extra_statistics,
+            statistics=extra_statistics | dict(columns),
         )

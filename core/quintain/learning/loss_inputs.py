@@ -37,7 +37,8 @@ class LossInputs:
         statistics: further statistics that pieces asked for, each [N]; for ``top`` also
             ``top_logp`` and ``prox_top_logp``, the log-probs under theta and prox of prox's
             likeliest tokens, [N, K], and ``prox_top_has``, whether the sampled token is one of
-            these.
+            these. Also the columns that the advantage returned; with ``asked_ids`` [N, K] among
+            them, ``asked_logp``, the log-probs of these ids under theta, with gradient, [N, K].
     """
 
     logp: Tensor

@@ -93,10 +93,11 @@ def check_recipe(recipe: Recipe) -> list[str]:
         )
     faults: list[QuintainError] = []
 
-    def run_check(check: Callable[[], None]) -> None:
-        """Run *check* and keep its fault, so that all that is missing is told at once."""
+    def run_check(check: Callable[[], str | None]) -> None:
+        """Run *check*, keep its note, or its fault, so that all that is missing is told at once."""
         try:
-            check()
+            if note := check():
+                notes.append(note)
         except (UsageError, NoTasksError, InfrastructureError) as e:
             faults.append(e)
 

@@ -43,6 +43,11 @@ class Replay:
         self._groups, self._rollout_context = tuple(groups), context
         self._environments = environments
 
+    @property
+    def rollouts(self) -> list[AnyRollout]:
+        """The rollout of each sample of the batch."""
+        return [rollout for rollout, _, _ in trained(self._groups)]
+
     async def __call__(self, selections: Sequence[tuple[int, Engine]]) -> list[AnyRollout]:
         """Run samples of the batch again, each with an engine, and score them; in order.
 
@@ -56,7 +61,7 @@ class Replay:
         """
         if self._rollout_context is None:
             raise UsageError("there is no batch yet whose episodes could be played again")
-        played = [rollout for rollout, _, _ in trained(self._groups)]  # one per sample
+        played = self.rollouts
         requests = [self._request(played[sample], engine) for sample, engine in selections]
         groups = await run_groups(requests, self._rollout_context)
         return [rollout for group in groups for rollout in group.rollouts]

@@ -1,0 +1,92 @@
+"""Divergences between the next-token distributions of policy and teacher, one per trained token."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from quintain import objective
+from quintain.errors import UsageError
+from quintain.learning import LossInputs
+
+Divergence = Literal["forward", "reverse", "jensen_shannon"]
+Outside = Literal["bucket", "renormalise"]
+
+
+def _check(*, beta: float, **others: object) -> None:
+    if not 0 < beta < 1:
+        raise UsageError(
+            f"beta is {beta}; expected a number between 0 and 1: the limits are forward and reverse"
+        )
+
+
+@objective(reads=(), check=_check)
+def divergence(
+    t: LossInputs,
+    *,
+    kind: Divergence = "jensen_shannon",
+    beta: float = 0.5,
+    outside: Outside = "bucket",
+    weight: float = 1.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """weight D(q, p) - A log theta per token: p is the policy's next-token distribution, q the
+    teacher's, over the ids that the advantage `teacher_tokens` asked the teacher for.
+
+    forward: KL(q || p) = sum q (log q - log p). reverse: KL(p || q). jensen_shannon: beta KL(q || m)
+    + (1 - beta) KL(p || m) with m = beta q + (1 - beta) p (GKD, 2306.13649, equation 1). The
+    gradient goes through p alone: that of the prefix, which the policy sampled, is left out.
+
+    Args:
+        kind, beta: of the divergence.
+        outside: what becomes of the ids that the teacher was not asked for. ``bucket`` takes them
+            for one more token, so that D is a lower bound of that over the vocabulary.
+            ``renormalise`` divides both distributions by their sums over the asked ids. Over the
+            whole vocabulary there are none, and both are the same.
+        weight: of D. The task's advantage A has a weight of its own.
+
+    Raises:
+        UsageError: the advantage asked no teacher.
+    """
+    if "asked_logp" not in t.statistics:
+        raise UsageError("objective divergence compares with a teacher: advantage = teacher_tokens")
+    logp_NK = t.statistics["asked_logp"]
+    teacher_NK = t.statistics["teacher_logp"].to(logp_NK)
+    told_N = ~teacher_NK.isnan().any(1)  # a self-teacher has no hint for some samples
+    teacher_NK = torch.where(told_N[:, None], teacher_NK, logp_NK.detach())
+    covered_N = teacher_NK.exp().sum(1)
+    if "teacher_complete" not in t.statistics:
+        if outside == "renormalise":
+            logp_NK = logp_NK - logp_NK.logsumexp(1, keepdim=True)
+            teacher_NK = teacher_NK - teacher_NK.logsumexp(1, keepdim=True)
+        else:
+            logp_NK, teacher_NK = (
+                torch.cat([x, _log_rest(x)], dim=1) for x in (logp_NK, teacher_NK)
+            )
+    terms = torch.where(told_N, _divergence(logp_NK, teacher_NK, kind, beta), 0.0)
+    measured = {"divergence": terms.detach(), "covered": covered_N}
+    return weight * terms - t.advantage * t.logp, measured
+
+
+def _log_rest(logp_NK: Tensor) -> Tensor:
+    """Log of what the listed ids leave, [N, 1]; at least the rounding error of a sum."""
+    rest = 1 - logp_NK.exp().sum(1, keepdim=True)
+    return rest.clamp(min=torch.finfo(logp_NK.dtype).eps).log()
+
+
+def _divergence(p: Tensor, q: Tensor, kind: Divergence, beta: float) -> Tensor:
+    """Return D of log-probs *p* and *q*, [N]."""
+    if kind == "forward":
+        return _kl(q, p)
+    if kind == "reverse":
+        return _kl(p, q)
+    if kind != "jensen_shannon":
+        raise UsageError(f"kind is {kind!r}; expected forward, reverse or jensen_shannon")
+    log_beta = torch.tensor(beta, dtype=p.dtype, device=p.device)
+    m = torch.logaddexp(q + log_beta.log(), p + torch.log1p(-log_beta))
+    return beta * _kl(q, m) + (1 - beta) * _kl(p, m)
+
+
+def _kl(a: Tensor, b: Tensor) -> Tensor:
+    return (a.exp() * (a - b)).sum(1)
