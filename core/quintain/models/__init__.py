@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .load import load_pretrained as load_pretrained
     from .lora import base_of as base_of
     from .lora import body_of as body_of
+    from .paper import module_on_paper as module_on_paper
     from .prefix_layout import PrefixLayout as PrefixLayout
     from .prefix_layout import TokenSequence as TokenSequence
     from .tokenizer import HFTokenizer as HFTokenizer

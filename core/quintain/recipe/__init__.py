@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .check import check_recipe as check_recipe
     from .extends import BUNDLED as BUNDLED
     from .extends import bundled_text as bundled_text
-    from .memory import module_on_paper as module_on_paper
     from .plan import EvaluationPlan as EvaluationPlan
     from .plan import RunPlan as RunPlan
     from .resolve import EnvironmentSpec as EnvironmentSpec

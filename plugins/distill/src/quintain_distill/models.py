@@ -15,8 +15,14 @@ from torch import Tensor
 
 from quintain import LimitReached, need
 from quintain.errors import UsageError
-from quintain.models import Forward, LoadedModel, TokenSequence, check_available, load_model
-from quintain.recipe import module_on_paper
+from quintain.models import (
+    Forward,
+    LoadedModel,
+    TokenSequence,
+    check_available,
+    load_model,
+    module_on_paper,
+)
 from quintain.store import model_named
 
 from .server import ServerScorer
