@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from .hf import unreachable as unreachable
     from .kernels import kernels_of as kernels_of
     from .layers import Decoder as Decoder
+    from .layers import Layer as Layer
     from .layers import cache_shape as cache_shape
     from .layers import fuse_storage as fuse_storage
+    from .layers import product_type as product_type
     from .load import LoadedModel as LoadedModel
     from .load import as_device as as_device
     from .load import cache_bytes as cache_bytes

@@ -27,10 +27,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import UsageError
-from .fused import TrainingDecoder, product_type
+from ..registry.lookup import current
 from .head import Statistics, statistics
 from .kernels import Attend, kernels_of
-from .layers import Decoder, Layer, attend, steady_length
+from .layers import Decoder, Layer, attend, product_type, steady_length
 from .lora import base_of, body_of
 from .prefix_layout import Padding, PrefixGroup, PrefixLayout, TokenSequence, tokens_computed
 from .prefix_tree import Node
@@ -74,7 +74,9 @@ class Forward:
         self.device: torch.device = device or self.head_weight.device
         self.checkpointing = checkpointing
         # The own layers read weights outside of the module, where those of a sharded one are parts.
-        self.decoder = TrainingDecoder.of(module) if layout in ("auto", "shared") else None
+        # A plugin's keeps less for the backward pass than `Decoder`.
+        kind: type[Decoder] = current().first("decoder") or Decoder
+        self.decoder = kind.of(module) if layout in ("auto", "shared") else None
         self._steady = steady_length(cast(Any, module).config.get_text_config())
         self._checkpointed: list[nn.Module] = []
         with torch.autocast(self.device.type, half or torch.bfloat16, enabled=half is not None):

@@ -62,8 +62,8 @@ def kernels_of(device: torch.device) -> AttentionKernels | None:
     """Return the installed kernels for *device*; ``None`` for a CPU."""
     if not on_gpu(device):
         return None
-    for component in current().components("kernels"):
-        return cast(AttentionKernels, current().resolve(component))
+    if (kernels := current().first("kernels")) is not None:
+        return cast(AttentionKernels, kernels)
     known = " or ".join(providers("kernels"))
     log.warning("attention has masks, and steps no CUDA graphs: pip install %s", known)
     return None

@@ -215,12 +215,18 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return functional.rms_norm(x, size, None, epsilon).mul_(weight)
 
 
+def product_type(x: Tensor) -> torch.dtype:
+    """Return the type in which a matrix product of *x* runs here, under autocast or not."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return the rotary embedding in the half-split convention of transformers: [..., heads, E]
     with *cos*, *sin* [..., E].
 
-    `fused` and the decoding step compute the same with fused multiply-adds, each in the form that
-    is fastest there; results differ in the last bit.
+    Decoders for training and the decoding step compute the same with fused multiply-adds, each in
+    the form that is fastest there; results differ in the last bit.
     """
     half = heads.shape[-1] // 2
     turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)

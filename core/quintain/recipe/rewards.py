@@ -84,10 +84,9 @@ def of_function(function: Callable[..., Any]) -> Reward:
     Raises:
         BindingError: the adapter refuses its signature, or none is installed.
     """
-    registry = current()
-    for component in registry.components("reward_adapter"):
-        adapted: Reward = registry.resolve(component)(function)
-        return adapted
+    if (adapter := current().first("reward_adapter")) is not None:
+        reward: Reward = adapter(function)
+        return reward
     fix = f"write @reward, or: pip install {' or '.join(providers('reward_adapter'))}"
     raise BindingError(f"{function.__name__!r} is a plain function; {fix}")
 

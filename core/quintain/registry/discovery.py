@@ -25,6 +25,7 @@ GROUPS = {
     # quintain.interfaces.curriculum.Curriculum; the sampling plan of an algorithm chooses "adaptive"
     "curriculum": "quintain.curricula",
     "collector": "quintain.collectors",  # quintain.run.collect.Collector; a schedule names it
+    "decoder": "quintain.decoders",  # a subclass of quintain.models.Decoder, for training
     "kernels": "quintain.kernels",  # quintain.models.kernels.AttentionKernels, of a GPU
     "model": "quintain.models",  # quintain.recipe.ModelSource
     "schedule": "quintain.schedules",  # quintain.interfaces.schedule.Schedule

@@ -110,6 +110,10 @@ class Registry:
         """
         return self.resolve(self.find(kind, name))
 
+    def first(self, kind: str) -> Any:
+        """Return the first installed component of *kind*; ``None`` without one. Raises as `load`."""
+        return next((self.resolve(component) for component in self.components(kind)), None)
+
     def resolve(self, component: Component) -> Any:
         """Import the object of *component*; raises as `load`, also if its manifest is faulty or
         does not list it.

@@ -231,6 +231,7 @@ def test_groups_are_the_contract() -> None:
         "learner": "quintain.learners",
         "curriculum": "quintain.curricula",
         "collector": "quintain.collectors",
+        "decoder": "quintain.decoders",
         "kernels": "quintain.kernels",
         "model": "quintain.models",
         "schedule": "quintain.schedules",

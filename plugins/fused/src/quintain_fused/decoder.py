@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .layers import Decoder, Layer
+from quintain.models import Decoder, Layer, product_type
 
 
 class TrainingDecoder(Decoder):
@@ -43,12 +43,6 @@ class TrainingDecoder(Decoder):
 
     def gated(self, joined: Tensor) -> Tensor:
         return cast(Tensor, _Gated.apply(joined))
-
-
-def product_type(x: Tensor) -> torch.dtype:
-    """Return the type in which a matrix product of *x* runs here, under autocast or not."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def _wide(x: Tensor) -> Tensor:
