@@ -20,7 +20,8 @@ from statistics import fmean
 from typing import Any
 
 from quintain.console import Screen
-from quintain.recipe import Recipe, bundled_text
+from quintain.recipe import Recipe
+from quintain.recipe.extends import bundled_text
 from quintain.run import run_training
 from quintain.store import RunFolder
 

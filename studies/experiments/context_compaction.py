@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from quintain.console import Screen
-from quintain.recipe import ModelRequest, Recipe, bundled_text, model_source
+from quintain.recipe import ModelRequest, Recipe, model_source
+from quintain.recipe.extends import bundled_text
 from quintain.run import run_training
 from quintain.store import RunFolder
 

@@ -25,7 +25,8 @@ from typing import Any
 from aiohttp import web
 
 from quintain.console import Screen
-from quintain.recipe import Recipe, bundled_text
+from quintain.recipe import Recipe
+from quintain.recipe.extends import bundled_text
 from quintain.run import run_training
 from quintain.store import RunFolder
 from quintain_env_chat import ChatTask, weighted

@@ -13,7 +13,8 @@ import pytest
 from quintain.cli import main
 from quintain.cli.summary import next_commands
 from quintain.errors import UsageError
-from quintain.recipe import Recipe, bundled_text, check_recipe
+from quintain.recipe import Recipe, check_recipe
+from quintain.recipe.extends import bundled_text
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.resolve import pinned_recipe
 from quintain.store.run_folder import RunFolder

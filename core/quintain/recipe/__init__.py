@@ -12,12 +12,9 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from .check import check_recipe as check_recipe
-    from .extends import BUNDLED as BUNDLED
-    from .extends import bundled_text as bundled_text
     from .plan import EvaluationPlan as EvaluationPlan
     from .plan import RunPlan as RunPlan
     from .resolve import EnvironmentSpec as EnvironmentSpec
-    from .resolve import chosen_services as chosen_services
     from .resolve import is_model_source as is_model_source
     from .resolve import opened_environments as opened_environments
     from .resolve import pinned_recipe as pinned_recipe
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from .sources import ModelSource as ModelSource
     from .sources import model_source as model_source
     from .sources import recipe_for as recipe_for
-    from .tables import ComponentTable as ComponentTable
     from .tables import EnvironmentTable as EnvironmentTable
     from .tables import Recipe as Recipe
     from .tables import parsed_override as parsed_override

@@ -89,6 +89,7 @@ class EvaluationPlan:
         test_tasks: 0 leaves the test split out.
         environments: in the order of *specs*, or of the training environments.
         specs: environments of their own; empty if those of training are evaluated.
+        services: the component of each slot, of the recipe or the algorithm.
     """
 
     every: int
@@ -102,6 +103,7 @@ class EvaluationPlan:
     test_tasks: int | None
     environments: tuple[HeldOut, ...]
     specs: tuple[EnvironmentSpec, ...]
+    services: Mapping[str, ComponentTable]
 
     @classmethod
     def of(cls, recipe: Recipe, algorithm: Algorithm) -> EvaluationPlan:
@@ -131,6 +133,7 @@ class EvaluationPlan:
                 for name, one in zip(names, evaluated, strict=True)
             ),
             specs=tuple(resolve_environment_table(one) for one in table.environments),
+            services=chosen_services(recipe, algorithm),
         )
 
 
@@ -225,7 +228,7 @@ class RunPlan:
             learner_kind=learner_kind(recipe),
             learner=recipe.learner,
             written_services=recipe.services,
-            services=chosen_services(recipe, algorithm),
+            services=evaluation.services,
             slots=frozenset(needed | algorithm.slots),
             sampling=recipe.sampling.to_sampling().replace(
                 prune=algorithm.prune, thinking_budget=budget

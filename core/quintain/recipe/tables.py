@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -417,7 +417,13 @@ class StopTable(_Table):
 
 
 class Recipe(_Table):
-    """A complete recipe."""
+    """A complete recipe.
+
+    Attributes:
+        BUNDLED: names of the recipes that come with the package, which `load` takes.
+    """
+
+    BUNDLED: ClassVar[tuple[str, ...]] = BUNDLED
 
     run: RunTable = RunTable()
     model: ModelTable = ModelTable()

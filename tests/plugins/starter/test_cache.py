@@ -28,7 +28,8 @@ from quintain.errors import StorageError, UnknownNameError, UsageError
 from quintain.interfaces.environment import Demonstration, Environment
 from quintain.interfaces.reward import reward
 from quintain.learning.learner import Learner
-from quintain.recipe import ModelRequest, Recipe, bundled_text, model_source
+from quintain.recipe import ModelRequest, Recipe, model_source
+from quintain.recipe.extends import bundled_text
 from quintain.recipe.resolve import EnvironmentSpec
 from quintain.store import take_lock
 from quintain.testing import isolated_plugins
@@ -492,7 +493,8 @@ class Setting(Environment[Task, None]):
 KEYS = """
 import json, os, sys
 from quintain.console import Screen
-from quintain.recipe import ModelRequest, Recipe, bundled_text, model_source
+from quintain.recipe import ModelRequest, Recipe, model_source
+from quintain.recipe.extends import bundled_text
 
 def key(environment, settings):
     recipe = Recipe.parse(f'[[environments]]\\nuse = "{environment}"', settings)

@@ -15,7 +15,8 @@ import torch
 
 from quintain.cli import main
 from quintain.console import Screen
-from quintain.recipe import ModelRequest, Recipe, bundled_text, model_source
+from quintain.recipe import ModelRequest, Recipe, model_source
+from quintain.recipe.extends import bundled_text
 from quintain_env_math.arithmetic import NAMES, OWN_WORDINGS, REQUEST, WORDINGS, Arithmetic, worked
 from quintain_starter.source import SHIPPED, DefaultModel
 

@@ -12,7 +12,7 @@ import click
 
 from quintain.cli import Count, sigterm_as_ctrl_c
 from quintain.errors import Interrupted, UsageError
-from quintain.recipe import Recipe, bundled_text, is_model_source, parsed_override
+from quintain.recipe import Recipe, is_model_source, parsed_override
 from quintain.store import model_named
 
 if TYPE_CHECKING:
@@ -222,4 +222,4 @@ def _recipes(
 def _recipe(path: str | None, overrides: Sequence[str]) -> Recipe:
     if path is not None:
         return Recipe.load(path, overrides)
-    return Recipe.parse(bundled_text("quickstart"), overrides, source="quickstart.toml")
+    return Recipe.load("quickstart", overrides)

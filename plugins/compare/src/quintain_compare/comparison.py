@@ -247,9 +247,9 @@ def _limits_and_services(recipe: Recipe) -> dict[str, Any]:
     """Return what an evaluation takes from a recipe besides `[evaluation]`: limits of episodes,
     services of environments.
     """
-    from quintain.recipe import chosen_services, resolve_algorithm, resolve_environment_table
+    from quintain.recipe import EvaluationPlan, resolve_algorithm, resolve_environment_table
 
-    services = chosen_services(recipe, resolve_algorithm(recipe))
+    services = EvaluationPlan.of(recipe, resolve_algorithm(recipe)).services
     resources: dict[str, Any] = {}
     for table in recipe.environments:
         environment = resolve_environment_table(table)

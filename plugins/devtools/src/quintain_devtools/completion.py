@@ -61,7 +61,7 @@ def complete(
     kinds: Sequence[str], ctx: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Names of *kinds* that begin with *incomplete*; files if there is none."""
-    from quintain.recipe import BUNDLED
+    from quintain.recipe import Recipe
 
     names = {c.name for c in current().components() if c.kind in kinds}
     if "run" in kinds:
@@ -69,6 +69,6 @@ def complete(
             p.parent.name for p in Path(ctx.params.get("folder") or "runs").glob("*/recipe.toml")
         }
     if "recipe" in kinds:
-        names |= set(BUNDLED)
+        names |= set(Recipe.BUNDLED)
     items = [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
     return items or [CompletionItem(incomplete, type="file")]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quintain import Algorithm, Sampling
-    from quintain.recipe import ComponentTable, EnvironmentTable, Recipe
+    from quintain import Sampling
+    from quintain.recipe import EnvironmentTable, EvaluationPlan, Recipe
     from quintain.services import Choice
     from quintain.store import RunFolder
 
@@ -48,8 +48,7 @@ def settings_of(folder: RunFolder) -> EvaluationSettings:
     from quintain.recipe import EvaluationPlan, Recipe, resolve_algorithm
 
     recipe = Recipe.parse(folder.recipe())
-    algorithm = resolve_algorithm(recipe)
-    plan = EvaluationPlan.of(recipe, algorithm)
+    plan = EvaluationPlan.of(recipe, resolve_algorithm(recipe))
     split, tasks = plan.test_split, plan.test_tasks
     if tasks == 0:
         split, tasks = plan.split, plan.tasks
@@ -59,7 +58,7 @@ def settings_of(folder: RunFolder) -> EvaluationSettings:
     return EvaluationSettings(
         environment=recipe.environments[0],
         model=str(folder.shown),
-        services=_services_of(recipe, algorithm, str(folder.shown)),
+        services=_services_of(recipe, plan, str(folder.shown)),
         split=split,
         tasks=tasks,
         samples=plan.samples,
@@ -68,17 +67,17 @@ def settings_of(folder: RunFolder) -> EvaluationSettings:
     )
 
 
-def _services_of(recipe: Recipe, algorithm: Algorithm, run: str) -> dict[str, ComponentTable]:
+def _services_of(recipe: Recipe, plan: EvaluationPlan, run: str) -> dict[str, Choice]:
     """Return the services that the first environment needs, as they are without a learner."""
-    from quintain.recipe import ComponentTable, chosen_services, resolve_environment_table
+    from quintain.recipe import resolve_environment_table
     from quintain.registry import current
     from quintain.services import find_service
 
-    services = chosen_services(recipe, algorithm)
+    services = dict(plan.services)
     slots = resolve_environment_table(recipe.environments[0]).slots
     for slot in slots & services.keys():
         component = current().resolve(find_service(services[slot].use))
         if (stand_in := getattr(component, "in_evaluation", None)) is not None:
             use, args = stand_in(slot, services[slot].args, run)
-            services[slot] = ComponentTable(use=use, args=dict(args))
+            services[slot] = services[slot].model_copy(update={"use": use, "args": dict(args)})
     return {slot: services[slot] for slot in sorted(slots & services.keys())}
