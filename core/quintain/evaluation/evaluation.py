@@ -180,11 +180,6 @@ class Evaluation:
         return len(self.rollouts) < self.planned
 
     @property
-    def terminations(self) -> dict[str, int]:
-        """How many rollouts ended in which way, the most frequent first."""
-        return dict(Counter(r.termination.kind.value for r in self.rollouts).most_common())
-
-    @property
     def failed(self) -> float:
         """Share of the rollouts that failed through our fault."""
         return sum(not r.valid for r in self.rollouts) / len(self.rollouts)
@@ -206,22 +201,6 @@ class Evaluation:
     def tokens(self) -> float:
         """Mean number of tokens that the policy sampled per valid rollout."""
         return fmean([float(r.tokens) for r in self.rollouts if r.valid] or [0.0])
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """What the environment reported, and parts of the outcome, averaged over the valid rollouts
-        that have it.
-        """
-        scored = [
-            (r.metrics, r.outcome.parts if r.outcome else {}) for r in self.rollouts if r.valid
-        ]
-        named_scores = [
-            {**metrics, **(parts if len(parts) > 1 else {})} for metrics, parts in scored
-        ]
-        return {
-            n: fmean([r[n] for r in named_scores if n in r])
-            for n in sorted({n for r in named_scores for n in r})
-        }
 
     def estimates(self) -> dict[str, Estimate | None]:
         """Return the estimates by name: ``pass@k`` for each k, then ``cons@k`` for each k above 1."""

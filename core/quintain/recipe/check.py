@@ -4,11 +4,9 @@ components need.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,9 +22,8 @@ from ..models.paper import module_on_paper
 from ..registry.binding import NotStartedError, Unstarted, check_args, signature_of
 from ..registry.lookup import current
 from ..services.manager import find_service, start_order
-from ..store.storage import free_bytes, size_text
 from .plan import EvaluationPlan, RunPlan
-from .planners import check_memory
+from .planners import check_plan
 from .resolve import OWN_SLOTS, EnvironmentSpec, is_model_source
 from .tables import EvaluatedTable, Recipe
 
@@ -104,7 +101,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
     if not is_model_source(recipe.model.name):
         run_check(lambda: check_available(recipe.model.name))
         if not faults:
-            run_check(lambda: notes.extend(check_room(recipe, plan)))
+            run_check(lambda: notes.extend(check_room(plan)))
     configured = [
         (engine, recipe.engine.args),
         *((component, args) for _, component, args in order),
@@ -127,42 +124,16 @@ def check_recipe(recipe: Recipe) -> list[str]:
     return notes
 
 
-def check_room(recipe: Recipe, plan: RunPlan) -> list[str]:
-    """Return notes on the disk that checkpoints take and on the memory of the run, by the
-    configuration of the model.
+def check_room(plan: RunPlan) -> list[str]:
+    """Return notes of the planners on the memory and the disk that the run takes, by the
+    configuration of its model; none where that cannot be had.
 
     Raises:
         UsageError: there is less.
     """
-    lora = recipe.model.lora.model_dump() if recipe.model.lora else None
-    module = module_on_paper(recipe.model.name, lora)
-    if module is None:
-        return []
-    notes = check_memory(plan, module, as_device(recipe.model.device))
-    weights = 4 * sum(p.numel() for p in module.parameters() if p.requires_grad)
-    return [*notes, check_disk(recipe, weights)]
-
-
-def check_disk(recipe: Recipe, weights: int) -> str:
-    """Return a note on the room that checkpoints of *weights* bytes take, besides that of one that
-    is written.
-
-    Raises:
-        UsageError: there is less.
-    """
-    table, folder = recipe.checkpoint, Path(recipe.run.folder)
-    size = 3 * weights  # the weights and the two moments of AdamW
-    saved = math.ceil(recipe.run.steps / (table.every or recipe.run.steps))
-    needed = min(table.keep + 1, saved) * size + table.best * weights
-    note = (
-        f"checkpoints take up to {size_text(needed)}; {size_text(free_bytes(folder))} are free in "
-        f"{folder}"
-    )
-    if needed > free_bytes(folder):
-        raise UsageError(
-            f"{note}: make room, or set run.folder, checkpoint.keep=1 or checkpoint.best=false"
-        )
-    return note
+    lora = plan.model.lora.model_dump() if plan.model.lora else None
+    module = module_on_paper(plan.model.name, lora)
+    return [] if module is None else check_plan(plan, module, as_device(plan.model.device))
 
 
 def check_group_size(recipe: Recipe, algorithm: Algorithm) -> None:

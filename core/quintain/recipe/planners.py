@@ -1,4 +1,4 @@
-"""What plans the memory of a run before anything is loaded: the contract of plugins that do
+"""What plans the memory and the disk of a run before anything is loaded: the contract of plugins that do
 (entry-point group ``quintain.planners``).
 """
 
@@ -20,7 +20,7 @@ class Planner(Protocol):
     """
 
     def check(self, plan: RunPlan, module: Any, device: torch.device) -> Sequence[str]:
-        """Return what ``--dry-run`` says of the memory of a run that trains *module*, which has no
+        """Return what ``--dry-run`` says of the room that a run takes which trains *module*, without
         weights yet, on *device*; ``train`` itself shows the lines that begin with ``warning:``.
 
         Raises:
@@ -35,14 +35,14 @@ class Planner(Protocol):
         ...
 
 
-def check_memory(plan: RunPlan, module: Any, device: torch.device) -> list[str]:
+def check_plan(plan: RunPlan, module: Any, device: torch.device) -> list[str]:
     """Return what every installed planner says of a run, or what to install where none is.
 
     Raises:
         UsageError: the run cannot fit.
     """
     if not planners():
-        return [f"memory is not planned: pip install {' or '.join(providers('planner'))}"]
+        return [f"memory and disk are not planned: pip install {' or '.join(providers('planner'))}"]
     return [line for planner in planners() for line in planner.check(plan, module, device)]
 
 

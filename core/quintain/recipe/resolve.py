@@ -95,6 +95,20 @@ class EnvironmentSpec:
         )
 
 
+def load_subclass(kind: str, name: str, base: Any) -> Any:
+    """Return the component *name* of *kind*.
+
+    Raises:
+        PluginError: it is no subclass of *base*, or cannot be loaded.
+    """
+    component = current().load(kind, name)
+    if not (isinstance(component, type) and issubclass(component, base)):
+        raise PluginError(
+            f"{kind} {name!r} is {component!r}; expected a subclass of {base.__name__}"
+        )
+    return component
+
+
 def resolve_environment(
     name: str,
     args: Mapping[str, Any] | None = None,
@@ -113,11 +127,7 @@ def resolve_environment(
         UsageError: its class has a mistake.
         RecipeError: an expression is invalid, or there is no reward.
     """
-    component = current().load("environment", name)
-    if not (isinstance(component, type) and issubclass(component, Environment)):
-        raise PluginError(
-            f"environment {name!r} is {component!r}; expected a subclass of quintain.Environment"
-        )
+    component: type[Environment[Any, Any]] = load_subclass("environment", name, Environment)
     check_class(component)
     outcome = parse_reward(reward, _reward, where="reward") if reward else None
     if outcome is None and not isinstance(getattr(component, "reward", None), Reward):
@@ -397,11 +407,7 @@ def resolve_schedule(recipe: Recipe) -> Schedule:
         PluginError: the component is not a schedule.
         BindingError: an argument is invalid.
     """
-    kind: Any = current().load("schedule", recipe.schedule.use)
-    if not (isinstance(kind, type) and issubclass(kind, Schedule)):
-        raise PluginError(
-            f"schedule {recipe.schedule.use!r} is {kind!r}; expected a subclass of Schedule"
-        )
+    kind = load_subclass("schedule", recipe.schedule.use, Schedule)
     schedule: Schedule = bind(kind, recipe.schedule.args, who=f"schedule {recipe.schedule.use!r}")
     return schedule
 

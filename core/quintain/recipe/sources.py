@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from ..console.screen import Screen
-from ..errors import PluginError
 from ..models.load import LoadedModel, load_model
 from ..registry.binding import bind
-from ..registry.lookup import current
 from ..services.manager import Choice, needed_by
 from .extends import bundled_text
-from .resolve import EnvironmentSpec, base_recipe, is_model_source, resolve_environment_table
+from .resolve import (
+    EnvironmentSpec,
+    base_recipe,
+    is_model_source,
+    load_subclass,
+    resolve_environment_table,
+)
 from .tables import ModelTable, Recipe
 
 
@@ -163,10 +167,6 @@ def model_source(recipe: Recipe) -> ModelSource:
         name, args = "quintain/hf", {}
     else:
         args = recipe.model.start.args
-    component = current().load("model", name)
-    if not (isinstance(component, type) and issubclass(component, ModelSource)):
-        raise PluginError(
-            f"model {name!r} is {component!r}; expected a subclass of quintain.recipe.ModelSource"
-        )
+    component = load_subclass("model", name, ModelSource)
     source: ModelSource = bind(component, args, who="[model.start]")
     return source

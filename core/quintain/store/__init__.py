@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from .runs import find_run as find_run
     from .runs import free_name as free_name
     from .runs import model_named as model_named
+    from .storage import free_bytes as free_bytes
     from .storage import lock_owner as lock_owner
     from .storage import plain_data as plain_data
+    from .storage import size_text as size_text
     from .storage import steps_in as steps_in
     from .storage import storage_errors as storage_errors
     from .storage import take_lock as take_lock

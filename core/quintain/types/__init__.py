@@ -14,7 +14,6 @@ from .. import lazy_names
 if TYPE_CHECKING:
     from .json_text import encodable as encodable
     from .json_text import levels as levels
-    from .json_text import read_json as read_json
     from .rollout import SCORE_TOLERANCE as SCORE_TOLERANCE
     from .rollout import AnyGroup as AnyGroup
     from .rollout import AnyRollout as AnyRollout

@@ -26,7 +26,7 @@ from quintain.types.task import Message, Task
 from quintain_authoring import ControlEngine
 from quintain_authoring.controls import check_controls
 from quintain_authoring.scripted import ScriptedEngine
-from quintain_evaluate.report import to_json
+from quintain_evaluate.report import metrics_of, terminations_of, to_json
 
 from .evaluations import (
     Doubling,
@@ -56,7 +56,7 @@ def test_estimates_are_those_of_the_rollouts() -> None:
     ]
     assert cons is not None and cons.value == pytest.approx(sum(expected) / 6)
     assert list(e.estimates()) == ["pass@1", "pass@4", "pass@8", "cons@4", "cons@8"]
-    assert e.terminations == {"finished": 48} and e.failed == 0
+    assert terminations_of(e) == {"finished": 48} and e.failed == 0
     assert e.tokens == pytest.approx(sum(len(r.reply) + 1 for r in e.rollouts) / 48)
 
 
@@ -75,8 +75,8 @@ def test_parts_of_the_reward_are_reported_where_there_are_several() -> None:
     assert plain.accuracy is not None
     share = plain.accuracy.value
     assert 0 < share < 1
-    assert plain.metrics == {}
-    assert {"split": share, "split.wrong": 1 - share} == pytest.approx(parted.metrics)
+    assert metrics_of(plain) == {}
+    assert {"split": share, "split.wrong": 1 - share} == pytest.approx(metrics_of(parted))
 
 
 def test_the_same_seed_gives_the_same_evaluation_at_any_concurrency() -> None:
@@ -101,7 +101,7 @@ def test_failures_are_left_out_and_counted() -> None:
     assert [t.samples for t in e.results] == [0, 0, 3, 4, 4, 4]
     assert [t.failed for t in e.results] == [4, 4, 1, 0, 0, 0]
     assert e.failed == 9 / 24
-    assert e.terminations == {"finished": 15, "infrastructure_error": 9}
+    assert terminations_of(e) == {"finished": 15, "infrastructure_error": 9}
     # What is left is what the same rollouts say without the failures; the two lost tasks count
     # nowhere.
     expected = [t.right / 4 for t in clean.results[3:]]
@@ -136,7 +136,7 @@ def test_faults_of_the_policy_do_count() -> None:
 
     e = measured(Strict(), samples=2)
     right = sum(r.reply == str(r.task.answer) for r in e.rollouts)
-    assert e.terminations == {"finished": right, "policy_fault": 12 - right}
+    assert terminations_of(e) == {"finished": right, "policy_fault": 12 - right}
     assert e.accuracy is not None and e.accuracy.value == pytest.approx(right / 12)
 
 

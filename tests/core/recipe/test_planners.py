@@ -13,7 +13,7 @@ from quintain.errors import UsageError
 from quintain.models.load import cache_bytes
 from quintain.recipe.extends import bundled_text
 from quintain.recipe.plan import RunPlan
-from quintain.recipe.planners import check_memory, slots_of
+from quintain.recipe.planners import check_plan, slots_of
 from quintain.recipe.tables import Recipe
 from quintain.registry.lookup import isolated
 
@@ -51,7 +51,7 @@ def test_every_installed_planner_is_asked_and_the_least_room_counts() -> None:
         for name, room in {"a": 40 * row, "b": 20 * row, "c": None}.items():
             registry.add("planner", name, Room(room))
         assert slots_of(plan, module) == 20
-        assert check_memory(plan, module, CPU) == [
+        assert check_plan(plan, module, CPU) == [
             f"room of {room} bytes on cpu" for room in (40 * row, 20 * row, None)
         ]
         assert slots_of(with_slots, module) == 3
@@ -62,7 +62,7 @@ def test_a_planner_may_refuse_a_run() -> None:
     with isolated(keep=["quintain"]) as registry:
         registry.add("planner", "a", Room(None, refuses="too large"))
         with pytest.raises(UsageError, match="too large"):
-            check_memory(plan, module, CPU)
+            check_plan(plan, module, CPU)
 
 
 def test_without_a_planner_slots_are_those_of_a_cpu_and_a_dry_run_names_what_to_install() -> None:
@@ -73,5 +73,5 @@ def test_without_a_planner_slots_are_those_of_a_cpu_and_a_dry_run_names_what_to_
 
     with isolated(keep=["quintain"]):
         assert slots_of(plan, module) == on_cpu
-        said = check_memory(plan, module, CPU)
-    assert said == ["memory is not planned: pip install quintain-memory"]
+        said = check_plan(plan, module, CPU)
+    assert said == ["memory and disk are not planned: pip install quintain-memory"]

@@ -23,7 +23,6 @@ from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
 from quintain.run.build import model_for
 from quintain.run.provenance import header
-from quintain.store.storage import size_text
 
 from ..models.tiny import save_tiny, tiny_model
 
@@ -279,31 +278,6 @@ def test_parameters_are_counted_without_loading(folder_of_model: Path, tmp_path:
 
 def parameters_of(folder: Path) -> int:
     return sum(p.numel() for p in module_on_paper(str(folder), None).parameters())
-
-
-def test_a_dry_run_compares_checkpoints_with_the_free_disk(
-    folder_of_model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Weights and two moments in float32 for two checkpoints, weights alone for the best one: 4 * 7
-    bytes each.
-    """
-    words = ("--model", str(folder_of_model), "--folder", str(tmp_path))
-    needed = 28 * parameters_of(folder_of_model)
-
-    assert dry_run(*words) == 0
-    assert f"checkpoints take up to {size_text(needed)}; " in capsys.readouterr().err
-    monkeypatch.setattr("quintain.recipe.check.free_bytes", lambda path: needed - 1)
-    assert dry_run(*words) == 2
-    assert (
-        "make room, or set run.folder, checkpoint.keep=1 or checkpoint.best=false"
-        in capsys.readouterr().err
-    )
-    assert dry_run(*words, "--set", "checkpoint.best=false") == 0
-    assert dry_run(*words, "--set", "model.lora={}") == 0
-    assert dry_run(*words, "--set", "checkpoint.every=0") == 0
 
 
 def test_a_dry_run_names_the_services_of_open_slots(capsys: pytest.CaptureFixture[str]) -> None:

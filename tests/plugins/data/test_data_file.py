@@ -121,7 +121,7 @@ def test_packed_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [s for s in DATA_SUFFIXES if s != ".parquet"])
 def test_data_in_place_of_a_recipe_is_recognised(suffix: str, tmp_path: Path) -> None:
     """By each suffix that the environment `dataset` reads."""
-    with pytest.raises(UsageError, match="an environment reads data"):
+    with pytest.raises(UsageError, match="to train on its rows"):
         layers('{"question": "a"}', f"qa{suffix}", tmp_path)
 
 

@@ -12,14 +12,16 @@ import transformers
 
 from quintain.cli import main
 from quintain.learning.learner import Learner
+from quintain.models.paper import module_on_paper
 from quintain.recipe.extends import bundled_text
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
+from quintain.store.storage import size_text
 from quintain.types.transcript import TrainingSequence
 from quintain_memory import MEMORY, activations, memory_of
 
 from ...core.models.architectures import architecture
-from ...core.models.tiny import tiny_model
+from ...core.models.tiny import save_tiny, tiny_model
 
 
 def dry_run(*words: str) -> int:
@@ -39,6 +41,42 @@ def shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shapes")
     QWEN3_06B.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder_of_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    save_tiny(folder)
+    return folder
+
+
+def parameters_of(folder: Path) -> int:
+    return sum(p.numel() for p in module_on_paper(str(folder), None).parameters())
+
+
+def test_a_dry_run_compares_checkpoints_with_the_free_disk(
+    folder_of_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights and two moments in float32 for two checkpoints, weights alone for the best one: 4 * 7
+    bytes each.
+    """
+    words = ("--model", str(folder_of_model), "--folder", str(tmp_path))
+    needed = 28 * parameters_of(folder_of_model)
+
+    assert dry_run(*words) == 0
+    assert f"checkpoints take up to {size_text(needed)}; " in capsys.readouterr().err
+    monkeypatch.setattr("quintain_memory.disk.free_bytes", lambda path: needed - 1)
+    assert dry_run(*words) == 2
+    assert (
+        "make room, or set run.folder, checkpoint.keep=1 or checkpoint.best=false"
+        in capsys.readouterr().err
+    )
+    assert dry_run(*words, "--set", "checkpoint.best=false") == 0
+    assert dry_run(*words, "--set", "model.lora={}") == 0
+    assert dry_run(*words, "--set", "checkpoint.every=0") == 0
 
 
 QWEN3_06B = transformers.Qwen3Config(

@@ -20,7 +20,7 @@ from quintain.console import for_terminal, printable
 from quintain.errors import UsageError
 from quintain_authoring import arguments_of, service_options, services_of
 
-from .report import to_json
+from .report import metrics_of, terminations_of, to_json
 
 if TYPE_CHECKING:
     from quintain import Engine
@@ -495,13 +495,13 @@ def _show(result: Evaluation, as_json: bool, out: Path | None) -> None:
             f"weigh too much"
         )
         console.print(f"interrupted: {progress}", highlight=False)
-    terminations = ", ".join(f"{n} {kind}" for kind, n in result.terminations.items())
+    terminations = ", ".join(f"{n} {kind}" for kind, n in terminations_of(result).items())
     console.print(
         f"terminations: {terminations}; {result.tokens:.1f} tokens per rollout; "
         f"{result.seconds:.1f} s",
         highlight=False,
     )
-    for name, value in result.metrics.items():
+    for name, value in metrics_of(result).items():
         console.print(Text(printable(f"{name}: {value:.4g}")))
     for reason, n in list(result.reasons.items())[:5]:
         console.print(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,13 +33,32 @@ def to_json(evaluation: Evaluation) -> dict[str, Any]:
         "interrupted": evaluation.interrupted,
         "planned": evaluation.planned,
         "failed": sum(not r.valid for r in evaluation.rollouts),
-        "terminations": evaluation.terminations,
+        "terminations": terminations_of(evaluation),
         "failures": evaluation.reasons,
         "without_turn": evaluation.without_turn,
         "tokens": evaluation.tokens,
-        "metrics": evaluation.metrics,
+        "metrics": metrics_of(evaluation),
         "temperature": evaluation.sampling.temperature,
         "max_tokens": evaluation.sampling.max_tokens,
         "seed": evaluation.seed,
         "seconds": evaluation.seconds,
+    }
+
+
+def terminations_of(evaluation: Evaluation) -> dict[str, int]:
+    """Count how many rollouts ended in which way, the most frequent first."""
+    return dict(Counter(r.termination.kind.value for r in evaluation.rollouts).most_common())
+
+
+def metrics_of(evaluation: Evaluation) -> dict[str, float]:
+    """Average what the environment reported, and parts of the outcome, over the valid rollouts that
+    have it.
+    """
+    scored = [
+        (r.metrics, r.outcome.parts if r.outcome else {}) for r in evaluation.rollouts if r.valid
+    ]
+    named_scores = [{**metrics, **(parts if len(parts) > 1 else {})} for metrics, parts in scored]
+    return {
+        n: fmean([r[n] for r in named_scores if n in r])
+        for n in sorted({n for r in named_scores for n in r})
     }

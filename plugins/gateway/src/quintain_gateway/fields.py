@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from quintain import Message, ToolCall, ToolSpec
-from quintain.types import read_json
+from quintain_data import read_json
 
 from .errors import invalid, unsupported
 from .request import ANY_TOOL

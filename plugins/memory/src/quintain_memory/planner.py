@@ -1,4 +1,6 @@
-"""The planner: whether a run fits its device, and what it leaves for keys and values."""
+"""The planner: whether a run fits its device and the disk, and what it leaves for keys and
+values.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import torch
 from quintain.errors import UsageError
 from quintain.recipe import RunPlan
 
+from .disk import check_disk
 from .estimate import cache_room, memory_of, memory_table
 
 
@@ -17,10 +20,12 @@ class MemoryPlanner:
     """Plans the memory of a run by `memory_of`; a `quintain.recipe.planners.Planner`."""
 
     def check(self, plan: RunPlan, module: Any, device: torch.device) -> list[str]:
-        """Return the table of the memory of a run, with a warning if it may not fit.
+        """Return the table of the memory of a run, with a warning if it may not fit, and a note on
+        the disk.
 
         Raises:
-            UsageError: weights, gradients, moments and copies alone take more than *device* has.
+            UsageError: weights, gradients, moments and copies alone take more than *device* has, or
+                checkpoints more than the disk.
         """
         place, free, total = room_of(device)
         memory = memory_of(plan, module, free=free if device.type == "cuda" else None)
@@ -42,7 +47,7 @@ class MemoryPlanner:
             )
         if memory.host > (on_host := room_of(torch.device("cpu"))[1]):
             lines.append(f"warning: {on_host / 1e9:,.1f} GB of host memory are free")
-        return lines
+        return [*lines, check_disk(plan, module)]
 
     def cache_room(self, plan: RunPlan, module: Any) -> int | None:
         """Return half of what the run leaves of the GPU of *module*; ``None`` on a CPU."""

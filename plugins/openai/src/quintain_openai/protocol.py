@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from quintain import Message, Reply, Sampling, ToolCall, ToolSpec
 from quintain.errors import InfrastructureError
-from quintain.types import read_json
+from quintain_data import read_json
 
 _FINISH: Mapping[str | None, Literal["stop", "length"]] = {
     None: "stop",  # some servers leave it out
@@ -193,7 +193,7 @@ def shortened(value: Any, limit: int = 300) -> str:
 
 
 def parsed(text: str) -> Any:
-    """Return the value of a JSON text, as `quintain.types.read_json`.
+    """Return the value of a JSON text, as `quintain_data.read_json`.
 
     Raises:
         ValueError: not JSON, or of more than `DEEPEST` levels.
