@@ -24,11 +24,15 @@ from quintain.registry.lookup import current
 from quintain.registry.manifest import parse as parse_manifest
 
 from ..core.models.tiny import save_tiny
+from ..lanes import mostly_slow
 from .commands import ELSEWHERE, parse, run, shows
 from .pages import PAGES, ROOT, Block, Page
 
 SHOWS_ONLY = {"", "text", "mermaid", "json", "markdown"}
 """Languages of blocks that nothing can run."""
+
+SLOW = {"docs/compare.md"}
+"""Pages whose commands take seconds, and are run in their own way by the tests of a plugin."""
 
 WORKED = {path.read_text() for path in (ROOT / "examples").glob("*.toml")}
 
@@ -60,6 +64,13 @@ def place(trained: Path, desk: Path, no_curves: None) -> Path:
     """The working directory of a reader who has done `make train`."""
     shutil.copytree(trained / "runs", desk / "runs")
     return desk
+
+
+def page_name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+FAST = {page_name(path) for path in PAGES} - SLOW
 
 
 @dataclass
@@ -145,13 +156,13 @@ def check_toml(text: str, where: str) -> None:
                 bind(component, table.args, {}, who=where)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", mostly_slow(PAGES, FAST, name=page_name), ids=page_name)
 def test_page_does_what_it_says(path: Path, place: Path) -> None:
     """Code, files, commands and recipes of a page, in the order of the page."""
     Reader(Page(path=path), place).read()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
 def test_links_resolve(path: Path) -> None:
     """Files and headings that a page points at exist; addresses on the net are not looked up."""
     for link in Page(path=path).links:

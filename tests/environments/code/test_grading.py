@@ -175,9 +175,14 @@ def test_no_reply_of_a_solution_that_speaks_the_protocol_passes(sandbox: Bubblew
     assert {name: g for name, g in grades.items() if g.score or g.outcome == "passed"} == {}
 
 
-def test_odd_but_right_solutions_pass(sandbox: Bubblewrap) -> None:
-    grades = dict(zip(HONEST, graded(sandbox, ADD, *HONEST.values()), strict=True))
+@pytest.mark.parametrize("part", mostly_slow(range(4), ["0"]))
+def test_odd_but_right_solutions_pass(sandbox: Bubblewrap, part: int) -> None:
+    names = [*HONEST][part::4]
+    grades = dict(zip(names, graded(sandbox, ADD, *(HONEST[n] for n in names)), strict=True))
     assert {name: g for name, g in grades.items() if g.score != 1} == {}
+
+
+def test_a_right_suite_passes(sandbox: Bubblewrap) -> None:
     (pile,) = graded(sandbox, PILE, STACK)
     assert (pile.score, pile.total) == (1.0, 5), pile
 
