@@ -31,6 +31,8 @@ from .pages import PAGES, ROOT, Block, Page
 SHOWS_ONLY = {"", "text", "mermaid", "json", "markdown"}
 """Languages of blocks that nothing can run."""
 
+PYTEST = "python -m pytest "
+
 SLOW = {"docs/compare.md"}
 """Pages whose commands take seconds, and are run in their own way by the tests of a plugin."""
 
@@ -70,6 +72,12 @@ def page_name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+def commands_of(path: Path) -> list[str]:
+    """The commands that a page shows."""
+    blocks = Page(path=path).blocks
+    return [c for block in blocks if block.language == "bash" for c in block.commands]
+
+
 FAST = {page_name(path) for path in PAGES} - SLOW
 
 
@@ -79,6 +87,8 @@ class Reader:
 
     page: Page
     place: Path
+    pytest: bool = False
+    """Whether ``python -m pytest`` is run, too, which is a second or two for each."""
     names: dict[str, Any] = field(default_factory=dict)
 
     def read(self) -> None:
@@ -107,7 +117,7 @@ class Reader:
 
     def do_bash(self, block: Block) -> None:
         for command in block.commands:
-            if command in ELSEWHERE:
+            if command in ELSEWHERE or (command.startswith(PYTEST) and not self.pytest):
                 continue
             status, said = run(command)
             assert status == 0, f"{self.at(block)}: {command}\n{said}"
@@ -162,6 +172,15 @@ def test_page_does_what_it_says(path: Path, place: Path) -> None:
     Reader(Page(path=path), place).read()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path", [p for p in PAGES if any(c.startswith(PYTEST) for c in commands_of(p))], ids=page_name
+)
+def test_tests_of_a_page_pass(path: Path, place: Path) -> None:
+    """The test files that a page shows, run as it says."""
+    Reader(Page(path=path), place, pytest=True).read()
+
+
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
 def test_links_resolve(path: Path) -> None:
     """Files and headings that a page points at exist; addresses on the net are not looked up."""
@@ -178,13 +197,7 @@ def test_commands_that_run_elsewhere_are_run_there() -> None:
     """Every test that the table names exists, every command in it is in the documentation and takes
     its options.
     """
-    shown = {
-        c
-        for path in PAGES
-        for b in Page(path=path).blocks
-        if b.language == "bash"
-        for c in b.commands
-    }
+    shown = {command for path in PAGES for command in commands_of(path)}
 
     assert not set(ELSEWHERE) - shown
     for command, test in ELSEWHERE.items():
