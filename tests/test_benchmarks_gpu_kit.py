@@ -408,6 +408,7 @@ def test_the_report_has_figures_and_what_is_missing(tmp_path: Path) -> None:
     assert "did not reach its end" in text
 
 
+@pytest.mark.slow
 def test_without_a_gpu_the_command_says_so(tmp_path: Path) -> None:
     """And points to the rehearsal."""
     if torch.cuda.is_available():

@@ -24,11 +24,17 @@ from quintain.registry.lookup import current
 from quintain.registry.manifest import parse as parse_manifest
 
 from ..core.models.tiny import save_tiny
+from ..lanes import mostly_slow
 from .commands import ELSEWHERE, parse, run, shows
 from .pages import PAGES, ROOT, Block, Page
 
 SHOWS_ONLY = {"", "text", "mermaid", "json", "markdown"}
 """Languages of blocks that nothing can run."""
+
+PYTEST = "python -m pytest "
+
+SLOW = {"docs/compare.md"}
+"""Pages whose commands take seconds, and are run in their own way by the tests of a plugin."""
 
 WORKED = {path.read_text() for path in (ROOT / "examples").glob("*.toml")}
 
@@ -62,12 +68,27 @@ def place(trained: Path, desk: Path, no_curves: None) -> Path:
     return desk
 
 
+def page_name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def commands_of(path: Path) -> list[str]:
+    """The commands that a page shows."""
+    blocks = Page(path=path).blocks
+    return [c for block in blocks if block.language == "bash" for c in block.commands]
+
+
+FAST = {page_name(path) for path in PAGES} - SLOW
+
+
 @dataclass
 class Reader:
     """Does what a page says, from top to bottom."""
 
     page: Page
     place: Path
+    pytest: bool = False
+    """Whether ``python -m pytest`` is run, too, which is a second or two for each."""
     names: dict[str, Any] = field(default_factory=dict)
 
     def read(self) -> None:
@@ -96,7 +117,7 @@ class Reader:
 
     def do_bash(self, block: Block) -> None:
         for command in block.commands:
-            if command in ELSEWHERE:
+            if command in ELSEWHERE or (command.startswith(PYTEST) and not self.pytest):
                 continue
             status, said = run(command)
             assert status == 0, f"{self.at(block)}: {command}\n{said}"
@@ -145,13 +166,22 @@ def check_toml(text: str, where: str) -> None:
                 bind(component, table.args, {}, who=where)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", mostly_slow(PAGES, FAST, name=page_name), ids=page_name)
 def test_page_does_what_it_says(path: Path, place: Path) -> None:
     """Code, files, commands and recipes of a page, in the order of the page."""
     Reader(Page(path=path), place).read()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path", [p for p in PAGES if any(c.startswith(PYTEST) for c in commands_of(p))], ids=page_name
+)
+def test_tests_of_a_page_pass(path: Path, place: Path) -> None:
+    """The test files that a page shows, run as it says."""
+    Reader(Page(path=path), place, pytest=True).read()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_name)
 def test_links_resolve(path: Path) -> None:
     """Files and headings that a page points at exist; addresses on the net are not looked up."""
     for link in Page(path=path).links:
@@ -167,13 +197,7 @@ def test_commands_that_run_elsewhere_are_run_there() -> None:
     """Every test that the table names exists, every command in it is in the documentation and takes
     its options.
     """
-    shown = {
-        c
-        for path in PAGES
-        for b in Page(path=path).blocks
-        if b.language == "bash"
-        for c in b.commands
-    }
+    shown = {command for path in PAGES for command in commands_of(path)}
 
     assert not set(ELSEWHERE) - shown
     for command, test in ELSEWHERE.items():

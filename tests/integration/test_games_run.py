@@ -45,7 +45,7 @@ def test_two_steps_of_each_recipe(name: str, model: Path, tmp_path: Path) -> Non
     ("name", "args", "slot"),
     [
         pytest.param("duel", '{rival = "engine"}', "opponent", marks=pytest.mark.slow),
-        ("returns", "{}", "customer"),
+        pytest.param("returns", "{}", "customer", marks=pytest.mark.slow),
         ("notes", '{mode = "scribe"}', "scribe"),
     ],
 )

@@ -154,7 +154,7 @@ def interrupt() -> None:
     "ends, way",
     [
         ([(0, 4, 5), (2, 6, 3)], kill),
-        ([(0, 3, 7), (2, 5, 1)], interrupt),
+        pytest.param([(0, 3, 7), (2, 5, 1)], interrupt, marks=pytest.mark.slow),
         pytest.param(
             [(0, 1, 2 * 8 + 4 * 24 + 3), (0, 2, 9), (0, 5, 4), (4, 6, 11)],
             kill,

@@ -64,7 +64,7 @@ def shared(place: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "plan",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"resample": "active", "attempts": 3}, marks=pytest.mark.slow),
         pytest.param({"resample": "dynamic", "attempts": 3}, marks=pytest.mark.slow),
         {"resample": "active", "order": "hard_first", "drop_solved": 0.7},
@@ -125,7 +125,7 @@ def tokens_behind(place: Path, steps: int) -> Counter[int]:
 @pytest.mark.parametrize(
     "schedule",
     [
-        {"max_staleness": 1},
+        pytest.param({"max_staleness": 1}, marks=pytest.mark.slow),
         {"max_staleness": 2, "in_flight_updates": True},
         pytest.param(
             {"max_staleness": 3, "in_flight_updates": True, "recompute_kv": False},
@@ -201,7 +201,7 @@ SCHEDULES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     "number, moments, way",
     [
         (0, [5, 17], kill),
-        (1, [29, 8], interrupt),
+        pytest.param(1, [29, 8], interrupt, marks=pytest.mark.slow),
         pytest.param(0, [5, 17], interrupt, marks=pytest.mark.slow),
         pytest.param(1, [29, 8], kill, marks=pytest.mark.slow),
         *(

@@ -284,7 +284,7 @@ def test_a_dry_run_names_the_services_of_open_slots(capsys: pytest.CaptureFixtur
     """Those that the recipe names are in the recipe; notes go to stderr, so that the recipe can be
     saved.
     """
-    assert main(["train", "code", "--dry-run"]) == 0
+    assert main(["train", "search", "--dry-run"]) == 0
     assert "service" not in capsys.readouterr().err
 
     assert main(["train", "-e", "search", "--dry-run"]) == 0

@@ -61,14 +61,18 @@ def steps(place: Path, **changes: Any) -> list[Record]:
         pytest.param({"model__dtype": "bfloat16"}, MISMATCH_LIMIT_HALF, marks=pytest.mark.slow),
         pytest.param({"learner__precision": "bf16"}, MISMATCH_LIMIT_HALF, marks=pytest.mark.slow),
         ({"model__dtype": "bfloat16", "learner__precision": "bf16"}, MISMATCH_LIMIT_HALF),
-        ({"learner__precision": "fp16"}, MISMATCH_LIMIT_HALF),
+        pytest.param({"learner__precision": "fp16"}, MISMATCH_LIMIT_HALF, marks=pytest.mark.slow),
         pytest.param(
             {"sampling__temperature": 0.6}, MISMATCH_LIMIT_FLOAT32, marks=pytest.mark.slow
         ),
         ({"model__lora": {"r": 4}}, MISMATCH_LIMIT_FLOAT32),
         pytest.param({"algorithm__args": STALE}, MISMATCH_LIMIT_FLOAT32, marks=pytest.mark.slow),
         ({"algorithm__args": STALE, "model__dtype": "bfloat16"}, MISMATCH_LIMIT_HALF),
-        ({"algorithm__args": {"minibatches": 3, "epochs": 2}}, MISMATCH_LIMIT_FLOAT32),
+        pytest.param(
+            {"algorithm__args": {"minibatches": 3, "epochs": 2}},
+            MISMATCH_LIMIT_FLOAT32,
+            marks=pytest.mark.slow,
+        ),
         ({"environments": [{"use": f"{everything.__name__}:Talk"}]}, MISMATCH_LIMIT_FLOAT32),
     ],
     ids=lambda value: str(value)[:60],

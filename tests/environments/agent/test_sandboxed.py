@@ -27,6 +27,7 @@ from quintain_gateway import Gateway
 from quintain_sandbox import Landlock, ProbedSandbox, Rlimits
 from quintain_sandbox.docker import build_image
 
+from ...lanes import mostly_slow
 from ...plugins.sandbox.service import await_nothing, image, left_behind, started
 
 AGENT = Path(__file__).with_name("sandboxed_programs.py")
@@ -310,12 +311,11 @@ ATTACKS: dict[str, Any] = {
 """What each leaves as its answer; ``None`` where that depends on the provider."""
 
 
-LONG = ("floods", "gigabyte", "never_reads")
+FAST = ("reaches_out", "other_key", "outlives", "forks")
+"""One each against the network, the endpoint, the end of the episode and the machine."""
 
 
-@pytest.mark.parametrize(
-    "attack", [pytest.param(a, marks=pytest.mark.slow if a in LONG else ()) for a in ATTACKS]
-)
+@pytest.mark.parametrize("attack", mostly_slow(ATTACKS, FAST))
 def test_attacks_change_nothing_for_others(sandbox: ProbedSandbox, attack: str) -> None:
     """A hostile agent beside an honest one and before another: both score, and nothing is left."""
 

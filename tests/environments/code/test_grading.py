@@ -175,9 +175,14 @@ def test_no_reply_of_a_solution_that_speaks_the_protocol_passes(sandbox: Bubblew
     assert {name: g for name, g in grades.items() if g.score or g.outcome == "passed"} == {}
 
 
-def test_odd_but_right_solutions_pass(sandbox: Bubblewrap) -> None:
-    grades = dict(zip(HONEST, graded(sandbox, ADD, *HONEST.values()), strict=True))
+@pytest.mark.parametrize("part", mostly_slow(range(4), ["0"]))
+def test_odd_but_right_solutions_pass(sandbox: Bubblewrap, part: int) -> None:
+    names = [*HONEST][part::4]
+    grades = dict(zip(names, graded(sandbox, ADD, *(HONEST[n] for n in names)), strict=True))
     assert {name: g for name, g in grades.items() if g.score != 1} == {}
+
+
+def test_a_right_suite_passes(sandbox: Bubblewrap) -> None:
     (pile,) = graded(sandbox, PILE, STACK)
     assert (pile.score, pile.total) == (1.0, 5), pile
 
@@ -391,11 +396,12 @@ def test_the_tests_end_soon_after_the_limit_of_the_solution(
     sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch, code: str, test: str, outcome: str
 ) -> None:
     """Work that a solution makes for the tests does not take a slot for longer: the limit is 1.5 s,
-    and 2 s more.
+    and 2 s more. Where the machine is busy, that ends what would have been an error before.
     """
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     got = grade(sandbox, code, test, cpu_seconds=0.5)
-    assert (0, outcome) == (got.score, got.outcome)
+    assert got.score == 0
+    assert got.outcome in {outcome, "timeout"}
 
 
 def test_a_missing_language_is_a_fault_and_no_zero(sandbox: Bubblewrap) -> None:

@@ -21,7 +21,12 @@ from ...plugins.sandbox.service import started
 
 
 @pytest.fixture(
-    scope="module", params=["bubblewrap", "landlock", pytest.param("docker", marks=pytest.mark.ci)]
+    scope="module",
+    params=[
+        "bubblewrap",
+        pytest.param("landlock", marks=pytest.mark.slow),
+        pytest.param("docker", marks=pytest.mark.ci),
+    ],
 )
 def sandbox(request: pytest.FixtureRequest) -> Iterator[ProbedSandbox]:
     """With sessions (bubblewrap, docker) and without."""

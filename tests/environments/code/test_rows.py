@@ -27,6 +27,8 @@ from quintain_code.names import solution_names, suite_tests
 from quintain_code.rows import COMPARE
 from quintain_sandbox import Bubblewrap, Docker, Landlock, Rlimits
 
+from ...lanes import mostly_slow
+
 MBPP: dict[str, Any] = {
     "text": "Write a function to add.", "code": "import math\r\ndef add(a, b=1):\r\n  return a + b",
     "task_id": 601,
@@ -173,7 +175,9 @@ def test_a_solution_of_ones_own_passes(
     assert (grade.score, grade.outcome) == (1.0, "passed"), grade
 
 
-@pytest.mark.parametrize("layout", ["apps", "live_code_bench", "prime"])
+@pytest.mark.parametrize(
+    "layout", mostly_slow(["apps", "live_code_bench", "prime"], ["live_code_bench", "apps"])
+)
 def test_a_tuple_is_as_good_as_the_list_that_json_has(sandbox: Bubblewrap, layout: str) -> None:
     """As in the graders that come with the data: APPS looks two levels deep, LiveCodeBench one.
 

@@ -37,7 +37,7 @@ are enough.
 
 
 @pytest.mark.parametrize("seed", learns.SEEDS)
-@pytest.mark.parametrize("name", mostly_slow(CHANGES, ["ppo", "vineppo"]))
+@pytest.mark.parametrize("name", mostly_slow(CHANGES, ["vineppo"]))
 def test_success_rises(name: str, seed: int) -> None:
     before, after = learns.rises(name, seed, steps=STEPS[name], **CHANGES[name])
     assert after >= before + 0.1
@@ -77,7 +77,7 @@ def run(path: Path, name: str, *steps: int) -> list[dict[str, Any]]:
     return metrics(path)
 
 
-@pytest.mark.parametrize("name", ["ppo", pytest.param("trpo", marks=pytest.mark.slow), "vineppo"])
+@pytest.mark.parametrize("name", mostly_slow(CHANGES, ["ppo"]))
 def test_a_run_resumes_from_a_checkpoint_bit_for_bit(name: str, tmp_path: Path) -> None:
     check_recipe(recipe(name, 3))
     whole, resumed = run(tmp_path / "whole", name, 3), run(tmp_path / "resumed", name, 2, 3)

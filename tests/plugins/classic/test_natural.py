@@ -30,6 +30,7 @@ from ...core.learning.exact.bench import Bench, Package, tables
 from ...core.learning.exact.methods import CORE as METHODS
 from ...core.learning.exact.policies import Tree
 from ...core.models.tiny import tiny_model, with_exact_norms
+from ...lanes import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("own_pieces")
 
@@ -157,7 +158,7 @@ def test_products_are_those_of_the_matrix(budget: int) -> None:
     assert np.abs(matrix).max() > 1e-3
 
 
-@pytest.mark.parametrize("damping", [0.1, 0.01])
+@pytest.mark.parametrize("damping", mostly_slow([0.1, 0.01], ["0.01"]))
 def test_the_direction_is_the_natural_gradient(damping: float) -> None:
     """With enough iterations the step is -s (F + damping 1)^-1 g, both built from Jacobians."""
     module, before = model(0), model(0)
@@ -174,7 +175,7 @@ def test_the_direction_is_the_natural_gradient(damping: float) -> None:
     assert told["grad_norm"] == pytest.approx(float(np.linalg.norm(gradient(before))), rel=1e-9)
 
 
-@pytest.mark.parametrize("damping", [0.1, 1e-4])
+@pytest.mark.parametrize("damping", mostly_slow([0.1, 1e-4], ["0.1"]))
 def test_the_whole_step_costs_delta_to_second_order(damping: float) -> None:
     """KL / (delta - damping / 2 |step|^2) tends to 1 as fast as the step shrinks, its square
     root.
@@ -204,7 +205,7 @@ def test_the_whole_step_costs_delta_to_second_order(damping: float) -> None:
     assert errors[2] < 1e-3
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", mostly_slow(range(4), ["0", "1"]))
 @pytest.mark.parametrize("delta", [0.01, 0.3, 3.0])
 def test_no_step_leaves_the_trust_region(seed: int, delta: float) -> None:
     """Whatever delta asks: what was taken stays within it, lowers the loss, and is what is

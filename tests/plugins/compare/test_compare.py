@@ -366,17 +366,18 @@ def test_runs_are_those_of_train_and_leave_nothing_behind(
     """The same recipe twice in one process gives the same run, which is the one of `quintain
     train`.
     """
+    (place / "short.toml").write_text(RECIPE.replace("steps = 4", "steps = 2"))
     status, _, err = called(
-        capsys, "ours.toml", "ours.toml", "--seeds", "7", "--folder", "c", "--quiet"
+        capsys, "short.toml", "short.toml", "--seeds", "7", "--folder", "c", "--quiet"
     )
     assert status == 0, err
-    assert main(["train", "ours.toml", "--seed", "7", "--name", "alone", "--quiet"]) == 0
+    assert main(["train", "short.toml", "--seed", "7", "--name", "alone", "--quiet"]) == 0
 
     def metrics(path: str) -> list[dict[str, Any]]:
         records = RunFolder(place / path, lock=False).metrics()
         return [{k: v for k, v in r.items() if "second" not in k} for r in records]
 
-    assert metrics("runs/alone") == metrics("c/ours-seed7") == metrics("c/ours.2-seed7")
+    assert metrics("runs/alone") == metrics("c/short-seed7") == metrics("c/short.2-seed7")
 
 
 @pytest.mark.usefixtures("no_picture")
@@ -483,7 +484,7 @@ def test_ctrl_c_keeps_the_reasons_of_what_failed_before(
     starts: Starts,
 ) -> None:
     """Those of this call and of earlier ones, until the run that failed has gone through."""
-    small = [*(w for w in small if w != "1"), *WATCHED]
+    small = [*(w for w in small if w != "1"), *WATCHED, "--steps", "1"]
     ends: list[Exception | None] = []
 
     def ends_so(name: str, seed: int) -> None:
@@ -534,7 +535,12 @@ def test_sigterm_before_a_run_listens_is_heard(
 
 @pytest.mark.usefixtures("no_picture")
 @pytest.mark.parametrize(
-    "budget, used", [("samples=17", 24), ("tokens=30", None), ("seconds=0.000001", 8)]
+    "budget, used",
+    [
+        pytest.param("samples=17", 24, marks=pytest.mark.slow),
+        ("tokens=30", None),
+        pytest.param("seconds=0.000001", 8, marks=pytest.mark.slow),
+    ],
 )
 def test_a_budget_ends_the_runs(
     capsys: pytest.CaptureFixture[str], place: Path, budget: str, used: int | None

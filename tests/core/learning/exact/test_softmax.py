@@ -11,6 +11,7 @@ import pytest
 
 from quintain.interfaces.pieces import every_piece
 
+from ....lanes import mostly_slow
 from ..algorithms import INSTALLED
 from .bench import Bench, Package, tables
 from .closed_form import Method, gradient
@@ -85,7 +86,9 @@ kl-k1-reward mask_truncated overlong
 """Choices that see more than one sample, or stand for others of their kind."""
 
 
-@pytest.mark.parametrize("name", [*CORE, *OF_BATCHES])
+@pytest.mark.parametrize(
+    "name", mostly_slow([*CORE, *OF_BATCHES], {*OF_BATCHES, "dr_grpo", "rloo"})
+)
 def test_expected_update_of_two_groups(name: str) -> None:
     algorithm, method = PAIRS[name]
     package = Package(algorithm, two_tasks(algorithm.prune))

@@ -184,7 +184,7 @@ def test_every_update_of_two_epochs_of_two_minibatches(name: str) -> None:
     np.testing.assert_allclose(updates[3].gradient, fourth[1 - order[0]], **CLOSE)
 
 
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize("name", mostly_slow(CORE, FAST))
 def test_one_update_of_a_whole_batch(name: str) -> None:
     """As the algorithms are run by default: prox comes from the pass that is differentiated, so every ratio to it
     is 1.
@@ -201,7 +201,10 @@ def test_one_update_of_a_whole_batch(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["grpo", "dr_grpo", "gspo", "dppo", "olmorl", "trm", "dual", "dppo_top-1", "sequence_clip"],
+    mostly_slow(
+        ["grpo", "dr_grpo", "gspo", "dppo", "olmorl", "trm", "dual", "dppo_top-1", "sequence_clip"],
+        ["grpo", "gspo", "dppo", "trm", "dual"],
+    ),
 )
 def test_clips_and_masks_are_at_work_in_later_updates(name: str) -> None:
     algorithm, _ = PAIRS[name]
