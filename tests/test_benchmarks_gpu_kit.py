@@ -102,8 +102,7 @@ def test_carried_packages_suit_the_members_that_need_them(environment: ModuleTyp
     lines = (KIT / "carried.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line)
     ranges: dict[str, list[Requirement]] = {name: [] for name in pins}
-    members = environment.members().values()
-    waiting = [r for member in members for r in (*member.requirements, *member.measured)]
+    waiting = [r for member in environment.members().values() for r in member.requirements]
     seen = set()
     while waiting:
         requirement = waiting.pop()

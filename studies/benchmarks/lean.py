@@ -24,6 +24,8 @@ STEPS = 50
 HALF = ["learner.precision=bf16", "model.dtype=bfloat16"]
 LEAN = ["learner.use=lean"]
 LORA = ["model.lora={}", "learner.lr=1e-3"]
+ADAPTERS = [*HALF, *LORA, *LEAN, "learner.args.optimizer=adamw"]
+READ = ["engine.args.merge=false"]
 WAYS: dict[str, list[str]] = {
     "float32": [],
     "bf16 autocast": HALF,
@@ -32,7 +34,9 @@ WAYS: dict[str, list[str]] = {
     "bfloat16 weights, AdamW on the host": [*HALF, *LEAN, "learner.args.optimizer=adamw_host"],
     "LoRA": LORA,
     "LoRA, bf16 autocast": [*HALF, *LORA],
-    "LoRA on a bfloat16 base": [*HALF, *LORA, *LEAN, "learner.args.optimizer=adamw"],
+    "LoRA on a bfloat16 base": ADAPTERS,
+    "LoRA on an int8 base": [*ADAPTERS, *READ, "learner.args.base=int8"],
+    "LoRA on an nf4 base": [*ADAPTERS, *READ, "learner.args.base=nf4"],
 }
 """Settings of a recipe by the name of the way."""
 

@@ -3,7 +3,9 @@ Qwen3-0.6B with random weights, loaded from its folder, two steps of sampling an
 
 Each way runs in a process of its own. Memory is what the process has resident above what it had with
 its libraries loaded, read 50 times a second. Weights that do not train may be pages of the model's
-file, which count. Prompts have 48 tokens and replies 32, so that a step takes a minute. The estimate
+file, which count. Memory that torch gives back goes back to the kernel at once (a fixed
+``MALLOC_MMAP_THRESHOLD_``): else the C library keeps up to 32 MB of each size, which a GPU's
+allocator does not. Prompts have 48 tokens and replies 32, so that a step takes a minute. The estimate
 is asked for these.
 
     python -m studies.benchmarks.memory_modes             needs 14 GiB, one way at a time
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import resource
 import sys
 import threading
@@ -32,14 +35,13 @@ AIM = 0.1
 LEAN = ["learner.use=lean"]
 HOST = "learner.args.optimizer=adamw_host"
 LORA = "model.lora={ r = 16, lora_alpha = 32 }"
+ADAPTERS = [LORA, *LEAN, "learner.args.optimizer=adamw"]
+READ = [*ADAPTERS, "engine.args.merge=false"]
 WAYS: dict[str, list[str]] = {
-    "LoRA on a bfloat16 base": [LORA, *LEAN, "learner.args.optimizer=adamw"],
-    "LoRA on a bfloat16 base, read by the engine": [
-        LORA,
-        *LEAN,
-        "learner.args.optimizer=adamw",
-        "engine.args.merge=false",
-    ],
+    "LoRA on an nf4 base, read by the engine": [*READ, "learner.args.base=nf4"],
+    "LoRA on an int8 base, read by the engine": [*READ, "learner.args.base=int8"],
+    "LoRA on a bfloat16 base, read by the engine": READ,
+    "LoRA on a bfloat16 base": ADAPTERS,
     "LoRA": [LORA],
     "bfloat16 weights, 8-bit moments": LEAN,
     "8-bit moments": [*LEAN, "learner.args.weights=float32"],
@@ -150,6 +152,8 @@ def run(way: str, size: str) -> dict[str, Any]:
         torch.device("cpu"), groups=1, group_size=GROUP, new=NEW, budget=budget, settings=settings
     )
     estimate = memory_of(plan, on_paper(size, plan), free=None)
+    # of the moments of AdamW on the host, its float32 weights exist from the start
+    masters = plan.learner_bytes.host // 3 * estimate.trained
     curve, files = Curve(), file_pages()
     with curve.phase("load"):
         model = model_for(plan, None, Screen(quiet=True), lambda text: nullcontext())
@@ -173,7 +177,7 @@ def run(way: str, size: str) -> dict[str, Any]:
         "parameters": estimate.parameters,
         "estimated": {part: getattr(estimate, part) for part in PARTS} | {"sum": estimate.total},
         "after_load": after_load,
-        "estimated_after_load": estimate.weights + estimate.copy,
+        "estimated_after_load": estimate.weights + estimate.copy + masters,
         "after_update": after_update,
         "file_pages": file_pages() - files,
         "estimated_after_update": estimate.total - estimate.activations,
@@ -216,6 +220,8 @@ def main() -> None:
         figures = json.loads(kept.read_text(encoding="utf-8"))["figures"]
     command = [sys.executable, "-m", "studies.benchmarks.memory_modes", "--serve", "1"]
     for way in args.only or WAYS:
+        # the environment of the child, whose C library reads it once
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**17)
         with Worker(way, [*command, "--threads", str(args.threads)], args.threads) as child:
             figures[way] = child.ask(way=way, size=size)
         shown = {k: v for k, v in figures[way].items() if k != "curve"}

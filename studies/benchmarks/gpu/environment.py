@@ -39,10 +39,7 @@ UNUSED = {"datasets"}
 """Required by an extra, but imported only to fetch data from the hub, which this machine cannot."""
 
 
-MEASURED = {"quintain-lean": ("int8",)}
-"""Extras of members that a part measures where their packages are there."""
-
-SHOWN = ("torch", "transformers", "peft", "torchao", "vllm")
+SHOWN = ("torch", "transformers", "peft", "vllm")
 
 
 @dataclass(frozen=True)
@@ -74,12 +71,6 @@ class Member:
             extras = self.project["optional-dependencies"]
             texts += [*extras["train"], *extras["lora"]]
         return [Requirement(text) for text in texts]
-
-    @property
-    def measured(self) -> list[Requirement]:
-        """What it needs for the extras in `MEASURED`, and works without."""
-        extras = self.project.get("optional-dependencies", {})
-        return [Requirement(text) for e in MEASURED.get(self.name, ()) for text in extras[e]]
 
 
 def members(root: Path = ROOT) -> dict[str, Member]:
@@ -222,9 +213,6 @@ def prepare(wheels: Path = WHEELS, site: Path = SITE) -> list[Path]:
     """Make *site* anew; return the folders that belong on the path, *site* and the root first."""
     packages = Packages(carried(wheels))
     ready, others = usable(packages)
-    for requirement in (r for member in ready.values() for r in member.measured):
-        for needed in packages.missing(requirement):
-            print(f"not measured: what needs {needed}", file=sys.stderr)
     shutil.rmtree(site, ignore_errors=True)
     site.mkdir(parents=True)
     if packages.taken:

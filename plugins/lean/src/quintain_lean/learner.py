@@ -16,7 +16,7 @@ from quintain.models import note_digest
 
 from .eight_bit import EightBitAdamW
 from .host import HostAdamW
-from .quantised import Format, library_of, quantise, round_to
+from .quantised import Format, bitsandbytes, quantise, round_to
 
 Kind = Literal["adamw", "adamw_8bit", "adamw_host"]
 
@@ -29,8 +29,8 @@ class Lean(LearnerKind):
         weights: precision of the model on the device. Adapters of LoRA are float32 always.
         optimizer: ``adamw`` has float32 moments on the device, ``adamw_8bit`` moments in 8 bits,
             ``adamw_host`` float32 weights and moments in host memory.
-        base: format of the weights under adapters: ``int8`` (of torchao) or ``nf4`` (4 bits, of
-            bitsandbytes) instead of *weights*.
+        base: format of the weights under adapters instead of *weights*: ``int8``, or ``nf4`` in
+            4 bits, which needs bitsandbytes.
     """
 
     weights: Literal["float32", "bfloat16"] = "bfloat16"
@@ -38,8 +38,8 @@ class Lean(LearnerKind):
     base: Format | None = None
 
     def __post_init__(self) -> None:
-        if self.base:
-            library_of(self.base)
+        if self.base == "nf4":
+            bitsandbytes()
 
     def __call__(
         self,

@@ -1,4 +1,4 @@
-"""A base of adapters in 8 or 4 bits a number, kept by torchao or bitsandbytes.
+"""A base of adapters in 8 bits a number, or in 4 by bitsandbytes.
 
 Shapes: a weight [out, in] maps [..., in] to [..., out].
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -39,20 +38,22 @@ class Stored(Protocol):
 
 
 class Int8:
-    """Integers of 8 bits with a float32 scale for each row, of torchao."""
+    """Integers of 8 bits with a float32 scale for each row, its largest magnitude / 127."""
 
     def __init__(self, weight: Tensor) -> None:
-        torchao = library_of("int8")
-        self._kept = torchao.Int8Tensor.from_hp(weight, granularity=torchao.PerRow())
+        wide = weight.float()
+        self._scales = wide.abs().amax(1, keepdim=True).clamp_(min=1e-30) / 127
+        self._codes = (wide / self._scales).round_().to(torch.int8)
 
     def product(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self._kept)
+        # A number of 8 bits is exact in each type, so rounding comes after the sum.
+        return functional.linear(x, self._codes.to(x.dtype)) * self._scales.flatten().to(x.dtype)
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        return cast(Tensor, self._kept.dequantize(dtype))
+        return (self._codes * self._scales).to(dtype)
 
     def tensors(self) -> list[Tensor]:
-        return [self._kept.qdata, self._kept.scale]
+        return [self._codes, self._scales]
 
 
 class Nf4:
@@ -61,7 +62,7 @@ class Nf4:
     """
 
     def __init__(self, weight: Tensor) -> None:
-        library = library_of("nf4")
+        library = bitsandbytes()
         self._matmul, self._read = library.matmul_4bit, library.functional.dequantize_4bit
         self._codes, self._state = library.functional.quantize_4bit(
             weight.contiguous(), blocksize=64, quant_type="nf4", compress_statistics=True
@@ -78,7 +79,6 @@ class Nf4:
         return [self._codes, self._state.absmax, self._state.offset, scales.absmax, scales.code]
 
 
-LIBRARIES: dict[Format, str] = {"int8": "torchao.quantization", "nf4": "bitsandbytes"}
 FORMATS: dict[Format, Callable[[Tensor], Stored]] = {"int8": Int8, "nf4": Nf4}
 
 
@@ -177,29 +177,19 @@ def _maps(module: nn.Module, form: Format) -> list[nn.Linear]:
     return found
 
 
-def library_of(form: Format) -> Any:
-    """Import what keeps weights in *form*, without its remarks on kernels that it does not find.
+def bitsandbytes() -> Any:
+    """Import the library, without its remark on a kernel for CPUs that it does not find.
 
     Raises:
         UsageError: it is not installed.
     """
-    name = LIBRARIES[form]
-    package = name.partition(".")[0]
-    with _without_remarks():
-        try:
-            return importlib.import_module(name)
-        except ImportError as missing:
-            raise UsageError(
-                f'learner lean: base = "{form}" needs {package}: pip install '
-                f"'quintain-lean[{form}]'"
-            ) from missing
-
-
-@contextmanager
-def _without_remarks() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        yield
+        return importlib.import_module("bitsandbytes")
+    except ImportError as missing:
+        raise UsageError(
+            "learner lean: base = \"nf4\" needs bitsandbytes: pip install 'quintain-lean[nf4]'"
+        ) from missing
     finally:
         logging.disable(before)
