@@ -13,7 +13,7 @@ import torch
 
 from quintain import Algorithm
 from quintain.learning import Batch, Learner
-from quintain_distill import Row, Teacher, TeacherScore
+from quintain_distill import Teacher, TeacherRow, TeacherScore
 
 from ...core.learning.exact.policies import Array, log_softmax
 from ...core.learning.exact.test_transformer import (
@@ -33,7 +33,7 @@ class PlainTeacher(Teacher):
         self.module = module
 
     async def compute(
-        self, rows: Sequence[Row], temperature: float, top: int | None
+        self, rows: Sequence[TeacherRow], temperature: float, top: int | None
     ) -> list[TeacherScore]:
         scores = []
         for row in rows:

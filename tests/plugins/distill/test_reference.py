@@ -5,6 +5,7 @@ all different, two epochs of two minibatches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ import torch
 
 from quintain import Algorithm
 from quintain.learning import Learner
-from quintain_distill import GKD, OPD, reverse_kl_of_learner
+from quintain_distill import GKD, OPD, TeacherRow, TeacherScore, reverse_kl_of_learner
 
 from ...core.learning.exact.policies import Array, Path, log_softmax
-from ...core.learning.exact.test_transformer import drawn, fresh, logits, table
-from .tables import learner_of, step, teacher_table
+from ...core.learning.exact.test_transformer import drawn, fresh, logits, model, table
+from .tables import PlainTeacher, learner_of, step, teacher_table
 
 PATHS, BATCH = drawn()
 MU, PROX, TEACHER = log_softmax(table(1)), log_softmax(table(0)), teacher_table()
@@ -202,6 +203,41 @@ def test_every_update_of_two_epochs_of_two_minibatches(name: str) -> None:
     order = [g for g in (0, 1) if np.allclose(found[2], expected[2][g], rtol=0, atol=1e-9)]
     assert len(order) == 1
     np.testing.assert_allclose(found[3], expected[3][1 - order[0]], rtol=0, atol=1e-9)
+
+
+class Silent(PlainTeacher):
+    """Says nothing about some samples."""
+
+    def __init__(self, samples: set[int]) -> None:
+        super().__init__(model(2))
+        self.samples = samples
+
+    async def score(self, rows: Sequence[TeacherRow], **asked: Any) -> list[TeacherScore | None]:
+        scores = await super().score(rows, **asked)
+        return [
+            None if row.sample in self.samples else score
+            for row, score in zip(rows, scores, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("name", ["opd", "gkd", "gkd-top-js-2-bucket"])
+@pytest.mark.parametrize("silent", [{1, 4}, set(range(len(PATHS)))])
+def test_samples_without_a_teacher_add_nothing(name: str, silent: set[int]) -> None:
+    """They count among the tokens that the loss is divided by."""
+    algorithm, by_logits = CASES[name]
+    learner, found = learner_of(algorithm)
+    learner.serve({"teacher": Silent(silent)})
+    told = [i for i in range(len(PATHS)) if i not in silent]
+    share = sum(len(PATHS[i]) for i in told) / sum(map(len, PATHS))
+    expected = share * wanted(learner, by_logits, told) if told else np.zeros(1)
+
+    metrics = step(learner, BATCH)
+
+    assert metrics["teacher.silent"] == len(silent)
+    if told:
+        np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-9)
+    else:
+        assert all(np.abs(gradient).max() == 0 for gradient in found)
 
 
 def test_micro_batches_change_nothing() -> None:

@@ -19,7 +19,7 @@ from quintain.errors import UsageError
 from quintain.interfaces import every_piece
 from quintain.models import HFTokenizer, LoadedModel, load_model
 from quintain.testing import rollout
-from quintain_distill import OPD, Row, SelfTeacher
+from quintain_distill import OPD, SelfTeacher, TeacherRow
 
 from ...core.models.tiny import save_tiny
 from ...small_run import make_small_run, small_recipe
@@ -154,13 +154,13 @@ class Played:
             for one, text, value, group in said
         ]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TeacherRow]:
         found = []
         for i, played in enumerate(self.rollouts):
             prompt = self.ids(played.messages[:1])
             reply = (*self.tokenizer.encode(played.reply), self.tokenizer.stop_ids[0])
             places = range(len(prompt), len(prompt) + len(reply))
-            found.append(Row((*prompt, *reply), tuple(places), "babble", i))
+            found.append(TeacherRow((*prompt, *reply), tuple(places), "babble", i))
         return found
 
     def ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -168,7 +168,7 @@ class Played:
 
 
 def hinted(
-    folder: Path, rows: list[Row] | None = None, **settings: Any
+    folder: Path, rows: list[TeacherRow] | None = None, **settings: Any
 ) -> tuple[LoadedModel, Played, list[Any]]:
     model = load_model(save_tiny(folder / "model"))
     played = Played(model.tokenizer)
@@ -219,7 +219,7 @@ def test_a_hint_ends_the_prompt(tmp_path: Path, hint: str) -> None:
 
 def test_a_prompt_of_other_messages_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no place for the hint"):
-        hinted(tmp_path, rows=[Row((5, 6, 7, 8), (3,), "babble", 0)])
+        hinted(tmp_path, rows=[TeacherRow((5, 6, 7, 8), (3,), "babble", 0)])
     with pytest.raises(UsageError, match="text has no {hint}"):
         SelfTeacher(text="look")
     with pytest.raises(UsageError, match="hint is 'guess'"):

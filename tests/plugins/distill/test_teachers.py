@@ -20,17 +20,17 @@ from transformers import PreTrainedTokenizerFast
 from quintain import LimitReached
 from quintain.errors import InfrastructureError, UsageError
 from quintain.models import HFTokenizer, LoadedModel, load_model
-from quintain_distill import ModelTeacher, Row, SharedVocabulary, TeacherScore
+from quintain_distill import ModelTeacher, SharedVocabulary, TeacherRow, TeacherScore
 from quintain_distill.teacher import CACHED
 
 from ...core.models.tiny import byte_tokenizer, save_tiny, tiny_model
 from ..openai.http_kit import openai_server
 
 ROWS = [
-    Row((72, 105, 33, 50, 51), (2, 3, 4), "arithmetic"),
-    Row((72, 105, 60), (2,), "arithmetic"),
-    Row((10, 11, 12, 13, 14, 15, 16), (3, 5), "code"),
-    Row((72, 105, 33, 50, 51), (2, 3, 4), "arithmetic", 3),
+    TeacherRow((72, 105, 33, 50, 51), (2, 3, 4), "arithmetic"),
+    TeacherRow((72, 105, 60), (2,), "arithmetic"),
+    TeacherRow((10, 11, 12, 13, 14, 15, 16), (3, 5), "code"),
+    TeacherRow((72, 105, 33, 50, 51), (2, 3, 4), "arithmetic", 3),
 ]
 SEEDS = {"one": 1, "two": 2}
 CLOSE = {"rtol": 0, "atol": 2e-5}
@@ -51,19 +51,19 @@ def policy(folders: dict[str, str]) -> LoadedModel:
     return load_model(folders["policy"])
 
 
-def plain(seed: int, row: Row, temperature: float = 1.0) -> Tensor:
+def plain(seed: int, row: TeacherRow, temperature: float = 1.0) -> Tensor:
     """Log-probs of the whole vocabulary at the positions of a row, [n, V]."""
     with torch.no_grad():
         logits = tiny_model(seed=seed)(input_ids=torch.tensor([row.ids])).logits[0]
     return (logits / temperature).log_softmax(-1)[[p - 1 for p in row.positions]]
 
 
-def own(table: Tensor, row: Row) -> Tensor:
+def own(table: Tensor, row: TeacherRow) -> Tensor:
     return table.gather(1, torch.tensor([[row.ids[p]] for p in row.positions]))[:, 0]
 
 
 def scored(
-    teacher: ModelTeacher, rows: list[Row] = ROWS, **asked: Any
+    teacher: ModelTeacher, rows: list[TeacherRow] = ROWS, **asked: Any
 ) -> list[TeacherScore | None]:
     async def run() -> list[TeacherScore | None]:
         async with teacher:
@@ -113,6 +113,14 @@ def test_an_ensemble_averages_probabilities(policy: LoadedModel, folders: dict[s
         assert score is not None and score.top_logp is not None
         mean = (plain(1, row).exp() + plain(2, row).exp()) / 2
         torch.testing.assert_close(score.top_logp.exp(), mean, **CLOSE)
+
+
+def test_an_ensemble_has_one_number_of_logits(
+    tmp_path: Path, policy: LoadedModel, folders: dict[str, str]
+) -> None:
+    save_tiny(tmp_path / "padded", vocab=264)
+    with pytest.raises(UsageError, match="models with 260 and 264 logits"):
+        scored(made(policy, [folders["one"], str(tmp_path / "padded")]))
 
 
 def test_each_environment_has_its_teacher(policy: LoadedModel, folders: dict[str, str]) -> None:
@@ -168,7 +176,7 @@ def test_the_cache_is_bounded(
 
 def test_rows_beyond_the_context_are_refused(policy: LoadedModel, folders: dict[str, str]) -> None:
     with pytest.raises(LimitReached, match="the teacher's context is 512"):
-        scored(made(policy, folders["one"]), [Row((5,) * 513, (1,))])
+        scored(made(policy, folders["one"]), [TeacherRow((5,) * 513, (1,))])
 
 
 # ---------------------------------------------------------------- vocabularies
@@ -263,7 +271,7 @@ class Answers:
         if self.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=self.status)
         ids, top = body["prompt"], body["prompt_logprobs"]
-        table = plain(self.seed, Row(tuple(ids), tuple(range(1, len(ids)))))
+        table = plain(self.seed, TeacherRow(tuple(ids), tuple(range(1, len(ids)))))
         places: list[Any] = [None]
         for token, row in zip(ids[1:], table, strict=True):
             order = row.argsort(descending=True).tolist()
@@ -291,7 +299,7 @@ class Answers:
 
 
 def asked(
-    answers: Answers, policy: LoadedModel, rows: list[Row] = ROWS, **question: Any
+    answers: Answers, policy: LoadedModel, rows: list[TeacherRow] = ROWS, **question: Any
 ) -> list[TeacherScore | None]:
     async def run() -> list[TeacherScore | None]:
         async with answers.served() as url, made(policy, f"{url}#big") as teacher:
@@ -335,4 +343,4 @@ def test_a_server_without_log_probs_is_our_failure(policy: LoadedModel) -> None:
     with pytest.raises(InfrastructureError, match="answered 400"):
         asked(Answers(status=400), policy)
     with pytest.raises(LimitReached, match="64 tokens to score"):
-        asked(Answers(status=400), policy, [Row((5,) * 64, (1,))])
+        asked(Answers(status=400), policy, [TeacherRow((5,) * 64, (1,))])

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .objectives import divergence as divergence
     from .own import SelfTeacher as SelfTeacher
     from .server import ServerScorer as ServerScorer
-    from .teacher import Row as Row
     from .teacher import Teacher as Teacher
+    from .teacher import TeacherRow as TeacherRow
     from .teacher import TeacherScore as TeacherScore
     from .vocabulary import SharedVocabulary as SharedVocabulary
 

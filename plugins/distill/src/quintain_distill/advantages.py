@@ -14,17 +14,17 @@ from quintain.errors import UsageError
 from quintain.interfaces import every_piece
 from quintain.learning import Step
 
-from .teacher import Row, Teacher, TeacherScore
+from .teacher import Teacher, TeacherRow, TeacherScore
 
 Told = tuple[Tensor, dict[str, Any]]
 
 
-def rows_of(step: Step) -> list[Row]:
+def rows_of(step: Step) -> list[TeacherRow]:
     """Return the sequences of a step that train, with the places of their trained tokens, in the
     order of the trained tokens.
     """
     return [
-        Row(s.ids, tuple(compress(count(), s.mask)), sample.environment, i)
+        TeacherRow(s.ids, tuple(compress(count(), s.mask)), sample.environment, i)
         for i, sample in enumerate(step.batch.samples)
         for s in sample.sequences
         if any(s.mask)
@@ -125,15 +125,12 @@ async def teacher_tokens(
     rows, (scores, metrics) = rows_of(step), await _asked(step, teacher, top)
     told = [score for score in scores if score is not None]
     values = _task(step, reward, task)
-    if not told:
-        raise UsageError("the teacher says nothing about any sample of this batch")
-    width = min(_top(score).shape[1] for score in told)
-    complete = all(score.top_ids is None for score in told)
+    width = min((_top(score).shape[1] for score in told), default=1)
+    complete = bool(told) and all(score.top_ids is None for score in told)
     ids, logp = [], []
     for row, score in zip(rows, scores, strict=True):
         n = len(row.positions)
-        found = _top(score) if score is not None else _top(told[0]).new_full((1, width), torch.nan)
-        logp.append(found[:, :width].expand(n, width))
+        logp.append(torch.full((n, width), torch.nan) if score is None else _top(score)[:, :width])
         if not complete:
             own = None if score is None else score.top_ids
             ids.append(_all_ids(n, width) if own is None else own[:, :width])

@@ -93,8 +93,7 @@ def distill(
     Nothing is sampled. Ctrl-C saves what is trained so far and stops. The result is a folder in
     Hugging Face format.
     """
-    from quintain_sft import base_model, save
-    from quintain_sft.sources import Selection, source_of
+    from quintain_sft import Selection, base_model, save, source_of
 
     from .algorithms import GKD
     from .models import ModelTeacher

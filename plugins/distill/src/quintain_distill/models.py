@@ -26,7 +26,7 @@ from quintain.models import (
 from quintain.store import model_named
 
 from .server import ServerScorer
-from .teacher import Row, Teacher, TeacherScore
+from .teacher import Teacher, TeacherRow, TeacherScore
 from .vocabulary import SharedVocabulary
 
 CHUNK = 1 << 24
@@ -91,7 +91,7 @@ class ModelTeacher(Teacher):
                     f"{name} takes {size / 1e6:,.0f} MB of weights and {2 * count / 1e9:.2g} GFLOP "
                     "for each token of a batch"
                 )
-        return "teacher: " + "; ".join(notes)
+        return "teacher: " + "; ".join(notes) if notes else None
 
     async def __aenter__(self) -> Self:
         loaded: dict[str, LoadedModel] = {}
@@ -117,7 +117,7 @@ class ModelTeacher(Teacher):
         await self._stack.aclose()
 
     async def compute(
-        self, rows: Sequence[Row], temperature: float, top: int | None
+        self, rows: Sequence[TeacherRow], temperature: float, top: int | None
     ) -> list[TeacherScore]:
         own = self._temperature if self._temperature is not None else temperature
         by_route: dict[tuple[str, ...], list[int]] = {}
@@ -171,7 +171,8 @@ class ModelScorer:
         token_budget: tokens of one forward pass.
 
     Raises:
-        UsageError: a tokenizer differs too much, see `SharedVocabulary`.
+        UsageError: a tokenizer differs too much, see `SharedVocabulary`; or the models differ in
+            their number of logits.
     """
 
     def __init__(
@@ -180,6 +181,12 @@ class ModelScorer:
         self._tokenizer, self._token_budget = tokenizer, token_budget
         self._forwards = [Forward(model.module) for model in models]
         self._context = min(model.context for model in models)
+        sizes = {forward.head_weight.shape[0] for forward in self._forwards}
+        if len(sizes) > 1:
+            raise UsageError(
+                f"teacher: an ensemble of models with {' and '.join(map(str, sorted(sizes)))} "
+                "logits; their distributions are averaged id by id, so take models of one family"
+            )
         self._vocabularies = [
             SharedVocabulary.of(
                 tokenizer,
@@ -195,7 +202,7 @@ class ModelScorer:
         self._shared = None if complete else shared.nonzero()[:, 0]
 
     async def score(
-        self, rows: Sequence[Row], temperature: float, top: int | None
+        self, rows: Sequence[TeacherRow], temperature: float, top: int | None
     ) -> list[TeacherScore]:
         """Return the score of each row; arguments and errors as of `Teacher.score`."""
         for row in rows:
@@ -214,7 +221,7 @@ class ModelScorer:
             scores |= zip(indices, found, strict=True)
         return [scores[i] for i in range(len(rows))]
 
-    def _batches(self, rows: Sequence[Row]) -> Iterator[list[int]]:
+    def _batches(self, rows: Sequence[TeacherRow]) -> Iterator[list[int]]:
         """Yield the rows of each forward pass: those with one prompt together, as their common
         tokens are computed once.
         """
@@ -232,7 +239,7 @@ class ModelScorer:
 
     @torch.no_grad()
     def _score(
-        self, rows: Sequence[Row], temperature: float, top: int | None
+        self, rows: Sequence[TeacherRow], temperature: float, top: int | None
     ) -> list[TeacherScore]:
         by_prompt: dict[tuple[int, ...], list[TokenSequence]] = {}
         for row in rows:
@@ -283,7 +290,7 @@ class ModelScorer:
         return torch.stack(found).logsumexp(0) - math.log(len(found))
 
 
-def _prompt(row: Row) -> tuple[int, ...]:
+def _prompt(row: TeacherRow) -> tuple[int, ...]:
     return row.ids[: row.positions[0]]
 
 

@@ -13,7 +13,7 @@ from quintain.models import LoadedModel
 from quintain_likelihood import fixed_copy
 
 from .models import ModelScorer
-from .teacher import Row, Teacher, TeacherScore
+from .teacher import Teacher, TeacherRow, TeacherScore
 
 Hint = Literal["answer", "solution", "feedback"]
 TEXTS: dict[str, str] = {
@@ -84,7 +84,7 @@ class SelfTeacher(Teacher):
         return self
 
     async def score(
-        self, rows: Sequence[Row], *, temperature: float = 1.0, top: int | None = None
+        self, rows: Sequence[TeacherRow], *, temperature: float = 1.0, top: int | None = None
     ) -> list[TeacherScore | None]:
         if self._weights == "now":
             self.forget()
@@ -99,7 +99,7 @@ class SelfTeacher(Teacher):
         return [next(scores) if hint else None for hint in hints]
 
     async def compute(
-        self, rows: Sequence[Row], temperature: float, top: int | None
+        self, rows: Sequence[TeacherRow], temperature: float, top: int | None
     ) -> list[TeacherScore]:
         if self._scorer is None:
             raise UsageError("self-teacher is not started: use `async with`")
@@ -121,7 +121,7 @@ class SelfTeacher(Teacher):
         best = max(others, key=lambda other: other.outcome.total, default=None)
         return best.reply if best is not None and reaches(best.outcome.total, SUCCESS) else ""
 
-    def _with_hint(self, row: Row, rollout: Any, hint: str) -> Row:
+    def _with_hint(self, row: TeacherRow, rollout: Any, hint: str) -> TeacherRow:
         """Return the row with the hint at the end of its prompt's last message.
 
         Raises:
@@ -140,7 +140,7 @@ class SelfTeacher(Teacher):
             before[-1] = replace(before[-1], content=content)
             longer = tuple(tokenizer.encode(tokenizer.render(before)))
             moved = len(longer) - first
-            return Row(
+            return TeacherRow(
                 longer + row.ids[first:],
                 tuple(p + moved for p in row.positions),
                 row.environment,

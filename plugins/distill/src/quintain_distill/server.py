@@ -12,7 +12,7 @@ from quintain import LimitReached
 from quintain.errors import InfrastructureError, UsageError
 from quintain_openai import OpenAIEngine
 
-from .teacher import Row, TeacherScore
+from .teacher import TeacherRow, TeacherScore
 
 UNREADABLE = "\ufffd"
 """In the text of a token that is a part of a character."""
@@ -43,7 +43,7 @@ class ServerScorer:
         await self._client.__aexit__(*exc)
 
     async def score(
-        self, rows: Sequence[Row], temperature: float, top: int | None
+        self, rows: Sequence[TeacherRow], temperature: float, top: int | None
     ) -> list[TeacherScore]:
         """Return the score of each row; arguments and errors as of `Teacher.score`.
 
@@ -66,7 +66,7 @@ class ServerScorer:
             )
         return list(await asyncio.gather(*(self._score(row, top) for row in rows)))
 
-    async def _score(self, row: Row, top: int | None) -> TeacherScore:
+    async def _score(self, row: TeacherRow, top: int | None) -> TeacherScore:
         body = {
             "model": self._client.model,
             "prompt": list(row.ids),

@@ -15,8 +15,15 @@ from quintain import Algorithm
 from quintain.errors import UsageError
 from quintain.learning import Batch, Learner, Sample
 from quintain.models import LoadedModel
-from quintain_sft import EpochUpdate, TuningReport, by_epoch, orders
-from quintain_sft.sources import ExampleSource, examined, reasons
+from quintain_sft import (
+    EpochUpdate,
+    ExampleSource,
+    TuningReport,
+    by_epoch,
+    examined,
+    orders,
+    reasons,
+)
 
 from .algorithms import GKD
 from .teacher import Teacher

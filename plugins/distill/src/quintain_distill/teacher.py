@@ -19,7 +19,7 @@ CACHED = 1 << 24
 """Numbers of a teacher's cache: 64 MiB of float32."""
 
 
-class Row(NamedTuple):
+class TeacherRow(NamedTuple):
     """Token ids, and the positions (from 1, increasing) at which the teacher is asked for what
     comes there.
 
@@ -72,12 +72,12 @@ class Teacher(Service):
 
     @abstractmethod
     async def compute(
-        self, rows: Sequence[Row], temperature: float, top: int | None
+        self, rows: Sequence[TeacherRow], temperature: float, top: int | None
     ) -> list[TeacherScore]:
         """Compute the scores of *rows*, which are all different; arguments as in `score`."""
 
     async def score(
-        self, rows: Sequence[Row], *, temperature: float = 1.0, top: int | None = None
+        self, rows: Sequence[TeacherRow], *, temperature: float = 1.0, top: int | None = None
     ) -> list[TeacherScore | None]:
         """Return the score of each row; ``None`` for a row about which the teacher says nothing.
 

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from .options import training_options as training_options
     from .place import save as save
     from .report import TuningReport as TuningReport
+    from .sources import ExampleSource as ExampleSource
+    from .sources import Selection as Selection
+    from .sources import examined as examined
+    from .sources import reasons as reasons
+    from .sources import source_of as source_of
     from .supervised import EpochUpdate as EpochUpdate
     from .supervised import by_epoch as by_epoch
     from .supervised import encode_conversation as encode_conversation
