@@ -4,10 +4,12 @@ tensors.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -47,8 +49,6 @@ def shard(
         offload: keep parts and gradients in host memory.
     """
     body, head = body_of(module), module.get_output_embeddings()  # type: ignore[operator]
-    lists = [part for part in body.children() if isinstance(part, nn.ModuleList)]
-    layers = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()))
     if all(part is not head for part in body.modules()):
         body.add_module(HEAD, head)
     place = OffloadPolicy()
@@ -59,7 +59,10 @@ def shard(
     in_half = MixedPrecisionPolicy(
         param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    for layer in layers:
+    for layer in layers_of(module):
+        for part in layer.modules() if half is not None else ():
+            if isinstance(part, nn.LayerNorm):
+                part.forward = partial(_normalized, part)  # type: ignore[method-assign]
         fully_shard(
             layer, mesh=mesh, mp_policy=types if half is None else in_half, offload_policy=place
         )
@@ -68,6 +71,20 @@ def shard(
         # On every module: with gloo, FSDP2 would divide the gradient of a module that lacks these.
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
+
+
+def _normalized(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
+    """Return what *norm* gives for *hidden*, which may be wider than its weights: as autocast does
+    on a GPU, and not on a CPU.
+    """
+    weight, bias = (None if p is None else p.to(hidden.dtype) for p in (norm.weight, norm.bias))
+    return functional.layer_norm(hidden, norm.normalized_shape, weight, bias, norm.eps)
+
+
+def layers_of(module: nn.Module) -> nn.ModuleList:
+    """Return the layers of *module*, each of which is gathered for itself."""
+    lists = [part for part in body_of(module).children() if isinstance(part, nn.ModuleList)]
+    return max(lists, key=lambda part: sum(p.numel() for p in part.parameters()))
 
 
 def layout_of(module: nn.Module, asked: str) -> Literal["packed", "bucketed"]:
