@@ -5,11 +5,9 @@ tensors.
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -20,6 +18,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.nn import functional
 
 from quintain.models import body_of
 
@@ -85,15 +84,6 @@ def layers_of(module: nn.Module) -> nn.ModuleList:
     """Return the layers of *module*, each of which is gathered for itself."""
     lists = [part for part in body_of(module).children() if isinstance(part, nn.ModuleList)]
     return max(lists, key=lambda part: sum(p.numel() for p in part.parameters()))
-
-
-def layout_of(module: nn.Module, asked: str) -> Literal["packed", "bucketed"]:
-    """Return the layout of a sharded *module* for the one that is *asked* for: its own layers run,
-    over rows one after the other where it attends to rows of any length, else over padded rows.
-    """
-    kernels: str = getattr(module.config, "_attn_implementation", "") or ""
-    packs = asked == "packed" or (asked == "auto" and "flash" in kernels)
-    return "packed" if packs else "bucketed"
 
 
 def sharded_parts(module: nn.Module) -> list[FSDPModule]:
