@@ -22,11 +22,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .common import Worker, arguments, serve
+from .common import RESULTS, Worker, arguments, serve, table, write
 
 AIM = 0.1
 CASES = [f"{n} {sharding}" for n in (2, 4) for sharding in ("sharded", "hybrid", "replicated")]
 PROMPT, REPLY, GROUP, STEPS = 16, 16, 2, 2
+BUDGET = GROUP * (PROMPT + REPLY)
 
 
 class Readings:
@@ -92,27 +93,52 @@ def model(quick: bool) -> Any:
     return Qwen3ForCausalLM(config).eval()
 
 
+def plan(case: str, settings: dict[str, Any]) -> Any:
+    """Return the plan of a run with the learner of *case*, for sequences of this benchmark."""
+    import torch
+
+    from quintain.recipe import plan as plans
+
+    from .gpu.memory import plan_of
+
+    ranks, sharding = case.split()
+    plans.PROMPT_TOKENS = PROMPT - REPLY  # a sequence is planned for 2 * REPLY tokens and these
+    args = {"ranks": int(ranks), "sharding": sharding, **settings}
+    keys = ["learner.use=fsdp", "learner.precision=float32", "model.dtype=float32"]
+    keys += [f"learner.args.{key}={json.dumps(value)}" for key, value in args.items()]
+    return plan_of(
+        torch.device("cpu"), groups=1, group_size=GROUP, new=REPLY, budget=BUDGET, settings=keys
+    )
+
+
 def run(case: str, quick: bool, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train and return bytes of each rank by phase."""
-    from quintain.learning import ALGORITHMS
+    """Train and return bytes of each rank by phase, beside the estimate."""
     from quintain_fsdp import FsdpLearner
     from quintain_fsdp.team import Team
+    from quintain_memory import memory_of
 
     from .gpu.work import random_batch
 
-    count, sharding = case.split()
-    ranks = int(count)
-    options: dict[str, Any] = {"ranks": ranks, "sharding": sharding, "token_budget": 64, **settings}
-    team = Team(ranks, silence=300.0)
-    bare = FsdpLearner(model(True), ALGORITHMS["dr_grpo"], team=team, **options)
-    sizes = {"groups": ranks, "group_size": GROUP, "prompt": PROMPT, "lengths": [REPLY]}
+    planned = plan(case, settings)
+    kind = planned.learner_kind
+    options: dict[str, Any] = {
+        "ranks": kind.ranks,
+        "sharding": kind.sharding,
+        "modes": kind.modes,
+        "restarts": 0,
+        "token_budget": BUDGET,
+    }
+    team = Team(kind.ranks, silence=300.0)
+    bare = FsdpLearner(model(True), planned.algorithm, team=team, **options)
+    sizes = {"groups": kind.ranks, "group_size": GROUP, "prompt": PROMPT, "lengths": [REPLY]}
     bare.step(random_batch(bare.module, **sizes))
     baselines = [anonymous(pid) for pid in team.pids]
     readings = Readings(team.pids)
     module = model(quick)
-    numbers = sum(p.numel() for p in module.parameters())
+    estimate = memory_of(planned, module, free=None)
+    held = planned.learner_bytes
     with readings.phase("start"):
-        learner = FsdpLearner(module, ALGORITHMS["dr_grpo"], team=team, **options)
+        learner = FsdpLearner(module, planned.algorithm, team=team, **options)
     started = [anonymous(pid) for pid in team.pids]
     batch = random_batch(module, **sizes)
     for _ in range(STEPS):
@@ -127,7 +153,27 @@ def run(case: str, quick: bool, settings: dict[str, Any]) -> dict[str, Any]:
         name: [n - base for n, base in zip(found, baselines, strict=True)]
         for name, found in (("started", started), ("updated", updated), *readings.peaks.items())
     }
-    return {"parameters": numbers, "baseline": baselines, "bytes": above}
+    numbers = estimate.parameters
+    parts = numbers * held.own, numbers * (held.own + held.gradients + held.moments)
+    return {
+        "parameters": numbers,
+        "baseline": baselines,
+        "bytes": above,
+        "estimated": {
+            "started": parts[0] / kind.ranks,
+            "updated": parts[1] / kind.ranks,
+            "update": estimate.each,
+        },
+    }
+
+
+def compared(figures: dict[str, Any], name: str) -> tuple[str, str, str]:
+    """Return what was measured of the largest rank in MB, what was estimated, and by how much they
+    differ.
+    """
+    measured, estimated = max(figures["bytes"][name]), figures["estimated"][name]
+    share = f"{100 * (measured / estimated - 1):+.0f} %"
+    return f"{measured / 1e6:,.0f}", f"{estimated / 1e6:,.0f}", share
 
 
 def main() -> None:
@@ -139,12 +185,26 @@ def main() -> None:
     if args.serve:
         serve(run, args.threads)
         return
-    command = [sys.executable, "-m", "studies.benchmarks.sharded_memory", "--serve", "1"]
+    kept = (RESULTS / "quick" if args.quick else RESULTS) / "sharded_memory.json"
+    # Cases that are not measured now keep their figures: each needs minutes.
     figures: dict[str, Any] = {}
+    if args.only and kept.exists():
+        figures = json.loads(kept.read_text(encoding="utf-8"))["figures"]
+    command = [sys.executable, "-m", "studies.benchmarks.sharded_memory", "--serve", "1"]
     for case in args.only or CASES:
         with Worker(case, [*command, "--threads", "1"], 1) as child:
             figures[case] = child.ask(case=case, quick=args.quick, settings=args.settings)
         print(json.dumps({case: figures[case]}), file=sys.stderr, flush=True)
+    head = ["ranks"]
+    for moment in ("started", "after an update", "peak of an update"):
+        head += [f"{moment}, MB", "estimate", ""]
+    rows = [
+        [case, *(x for name in ("started", "updated", "update") for x in compared(found, name))]
+        for case, found in figures.items()
+    ]
+    print(table(head, rows))
+    about = {"aim": AIM, "prompt": PROMPT, "reply": REPLY, "settings": args.settings}
+    write("sharded_memory", figures, quick=args.quick, about=about)
 
 
 if __name__ == "__main__":

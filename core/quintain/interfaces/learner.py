@@ -168,14 +168,16 @@ PARTS = "parts"
 class BytesPerParameter:
     """Memory of a learner on its device, by part; *gradients*, *moments* and those in *host* memory
     for each parameter that trains. A learner with *weights* of 2 bytes gets a module in bfloat16.
-    *own* are weights that processes of the learner hold beside those of the module.
+    *own* are weights that processes of the learner hold beside those of the module. *processes* of
+    it share the device; each has the activations of a micro-batch.
     """
 
     weights: int = 4
     gradients: float = 4
     moments: float = 8
     own: float = 0
-    host: int = 0
+    host: float = 0
+    processes: int = 1
 
 
 class LearnerKind(ABC):
@@ -204,3 +206,9 @@ class LearnerKind(ABC):
     def bytes_per_parameter(self, *, adapters: bool) -> BytesPerParameter:
         """Return what the learner takes; *adapters* alone train, or all weights."""
         return BytesPerParameter()
+
+    def update_bytes(self, module: Any, *, precision: str) -> int | None:
+        """Return what an update takes in each process beside that and beside activations, whatever
+        its tokens; ``None`` is what the default learner takes. *module* needs no weights.
+        """
+        return None

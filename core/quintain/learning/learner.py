@@ -145,6 +145,7 @@ class Learner:
             checkpointing=activation_checkpointing,
             device=ranks.device,
             half=ranks.half,
+            gathers=ranks.lockstep,
         )
         matrices, vectors = (
             [p for p in self.parameters if (p.ndim > 1) == wide] for wide in (True, False)

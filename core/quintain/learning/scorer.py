@@ -268,6 +268,7 @@ class TokenScorer:
                     layout=self.forward.layout,
                     device=self.device,
                     half=self.forward.half,
+                    gathers=self.forward.gathers,
                 )
             yield self._reference_forward
         elif hasattr(module, "disable_adapter"):

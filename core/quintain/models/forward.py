@@ -15,7 +15,7 @@ common prefix, T tokens of a rest, H query heads, K key heads, E head size.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal, cast
@@ -56,6 +56,8 @@ class Forward:
         checkpointing: keep only the input of each layer for the backward pass.
         device: where it computes; ``None`` is where the weights lie.
         half: type that the layers of a sharded module have, which compute under autocast alone.
+        gathers: hooks of a sharded module gather the weights of its parts, so that `Decoder` runs
+            inside the calls of these.
 
     Raises:
         UsageError: logits are not those of a linear output layer, a scale and a soft cap.
@@ -69,11 +71,11 @@ class Forward:
         checkpointing: bool = False,
         device: torch.device | None = None,
         half: torch.dtype | None = None,
+        gathers: bool = False,
     ) -> None:
-        self.module, self.half = module, half
+        self.module, self.half, self.gathers = module, half, gathers
         self.device: torch.device = device or self.head_weight.device
         self.checkpointing = checkpointing
-        # The own layers read weights outside of the module, where those of a sharded one are parts.
         # A plugin's keeps less for the backward pass than `Decoder`.
         kind: type[Decoder] = current().first("decoder") or Decoder
         self.decoder = kind.of(module) if layout in ("auto", "shared") else None
@@ -131,11 +133,11 @@ class Forward:
         """
         if self.layout == "shared":
             assert self.decoder is not None
-            return _shared_hidden(
-                self.decoder,
-                PrefixLayout.of(prefix_groups, self.decoder.device),
-                self.checkpointing,
+            layout = PrefixLayout.of(prefix_groups, self.device)
+            compute = partial(
+                _shared_hidden, self.decoder, layout, self.checkpointing, self.gathers
             )
+            return _inside(body_of(self.module), compute) if self.gathers else compute()
         rows = [row for group in prefix_groups for row in group]
         if (longest := max(len(row.ids) for row in rows)) > (self._steady or longest):
             raise UsageError(
@@ -243,7 +245,22 @@ class Forward:
         return hidden_FD.index_select(0, to_device(indices, device))
 
 
-def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) -> Tensor:
+def _inside(module: nn.Module, compute: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
+    """Return what *compute* gives in place of the forward of *module*, inside its hooks."""
+    own = module.__dict__.get("forward")
+    module.forward = compute
+    try:
+        returned: Tensor = module(*arguments)
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own
+    return returned
+
+
+def _shared_hidden(
+    decoder: Decoder, plan: PrefixLayout, checkpointing: bool, gathers: bool
+) -> Tensor:
     """Return the hidden states [N, D] that predict the positions of *plan*."""
     hidden_FD = decoder.embed(plan.ids)
     if torch.is_autocast_enabled(hidden_FD.device.type):
@@ -267,11 +284,10 @@ def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) ->
     # twice.
     keep = checkpointing and torch.is_grad_enabled()
     for layer in decoder.layers:
-        hidden_FD = (
-            checkpoint(run, layer, hidden_FD, use_reentrant=False)
-            if keep
-            else run(layer, hidden_FD)
+        compute = (
+            partial(checkpoint, run, layer, use_reentrant=False) if keep else partial(run, layer)
         )
+        hidden_FD = _inside(layer.block, compute, hidden_FD) if gathers else compute(hidden_FD)
     return decoder.final_norm(hidden_FD)
 
 

@@ -33,7 +33,8 @@ class JoinedLinear:
     """Several linear maps of one input in one product: [..., D] to their concatenated outputs.
 
     Attributes:
-        parts: the modules; where one has an adapter, each is called on its own.
+        parts: the modules; where one has an adapter, or has its weight sharded, each is called on
+            its own.
         weight, bias: views over those of all parts, where `fuse_storage` joined them in memory,
             else ``None``.
     """
@@ -42,7 +43,7 @@ class JoinedLinear:
         self.parts = parts
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
-        plain = all(type(part) is nn.Linear for part in parts)
+        plain = all(type(part) is nn.Linear and type(part.weight) is nn.Parameter for part in parts)
         self._biases = plain and all(part.bias is not None for part in self.parts)
         self._plain = plain and (self._biases or all(part.bias is None for part in self.parts))
         if self._plain:
@@ -79,12 +80,13 @@ class Layer:
     """One decoder layer: its modules, and joined maps over those that read the same input.
 
     Attributes:
+        block: the module of transformers.
         qkv: query, key and value projections.
         gate_up: the two projections into the feed-forward network.
     """
 
     def __init__(self, index: int, block: Any) -> None:
-        self.index = index
+        self.index, self.block = index, block
         self.attention, self.feedforward = attention, feedforward = block.self_attn, block.mlp
         self.before_attention = block.input_layernorm
         self.before_feedforward = block.post_attention_layernorm

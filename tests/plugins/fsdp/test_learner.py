@@ -350,23 +350,35 @@ def test_ranks_end_with_a_killed_driver(tmp_path: Path) -> None:
     assert all(within(30, lambda pid=pid: ended(pid)) for pid in pids)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["replicated", "sharded"])
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_layouts_agree(kind: str, sharding: Any) -> None:
-    """Replicated ranks share prompts as one process does; sharded ones run the module's own layers,
-    whose norms round to float32. With checkpointing and untied embeddings as well.
+@pytest.mark.parametrize(
+    ("kind", "ranks", "sharding", "checkpointing"),
+    [("qwen3", 2, "sharded", False)]
+    + [
+        pytest.param(kind, ranks, sharding, checkpointing, marks=pytest.mark.slow)
+        for kind, checkpointing in (("qwen3", True), ("llama", False))
+        for ranks, sharding in ((2, "sharded"), (3, "sharded"), (4, "hybrid"), (2, "replicated"))
+    ],
+)
+def test_common_prompts_are_computed_once(
+    kind: str, ranks: int, sharding: Any, checkpointing: bool
+) -> None:
+    """As one process does, also where weights are gathered layer by layer; with untied embeddings.
+    The update is that of one process.
     """
     module = tiny_model(kind, vocab=24, hidden=16, dtype=torch.float64, tie_word_embeddings=False)
-    settings: dict[str, Any] = {"token_budget": 40, "activation_checkpointing": True, "lr": 1e-3}
+    settings: dict[str, Any] = {"token_budget": 40, "lr": 1e-3}
+    settings["activation_checkpointing"] = checkpointing
     one = Learner(copy.deepcopy(module), GRPO, **settings)
-    many = FsdpLearner(module, GRPO, sharding=sharding, silence=300.0, **settings)
+    many = FsdpLearner(module, GRPO, ranks=ranks, sharding=sharding, silence=300.0, **settings)
     try:
-        expected, actual = one.step(batch()), many.step(batch())
-        tolerance = 1e-10 if sharding == "replicated" else 1e-4
-        del expected["seconds"], actual["seconds"]
-        assert actual == pytest.approx(expected, rel=tolerance, abs=tolerance)
-        assert actual["grad_norm"] > 0.01
+        assert one.forward.layout == many.team.call("layout") == "shared"
+        for _ in range(2):
+            expected, actual = one.step(batch()), many.step(batch())
+            del expected["seconds"], actual["seconds"]
+            assert actual == pytest.approx(expected, rel=1e-10, abs=1e-10)
+            assert actual["grad_norm"] > 0.01
+        for want, got in zip(one.module.parameters(), many.module.parameters(), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
     finally:
         many.close()
 

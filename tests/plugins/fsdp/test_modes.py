@@ -106,21 +106,35 @@ def test_checkpointed_layers_train_alike(team: Team) -> None:
 
 def test_weights_gathered_in_bfloat16(team: Team) -> None:
     """The update is that of one rank in the same mode to rounding of float32, where micro-batches
-    are the same; and that of autocast of float32 weights to the rounding of bfloat16.
+    are the same. Its gradient is about as far from that of float32 as the one of autocast.
     """
     module = wide(torch.float32)
     settings: dict[str, Any] = {"precision": "bf16", "token_budget": 1}
-    half = Modes(gather="bfloat16")
-    expected = trained(ranks(team, module, half, ranks=1, **settings), "full")
-    actual = trained(ranks(team, module, half, ranks=2, **settings), "full")
+    expected = trained(ranks(team, module, Modes(), ranks=1, **settings), "full")
+    actual = trained(ranks(team, module, Modes(), ranks=2, **settings), "full")
     assert_equal(actual, expected, close=1e-5)
     assert all(g.dtype == torch.float32 for g in actual.gradients)
+
+    def gradient(**settings: Any) -> torch.Tensor:
+        one = Learner(copy.deepcopy(module), GRPO, **(SETTINGS | settings))
+        one.step(batch())
+        return torch.cat([g.flatten() for g in gradients_of(one)])
+
+    exact = gradient()
+    of_autocast = (gradient(**settings) - exact).norm() / exact.norm()
+    of_ranks = (torch.cat([g.flatten() for g in actual.gradients]) - exact).norm() / exact.norm()
+    assert 0 < of_ranks < 1.5 * of_autocast < 0.1
+
+
+def test_gathers_in_float32_are_autocast(team: Team) -> None:
+    """One rank then makes the very gradient of the default learner."""
+    module, settings = wide(torch.float32), {"precision": "bf16"}
     one = Learner(copy.deepcopy(module), GRPO, **(SETTINGS | settings))
-    one.step(batch())
-    plain = gradients_of(one)
-    largest = max(float(g.abs().max()) for g in plain)
-    for got, want in zip(actual.gradients, plain, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0.02 * largest)
+    many = ranks(team, module, Modes(gather="float32"), ranks=1, **settings)
+    for learner in (one, many):
+        learner.step(batch())
+    for expected, actual in zip(gradients_of(one), gradients_of(many), strict=True):
+        assert torch.equal(actual, expected)
 
 
 def test_modes_that_do_not_go_together_are_refused() -> None:

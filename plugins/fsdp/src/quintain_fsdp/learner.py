@@ -75,7 +75,9 @@ class FsdpLearner(Learner):
     ) -> None:
         if algorithm is not None:
             _check(algorithm, sharding)
-        _check_modes(modes, sharding, settings.get("precision", "float32"))
+        precision = settings.get("precision", "float32")
+        modes = modes.resolved(sharding, precision)
+        _check_modes(modes, sharding, precision)
         if settings.get("precision") == "fp16":
             raise UsageError(
                 "learner fsdp: fp16 needs a loss scale on which the ranks agree, which is not "

@@ -35,7 +35,7 @@ from .optimizers import PartOptimizer, parts_of
 from .processes import ProcessRanks
 from .saver import Saver, flat, nested
 from .setup import Modes, Place, Setup, mapped
-from .shards import layout_of, local, mesh_of, read, shard, sharded_parts, write
+from .shards import local, mesh_of, read, shard, sharded_parts, write
 from .signs import BEAT, Sign
 from .spares import REFERENCE, Spare
 
@@ -172,8 +172,6 @@ class Worker:
             else {name: _tensor(reference, name) for name in reference_names}
         )
         settings = dict(setup.settings)
-        if sharded:
-            settings["layout"] = layout_of(module, settings.get("layout", "auto"))
         self.learner = RankLearner(
             module,
             algorithm,
@@ -211,6 +209,10 @@ class Worker:
         """Make one update on *sequences*; return metrics, version and updates."""
         self._await_saver()
         return self._published(self.learner.supervised_step(sequences))
+
+    def layout(self) -> str:
+        """Return how rows pass through the layers, see `quintain.models.Forward`."""
+        return self.learner.forward.layout
 
     def gradients(self, wholes: Sequence[Tensor]) -> None:
         """Write the gradients of the last update into *wholes*, in the order of the parameters."""

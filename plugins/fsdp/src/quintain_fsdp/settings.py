@@ -12,6 +12,7 @@ from quintain.errors import UsageError
 from quintain.interfaces import BytesPerParameter, LearnerKind
 
 from .learner import FsdpLearner, group_of
+from .memory import gathered_bytes
 from .setup import CheckpointKind, Gather, Modes, Moments, Offload, Sharding
 
 
@@ -24,9 +25,9 @@ class Fsdp(LearnerKind):
         sharding: ``replicated``, every rank has the whole model; ``sharded``, each has a part of
             the weights, gradients and moments; ``hybrid``, groups of ranks have the whole together.
         group: ranks of a group under ``hybrid``; by default the largest proper divisor of *ranks*.
-        gather: type in which a rank gathers the weights of a layer. With ``bfloat16``, which needs
-            ``learner.precision = "bf16"``, half the bytes are exchanged; what learns, and the sums
-            of gradients, stay in float32.
+        gather: type in which a rank gathers the weights of a layer. ``auto`` is that in which it
+            computes: ``bfloat16`` with ``learner.precision = "bf16"``. What learns, and the sums of
+            gradients, are in float32 always.
         optimizer: ``adamw``; ``adamw_8bit``, moments in 8 bits; ``adamw_host``, weights that learn
             and moments in host memory, as those of the learner `lean`.
         offload: ``all`` keeps the parts of weights, gradients and moments in host memory; a layer
@@ -46,7 +47,7 @@ class Fsdp(LearnerKind):
     ranks: int = 2
     sharding: Sharding = "sharded"
     group: int | None = None
-    gather: Gather = "float32"
+    gather: Gather = "auto"
     optimizer: Moments = "adamw"
     offload: Offload = "none"
     checkpoint: CheckpointKind = "whole"
@@ -104,5 +105,30 @@ class Fsdp(LearnerKind):
         the first GPU.
         """
         group = group_of(self.ranks, self.sharding, self.group)
-        whole = 1 / group if torch.cuda.is_available() else self.ranks / group
-        return BytesPerParameter(weights=4, own=4 * whole, gradients=4 * whole, moments=8 * whole)
+        on_gpu = torch.cuda.is_available()
+        share = (1 if on_gpu else self.ranks) / group  # of the model, on one device
+        on_host = self.ranks / group
+        moments = {"adamw": 8.0, "adamw_8bit": 2.0, "adamw_host": 0.0}[self.optimizer]
+        host = 12 * on_host if self.optimizer == "adamw_host" else 0
+        own, gradients = 4 * share, 4 * share
+        if on_gpu:
+            host += 4  # the weights that the ranks share
+        if on_gpu and self.offload == "all":
+            host += (8 + moments) * on_host
+            own = gradients = moments = 0
+        return BytesPerParameter(
+            weights=4,
+            own=own,
+            gradients=gradients,
+            moments=moments * share,
+            host=host,
+            processes=1 if on_gpu else self.ranks,
+        )
+
+    def update_bytes(self, module: Any, *, precision: str) -> int | None:
+        """Return what each rank takes for a time: whole layers, and the root."""
+        if self.sharding == "replicated":
+            return None
+        modes = self.modes.resolved(self.sharding, precision)
+        size = 2 if modes.gather == "bfloat16" else 4
+        return gathered_bytes(module, gather=size, autocast=precision != "float32")

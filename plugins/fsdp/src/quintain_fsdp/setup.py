@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from quintain.registry import current
 Sharding = Literal["replicated", "sharded", "hybrid"]
 
 
-Gather = Literal["float32", "bfloat16"]
+Gather = Literal["auto", "float32", "bfloat16"]
 Moments = Literal["adamw", "adamw_8bit", "adamw_host"]
 Offload = Literal["none", "all"]
 CheckpointKind = Literal["whole", "sharded"]
@@ -28,9 +28,16 @@ CheckpointKind = Literal["whole", "sharded"]
 class Modes:
     """How ranks keep weights and moments; see `quintain_fsdp.Fsdp`."""
 
-    gather: Gather = "float32"
+    gather: Gather = "auto"
     optimizer: Moments = "adamw"
     offload: Offload = "none"
+
+    def resolved(self, sharding: Sharding, precision: str) -> Modes:
+        """Return these modes without ``auto``: layers are gathered in the type that they compute in."""
+        if self.gather != "auto":
+            return self
+        half = sharding != "replicated" and precision == "bf16"
+        return replace(self, gather="bfloat16" if half else "float32")
 
 
 USUAL = Modes()

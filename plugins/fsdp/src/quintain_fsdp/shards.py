@@ -4,7 +4,7 @@ tensors.
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.nn import functional
 
 from quintain.models import body_of
 
@@ -47,8 +48,6 @@ def shard(
         offload: keep parts and gradients in host memory.
     """
     body, head = body_of(module), module.get_output_embeddings()  # type: ignore[operator]
-    lists = [part for part in body.children() if isinstance(part, nn.ModuleList)]
-    layers = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()))
     if all(part is not head for part in body.modules()):
         body.add_module(HEAD, head)
     place = OffloadPolicy()
@@ -59,7 +58,10 @@ def shard(
     in_half = MixedPrecisionPolicy(
         param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    for layer in layers:
+    for layer in layers_of(module):
+        for part in layer.modules() if half is not None else ():
+            if isinstance(part, nn.LayerNorm):
+                part.forward = partial(_normalized, part)  # type: ignore[method-assign]
         fully_shard(
             layer, mesh=mesh, mp_policy=types if half is None else in_half, offload_policy=place
         )
@@ -70,13 +72,18 @@ def shard(
         part.set_force_sum_reduction_for_comms(True)
 
 
-def layout_of(module: nn.Module, asked: str) -> Literal["packed", "bucketed"]:
-    """Return the layout of a sharded *module* for the one that is *asked* for: its own layers run,
-    over rows one after the other where it attends to rows of any length, else over padded rows.
+def _normalized(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
+    """Return what *norm* gives for *hidden*, which may be wider than its weights: as autocast does
+    on a GPU, and not on a CPU.
     """
-    kernels: str = getattr(module.config, "_attn_implementation", "") or ""
-    packs = asked == "packed" or (asked == "auto" and "flash" in kernels)
-    return "packed" if packs else "bucketed"
+    weight, bias = (None if p is None else p.to(hidden.dtype) for p in (norm.weight, norm.bias))
+    return functional.layer_norm(hidden, norm.normalized_shape, weight, bias, norm.eps)
+
+
+def layers_of(module: nn.Module) -> nn.ModuleList:
+    """Return the layers of *module*, each of which is gathered for itself."""
+    lists = [part for part in body_of(module).children() if isinstance(part, nn.ModuleList)]
+    return max(lists, key=lambda part: sum(p.numel() for p in part.parameters()))
 
 
 def sharded_parts(module: nn.Module) -> list[FSDPModule]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from quintain.interfaces import LearnerKind
 from quintain.models import CHUNK_ELEMENTS, TOKEN_BUDGET, Decoder, base_of, cache_bytes, cache_shape
 from quintain.recipe import RunPlan
 
@@ -30,6 +31,8 @@ class MemoryPlan:
         cache: keys and values of all slots.
         activations: estimated, with what autocast and the logits take.
         host: of the host, beside a GPU; on a CPU it is part of the moments.
+        processes: of the learner, beside that of the run; 0 where there are none.
+        each: what one of them takes, which the parts above have for all of the device.
     """
 
     parameters: int
@@ -44,6 +47,8 @@ class MemoryPlan:
     slots: int = 0
     cache: int = 0
     host: int = 0
+    processes: int = 0
+    each: int = 0
 
     @property
     def fixed(self) -> int:
@@ -81,16 +86,23 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
         + (max(0, 4 - needed.weights) * trained if lora else 0),
         gradients=int(needed.gradients * trained),
         moments=int((needed.moments + (needed.host if free is None else 0)) * trained),
-        host=0 if free is None else needed.host * trained,
+        host=0 if free is None else int(needed.host * trained),
         reference=int((needed.own or needed.weights) * parameters)
         if plan.algorithm.uses_reference and not lora
         else 0,
         copy=size * parameters if plan.decodes_beside_learner and copies else 0,
-        activations=activations(plan, module)
-        + update_bytes(plan, module, parameters, adapters=lora)
-        + logits_bytes(plan, module, "cpu" if free is None else "gpu"),
+        activations=needed.processes
+        * (
+            activations(plan, module)
+            + update_bytes(plan, module, parameters, adapters=lora)
+            + logits_bytes(plan, module, "cpu" if free is None else "gpu")
+        ),
         samples=plan.groups * plan.group_size,
     )
+    if needed.own or needed.processes > 1:
+        held = memory.gradients + memory.moments + memory.reference + memory.activations
+        each = int(needed.own * parameters + held) // needed.processes
+        memory = replace(memory, processes=needed.processes, each=each)
     if not plan.decodes_beside_learner:
         return memory
     room = None if free is None else cache_room(free, memory)
@@ -132,6 +144,11 @@ def update_bytes(plan: RunPlan, module: Any, parameters: int, *, adapters: bool)
     """Return the estimated bytes that an update takes whatever its tokens: weights of the layers
     that autocast turns to half precision, and the output layer's gradient.
     """
+    kind, precision = plan.learner_kind, plan.learner.precision
+    if isinstance(kind, LearnerKind):
+        taken = kind.update_bytes(module, precision=precision)
+        if taken is not None:
+            return taken
     config = base_of(module).config.get_text_config()
     words: int = config.hidden_size * config.vocab_size
     half = plan.learner.precision != "float32"
@@ -184,6 +201,7 @@ def memory_table(plan: RunPlan, memory: MemoryPlan, place: str, free: int) -> li
             f"estimated, {micro_batch_of(plan):,} tokens{checkpointing}",
         ),
         ("together", memory.total, f"{free / 1e9:,.1f} GB are free on {place}"),
+        ("each process", memory.each, f"of {memory.processes} of the learner on {place}"),
         ("host memory", memory.host, "of AdamW"),
     ]
     lines = [f"  {name:<12}{size / 1e9:>8,.2f} GB  {detail}" for name, size, detail in rows if size]
