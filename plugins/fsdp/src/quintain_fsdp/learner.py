@@ -27,8 +27,10 @@ from quintain.learning import (
 )
 
 from .recovery import Recovery
+from .remote_team import RemoteTeam
 from .setup import Place, Setup, Sharding, mapped, packed, shared
 from .team import Team
+from .wire import token_of
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,8 @@ class FsdpLearner(Learner):
     learner. It holds neither gradients nor moments.
 
     Args:
-        ranks, sharding, group, silence, restarts, copy_every: see `Fsdp`.
+        ranks, sharding, group, silence, restarts, copy_every, rendezvous, token_file, patience: see
+            `Fsdp`.
         team: processes that run already, for several learners one after the other.
         settings: of `Learner`.
 
@@ -64,6 +67,9 @@ class FsdpLearner(Learner):
         silence: float = 20.0,
         restarts: int = 3,
         copy_every: int = 10,
+        rendezvous: str | None = None,
+        token_file: str | None = None,
+        patience: float = 600.0,
         team: Team | None = None,
         **settings: Any,
     ) -> None:
@@ -77,7 +83,7 @@ class FsdpLearner(Learner):
         super().__init__(module, None, **settings)  # without an algorithm: no copy for ref
         self.algorithm = algorithm
         device = self.parameters[0].device.type
-        if device == "cuda" and ranks > torch.cuda.device_count():
+        if device == "cuda" and rendezvous is None and ranks > torch.cuda.device_count():
             raise UsageError(
                 f"learner fsdp: {ranks} ranks need a GPU each, and torch sees "
                 f"{torch.cuda.device_count()}; lower learner.args.ranks"
@@ -95,6 +101,9 @@ class FsdpLearner(Learner):
             rendezvous="",
             device=device,
         )
+        if team is None and rendezvous is not None:
+            token = token_of(token_file)
+            team = RemoteTeam(ranks, rendezvous, token, silence=silence, patience=patience)
         self.team = Recovery(
             team or Team(ranks, silence=silence), setup, restarts=restarts, every=copy_every
         )
