@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from quintain.cli import main
 from quintain.errors import UsageError
 from quintain.learning import ALGORITHMS
 from quintain_fsdp import FsdpLearner
 from quintain_fsdp.wire import TOKEN, AuthenticationError, accepted, address_of, connected
 
+from ...small_run import small_recipe
 from .test_exact import batch, model
 from .test_learner import assert_equal, sharded, state_after
+from .test_run import SUMS
 
 GRPO = ALGORITHMS["grpo"]
 SECRET = "0123456789abcdef"
@@ -89,8 +97,6 @@ def test_who_does_not_know_the_token_is_refused() -> None:
 
         def tried(token: bytes) -> BaseException | None:
             """What becomes of a peer with *token*."""
-            import threading
-
             faults: list[BaseException | None] = []
 
             def peer() -> None:
@@ -132,3 +138,84 @@ def test_settings_of_ranks_elsewhere_are_checked(
     (tmp_path / "token").write_text("short\n")
     with pytest.raises(UsageError, match="at least 16 characters"):
         FsdpLearner(module, GRPO, rendezvous="127.0.0.1:29400", token_file=str(tmp_path / "token"))
+
+
+def may_make_namespaces() -> bool:
+    """Return whether this process may make network namespaces."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        return False
+    name = f"quintain-try-{os.getpid()}"
+    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
+        return False
+    subprocess.run(["ip", "netns", "del", name], check=True)
+    return True
+
+
+@contextmanager
+def two_machines() -> Iterator[tuple[list[str], list[str]]]:
+    """Make two network namespaces that only have a cable between them, 10.77.0.1 and 10.77.0.2; give
+    the words before a command in each.
+    """
+    names = [f"quintain-{os.getpid()}-{k}" for k in (0, 1)]
+    ends = [f"q{os.getpid()}-{k}" for k in (0, 1)]
+
+    def ip(words: str) -> None:
+        subprocess.run(["ip", *words.split()], check=True)
+
+    try:
+        for name in names:
+            ip(f"netns add {name}")
+        ip(f"link add {ends[0]} type veth peer name {ends[1]}")
+        for k, (name, end) in enumerate(zip(names, ends, strict=True)):
+            ip(f"link set {end} netns {name}")
+            ip(f"-n {name} address add 10.77.0.{k + 1}/24 dev {end}")
+            ip(f"-n {name} link set {end} up")
+            ip(f"-n {name} link set lo up")
+        yield tuple(["ip", "netns", "exec", name] for name in names)  # type: ignore[misc]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(not may_make_namespaces(), reason="needs root and ip, for network namespaces")
+def test_two_machines_train_as_one_process(
+    small_run: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The job that `quintain launch` prints, on two machines that are network namespaces: the bits of
+    two ranks here, and the weights of one process.
+    """
+    recipe = small_recipe(SUMS, steps=4, algorithm="sft", tables="[learner]\nlr = 1e-3")
+    folder = small_run(recipe)
+    monkeypatch.chdir(folder)
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        TOKEN: SECRET,
+        "OMP_NUM_THREADS": "1",
+        "QUINTAIN_PLUGINS": "",
+    }
+
+    def weights(name: str) -> dict[str, Any]:
+        return load_file(folder / f"runs/{name}/checkpoints/step-000004/model/model.safetensors")
+
+    for name, words in (("one", ""), ("two", "--set learner.use=fsdp --set learner.args.ranks=2")):
+        train = [sys.executable, "-m", "quintain", "train", "recipe.toml", "--name", name, "-q"]
+        subprocess.run([*train, *words.split()], env=environment, check=True, timeout=600)
+    words = "recipe.toml --torchrun --nodes 2 --gpus 1 --host 10.77.0.1 --name machines"
+    assert main(["launch", *words.split(), "--set", "learner.args.silence=60.0"]) == 0
+    (folder / "job.sh").write_text(capsys.readouterr().out)
+    with two_machines() as machines:
+        jobs = [
+            subprocess.Popen([*machine, "bash", "job.sh", str(k)], env=environment)
+            for k, machine in enumerate(machines)
+        ]
+        try:
+            assert [job.wait(timeout=900) for job in jobs] == [0, 0]
+        finally:
+            for job in jobs:
+                job.kill()
+                job.wait()
+    torch.testing.assert_close(weights("machines"), weights("two"), rtol=0, atol=0)
+    torch.testing.assert_close(weights("machines"), weights("one"), rtol=0, atol=2e-5)

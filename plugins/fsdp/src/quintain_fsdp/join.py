@@ -40,8 +40,6 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     Raises:
         UsageError: the number of the rank is unknown.
     """
-    from .remote_rank import rank_of_environment
-
     parser = argparse.ArgumentParser(prog="python -m quintain_fsdp.join", description=__doc__)
     parser.add_argument("address", metavar="HOST:PORT", help="learner.args.rendezvous of the run")
     parser.add_argument("--token-file", help="with the token of the run")
@@ -60,6 +58,22 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
             ) from None
     found.local_rank = found.rank if found.local_rank is None else found.local_rank
     return found
+
+
+def rank_of_environment() -> tuple[int, int, int]:
+    """Return rank, number of ranks and rank on this machine, as torchrun or Slurm says.
+
+    Raises:
+        KeyError: neither does.
+    """
+    for names in (
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ):
+        if all(name in os.environ for name in names):
+            rank, ranks, local = (int(os.environ[name]) for name in names)
+            return rank, ranks, local
+    raise KeyError("RANK, WORLD_SIZE, LOCAL_RANK")
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -103,7 +104,9 @@ class FsdpLearner(Learner):
         )
         if team is None and rendezvous is not None:
             token = token_of(token_file)
-            team = RemoteTeam(ranks, rendezvous, token, silence=silence, patience=patience)
+            team = RemoteTeam(
+                ranks, os.path.expandvars(rendezvous), token, silence=silence, patience=patience
+            )
         self.team = Recovery(
             team or Team(ranks, silence=silence), setup, restarts=restarts, every=copy_every
         )

@@ -4,7 +4,6 @@ and sends.
 
 from __future__ import annotations
 
-import os
 import pickle
 from typing import Any
 
@@ -114,19 +113,3 @@ class RemoteWorker(Worker):
             file.truncate()
             file.flush()
         super().restore(slot)
-
-
-def rank_of_environment() -> tuple[int, int, int]:
-    """Return rank, number of ranks and rank on this machine, as torchrun or Slurm says.
-
-    Raises:
-        KeyError: neither does.
-    """
-    for names in (
-        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-    ):
-        if all(name in os.environ for name in names):
-            rank, ranks, local = (int(os.environ[name]) for name in names)
-            return rank, ranks, local
-    raise KeyError("RANK, WORLD_SIZE, LOCAL_RANK")

@@ -73,6 +73,14 @@ class RemoteTeam(Team):
                 f"learner fsdp: cannot listen at {address}: {error.strerror}; "
                 "learner.args.rendezvous has to be an address of this machine, with a free port"
             ) from None
+        bound = self._server.getsockname()[0]
+        if bound.startswith("127.") and host not in (bound, "localhost"):
+            log.warning(
+                "learner fsdp: %s is %s on this machine, where ranks of other machines cannot come "
+                "to; give its address in learner.args.rendezvous",
+                host,
+                bound,
+            )
         self._meeting_port: int = meeting.getsockname()[1]
         self._store = TCPStore(
             host,

@@ -31,7 +31,8 @@ class Fsdp(LearnerKind):
         copy_every: updates between two copies of the state, from which they start; what came after
             is computed again. A copy is in temporary files, 12 bytes per trained parameter.
         rendezvous: ``host:port`` of this machine at which the run waits for ranks that something
-            else has started, here or elsewhere; by default it starts them here.
+            else has started, here or elsewhere; by default it starts them here. ``$NAME`` in it is
+            an environment variable.
         token_file: file with what such ranks have to know; by default the environment variable
             ``QUINTAIN_RANKS_TOKEN`` has it.
         patience: seconds until such ranks have to be there.
@@ -61,7 +62,7 @@ class Fsdp(LearnerKind):
                 f"learner fsdp: restarts is {self.restarts} and copy_every {self.copy_every}; "
                 "expected at least 0 and 1"
             )
-        if self.rendezvous is not None:
+        if self.rendezvous is not None and "$" not in self.rendezvous:
             address_of(self.rendezvous)
         if self.group is not None and (self.sharding != "hybrid" or self.ranks % self.group):
             raise UsageError(
