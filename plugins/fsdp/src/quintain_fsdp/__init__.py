@@ -1,9 +1,18 @@
-"""A learner on several devices of one machine: a process for each, which add up exact gradients."""
+"""A learner on several devices: a process for each, on one machine or several, which add up exact
+gradients.
+"""
 
 from __future__ import annotations
 
-from .learner import FsdpLearner
-from .settings import Fsdp
-from .team import RanksLost
+from typing import TYPE_CHECKING
+
+from quintain import lazy_names
+
+if TYPE_CHECKING:
+    from .learner import FsdpLearner
+    from .settings import Fsdp
+    from .team import RanksLost
 
 __all__ = ["Fsdp", "FsdpLearner", "RanksLost"]
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import errno
 import logging
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -30,8 +31,10 @@ from quintain.learning import (
 
 from .model_files import is_full, model_files
 from .recovery import Recovery
+from .remote_team import RemoteTeam
 from .setup import USUAL, CheckpointKind, Modes, Place, Setup, Sharding, mapped, packed, shared
 from .team import Team
+from .wire import token_of
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +50,8 @@ class FsdpLearner(Learner):
     learner. It holds neither gradients nor moments.
 
     Args:
-        ranks, sharding, group, silence, restarts, copy_every, checkpoint: see `Fsdp`.
+        ranks, sharding, group, silence, restarts, copy_every, checkpoint, rendezvous, token_file,
+            patience: see `Fsdp`.
         modes: the settings of `Fsdp` that say how ranks keep weights and moments.
         team: processes that run already, for several learners one after the other.
         settings: of `Learner`.
@@ -70,6 +74,9 @@ class FsdpLearner(Learner):
         copy_every: int = 10,
         checkpoint: CheckpointKind = "whole",
         modes: Modes = USUAL,
+        rendezvous: str | None = None,
+        token_file: str | None = None,
+        patience: float = 600.0,
         team: Team | None = None,
         **settings: Any,
     ) -> None:
@@ -89,7 +96,7 @@ class FsdpLearner(Learner):
         self.forward.checkpointing = settings.get("activation_checkpointing", False)
         self.algorithm = algorithm
         device = self.parameters[0].device.type
-        if device == "cuda" and ranks > torch.cuda.device_count():
+        if device == "cuda" and rendezvous is None and ranks > torch.cuda.device_count():
             raise UsageError(
                 f"learner fsdp: {ranks} ranks need a GPU each, and torch sees "
                 f"{torch.cuda.device_count()}; lower learner.args.ranks"
@@ -110,6 +117,16 @@ class FsdpLearner(Learner):
             saves_parts=checkpoint == "sharded",
         )
         self.saves_parts = setup.saves_parts
+        if team is None and rendezvous is not None:
+            if self.saves_parts:
+                raise UsageError(
+                    'learner fsdp: checkpoint = "sharded" is for ranks of this machine, and '
+                    "learner.args.rendezvous names others; leave checkpoint out"
+                )
+            token = token_of(token_file)
+            team = RemoteTeam(
+                ranks, os.path.expandvars(rendezvous), token, silence=silence, patience=patience
+            )
         self.team = Recovery(
             team or Team(ranks, silence=silence), setup, restarts=restarts, every=copy_every
         )

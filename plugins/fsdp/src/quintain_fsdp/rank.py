@@ -11,7 +11,7 @@ import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -67,12 +67,15 @@ def run_rank(rank: int, connection: Connection, signs: Any, spare: Spare) -> Non
     serve(rank, connection, spare)
 
 
-def serve(rank: int, connection: Any, spare: Spare) -> None:
+def serve(
+    rank: int, connection: Any, spare: Spare, *, make: Callable[..., Worker] | None = None
+) -> None:
     """Do what comes over *connection* until it ends, and answer.
 
     Args:
         connection: has `recv` and `send`, as that of `multiprocessing`.
         spare: see `run_rank`.
+        make: `Worker`, or what else the command ``start`` makes.
     """
     # The driver says the same of its own model.
     logging.getLogger("quintain").setLevel(logging.ERROR)
@@ -88,7 +91,7 @@ def serve(rank: int, connection: Any, spare: Spare) -> None:
             if command == "start":
                 if worker is not None:
                     dist.destroy_process_group()
-                worker, result = Worker(rank, *arguments, spare=spare), None
+                worker, result = (make or Worker)(rank, *arguments, spare=spare), None
             else:
                 result = getattr(worker, command)(*arguments)
             reply = "done", result if rank == 0 else None
@@ -122,23 +125,19 @@ class Worker:
     """
 
     def __init__(self, rank: int, setup: Setup, *, spare: Spare) -> None:
-        torch.set_num_threads(setup.threads)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        if setup.device == "cuda":
-            torch.cuda.set_device(rank)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if setup.device == "cuda" else "gloo",
-            init_method=f"file://{setup.rendezvous}",
-            rank=rank,
-            world_size=setup.ranks,
-            timeout=COLLECTIVE,
-        )
+        if setup.threads:
+            torch.set_num_threads(setup.threads)
+        self._meet(rank, setup)
         self.rank, self._spare = rank, spare
         sharded = setup.sharding != "replicated"
         algorithm: Algorithm | None = pickle.loads(setup.algorithm) if setup.algorithm else None
-        module = setup.module
+        module = self._module(setup)
         self._images = {name: p.data for name, p in module.named_parameters()}
-        self._wholes = {name: t.detach() for name, t in module.state_dict().items()}
+        self._wholes = (
+            {name: t.detach() for name, t in module.state_dict().items()}
+            if setup.saves_parts
+            else {}
+        )
         reference = None
         if algorithm and algorithm.uses_reference and not hasattr(module, "disable_adapter"):
             shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in module.parameters()}
@@ -188,6 +187,37 @@ class Worker:
         self._saver = Saver() if setup.saves_parts else None
         self._reshard()
 
+    def _meet(self, rank: int, setup: Setup) -> None:
+        """Connect with the other ranks."""
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if setup.device == "cuda":
+            torch.cuda.set_device(rank)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if setup.device == "cuda" else "gloo",
+            init_method=f"file://{setup.rendezvous}",
+            rank=rank,
+            world_size=setup.ranks,
+            timeout=COLLECTIVE,
+        )
+
+    def _module(self, setup: Setup) -> nn.Module:
+        """Return the model, whole."""
+        return setup.module
+
+    def _image(self, name: str) -> Tensor:
+        """Return the parameter *name* of the driver, whole."""
+        return self._images[name]
+
+    def _arrived(self, value: Any) -> Any:
+        """Return a tensor that the driver has sent."""
+        return value
+
+    def _deliver(self, key: str | int, part: Tensor, whole: Tensor) -> None:
+        """Give the driver a tensor, this rank its *part*: the parameter named *key*, or the tensor
+        of this number.
+        """
+        write(part, whole, first=self.rank == 0)
+
     def prepare(self, batch: Batch) -> tuple[Any, ...]:
         """Return rewards, penalty and statistics of *batch*."""
         self._prepared = self.learner.prepare(batch)
@@ -216,9 +246,9 @@ class Worker:
 
     def gradients(self, wholes: Sequence[Tensor]) -> None:
         """Write the gradients of the last update into *wholes*, in the order of the parameters."""
-        for parameter, whole in zip(self.learner.parameters, wholes, strict=True):
+        for index, parameter in enumerate(self.learner.parameters):
             assert parameter.grad is not None
-            write(parameter.grad, whole, first=self.rank == 0)
+            self._deliver(index, parameter.grad, wholes[index])
 
     def describe(self) -> dict[str, Any]:
         """Return the optimizer's state and the reference, with a `Place` for each tensor that
@@ -240,8 +270,8 @@ class Worker:
         """Write this rank's parts of the tensors that `describe` named."""
         if not self._waiting:  # this process began after that
             self.describe()
-        for part, whole in zip(self._waiting, wholes, strict=True):
-            write(part, whole, first=self.rank == 0)
+        for index, (part, whole) in enumerate(zip(self._waiting, wholes, strict=True)):
+            self._deliver(index, part, whole)
         self._waiting = []
 
     def begin_save(self, folder: str, files: Files) -> dict[str, Any]:
@@ -289,10 +319,10 @@ class Worker:
         """Take this rank's parts of the weights in shared memory, and of *state*."""
         self._read_weights()
         for name, whole in (state.get("reference") or {}).items():
-            read(self._reference[name], whole)
+            read(self._reference[name], self._arrived(whole))
         ordered = self._ordered()
         moments = {
-            index: parts_of(saved, ordered[index])
+            index: parts_of(mapped(saved, self._arrived), ordered[index])
             for index, saved in state["optimizer"]["state"].items()
         }
         self._restore(state, moments, state["optimizer"]["param_groups"])
@@ -357,7 +387,7 @@ class Worker:
         self._await_saver()
         self._reshard()
         for name, parameter in self._parameters.items():
-            read(parameter, self._images[name])
+            read(parameter, self._image(name))
 
     def _await_saver(self) -> None:
         """Wait until the weights of now are written, which are about to change."""
@@ -384,7 +414,7 @@ class Worker:
         """Write the new weights into the memory that the driver shares, each rank its own part."""
         for name, parameter in self._parameters.items():
             if parameter.requires_grad:
-                write(parameter, self._images[name], first=self.rank == 0)
+                self._deliver(name, parameter, self._images[name])
         self._reshard()
         return metrics, self.learner.version, self.learner.updates
 

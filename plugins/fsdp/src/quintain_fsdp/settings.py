@@ -14,6 +14,7 @@ from quintain.interfaces import BytesPerParameter, LearnerKind
 from .learner import FsdpLearner, group_of
 from .memory import gathered_bytes
 from .setup import CheckpointKind, Gather, Modes, Moments, Offload, Sharding
+from .wire import address_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,12 @@ class Fsdp(LearnerKind):
             run with the first.
         copy_every: updates between two copies of the state, from which they start; what came after
             is computed again. A copy is in temporary files, 12 bytes per trained parameter.
+        rendezvous: ``host:port`` of this machine at which the run waits for ranks that something
+            else has started, here or elsewhere; by default it starts them here. ``$NAME`` in it is
+            an environment variable.
+        token_file: file with what such ranks have to know; by default the environment variable
+            ``QUINTAIN_RANKS_TOKEN`` has it.
+        patience: seconds until such ranks have to be there.
 
     Raises:
         UsageError: a setting is out of range.
@@ -54,6 +61,9 @@ class Fsdp(LearnerKind):
     silence: float = 20.0
     restarts: int = 3
     copy_every: int = 10
+    rendezvous: str | None = None
+    token_file: str | None = None
+    patience: float = 600.0
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or not self.silence > 0:
@@ -66,6 +76,8 @@ class Fsdp(LearnerKind):
                 f"learner fsdp: restarts is {self.restarts} and copy_every {self.copy_every}; "
                 "expected at least 0 and 1"
             )
+        if self.rendezvous is not None and "$" not in self.rendezvous:
+            address_of(self.rendezvous)
         if self.group is not None and (self.sharding != "hybrid" or self.ranks % self.group):
             raise UsageError(
                 f"learner fsdp: group is {self.group} under sharding {self.sharding!r} of "
@@ -97,6 +109,9 @@ class Fsdp(LearnerKind):
             copy_every=self.copy_every,
             checkpoint=self.checkpoint,
             modes=self.modes,
+            rendezvous=self.rendezvous,
+            token_file=self.token_file,
+            patience=self.patience,
             **settings,
         )
 

@@ -35,6 +35,10 @@ class Spare:
         file.seek(0)
         return file
 
+    def file(self, slot: int | str) -> IO[bytes]:
+        """Return the file of *slot*, where it is."""
+        return self._files[slot]
+
     def close(self) -> None:
         """Close the files, so that nothing is left of them here."""
         for file in self._files.values():

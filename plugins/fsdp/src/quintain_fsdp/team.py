@@ -85,7 +85,9 @@ class Team:
             theirs.close()
             self._connections.append(ours)
             self._processes.append(process)
-        self._end = weakref.finalize(self, _end, self._processes, self._connections)
+        self._end: weakref.finalize[..., Any] = weakref.finalize(
+            self, _end, self._processes, self._connections
+        )
 
     def start(self, setup: Setup) -> None:
         """Make the learner of *setup* in the first ranks, in place of the one before.
@@ -94,9 +96,9 @@ class Team:
             UsageError: there are fewer processes than ranks.
             RunError: a rank does not start.
         """
-        if setup.ranks > len(self._processes):
+        if setup.ranks > self._size():
             raise UsageError(
-                f"learner fsdp: {setup.ranks} ranks in a team of {len(self._processes)} processes"
+                f"learner fsdp: {setup.ranks} ranks in a team of {self._size()} processes"
             )
         self._learners += 1
         self._ranks, self._device = setup.ranks, setup.device
@@ -140,6 +142,9 @@ class Team:
                 self.close()
             raise _rebuilt(*failures[0])
         return replies[0][1]
+
+    def _size(self) -> int:
+        return len(self._processes)
 
     def _send(self, command: str, arguments: tuple[Any, ...]) -> None:
         for connection in self._connections[: self._ranks]:
