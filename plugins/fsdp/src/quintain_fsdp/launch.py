@@ -12,7 +12,7 @@ import click
 
 from quintain.cli import Count
 from quintain.errors import UnknownNameError, UsageError
-from quintain.recipe import BUNDLED, Recipe, bundled_text
+from quintain.recipe import Recipe, bundled_text
 
 ADDRESS = "QUINTAIN_RENDEZVOUS"
 """Environment variable of the address at which the run waits for its ranks."""
@@ -268,9 +268,9 @@ def _text(recipe: Path) -> str:
         UsageError: there is neither.
     """
     if recipe.suffix != ".toml":
-        if str(recipe) in BUNDLED:
+        if str(recipe) in Recipe.BUNDLED:
             return bundled_text(str(recipe))
-        raise UnknownNameError.of("recipe", str(recipe), BUNDLED, "a file ends with .toml")
+        raise UnknownNameError.of("recipe", str(recipe), Recipe.BUNDLED, "a file ends with .toml")
     try:
         return recipe.read_text()
     except OSError as error:
