@@ -16,6 +16,7 @@ from torch import nn
 
 from ..errors import UsageError
 from .adapter_files import base_record, check_base, merge_adapters
+from .bare import bare_model, is_plain_tokenizer
 from .hf import (
     base_named,
     check_base_available,
@@ -85,6 +86,7 @@ def load_model(
     device: str = "auto",
     attn: str | None = None,
     lora: Mapping[str, Any] | None = None,
+    bare: bool = False,
 ) -> LoadedModel:
     """Load *name_or_path*: a folder in Hugging Face format, or a name on the hub; adapters are
     merged into their base.
@@ -98,21 +100,24 @@ def load_model(
             ``eager``; always ``eager`` in place of ``sdpa`` where attention has a soft cap.
         lora: fields of `peft.LoraConfig`; the adapters are then what trains. Their dropout must be
             0.
+        bare: of a folder that `bare_model` reads, load the weights without the forward of
+            transformers; other models as always.
 
     Raises:
         UsageError: no such model, no tokenizer, no weights, or a wrong argument; the message names
             what to do.
     """
-    from transformers import AutoTokenizer
-
     path = str(name_or_path)
     if is_folder(path):
         check_folder(path)
         path = os.path.expanduser(path)
         check_files(Path(path))
     has_tokenizer = not has_adapters_alone(path) or has_tokenizer_files(Path(path))
-    tokenizer = load_pretrained(AutoTokenizer, path if has_tokenizer else base_named(path)[0])
-    module = _module_of(path, "auto" if dtype == "auto" else as_dtype(dtype), attn)
+    module: Any = bare_model(Path(path)) if bare else None
+    kind = _tokenizer_class(None if module is None else Path(path))
+    tokenizer = load_pretrained(kind, path if has_tokenizer else base_named(path)[0])
+    if module is None:
+        module = _module_of(path, "auto" if dtype == "auto" else as_dtype(dtype), attn)
     tokenizer = HFTokenizer(tokenizer, stop_ids=_generation_stops(module))
     embeddings = module.get_input_embeddings().weight.shape[0]
     if tokenizer.vocab_size > embeddings:
@@ -134,6 +139,19 @@ def load_model(
         context=context_of(module, tokenizer),
         fused=fused,
     )
+
+
+def _tokenizer_class(folder: Path | None) -> Any:
+    """Return the class that loads a tokenizer: where the one in *folder* has no class of its own, the
+    general one, which imports no model.
+    """
+    if folder is not None and is_plain_tokenizer(folder):
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:

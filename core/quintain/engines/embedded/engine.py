@@ -79,6 +79,7 @@ class EmbeddedEngine(TokenEngine):
         patience: float = 120.0,
         template: Mapping[str, Any] | None = None,
         graphs: bool = True,
+        checked: bool = True,
     ) -> None:
         """Load *model* (a folder or a hub name).
 
@@ -93,12 +94,15 @@ class EmbeddedEngine(TokenEngine):
                 episodes, with a warning: an episode may itself depend on one that waits here.
             template: arguments of the chat template, such as ``{enable_thinking = false}``.
             graphs: replay the steps of decoding as CUDA graphs, on a GPU in half precision.
+            checked: compare the layers that decode with the model's own forward. Without, what
+                `quintain.models.bare` reads is loaded in half the time.
 
         Raises:
             UsageError: the model cannot be loaded, or a setting is out of range.
         """
         self._configure(slots, context, reproducible, patience, graphs)
-        loaded = load_model(model, dtype=dtype, device=device)
+        bare = not checked and dtype == "float32"
+        loaded = load_model(model, dtype=dtype, device=device, bare=bare)
         loaded.tokenizer.use_template(template or {})
         self._open(loaded.module, loaded.tokenizer, Snapshot(loaded.module))
 

@@ -391,7 +391,7 @@ def check_reward(
     ]
     if scored.group:
         extra_checks.append(("scores each rollout of a group", groups_scored))
-    yield from suite_checks(RewardChecks, extra_checks, only=("repeat", "range"))
+    yield from suite_checks(RewardChecks, extra_checks, only=("repeat", "range"), extra_first=True)
 
 
 def groups_scored(suite: Any) -> None:
@@ -510,9 +510,10 @@ def suite_checks(
     kind: Any,
     extra_checks: Sequence[tuple[str, Callable[[Any], str | None]]],
     only: Sequence[str] = (),
+    extra_first: bool = False,
 ) -> Iterator[Check]:
-    """Run the tests of a suite in their order, then *extra_checks*; services that do not start are
-    the result.
+    """Run the tests of a suite in their order, then *extra_checks*, or these first; services that
+    do not start are the result.
     """
     start = tried("services", kind.setup_class)
     if start.status == "failed":
@@ -526,11 +527,9 @@ def suite_checks(
     )
     wanted = [name for name in names if not only or any(word in name for word in only)]
     calls = [(title_of(name, suite), getattr(suite, name)) for name in wanted]
+    extra = [(title, partial(check, suite)) for title, check in extra_checks]
     try:
-        for title, call in [
-            *calls,
-            *((title, partial(check, suite)) for title, check in extra_checks),
-        ]:
+        for title, call in [*extra, *calls] if extra_first else [*calls, *extra]:
             row = tried(title, call)
             if row.status == "failed":
                 known = [first for fault, first in first_check.items() if fault in row.message]
