@@ -16,7 +16,7 @@ __all__ = [
     "LimitReached", "NoTasksError", "PluginError", "PolicyFault", "PolicyTimeout", "QuintainError",
     "RecipeError", "RewardFault",
     "RunError", "RunLockedError", "StorageError", "ToolError", "UndeliveredWeights",
-    "UnknownNameError", "UsageError", "did_you_mean",
+    "UnknownNameError", "UsageError", "did_you_mean", "nearest", "suggestion",
 ]  # fmt: skip
 
 

@@ -4,14 +4,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
 
 import torch
 
+from ..errors import RunError
 from ..registry.known import providers
 from ..registry.lookup import current
 from .plan import RunPlan
+
+Phase = Literal["loading", "updating"]
+"""What a run does when its memory ends; the engine itself says it of sampling."""
 
 
 class Planner(Protocol):
@@ -31,6 +36,12 @@ class Planner(Protocol):
     def cache_room(self, plan: RunPlan, module: Any) -> int | None:
         """Return the bytes that keys and values may take on the GPU that *module* was loaded to;
         ``None`` on a CPU.
+        """
+        ...
+
+    def advice(self, phase: Phase, plan: RunPlan, slots: int) -> Iterable[str]:
+        """Return which keys lower the memory of *phase*, with their values of now; *slots* are the
+        engine's.
         """
         ...
 
@@ -57,3 +68,15 @@ def slots_of(plan: RunPlan, module: Any) -> int:
     """
     rooms = [planner.cache_room(plan, module) for planner in planners()]
     return plan.engine_slots(module, room=min((r for r in rooms if r is not None), default=None))
+
+
+@contextmanager
+def memory_advice(phase: Phase, plan: RunPlan, slots: int = 0) -> Iterator[None]:
+    """Say in a `RunError` what the planners advise where the GPU is out of memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as e:
+        advice = "; ".join(tip for one in planners() for tip in one.advice(phase, plan, slots))
+        fixes = "; or ".join(filter(None, (advice, "take a smaller model")))
+        reason = str(e).partition(". ")[0]
+        raise RunError(f"the GPU is out of memory while {phase}: {fixes} ({reason})") from e

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .discovery import short_name as short_name
     from .discovery import without_components as without_components
     from .known import known_plugins as known_plugins
-    from .local import error_for_file as error_for_file
     from .lookup import Registry as Registry
     from .lookup import current as current
     from .manifest import Entry as Entry

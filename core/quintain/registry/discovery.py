@@ -34,6 +34,7 @@ GROUPS = {
     "command": "quintain.commands",  # a click command
     "planner": "quintain.planners",  # quintain.recipe.planners.Planner
     "check": "quintain.checks",  # a function, see quintain.registry.checks
+    "hint": "quintain.hints",  # a function, see quintain.registry.Registry.explain
     "completion": "quintain.completions",  # a function that takes a click command
     # a module or object with functions quintain_on_*, see quintain.interfaces.events
     "hooks": "quintain.plugins",

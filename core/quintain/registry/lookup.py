@@ -21,7 +21,6 @@ from ..errors import PluginError, QuintainError, UnknownNameError, nearest, sugg
 from ..tracebacks import describe_error, is_failure, place_of
 from .discovery import Component, discover, in_order, normalise, without_components
 from .known import known_plugins
-from .local import check_file, error_for_file, error_for_missing
 from .manifest import FILE, Entry, Manifest, read
 
 
@@ -69,7 +68,7 @@ class Registry:
             PluginError: several distributions use the name.
         """
         if ":" in name:
-            check_file(kind, name)
+            self.explain(kind, name)
             return Component(kind=kind, name=name, target=name, origin="local")
         matches = self.matching(name, kind)
         if not matches:
@@ -78,8 +77,7 @@ class Registry:
                 raise UnknownNameError(
                     f"{kind} {name!r} is in a plugin that is not installed: pip install {plugin}"
                 )
-            if (error := error_for_file(kind, name)) is not None:
-                raise error
+            self.explain(kind, name)
             if undeclared := without_components(name):
                 raise UnknownNameError(undeclared)
             names = [c.id if "/" in name else c.name for c in self.components(kind)]
@@ -89,6 +87,16 @@ class Registry:
             ids = " or ".join(repr(c.id) for c in matches)
             raise PluginError(f"{kind} {name!r} is claimed by {owners}; say which: {ids}")
         return matches[0]
+
+    def explain(self, kind: str, name: str, module: Any = None) -> None:
+        """Let the installed hints (entry-point group ``quintain.hints``) say what is wrong with the
+        *name* of a component that nothing has, be it in *module*, which was imported for it.
+
+        Raises:
+            UsageError: what they say.
+        """
+        for hint in self.components("hint"):
+            self.resolve(hint)(kind, name, module)
 
     def matching(self, name: str, kind: str | None = None) -> list[Component]:
         """Return every component that ``name`` or ``distribution/name`` can mean."""
@@ -171,9 +179,7 @@ class Registry:
                 end = "" if failed.endswith("?") else "."
                 raise PluginError(f"{failed}{end} Fix: {self._fix(component, e)}") from e
             if module is not None and isinstance(e, AttributeError):
-                raise error_for_missing(
-                    component.kind, component.target, module, attributes.strip()
-                ) from e
+                self.explain(component.kind, component.target, module)
             raise PluginError(_failure_of_file(component, e)) from e
         return value
 

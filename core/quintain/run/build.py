@@ -23,7 +23,7 @@ from ..interfaces.shared_module import shares_module
 from ..models.load import LoadedModel, cache_bytes
 from ..process.interrupts import run_coroutine, stop_on_signal
 from ..recipe.plan import RunPlan
-from ..recipe.planners import slots_of
+from ..recipe.planners import memory_advice, slots_of
 from ..recipe.tables import LearnerTable, Recipe
 from ..registry.binding import bind, signature_of
 from ..registry.lookup import current
@@ -35,7 +35,6 @@ from ..types.sampling import derived_seed
 from .collect import Collector
 from .hooks import Hooks
 from .loop import training_loop
-from .out_of_memory import memory_advice
 from .provenance import header, provenance
 from .remarks import remarks
 from .replays import Replay

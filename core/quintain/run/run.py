@@ -34,6 +34,7 @@ from ..models.sampler_mismatch import SamplerMismatch
 from ..process.interrupts import CANCEL_SECONDS
 from ..process.threads import half_the_threads
 from ..recipe.plan import RunPlan
+from ..recipe.planners import memory_advice
 from ..services.manager import copy_of_state, states
 from ..store.checkpoint import Checkpoint, CheckpointManager, generators, restore_generators
 from ..store.rollout_table import Advantages, advantages_of
@@ -42,7 +43,6 @@ from ..types.rollout import AnyGroup
 from ..types.sampling import Sampling, decoding
 from .collect import Collected, Collector
 from .hooks import Hooks
-from .out_of_memory import memory_advice
 from .sampler_check import check_delivery, explained, rescored
 from .weight_sync import WeightSync
 

@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("torch", reason="training needs quintain[train]")
 import torch
 
-from quintain.errors import UsageError
+from quintain.errors import RunError, UsageError
 from quintain.models.load import cache_bytes
 from quintain.recipe.extends import bundled_text
 from quintain.recipe.plan import RunPlan
-from quintain.recipe.planners import check_plan, slots_of
+from quintain.recipe.planners import Phase, check_plan, memory_advice, slots_of
 from quintain.recipe.tables import Recipe
 from quintain.registry.lookup import isolated
 
@@ -35,6 +35,9 @@ class Room:
 
     def cache_room(self, plan: RunPlan, module: Any) -> int | None:
         return self.room
+
+    def advice(self, phase: Phase, plan: RunPlan, slots: int) -> list[str]:
+        return [f"take less while {phase} with {slots} slots"]
 
 
 def plan_of(*changes: str) -> RunPlan:
@@ -75,3 +78,24 @@ def test_without_a_planner_slots_are_those_of_a_cpu_and_a_dry_run_names_what_to_
         assert slots_of(plan, module) == on_cpu
         said = check_plan(plan, module, CPU)
     assert said == ["memory and disk are not planned: pip install quintain-memory"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "fixes"),
+    [
+        (["a"], "take less while updating with 7 slots; or take a smaller model"),
+        ([], "take a smaller model"),
+    ],
+)
+def test_an_error_of_memory_has_the_advice_of_the_planners(
+    installed: list[str], fixes: str
+) -> None:
+    plan = plan_of()
+    with isolated(keep=["quintain"]) as registry:
+        for name in installed:
+            registry.add("planner", name, Room(None))
+        with pytest.raises(RunError) as caught, memory_advice("updating", plan, 7):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    said = f"the GPU is out of memory while updating: {fixes} (CUDA out of memory)"
+    assert str(caught.value) == said

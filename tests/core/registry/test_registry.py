@@ -240,6 +240,7 @@ def test_groups_are_the_contract() -> None:
         "command": "quintain.commands",
         "planner": "quintain.planners",
         "check": "quintain.checks",
+        "hint": "quintain.hints",
         "completion": "quintain.completions",
         "hooks": "quintain.plugins",
     }

@@ -37,6 +37,7 @@ OTHER_KINDS = (
     "command",
     "planner",
     "check",
+    "hint",
     "completion",
 )
 """Kinds of which the import and the manifest are checked. A name that also has one of `KINDS` is of

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from quintain import Reward, reward
-from quintain.errors import BindingError, RewardFault
+from quintain.errors import BindingError, RewardFault, nearest, suggestion
 from quintain.tracebacks import defined_at
 from quintain.types import AnyRollout, messages_of
 
@@ -41,7 +40,7 @@ def adapted(function: Callable[..., Any]) -> Reward:
         if missing := next(
             (n for n, p in named.items() if p.default is p.empty and n not in values), None
         ):
-            near = next((f"; did you mean {n!r}?" for n in get_close_matches(missing, values)), "")
+            near = suggestion(nearest(missing, values))
             raise RewardFault(
                 f"no task has {missing!r}{near}; there is {', '.join(values)} "
                 f"({defined_at(function)})"

@@ -22,7 +22,6 @@ from quintain.registry import (
     Registry,
     Signature,
     current,
-    error_for_file,
     import_algorithms,
     known_plugins,
     signature_of,
@@ -238,8 +237,7 @@ def matching(name: str, registry: Registry) -> list[Component]:
             c for c in pieces.components() if c.name.partition(".")[2] == bare
         ]
     if not components:
-        if (error := error_for_file(kind or "environment", bare)) is not None:
-            raise error
+        registry.explain(kind or "environment", bare)
         if is_kind(bare):
             raise UnknownNameError(
                 f"{bare!r} is a kind; `quintain list {bare}` shows its components"

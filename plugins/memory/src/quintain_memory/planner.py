@@ -4,14 +4,16 @@ values.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from quintain.errors import UsageError
 from quintain.recipe import RunPlan
 
+from .advice import loading_advice, updating_advice
 from .disk import check_disk
 from .estimate import cache_room, memory_of, memory_table
 
@@ -53,6 +55,12 @@ class MemoryPlanner:
         """Return half of what the run leaves of the GPU of *module*; ``None`` on a CPU."""
         free = free_beside(module)
         return None if free is None else cache_room(free, memory_of(plan, module, free=free))
+
+    def advice(
+        self, phase: Literal["loading", "updating"], plan: RunPlan, slots: int
+    ) -> Iterator[str]:
+        """Return the keys that lower the memory of *phase*."""
+        return loading_advice(plan) if phase == "loading" else updating_advice(plan, slots)
 
 
 MEMORY = MemoryPlanner()

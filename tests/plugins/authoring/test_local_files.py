@@ -12,8 +12,8 @@ from quintain.cli import main
 from quintain.errors import BindingError, PluginError, UnknownNameError, UsageError
 from quintain.interfaces.pieces import KINDS
 from quintain.registry.binding import bind
-from quintain.registry.local import DECORATORS, components_in
 from quintain.registry.lookup import Registry, current
+from quintain_authoring.local_files import DECORATORS, components_in
 from quintain_devtools.docstrings import doc_of, without_parameters
 
 REVERSE = '''

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import UnknownNameError, UsageError, did_you_mean, nearest, suggestion
-from ..tracebacks import describe_error
+from quintain.errors import UnknownNameError, UsageError, did_you_mean, nearest, suggestion
+from quintain.tracebacks import describe_error
 
 BASES = {"environment": "Environment", "engine": "Engine", "service": "Service"}
 """The base class of each kind whose components are classes."""
@@ -32,6 +32,23 @@ DECORATORS = {
     ),
 }
 """The decorators that turn a function into such an instance."""
+
+
+def explain(kind: str, name: str, module: Any = None) -> None:
+    """Say what is wrong with the *name* of a component in a file or module, as the hint of
+    `quintain.registry.Registry.explain`.
+
+    Raises:
+        UnknownNameError: there is no such file, or *name* is a file without an attribute, or
+            *module*, which was imported, lacks the attribute.
+        UsageError: the file is not Python.
+    """
+    if module is not None:
+        raise error_for_missing(kind, name, module, name.partition(":")[2].strip())
+    if ":" in name:
+        check_file(kind, name)
+    elif error := error_for_file(kind, name):
+        raise error
 
 
 def components_in(path: Path, kind: str) -> list[str]:
