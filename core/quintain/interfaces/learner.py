@@ -168,7 +168,8 @@ PARTS = "parts"
 class BytesPerParameter:
     """Memory of a learner on its device, by part; *gradients*, *moments* and those in *host* memory
     for each parameter that trains. A learner with *weights* of 2 bytes gets a module in bfloat16.
-    *own* are weights that processes of the learner hold beside those of the module.
+    *own* are weights that processes of the learner hold beside those of the module. *base* are the
+    bytes of a weight under adapters, if not *weights*, which it takes while the model is loaded.
     """
 
     weights: int = 4
@@ -176,6 +177,7 @@ class BytesPerParameter:
     moments: float = 8
     own: float = 0
     host: int = 0
+    base: float | None = None
 
 
 class LearnerKind(ABC):

@@ -81,9 +81,7 @@ def test_the_student_comes_closer_and_the_teacher_answers_from_its_cache(place: 
     before = plain_divergence(student, place)
 
     teacher = teacher_for(student, place)
-    _, report = tune(
-        student, read(place), teacher, algorithm=FORWARD, epochs=12, lr=3e-3, batch=2
-    )
+    _, report = tune(student, read(place), teacher, algorithm=FORWARD, epochs=12, lr=3e-3, batch=2)
 
     assert plain_divergence(student, place) < before / 2
     assert report.losses[-1] < report.losses[0]
