@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,6 +29,7 @@ SHAPES = {
 SIZES = (16, 24, 48, 80)
 LEAN, LORA = "learner.use=lean", "model.lora={}"
 ADAMW = "learner.args.optimizer=adamw"
+READ = [LORA, LEAN, ADAMW, "engine.args.merge=false"]
 WAYS: dict[str, list[str]] = {
     "default": [],
     "8-bit moments": [LEAN, "learner.args.weights=float32"],
@@ -34,7 +37,9 @@ WAYS: dict[str, list[str]] = {
     "AdamW on the host": [LEAN, "learner.args.optimizer=adamw_host"],
     "LoRA": [LORA],
     "LoRA, bfloat16 base": [LORA, LEAN, ADAMW],
-    "LoRA, no merged copy": [LORA, LEAN, ADAMW, "engine.args.merge=false"],
+    "LoRA, no merged copy": READ,
+    "LoRA, int8 base": [*READ, "learner.args.base=int8"],
+    "LoRA, nf4 base": [*READ, "learner.args.base=nf4"],
 }
 """Settings of a recipe by the name of the way in the table."""
 
@@ -70,9 +75,13 @@ def row_of(name: str, module: Any, way: str) -> str:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_table_of_gpus_is_what_the_formula_gives(name: str) -> None:
+def test_the_table_of_gpus_is_what_the_formula_gives(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the recipe that `--model` starts from; adapters of rank 16."""
     pytest.importorskip("peft")
+    # the formula asks for no kernel of it
+    monkeypatch.setitem(sys.modules, "bitsandbytes", ModuleType("bitsandbytes"))
     text, module = page("docs/one-card.md").text, module_of(name)
     for way, settings in WAYS.items():
         if LORA not in settings:

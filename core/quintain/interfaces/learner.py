@@ -169,7 +169,8 @@ class BytesPerParameter:
     """Memory of a learner on its device, by part; *gradients*, *moments* and those in *host* memory
     for each parameter that trains. A learner with *weights* of 2 bytes gets a module in bfloat16.
     *own* are weights that processes of the learner hold beside those of the module. *processes* of
-    it share the device; each has the activations of a micro-batch.
+    it share the device; each has the activations of a micro-batch. *base* are the bytes of a weight
+    under adapters, if not *weights*, which it takes while the model is loaded.
     """
 
     weights: int = 4
@@ -178,6 +179,7 @@ class BytesPerParameter:
     own: float = 0
     host: float = 0
     processes: int = 1
+    base: float | None = None
 
 
 class LearnerKind(ABC):

@@ -28,7 +28,7 @@ from quintain.models.adapter_files import adapter_tensors, digest_of
 from quintain.models.lora import with_adapters
 from quintain.types.sampling import Sampling
 from quintain_lean import Lean, LeanLearner
-from quintain_lean.quantised import FORMATS, QuantisedWeight, quantise, round_to
+from quintain_lean.quantised import BYTES, FORMATS, QuantisedWeight, quantise, round_to
 
 from ...core.engines.test_embedded_engine import engine_of, plain_logps, run
 from ...core.learning.batches import batch
@@ -80,9 +80,9 @@ def test_a_weight_is_that_of_its_dequantised_numbers(form: Any) -> None:
         assert torch.equal(other + 0, values)
         assert torch.equal(other.to("cpu", torch.float64) + 0, values.double())
     assert (linear.weight.shape, linear.weight.numel()) == (weight.shape, weight.numel())
-    taken = sum(t.numel() * t.element_size() for t in stored.tensors())
-    bits = {"int8": 1 + 4 / 256, "nf4": 0.5 + 1 / 64 + 4 / (64 * 256)}[form]
-    assert taken == pytest.approx(bits * weight.numel(), rel=0.05)
+    taken = linear.weight.nbytes
+    assert taken == sum(t.numel() * t.element_size() for t in stored.tensors())
+    assert taken == pytest.approx(BYTES[form] * weight.numel(), rel=0.05)
 
 
 @FORMATS_NAMED

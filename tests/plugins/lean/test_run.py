@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from safetensors.torch import load_file
@@ -14,13 +18,14 @@ from quintain.models.lora import with_adapters
 from quintain.recipe.extends import bundled_text
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
-from quintain_memory import memory_of
+from quintain_memory import MemoryPlan, memory_of
 
 from ...core.models.tiny import tiny_model
 from ...small_run import small_recipe
 
 HALF = ["learner.precision=bf16", "model.dtype=bfloat16", "learner.use=lean"]
 SUMS = 'use = "arithmetic"'
+READ = ["model.lora={}", "learner.args.optimizer=adamw", "engine.args.merge=false"]
 
 
 @pytest.mark.usefixtures("no_curves")
@@ -29,9 +34,16 @@ SUMS = 'use = "arithmetic"'
     [
         pytest.param(["learner.args.optimizer=adamw_8bit"], marks=pytest.mark.slow),
         ["learner.args.optimizer=adamw_host"],
-        ["model.lora={}", "learner.args.optimizer=adamw", "engine.args.merge=false"],
+        READ,
+        [*READ, "learner.args.base=int8"],
+        pytest.param(
+            [*READ, "learner.args.base=nf4"],
+            marks=pytest.mark.skipif(
+                find_spec("bitsandbytes") is None, reason="nf4 needs bitsandbytes"
+            ),
+        ),
     ],
-    ids=["8-bit moments", "AdamW on the host", "adapters read by the engine"],
+    ids=["8-bit moments", "AdamW on the host", "adapters read by the engine", "int8", "nf4"],
 )
 def test_a_resumed_run_equals_one_that_was_not_stopped(
     small_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, changes: list[str]
@@ -97,6 +109,28 @@ def test_memory_on_paper_of_adapters() -> None:
 
     assert copied()
     assert not copied("engine.args.merge=false")
+
+
+@pytest.mark.parametrize(("base", "each"), [("int8", 1.0), ("nf4", 0.515625)])
+def test_memory_on_paper_of_a_base_in_few_bits(
+    base: str, each: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The maps under adapters take fewer bytes, the rest what it took; all of them are bfloat16 while
+    they are loaded, which the whole may not fall below.
+    """
+    monkeypatch.setitem(sys.modules, "bitsandbytes", ModuleType("bitsandbytes"))
+    module = with_adapters(tiny_model("qwen3"), {"r": 2})
+    under = sum(p.numel() for n, p in module.named_parameters() if "base_layer" in n)
+    changes = [*HALF, "model.lora={}", "learner.args.optimizer=adamw", "engine.args.merge=false"]
+
+    def planned(*settings: str) -> MemoryPlan:
+        plan = RunPlan.of(Recipe.parse(bundled_text("pretrained"), [*changes, *settings]))
+        return memory_of(plan, module, free=10**9)
+
+    plain, quantised = planned(), planned(f"learner.args.base={base}")
+    assert plain.loading == quantised.loading == plain.weights
+    assert plain.weights - quantised.weights == int((2 - each) * under)
+    assert replace(quantised, loading=10**12).total == 10**12
 
 
 def test_settings_are_checked_before_the_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from quintain.models import note_digest
 
 from .eight_bit import EightBitAdamW
 from .host import HostAdamW
-from .quantised import Format, bitsandbytes, quantise, round_to
+from .quantised import BYTES, Format, bitsandbytes, quantise, round_to
 
 Kind = Literal["adamw", "adamw_8bit", "adamw_host"]
 
@@ -72,6 +72,7 @@ class Lean(LearnerKind):
             gradients=4 if adapters else weights,
             moments=moments,
             host=12 if self.optimizer == "adamw_host" else 0,
+            base=BYTES[self.base] if self.base else None,
         )
 
 

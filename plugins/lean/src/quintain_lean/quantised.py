@@ -79,6 +79,8 @@ class Nf4:
         return [self._codes, self._state.absmax, self._state.offset, scales.absmax, scales.code]
 
 
+BYTES: dict[Format, float] = {"int8": 1, "nf4": 0.5 + 1 / 64}
+"""Of a number with its scale; those of `Int8` are a few for each row."""
 FORMATS: dict[Format, Callable[[Tensor], Stored]] = {"int8": Int8, "nf4": Nf4}
 
 
@@ -91,6 +93,11 @@ class QuantisedWeight(Tensor):
     """
 
     stored: Stored
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that it takes."""
+        return sum(tensor.nbytes for tensor in self.stored.tensors())
 
     @staticmethod
     def __new__(cls, stored: Stored, like: Tensor) -> QuantisedWeight:

@@ -26,6 +26,7 @@ class MemoryPlan:
     Attributes:
         parameters, trained: their numbers.
         weights, gradients, moments, reference, copy: exact; *copy* is the engine's.
+        loading: weights while the model is loaded.
         slots: sequences that the engine decodes at once; 0 for an engine with memory of its own.
         samples: rollouts of a step.
         cache: keys and values of all slots.
@@ -49,6 +50,7 @@ class MemoryPlan:
     host: int = 0
     processes: int = 0
     each: int = 0
+    loading: int = 0
 
     @property
     def fixed(self) -> int:
@@ -58,7 +60,7 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """All parts at once: keys and values stay while the learner updates."""
-        return self.fixed + self.cache + self.activations
+        return max(self.loading, self.fixed + self.cache + self.activations)
 
     @property
     def waves(self) -> int:
@@ -78,12 +80,15 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
     size = getattr(torch, dtype, torch.float32).itemsize
     merges = lora and plan.engine_args.get("merge", True)
     copies = merges or dtype != plan.learner_dtype or plan.copies_weights
+    # adapters are float32 at least
+    loading = int((needed.weights + needed.own) * parameters)
+    loading += max(0, 4 - needed.weights) * trained if lora else 0
+    saved = 0 if needed.base is None else needed.weights - needed.base
     memory = MemoryPlan(
         parameters=parameters,
         trained=trained,
-        # adapters are float32 at least
-        weights=int((needed.weights + needed.own) * parameters)
-        + (max(0, 4 - needed.weights) * trained if lora else 0),
+        loading=loading,
+        weights=loading - int(saved * weights_under_adapters(module)),
         gradients=int(needed.gradients * trained),
         moments=int((needed.moments + (needed.host if free is None else 0)) * trained),
         host=0 if free is None else int(needed.host * trained),
@@ -109,6 +114,12 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
     slots = plan.engine_slots(module, room=room)
     cache = min(slots, memory.samples) * cache_bytes(module, plan.sequence_tokens, dtype)
     return replace(memory, slots=slots, cache=cache)
+
+
+def weights_under_adapters(module: Any) -> int:
+    """Return the numbers in the linear maps of *module* that adapters change."""
+    bases = (getattr(part, "base_layer", None) for part in module.modules())
+    return sum(base.weight.numel() for base in bases if isinstance(base, torch.nn.Linear))
 
 
 def cache_room(free: int, memory: MemoryPlan) -> int:

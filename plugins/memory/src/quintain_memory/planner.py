@@ -34,10 +34,9 @@ class MemoryPlanner:
         lines = memory_table(plan, memory, place, free)
         fixes = ["train adapters (model.lora={})"] if memory.trained == memory.parameters else []
         fixes.append("take a smaller model")
-        if memory.fixed > total:
+        if (least := max(memory.fixed, memory.loading)) > total:
             needed = (
-                f"without activations and KV cache that is {memory.fixed / 1e9:,.1f} GB, and {place} "
-                f"has"
+                f"without activations and KV cache that is {least / 1e9:,.1f} GB, and {place} has"
             )
             raise UsageError(
                 "\n".join([*lines, f"{needed} {total / 1e9:,.1f} GB: {' or '.join(fixes)}"])
@@ -86,4 +85,4 @@ def free_beside(module: Any) -> int | None:
     if (device := next(module.parameters()).device).type != "cuda":
         return None
     free: int = torch.cuda.mem_get_info(device)[0]
-    return free + sum(int(p.numel() * p.element_size()) for p in module.parameters())
+    return free + sum(int(p.nbytes) for p in module.parameters())
