@@ -67,14 +67,16 @@ def test_memory_on_paper_counts_the_ranks(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("checkpoint", ["whole", "sharded"])
 @pytest.mark.usefixtures("no_curves")
 def test_a_resumed_run_equals_one_that_was_not_stopped(
-    small_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    checkpoint: str, small_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit on as many ranks; up to rounding on another number. Examples are imitated, so that
     every step moves the weights.
     """
-    folder = small_run(small_recipe(SUMS, steps=4, algorithm="sft", tables=LEARNER))
+    tables = LEARNER.replace("ranks = 2", f'ranks = 2, checkpoint = "{checkpoint}"')
+    folder = small_run(small_recipe(SUMS, steps=4, algorithm="sft", tables=tables))
     monkeypatch.chdir(folder)
     assert main(["train", "recipe.toml", "-q", "--name", "whole"]) == 0
     for name in ("halves", "three"):
@@ -86,9 +88,12 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     assert main(["train", "--resume", "runs/three", "--force", "-q"]) == 0
 
     def weights(run: str, step: int = 4) -> dict[str, list[float]]:
-        path = folder / f"runs/{run}/checkpoints/step-{step:06d}/model/model.safetensors"
-        return {name: tensor.flatten().tolist() for name, tensor in load_file(path).items()}
+        model = folder / f"runs/{run}/checkpoints/step-{step:06d}/model"
+        files = [load_file(path) for path in sorted(model.glob("*.safetensors"))]
+        return {name: t.flatten().tolist() for file in files for name, t in file.items()}
 
+    parts = folder / "runs/whole/checkpoints/step-000004/parts"
+    assert parts.exists() == (checkpoint == "sharded")
     assert weights("halves") == weights("whole") != weights("whole", 2)
     for name, values in weights("three").items():
         assert values == pytest.approx(weights("whole")[name], abs=1e-4)
