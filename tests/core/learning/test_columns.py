@@ -102,6 +102,8 @@ def test_a_column_of_another_length_is_refused() -> None:
     )
     learner = Learner(tiny_model(), algorithm)
     tokens = batches.batch().tokens
-    message = rf"gave {tokens - 1} rows of 'number'; expected one per token that trains \({tokens}\)"
+    message = (
+        rf"gave {tokens - 1} rows of 'number'; expected one per token that trains \({tokens}\)"
+    )
     with pytest.raises(UsageError, match=message):
         learner.step(batches.batch())
