@@ -63,7 +63,7 @@ def outcome(folder: Path, name: str) -> tuple[dict[str, Any], str]:
     state = torch.load(last / "learner.pt", weights_only=False)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [
-        {key: value for key, value in record.items() if "seconds" not in key} for record in records
+        {key: value for key, value in record.items() if "second" not in key} for record in records
     ]
     weights = load_file(last / "model/model.safetensors")
     return {"weights": weights, "optimizer": state["learner"]["optimizer"]}, json.dumps(
