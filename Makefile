@@ -15,7 +15,8 @@ PIP_ARGS ?=
 TRAIN ?= $(BIN)/quintain train
 ARGS ?=
 PYTEST ?= $(BIN)/python -m pytest
-WORKERS ?= 2
+# Three for two cores: a test waits for a limit, a process or the disk in a quarter of its time.
+WORKERS ?= 3
 MEMBERS := $(wildcard environments/*/pyproject.toml plugins/*/pyproject.toml)
 
 # `make test PART=rollouts` runs the tests of a room (a folder of core/quintain), a plugin, an environment, or of

@@ -63,9 +63,9 @@ class Doubles(Environment[Task, None]):
 KEY = """
 import sys
 from quintain_env_agent import AgentProgram
-from quintain_starter.cache_key import cache_key
+from quintain_starter.cache_key import cache_key, values_of
 environment = AgentProgram(gateway=None, function="agent.py:solve", source="doubles.py:Doubles")
-print(cache_key([environment], {}, examples=4, tasks=4))
+print(cache_key([environment], {}, values_of([environment], examples=4, tasks=4)))
 """
 
 

@@ -33,7 +33,7 @@ from quintain_sft.example import Example
 from quintain_sft.sources import Selection, rows_of, source_of
 from quintain_sft.supervised import end_of_turn
 from quintain_starter.architecture import build_tokenizer
-from quintain_starter.cache_key import cache_key
+from quintain_starter.cache_key import cache_key, values_of
 
 from ...core.models.tiny import byte_tokenizer
 
@@ -202,6 +202,7 @@ def test_sft_takes_episodes_as_a_source() -> None:
 
 def test_the_cache_key_has_the_tasks_that_are_played() -> None:
     def key(count: int) -> str:
-        return cache_key([Relay(count=count)], {}, examples=100, tasks=1)
+        relay = Relay(count=count)
+        return cache_key([relay], {}, values_of([relay], examples=100, tasks=1))
 
     assert key(2) == key(2) != key(3)

@@ -35,7 +35,7 @@ from quintain.store import take_lock
 from quintain.testing import isolated_plugins
 from quintain.types.rollout import Rollout
 from quintain.types.task import Task
-from quintain_starter.cache_key import cache_key
+from quintain_starter.cache_key import cache_key, values_of
 from quintain_starter.progress import SOONER, WarmStartProgress
 from quintain_starter.source import DefaultModel
 from quintain_starter.warm_start import WarmStart, WarmStartCheck
@@ -499,7 +499,7 @@ from quintain.recipe.extends import bundled_text
 def key(environment, settings):
     recipe = Recipe.parse(f'[[environments]]\\nuse = "{environment}"', settings)
     request, source = ModelRequest.of(recipe, Screen()), model_source(recipe)
-    return source._hash([spec.make({}) for spec in request.specs], request)
+    return source._folders([spec.make({}) for spec in request.specs], request)[1].name
 
 key("arithmetic", [])  # the processes below inherit what this imports
 for text, helper, settings in json.load(sys.stdin):
@@ -552,7 +552,7 @@ def test_the_cache_key_reads_demonstrations_and_code_without_files() -> None:
             return [Demonstration(prompt="p", reply=reply) for reply in data]
 
     def key(environment: Environment[Any, Any]) -> str:
-        return cache_key([environment], {}, examples=1000, tasks=8)
+        return cache_key([environment], {}, values_of([environment], examples=1000, tasks=8))
 
     before = key(Stored())
     assert before == key(Stored())

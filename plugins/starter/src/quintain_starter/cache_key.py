@@ -14,7 +14,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -33,12 +33,51 @@ generated.
 _NOT_HASHED = {"quintain", *sys.stdlib_module_names}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """The demonstrations and tasks of environments, as they enter each key of these environments.
+
+    Attributes:
+        text: what is hashed.
+        defining: the classes and functions that are part of them, whose code matters.
+    """
+
+    text: bytes
+    defining: Mapping[Any, None]
+
+
+def values_of(
+    environments: Sequence[Environment[Any, Any]], *, examples: int, tasks: int
+) -> Values:
+    """Draw what enters the keys of *environments* by value, which takes seconds where much has to
+    be generated.
+
+    Args:
+        examples: number of demonstrations of each environment that can train.
+        tasks: number of tasks of ``dev`` that measure accuracy.
+    """
+    text = bytearray()
+    defining: dict[Any, None] = {}
+    for environment in environments:
+        for demonstration in islice(
+            written_demonstrations(environment), min(examples, MOST_EXAMPLES)
+        ):
+            text += f"{demonstration!r}\n".encode(errors="replace")  # messages and text
+        if plays(environment):  # an episode is a function of its task and of code that enters, too
+            for task in islice(
+                yielded(environment, "tasks", "train"), min(examples, MOST_EXAMPLES)
+            ):
+                text += json.dumps(_plain(task, defining)).encode()
+        for task in tasks_of(environment, "dev", tasks):
+            text += json.dumps(_plain(task, defining)).encode()
+    return Values(text=bytes(text), defining=defining)
+
+
 def cache_key(
     environments: Sequence[Environment[Any, Any]],
     services: Any,
+    values: Values,
     *,
-    examples: int,
-    tasks: int,
     code: bool = True,
     **depends_on: Any,
 ) -> str:
@@ -47,8 +86,7 @@ def cache_key(
 
     Args:
         services: the service chosen for each slot, with its arguments.
-        examples: number of demonstrations of each environment that can train.
-        tasks: number of tasks of ``dev`` that measure accuracy.
+        values: `values_of` the same environments.
         code: whether source files enter, too.
         depends_on: further settings.
     """
@@ -65,18 +103,8 @@ def cache_key(
         )
         defining |= dict.fromkeys(type(environment).__mro__)
     digest.update(json.dumps(_plain(settings, defining), sort_keys=True).encode())
-    for environment in environments:
-        for demonstration in islice(
-            written_demonstrations(environment), min(examples, MOST_EXAMPLES)
-        ):
-            digest.update(f"{demonstration!r}\n".encode(errors="replace"))  # messages and text
-        if plays(environment):  # an episode is a function of its task and of code that enters below
-            for task in islice(
-                yielded(environment, "tasks", "train"), min(examples, MOST_EXAMPLES)
-            ):
-                digest.update(json.dumps(_plain(task, defining)).encode())
-        for task in tasks_of(environment, "dev", tasks):
-            digest.update(json.dumps(_plain(task, defining)).encode())
+    digest.update(values.text)
+    defining |= values.defining
     for line in sorted(set(_code_of(defining))) if code else ():
         digest.update(line.encode())
     return digest.hexdigest()[:16]

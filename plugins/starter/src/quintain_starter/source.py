@@ -32,7 +32,7 @@ from quintain.store import lock_owner, save_model, storage_errors, take_lock
 
 from . import general_starter
 from .architecture import CONTEXT, build_model, build_tokenizer
-from .cache_key import cache_key
+from .cache_key import Values, cache_key, values_of
 from .progress import USUAL_FROM_GENERAL, USUAL_FROM_RANDOM, WarmStartProgress
 from .warm_start import HALVINGS, MOST_ACCEPTED, WINDOW, AnyEnvironment, WarmStart, warm_start
 
@@ -142,8 +142,13 @@ class DefaultModel(WarmStart, ModelSource):
         name = request.specs[0].name
         # the last word of module:Class
         plain_name = re.sub(r"[^\w.-]", "-", re.split(r"[/:]", name)[-1])
-        shipped = SHIPPED / f"{plain_name}-{self._hash(environments, request, code=False)}"
-        hashed = self._hash(environments, request, general=self._is_general(shipped))
+        # those taken back consume examples, too
+        updates = self.max_steps + (HALVINGS + 1) * self.check_every
+        examples = (updates * self.batch + WINDOW) // len(environments) + 1
+        values = values_of(environments, examples=examples, tasks=self.tasks)
+        data = self._hash(environments, request, values, code=False)
+        shipped = SHIPPED / f"{plain_name}-{data}"
+        hashed = self._hash(environments, request, values, general=self._is_general(shipped))
         return shipped, cache_folder() / "models" / f"{plain_name[:50]}-{hashed}"
 
     def _is_general(self, shipped: Path) -> bool:
@@ -250,6 +255,7 @@ class DefaultModel(WarmStart, ModelSource):
         self,
         environments: Sequence[AnyEnvironment],
         request: ModelRequest,
+        values: Values,
         *,
         code: bool = True,
         general: bool = False,
@@ -260,14 +266,11 @@ class DefaultModel(WarmStart, ModelSource):
         Args:
             general: whether training begins from the general starter.
         """
-        # those taken back consume examples, too
-        updates = self.max_steps + (HALVINGS + 1) * self.check_every
         slots = {slot for spec in request.specs for slot in spec.slots}
         return cache_key(
             environments,
             {slot: request.services.get(slot) for slot in slots},
-            examples=(updates * self.batch + WINDOW) // len(environments) + 1,
-            tasks=self.tasks,
+            values,
             code=code,
             format=FORMAT,
             seed=self.seed,
