@@ -109,15 +109,15 @@ def test_what_is_loaded_is_what_the_engine_sampled_from(
 ) -> None:
     """The adapters merged into the base, to the bit; the tokenizer is that of the run."""
     published: dict[str, torch.Tensor] = {}
-    save = CheckpointManager.save
+    begin = CheckpointManager.begin
 
-    def saved(manager: CheckpointManager, step: int, *, learner: Any, **settings: Any) -> Path:
+    def begun(manager: CheckpointManager, step: int, *, learner: Any, **settings: Any) -> None:
         published.update(
             {k: v.clone() for k, v in ModuleWeights(learner.module, step).tensors().items()}
         )
-        return save(manager, step, learner=learner, **settings)
+        begin(manager, step, learner=learner, **settings)
 
-    monkeypatch.setattr(CheckpointManager, "save", saved)
+    monkeypatch.setattr(CheckpointManager, "begin", begun)
     run(tmp_path / "run", lora(model).replace({"run.steps": 1}))
     folder = last(tmp_path / "run").model
     loaded = load_model(folder, device="cpu")

@@ -106,15 +106,15 @@ def run(place: Path, told: Recipe | None = None, screen: Watching | None = None)
     """Start a run in *place*, or resume it."""
     folder = RunFolder.create(place, told.to_toml()) if told is not None else RunFolder.open(place)
     screen = screen or Watching()
-    save = CheckpointManager.save
+    begin = CheckpointManager.begin
 
-    def saved(manager: CheckpointManager, *args: Any, **settings: Any) -> Path:
+    def begun(manager: CheckpointManager, *args: Any, **settings: Any) -> None:
         if screen.killed:
             raise Killed  # a run saves on its way out, a dead process does not
-        return save(manager, *args, **settings)
+        begin(manager, *args, **settings)
 
     with folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CheckpointManager, "save", saved)
+        patch.setattr(CheckpointManager, "begin", begun)
         return run_training(Recipe.parse(folder.recipe()), folder, screen)
 
 
@@ -156,7 +156,7 @@ def interrupt() -> None:
         ([(0, 4, 5), (2, 6, 3)], kill),
         pytest.param([(0, 3, 7), (2, 5, 1)], interrupt, marks=pytest.mark.slow),
         pytest.param(
-            [(0, 1, 2 * 8 + 4 * 24 + 3), (0, 2, 9), (0, 5, 4), (4, 6, 11)],
+            [(0, 1, 3 * 8 + 4 * 24 + 3), (0, 2, 9), (0, 5, 4), (4, 6, 11)],
             kill,
             marks=pytest.mark.slow,
         ),
