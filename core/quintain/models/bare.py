@@ -91,7 +91,7 @@ class BareModel(nn.Module):
     def __init__(self, config: _Config, generation_config: _Config) -> None:
         super().__init__()
         self.config, self.generation_config = config, generation_config
-        self.model = nn.Module()
+        self.model: Any = nn.Module()
         # random weights of an embedding would import the compiler of torch
         self.model.embed_tokens = nn.Embedding.from_pretrained(
             torch.empty(config.vocab_size, config.hidden_size)

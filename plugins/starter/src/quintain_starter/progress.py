@@ -11,9 +11,9 @@ from .warm_start import WarmStart, WarmStartCheck
 
 LONG = 600.0
 """Seconds of a warm start beyond which the screen says what makes it shorter."""
-USUAL_FROM_GENERAL, USUAL_FROM_RANDOM = 120, 800
-"""Updates within which the warm starts of most small environments ended: from the general starter 9
-of 11, from random weights 5 of 6 (``studies/benchmarks/results/starter.json``, 2026-11-26).
+USUAL_FROM_GENERAL, USUAL_FROM_RANDOM = (10, 160), (80, 800)
+"""Updates after which the warm starts of most small environments ended: from the general starter 10
+of 12, from random weights 7 of 8 (``studies/benchmarks/results/starter.json``, 2026-11-26).
 """
 FIRST_ANSWERS = 0.03
 """Least accuracy of a target that is reached with the first right answers."""
@@ -32,11 +32,12 @@ class WarmStartProgress:
     with the time of as many; the limit, from there on.
 
     Args:
-        usual: updates within which most warm starts of this kind ended.
+        usual: updates after which most warm starts of this kind ended, the least and the most.
     """
 
-    def __init__(self, screen: Screen, settings: WarmStart, usual: int) -> None:
-        self._screen, self._settings, self._usual = screen, settings, usual
+    def __init__(self, screen: Screen, settings: WarmStart, usual: tuple[int, int]) -> None:
+        self._screen, self._settings = screen, settings
+        self._least, self._usual = usual
         self._began = self._spoken = self._checked = self._updated = time.monotonic()
         self._forecast_due = True
         self._longest_check = 0.0
@@ -48,13 +49,18 @@ class WarmStartProgress:
         if self._forecast_due and steps == 3:  # the first is slow
             self._forecast_due = False
             pace = self._pace(steps)
-            limited = self._settings.max_steps <= self._usual
-            updates = self._settings.max_steps if limited else self._usual
-            seconds = self._seconds(updates - steps, pace)
+            limit = self._settings.max_steps
+            seconds = self._seconds(min(self._usual, limit) - steps, pace)
+            when = f"at the latest after {limit} updates ({about(seconds)})"
+            if limit > self._usual:
+                least = math.ceil(self._seconds(max(self._least - steps, 0), pace) / 60)
+                most = math.ceil(seconds / 60)
+                when = f"usually after {self._least} to {self._usual} updates (" + (
+                    f"{least} to {most} min)" if least < most else f"about {most} min)"
+                )
             self._screen.note(
                 f"warm start: {pace:.1f} s an update. It ends when {self.range_text()} of dev are "
-                f"right, {'at the latest after' if limited else 'usually within'} {updates} "
-                f"updates ({about(seconds)})"
+                f"right, {when}"
             )
             if seconds > LONG:
                 self._say_what_is_sooner()

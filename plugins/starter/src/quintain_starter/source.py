@@ -200,13 +200,9 @@ class DefaultModel(WarmStart, ModelSource):
             + f", or after {self.max_steps} updates). Step 2: reinforcement learning."
         )
         screen.note(
-            f"it begins from the general starter: {FROM_GENERAL}; no update where that is good "
-            "enough"
+            "it begins from the general starter: no update where that is good enough"
             if general
-            else (
-                f"it begins from random weights: {FROM_RANDOM}; 0 % for the first hundred updates "
-                "or so is normal"
-            )
+            else "it begins from random weights: 0 % for the first hundred updates or so is normal"
         )
 
         model = (
