@@ -116,11 +116,12 @@ PUBLIC_MODULES = {PACKAGE} | {
 """What plugins, environments and examples may import, each by the names in its ``__all__``."""
 
 KERNEL_TOKENS = 34_000
-PACKAGE_TOKENS = 142_000
+PACKAGE_TOKENS = 148_500
+PACKAGE_AIM = 135_000
 FILE_TOKENS = 5_000
 FUNCTION_TOKENS = 700
-"""At most so many tokens. The package had 3 per cent of room when its limit was set (2026-11-26), the
-others ten or more (2026-11-23).
+"""At most so many tokens. The limit of the package is ten per cent above its aim (2026-11-26), the
+others had ten per cent of room or more when they were set (2026-11-23).
 """
 
 Rule = Callable[[Checkout], list[str]]
@@ -667,7 +668,8 @@ def main(root: Path) -> None:
     for name in sorted(sizes, key=lambda name: (RANK.get(name, -1), name)):
         print(f"{sizes[name]:7,}  {name}")
     print(f"{tokens(kernel(checkout)):7,}  kernel (at most {KERNEL_TOKENS:,})")
-    print(f"{tokens(checkout.package.values()):7,}  package (at most {PACKAGE_TOKENS:,})")
+    size = tokens(checkout.package.values())
+    print(f"{size:7,}  package (aim {PACKAGE_AIM:,}, at most {PACKAGE_TOKENS:,})")
     for name, rule in RULES.items():
         violations = rule(checkout)
         print(f"\n{name}: {len(violations)}", *violations, sep="\n  ")

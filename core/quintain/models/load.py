@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
+from ..registry.lookup import current
 from .adapter_files import base_record, check_base, merge_adapters
-from .bare import bare_model, is_plain_tokenizer
 from .hf import (
     base_named,
     check_base_available,
@@ -100,8 +100,8 @@ def load_model(
             ``eager``; always ``eager`` in place of ``sdpa`` where attention has a soft cap.
         lora: fields of `peft.LoraConfig`; the adapters are then what trains. Their dropout must be
             0.
-        bare: of a folder that `bare_model` reads, load the weights without the forward of
-            transformers; other models as always.
+        bare: load the weights without the forward of transformers where an installed loader
+            (entry-point group ``quintain.loaders``) can; other models as always.
 
     Raises:
         UsageError: no such model, no tokenizer, no weights, or a wrong argument; the message names
@@ -113,9 +113,13 @@ def load_model(
         path = os.path.expanduser(path)
         check_files(Path(path))
     has_tokenizer = not has_adapters_alone(path) or has_tokenizer_files(Path(path))
-    module: Any = bare_model(Path(path)) if bare else None
-    kind = _tokenizer_class(None if module is None else Path(path))
-    tokenizer = load_pretrained(kind, path if has_tokenizer else base_named(path)[0])
+    loader = current().first("loader") if bare else None
+    module: Any = loader(Path(path)) if loader else None
+    if module is None:
+        from transformers import AutoTokenizer as Tokenizer
+    else:  # the other would import the classes of models
+        from transformers import PreTrainedTokenizerFast as Tokenizer
+    tokenizer = load_pretrained(Tokenizer, path if has_tokenizer else base_named(path)[0])
     if module is None:
         module = _module_of(path, "auto" if dtype == "auto" else as_dtype(dtype), attn)
     tokenizer = HFTokenizer(tokenizer, stop_ids=_generation_stops(module))
@@ -139,19 +143,6 @@ def load_model(
         context=context_of(module, tokenizer),
         fused=fused,
     )
-
-
-def _tokenizer_class(folder: Path | None) -> Any:
-    """Return the class that loads a tokenizer: where the one in *folder* has no class of its own, the
-    general one, which imports no model.
-    """
-    if folder is not None and is_plain_tokenizer(folder):
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer
 
 
 def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:

@@ -25,6 +25,8 @@ GROUPS = {
     # quintain.interfaces.curriculum.Curriculum; the sampling plan of an algorithm chooses "adaptive"
     "curriculum": "quintain.curricula",
     "collector": "quintain.collectors",  # quintain.run.collect.Collector; a schedule names it
+    # a function of a folder that returns its weights for `Decoder`, or None
+    "loader": "quintain.loaders",
     "decoder": "quintain.decoders",  # a subclass of quintain.models.Decoder, for training
     "kernels": "quintain.kernels",  # quintain.models.kernels.AttentionKernels, of a GPU
     "model": "quintain.models",  # quintain.recipe.ModelSource

@@ -231,6 +231,7 @@ def test_groups_are_the_contract() -> None:
         "learner": "quintain.learners",
         "curriculum": "quintain.curricula",
         "collector": "quintain.collectors",
+        "loader": "quintain.loaders",
         "decoder": "quintain.decoders",
         "kernels": "quintain.kernels",
         "model": "quintain.models",

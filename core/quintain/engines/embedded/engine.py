@@ -94,8 +94,8 @@ class EmbeddedEngine(TokenEngine):
                 episodes, with a warning: an episode may itself depend on one that waits here.
             template: arguments of the chat template, such as ``{enable_thinking = false}``.
             graphs: replay the steps of decoding as CUDA graphs, on a GPU in half precision.
-            checked: compare the layers that decode with the model's own forward. Without, what
-                `quintain.models.bare` reads is loaded in half the time.
+            checked: compare the layers that decode with the model's own forward. Without, a loader
+                may read the weights alone, in half the time.
 
         Raises:
             UsageError: the model cannot be loaded, or a setting is out of range.

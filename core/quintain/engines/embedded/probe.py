@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ...errors import UsageError
-from ...models.bare import BareModel
 from ...models.layers import Decoder, has_windows
 from ...models.probe import agree, log_probs, plain_log_probs
 from .decoding import BatchForward, DecodingForward, LayerForward, ModuleForward
@@ -30,9 +29,10 @@ def choose_forward(module: Any, context: int, *, graphs: bool = True) -> Decodin
         UsageError: none agrees.
     """
     name, decoder = type(module).__name__, Decoder.of(module)
+    # Weights that a loader read without the model's class have no forward to compare with.
+    weights_alone = getattr(type(module), "forward", None) is torch.nn.Module.forward
     if decoder is not None and (
-        isinstance(module, BareModel)
-        or not disagreement(lambda: LayerForward(decoder, context), module)
+        weights_alone or not disagreement(lambda: LayerForward(decoder, context), module)
     ):
         return LayerForward(decoder, context, graphs=graphs)
     windows = has_windows(module.config.get_text_config())

@@ -29,6 +29,7 @@ OTHER_KINDS = (
     "learner",
     "curriculum",
     "collector",
+    "loader",
     "decoder",
     "kernels",
     "model",

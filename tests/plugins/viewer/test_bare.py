@@ -13,11 +13,11 @@ import pytest
 
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import UsageError
-from quintain.models.bare import BareModel, bare_model
 from quintain.models.load import load_model
 from quintain.types.sampling import Sampling
+from quintain_viewer.bare import BareModel, bare_model
 
-from .tiny import save_tiny
+from ...core.models.tiny import save_tiny
 
 
 def test_it_answers_as_the_module_does(tmp_path: Path) -> None:

@@ -123,7 +123,8 @@ def is_plain_tokenizer(folder: Path) -> bool:
 
 def bare_model(folder: Path) -> BareModel | None:
     """Return the weights in *folder*, in float32; ``None`` if it is no folder with one file of
-    float32 weights of `FAMILY`, or its configuration has what the modules here lack.
+    float32 weights of `FAMILY`, its configuration has what the modules here lack, or its tokenizer has a
+    class of its own.
     """
     file = folder / "model.safetensors"
     try:
@@ -141,6 +142,8 @@ def bare_model(folder: Path) -> BareModel | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # `load_model` says what is wrong
     if not plain or config.get("dtype") != "float32" or not file.is_file():
+        return None
+    if not is_plain_tokenizer(folder):
         return None
     from safetensors import SafetensorError
     from safetensors.torch import load_file
