@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from quintain import Algorithm
 from quintain.errors import UsageError
-from quintain.interfaces.learner import PARTS
+from quintain.interfaces import PARTS
 from quintain.learning import Batch, Learner, Prepared, TrainingSequence
 
 from .model_files import Files
