@@ -36,7 +36,7 @@ from .processes import ProcessRanks
 from .saver import Saver, flat, nested
 from .setup import Modes, Place, Setup, mapped
 from .shards import local, mesh_of, read, shard, sharded_parts, write
-from .signs import BEAT, Sign
+from .signs import BEAT, Sign, stacks
 from .spares import REFERENCE, Spare
 
 COLLECTIVE = timedelta(minutes=30)
@@ -110,8 +110,9 @@ def _beat(sign: Sign) -> None:
     """Give signs of life, and end this process when the driver has ended, whatever it is doing."""
     driver = parent_process()
     assert driver is not None
-    while not wait([driver.sentinel], timeout=BEAT):
-        sign.renew()
+    with open(os.memfd_create("stacks"), "w+b", buffering=0) as file:
+        while not wait([driver.sentinel], timeout=BEAT):
+            sign.renew(stacks(file))
     os._exit(1)
 
 
