@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .events import RunStart as RunStart
     from .events import StepEnd as StepEnd
     from .events import StepMeasured as StepMeasured
+    from .learner import PARTS as PARTS
     from .learner import AnyLearner as AnyLearner
     from .learner import BytesPerParameter as BytesPerParameter
     from .learner import LearnerKind as LearnerKind

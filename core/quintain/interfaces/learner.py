@@ -129,9 +129,12 @@ class PartSaver(Protocol):
 
     Attributes:
         saves_parts: whether it does so; else its checkpoints are those of any learner.
+        digests: of files of the last save that was complete, by their path in its folder: SHA-256
+            in hexadecimal digits. Others are read again.
     """
 
     saves_parts: bool
+    digests: Mapping[str, str]
 
     def part_bytes(self) -> int:
         """Return about how many bytes it writes, beside the weights."""

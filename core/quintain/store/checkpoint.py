@@ -32,6 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from .. import __version__
@@ -341,9 +342,9 @@ class CheckpointManager:
         with begun.written as written:
             became = begun.saver.end_save(wait=wait) if begun.saver else "complete"
             if became == "complete":
-                sums = "".join(
-                    f"{digest}  {name}\n" for name, digest in sorted(_digests(begun.beside).items())
-                )
+                known = begun.saver.digests if begun.saver else {}
+                digests = _digests(begun.beside, known)
+                sums = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
                 (begun.beside / SUMS).write_text(sums, encoding="utf-8")
             elif became == "writing":
                 self._begun = replace(begun, written=written.pop_all())
@@ -662,17 +663,18 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value) + "\n", encoding="utf-8")
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def _digests(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """Return the SHA-256 of each file of a checkpoint but `SUMS`, by its path in *folder*; hidden
-    files do not count.
+    files do not count, and those that are *known* are not read.
     """
     digests = {}
     for path in folder.rglob("[!.]*"):
-        if path.is_file() and path != folder / SUMS:
+        name = path.relative_to(folder).as_posix()
+        if name in known:
+            digests[name] = known[name]
+        elif path.is_file() and path != folder / SUMS:
             with open(path, "rb") as file:
-                digests[path.relative_to(folder).as_posix()] = hashlib.file_digest(
-                    file, "sha256"
-                ).hexdigest()
+                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return digests
 
 

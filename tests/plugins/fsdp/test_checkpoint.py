@@ -89,6 +89,10 @@ def test_two_ranks_save_and_three_resume(team: Team, folder: RunFolder) -> None:
     check_resumes(team, folder, {"ranks": 2}, {"ranks": 3})
 
 
+def test_ranks_that_write_none_read_one(team: Team, folder: RunFolder) -> None:
+    check_resumes(team, folder, {"ranks": 2}, {"ranks": 2, "checkpoint": "whole"})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "sharding"), KINDS)
 @pytest.mark.parametrize("others", [1, 2, 3, 4])

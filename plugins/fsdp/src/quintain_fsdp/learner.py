@@ -117,6 +117,8 @@ class FsdpLearner(Learner):
             saves_parts=checkpoint == "sharded",
         )
         self.saves_parts = setup.saves_parts
+        self.digests: dict[str, str] = {}
+        self._elsewhere = rendezvous is not None
         if team is None and rendezvous is not None:
             if self.saves_parts:
                 raise UsageError(
@@ -215,7 +217,9 @@ class FsdpLearner(Learner):
 
     def end_save(self, *, wait: bool) -> Literal["writing", "complete", "lost"]:
         """Return what became of the files, see `quintain.interfaces.PartSaver`."""
-        became: list[str] = self.team.call("end_save", wait)
+        found: list[tuple[str, dict[str, str]]] = self.team.call("end_save", wait)
+        became = [word for word, _ in found]
+        self.digests = {path: digest for _, files in found for path, digest in files.items()}
         if "writing" in became:
             return "writing"
         if faults := sorted({fault for fault in became if fault not in ("complete", "lost")}):
@@ -229,7 +233,16 @@ class FsdpLearner(Learner):
         return "complete"
 
     def load_parts(self, folder: Path, state: Mapping[str, Any]) -> None:
-        """Restore what the ranks wrote, see `quintain.interfaces.PartSaver`."""
+        """Restore what the ranks wrote, see `quintain.interfaces.PartSaver`.
+
+        Raises:
+            UsageError: the ranks are on other machines.
+        """
+        if self._elsewhere:
+            raise UsageError(
+                "learner fsdp: a checkpoint that ranks wrote is read by ranks of this machine; "
+                "leave out learner.args.rendezvous"
+            )
         self._load_own(state)
         self.team.call("load_parts", str(folder), dict(state))
 

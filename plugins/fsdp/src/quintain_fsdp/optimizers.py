@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from quintain_lean import EightBitAdamW, HostAdamW
-from quintain_lean.eight_bit import BLOCK, SMALLEST, Moment
+from quintain_lean import BLOCK, SMALLEST, EightBitAdamW, HostAdamW, Moment
 
 from .setup import Moments
 from .shards import as_part, local, most_rows, part_of, rows_of

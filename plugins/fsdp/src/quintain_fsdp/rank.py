@@ -27,7 +27,6 @@ from torch.distributed.tensor import DTensor
 
 from quintain import Algorithm
 from quintain.errors import UsageError
-from quintain.interfaces.learner import PARTS
 from quintain.learning import Batch, Learner, Prepared, TrainingSequence
 
 from .model_files import Files
@@ -36,7 +35,7 @@ from .processes import ProcessRanks
 from .saver import Saver, flat, nested
 from .setup import Modes, Place, Setup, mapped
 from .shards import local, mesh_of, read, shard, sharded_parts, write
-from .signs import BEAT, Sign
+from .signs import BEAT, Sign, stacks
 from .spares import REFERENCE, Spare
 
 COLLECTIVE = timedelta(minutes=30)
@@ -110,8 +109,9 @@ def _beat(sign: Sign) -> None:
     """Give signs of life, and end this process when the driver has ended, whatever it is doing."""
     driver = parent_process()
     assert driver is not None
-    while not wait([driver.sentinel], timeout=BEAT):
-        sign.renew()
+    with open(os.memfd_create("stacks"), "w+b", buffering=0) as file:
+        while not wait([driver.sentinel], timeout=BEAT):
+            sign.renew(stacks(file))
     os._exit(1)
 
 
@@ -284,19 +284,21 @@ class Worker:
         reference = {f"{REFERENCE}/{name}": t for name, t in self._reference.items()}
         path, names = files.get(self.rank, ("", []))
         weights = {name: self._wholes[name] for name in names}
-        self._saver.begin(Path(folder, PARTS), tensors | reference, (path, weights))
+        self._saver.begin(Path(folder), tensors | reference, (path, weights))
         return {"rest": rest, "param_groups": state["param_groups"]}
 
-    def end_save(self, wait: bool) -> list[str]:
-        """Return what became of the files of each rank; *wait* until they are written."""
+    def end_save(self, wait: bool) -> list[tuple[str, dict[str, str]]]:
+        """Return what became of the files of each rank, and their digests; *wait* until they are
+        written.
+        """
         assert self._saver is not None
         if wait:
             self._saver.wait()
-        return self.learner.ranks.gather(self._saver.became)
+        return self.learner.ranks.gather((self._saver.became, self._saver.digests))
 
     def load_parts(self, folder: str, state: Mapping[str, Any]) -> None:
         """Take this rank's parts of the weights in shared memory and of the files in *folder*."""
-        assert self._saver is not None
+        self._saver = self._saver or Saver()
         self._read_weights()
         ordered = self._ordered()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import sys
+import faulthandler
+import re
 import threading
 import time
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
-from types import FrameType
+from typing import IO
 
 import torch
 
@@ -19,6 +21,7 @@ BUSY = 0.02
 _TORCH = str(Path(torch.__file__).parent)
 _COLLECTIVES = str(Path(_TORCH, "distributed"))
 _OWN = str(Path(__file__).parent)
+_CALL = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
 
 
 class Sign(ctypes.Structure):
@@ -38,35 +41,50 @@ class Sign(ctypes.Structure):
         ("place", ctypes.c_char * 200),
     )
 
-    def renew(self) -> None:
-        """Describe this process as it is now."""
-        frames = sys._current_frames()
-        innermost = frames.get(threading.main_thread().ident or 0)
+    def renew(self, text: str) -> None:
+        """Describe this process as it is now; *text* is of `stacks`."""
+        threads = [_calls(thread) for thread in text.split("\n\n")]
         # autograd runs hooks in threads of its own
-        self.waits = any(_in_collective(frame) for frame in frames.values())
-        self.place = _place(innermost).encode()[:199]
+        self.waits = any(_in_collective(calls) for calls in threads)
+        main = f"0x{threading.main_thread().ident or 0:016x}"
+        innermost = next((calls for calls in threads if calls and main in calls[0][0]), [])
+        self.place = _place(innermost[1:]).encode()[:199]
         self.cpu = time.process_time()
         self.time = time.monotonic()
 
 
-def _in_collective(frame: FrameType | None) -> bool:
-    """Return whether the calls of torch that end at *frame* are of a collective."""
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
-        if frame.f_code.co_filename.startswith(_COLLECTIVES):
-            return True
-        frame = frame.f_back
-    return False
+def stacks(file: IO[bytes]) -> str:
+    """Return the calls of all threads, written into *file* on the way.
+
+    Not from `sys._current_frames`: whoever has a frame keeps its variables alive, among them
+    weights that were gathered for a moment.
+    """
+    file.seek(0)
+    file.truncate()
+    faulthandler.dump_traceback(file, all_threads=True)
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
-def _place(frame: FrameType | None) -> str:
-    """Return where *frame* is, outside of torch and this package if it can be said."""
-    named = frame
-    while named is not None and named.f_code.co_filename.startswith((_TORCH, _OWN)):
-        named = named.f_back
-    named = named or frame
-    if named is None:
-        return ""
-    return f"{named.f_code.co_filename}:{named.f_lineno} in {named.f_code.co_name}"
+def _calls(thread: str) -> list[tuple[str, str]]:
+    """Return the head of a *thread*, and file and text of each of its calls, the innermost first."""
+    head, *calls = thread.strip().split("\n")
+    found = (_CALL.fullmatch(call) for call in calls)
+    return [(head, "")] + [
+        (m["file"], f"{m['file']}:{m['line']} in {m['name']}") for m in found if m is not None
+    ]
+
+
+def _in_collective(calls: list[tuple[str, str]]) -> bool:
+    """Return whether the innermost calls, which are of torch, are of a collective."""
+    of_torch = takewhile(lambda call: call[0].startswith(_TORCH), calls[1:])
+    return any(file.startswith(_COLLECTIVES) for file, _ in of_torch)
+
+
+def _place(calls: list[tuple[str, str]]) -> str:
+    """Return the innermost of *calls* outside of torch and this package, if it can be said."""
+    named = (text for file, text in calls if not file.startswith((_TORCH, _OWN)))
+    return next(named, calls[0][1] if calls else "")
 
 
 class Watch:

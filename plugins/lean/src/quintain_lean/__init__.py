@@ -4,8 +4,16 @@ host memory.
 
 from __future__ import annotations
 
-from .eight_bit import EightBitAdamW
+from .eight_bit import BLOCK, SMALLEST, EightBitAdamW, Moment
 from .host import HostAdamW
 from .learner import Lean, LeanLearner
 
-__all__ = ["EightBitAdamW", "HostAdamW", "Lean", "LeanLearner"]
+__all__ = [
+    "BLOCK",
+    "SMALLEST",
+    "EightBitAdamW",
+    "HostAdamW",
+    "Lean",
+    "LeanLearner",
+    "Moment",
+]

@@ -1,0 +1,59 @@
+"""What a rank says of itself, from a thread beside its work."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from quintain_fsdp.signs import Sign, stacks
+
+
+class Gathered:
+    """Stands for weights that are there for a moment."""
+
+
+def beside(work: Callable[[threading.Event], Any]) -> tuple[Sign, Any]:
+    """Renew a sign in a thread while *work* waits for it; return both."""
+    sign, renewed = Sign(), threading.Event()
+    kept: list[str] = []
+
+    def renew() -> None:
+        with open(os.memfd_create("stacks"), "w+b", buffering=0) as file:
+            kept.append(stacks(file))
+            sign.renew(kept[0])
+        renewed.set()
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    returned = work(renewed)
+    thread.join()
+    return sign, returned
+
+
+def waiting(renewed: threading.Event) -> weakref.ref[Gathered]:
+    gathered = Gathered()
+    renewed.wait(60)
+    return weakref.ref(gathered)
+
+
+def test_a_sign_says_where_the_process_is() -> None:
+    sign, _ = beside(waiting)
+    place = sign.place.decode()
+    assert "threading.py" in place or place.endswith("in waiting")
+    assert not sign.waits
+    assert sign.time > 0 < sign.cpu
+
+
+def test_a_sign_keeps_nothing_alive() -> None:
+    """Not even until garbage is collected."""
+    gc.collect()
+    gc.disable()
+    try:
+        _, gathered = beside(waiting)
+        assert gathered() is None
+    finally:
+        gc.enable()
