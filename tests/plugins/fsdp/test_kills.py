@@ -35,12 +35,12 @@ OF_A_RUN = 30
 """Kills of a run."""
 LOST = re.compile(r"lost (?:rank \d \(process \d+\) .*?)+, while the ranks did '(\w+)'")
 TABLES = """[checkpoint]
-every = 3
+every = 1
 keep = 2
 [learner]
 use = "fsdp"
 lr = 1e-3
-args = { ranks = 2, sharding = "SHARDING", copy_every = 4, restarts = 100 }
+args = { ranks = 2, sharding = "SHARDING", copy_every = 3, restarts = 100 }
 """
 
 
@@ -71,13 +71,24 @@ def outcome(folder: Path, name: str) -> tuple[dict[str, Any], str]:
     )
 
 
-def kill_at_random(run: subprocess.Popen[bytes], draw: random.Random, count: int) -> int:
+def kill_at_random(
+    run: subprocess.Popen[bytes], metrics: Path, draw: random.Random, count: int
+) -> int:
     """Kill a random rank of *run* at random moments, *count* times or until it ends; return how
     often.
+
+    A moment is up to some seconds after up to two more steps, or while the ranks start.
     """
     killed = 0
+
+    def lines() -> int:
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
     while killed < count and run.poll() is None:
-        time.sleep(draw.choice([0.05, 0.5, 4.0]) * draw.random())
+        wanted = lines() + draw.choice([0, 1, 1, 1, 2])
+        while lines() < min(wanted, STEPS) and run.poll() is None:
+            time.sleep(0.002)
+        time.sleep(draw.choice([0.05, 0.2, 1.0]) * draw.random())
         if ranks := ranks_of(run.pid):
             with suppress(ProcessLookupError):
                 os.kill(draw.choice(ranks), signal.SIGKILL)
@@ -100,7 +111,9 @@ def test_killed_ranks_change_no_bit_of_a_run(sharding: str, small_run: Callable[
     while kills < wanted:
         name, draw = f"killed-{seed}", random.Random(f"{sharding} {seed}")
         run = started(folder, name)
-        killed = kill_at_random(run, draw, min(OF_A_RUN, wanted - kills))
+        killed = kill_at_random(
+            run, folder / f"runs/{name}/metrics.jsonl", draw, min(OF_A_RUN, wanted - kills)
+        )
         ranks = [*children(run.pid), *ranks_of(run.pid)]
         status = run.wait(timeout=1800)
         messages = (folder / f"{name}.txt").read_text()

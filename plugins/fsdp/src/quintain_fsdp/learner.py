@@ -53,6 +53,7 @@ class FsdpLearner(Learner):
         ranks, sharding, group, silence, restarts, copy_every, checkpoint, rendezvous, token_file,
             patience: see `Fsdp`.
         modes: the settings of `Fsdp` that say how ranks keep weights and moments.
+        share_gpu: let ranks share the GPUs that there are, by gloo; to try things out.
         team: processes that run already, for several learners one after the other.
         settings: of `Learner`.
 
@@ -77,6 +78,7 @@ class FsdpLearner(Learner):
         rendezvous: str | None = None,
         token_file: str | None = None,
         patience: float = 600.0,
+        share_gpu: bool = False,
         team: Team | None = None,
         **settings: Any,
     ) -> None:
@@ -96,7 +98,8 @@ class FsdpLearner(Learner):
         self.forward.checkpointing = settings.get("activation_checkpointing", False)
         self.algorithm = algorithm
         device = self.parameters[0].device.type
-        if device == "cuda" and rendezvous is None and ranks > torch.cuda.device_count():
+        own = rendezvous is None and not share_gpu
+        if device == "cuda" and own and ranks > torch.cuda.device_count():
             raise UsageError(
                 f"learner fsdp: {ranks} ranks need a GPU each, and torch sees "
                 f"{torch.cuda.device_count()}; lower learner.args.ranks"

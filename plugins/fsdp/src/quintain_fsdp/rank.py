@@ -190,10 +190,14 @@ class Worker:
     def _meet(self, rank: int, setup: Setup) -> None:
         """Connect with the other ranks."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        backend = "gloo"
         if setup.device == "cuda":
-            torch.cuda.set_device(rank)
+            gpus = torch.cuda.device_count()
+            torch.cuda.set_device(rank % gpus)
+            # NCCL refuses ranks that share a GPU
+            backend = "cpu:gloo,cuda:nccl" if setup.ranks <= gpus else "cpu:gloo,cuda:gloo"
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if setup.device == "cuda" else "gloo",
+            backend,
             init_method=f"file://{setup.rendezvous}",
             rank=rank,
             world_size=setup.ranks,
