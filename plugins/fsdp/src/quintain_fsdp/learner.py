@@ -137,6 +137,8 @@ class FsdpLearner(Learner):
             for note in algorithm.notes():
                 log.warning("%s: %s", algorithm.name, note)
         self._last: Prepared | None = None
+        self._saving: tuple[int, tuple[Any, ...]] = (-1, ())
+        """Version and arguments of the last save that was begun."""
 
     def prepare(self, batch: Batch) -> Prepared:
         if not batch.tokens:
@@ -211,7 +213,8 @@ class FsdpLearner(Learner):
     def begin_save(self, folder: Path) -> dict[str, Any]:
         """Let the ranks write into *folder*, see `quintain.interfaces.PartSaver`."""
         files = model_files(self._image, folder / "model", self._ranks)
-        rest = self.team.call("begin_save", str(folder), files)
+        self._saving = self.version, (str(folder), files)
+        rest = self.team.call("begin_save", *self._saving[1])
         state = super().state_dict(weights=False)
         del state["optimizer"]  # the driver's own, which is empty
         return {**state, "optimizer": rest}
@@ -223,6 +226,10 @@ class FsdpLearner(Learner):
             return "writing"
         if faults := sorted({fault for fault in became if fault not in ("complete", "lost")}):
             raise OSError(errno.ENOSPC if is_full(faults[0]) else errno.EIO, faults[0])
+        version, files = self._saving
+        if "lost" in became and version == self.version:
+            self.team.call("begin_save", *files)  # by ranks that have the same weights
+            return self.end_save(wait=wait)
         if "lost" in became:
             log.warning(
                 "learner fsdp: the ranks that wrote a checkpoint were lost, so it is left out; the "

@@ -35,7 +35,7 @@ from .optimizers import PartOptimizer, parts_of
 from .processes import ProcessRanks
 from .saver import Saver, flat, nested
 from .setup import Modes, Place, Setup, mapped
-from .shards import local, mesh_of, read, shard, sharded_parts, write
+from .shards import as_part, local, mesh_of, read, shard, sharded_parts, write
 from .signs import BEAT, Sign
 from .spares import REFERENCE, Spare
 
@@ -348,14 +348,14 @@ class Worker:
         optimizer = self.learner.state_dict(weights=False)["optimizer"]["state"]
         state = {
             "weights": {
-                name: _local(p.data) for name, p in self._parameters.items() if p.requires_grad
+                name: local(p.data) for name, p in self._parameters.items() if p.requires_grad
             },
             "moments": mapped(optimizer, _cut),
             "counters": {"version": self.learner.version, "updates": self.learner.updates},
         }
         written: dict[int | str, Any] = {slot: state}
         if reference and self._reference:
-            written[REFERENCE] = {name: _local(t.data) for name, t in self._reference.items()}
+            written[REFERENCE] = {name: local(t.data) for name, t in self._reference.items()}
         fault = ""
         try:
             for key, value in written.items():
@@ -374,10 +374,10 @@ class Worker:
         self._reshard()
         state = torch.load(self._spare[slot], weights_only=False)
         for name, part in state["weights"].items():
-            _local(self._parameters[name].data).copy_(part)
+            local(self._parameters[name].data).copy_(part)
         if self._reference:
             for name, part in torch.load(self._spare[REFERENCE], weights_only=False).items():
-                _local(self._reference[name].data).copy_(part)
+                local(self._reference[name].data).copy_(part)
         own = self.learner.state_dict(weights=False)
         ordered = self._ordered()
         moments = {
@@ -460,11 +460,6 @@ class Part:
     shape: tuple[int, ...]
 
 
-def _local(value: Any) -> Any:
-    """Return this rank's part of a tensor, in the same memory."""
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 def _cut(value: Any) -> Any:
     """Return a tensor of which ranks have parts as a `Part`."""
     return Part(value.to_local(), tuple(value.shape)) if isinstance(value, DTensor) else value
@@ -475,11 +470,4 @@ def _whole(value: Any, *, like: Tensor) -> Any:
     if not isinstance(value, Part):
         return value
     assert isinstance(like, DTensor)
-    return DTensor.from_local(
-        value.tensor,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=torch.Size(value.shape),
-        stride=torch.empty(value.shape, device="meta").stride(),
-    )
+    return as_part(value.tensor, like, value.shape)
