@@ -190,7 +190,7 @@ def test_a_killed_rank_is_named_and_no_process_stays(pair: Team) -> None:
     learner = sharded(pair, restarts=0)
     pids = pair.pids
     os.kill(pids[1], signal.SIGKILL)
-    with pytest.raises(RanksLost, match=r"lost rank 1 \(process \d+\) was ended by SIGKILL"):
+    with pytest.raises(RanksLost, match=r"lost rank 1 \(process \d+\), which was ended by SIGKILL"):
         learner.step(batch())
     assert all(within(10, lambda pid=pid: ended(pid)) for pid in pids)
     with pytest.raises(RunError, match="have ended"):

@@ -131,7 +131,10 @@ class FsdpLearner(Learner):
                 ranks, os.path.expandvars(rendezvous), token, silence=silence, patience=patience
             )
         self.team = Recovery(
-            team or Team(ranks, silence=silence), setup, restarts=restarts, every=copy_every
+            team or Team(ranks, silence=silence, gpu=device == "cuda"),
+            setup,
+            restarts=restarts,
+            every=copy_every,
         )
         if algorithm is not None:
             for note in algorithm.notes():

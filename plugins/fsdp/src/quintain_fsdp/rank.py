@@ -62,11 +62,12 @@ def run_rank(rank: int, connection: Connection, signs: Any, spare: Spare) -> Non
         # Gathered weights come and go. Between other blocks they would leave holes, of some 300 MB.
         LIBC.mallopt(M_MMAP_THRESHOLD, 2**20)
     threading.Thread(target=_beat, args=(signs[rank],), daemon=True).start()
-    # A process that is stopped does not see that its driver has ended. The server that forked it
-    # does: once nobody has the other end of its pipe, of which this process has got a copy.
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     server: Any = forkserver._forkserver
-    os.close(server._forkserver_alive_fd)
+    if server._forkserver_alive_fd is not None:
+        # A process that is stopped does not see that its driver has ended. The server that forked
+        # it does: once nobody has the other end of its pipe, of which this process has got a copy.
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.close(server._forkserver_alive_fd)
     serve(rank, connection, spare)
 
 
