@@ -219,9 +219,9 @@ def test_limits_fit_what_the_page_says() -> None:
     """No part takes nine minutes, and all of them little more than half an hour."""
     from studies.benchmarks.gpu.__main__ import GRACE, PARTS
 
-    assert [*PARTS] == [1, 2, 3, 4, 5, 6]
+    assert [*PARTS] == [1, 2, 3, 4, 5, 6, 7]
     assert all(part.seconds + GRACE < 540 for part in PARTS.values())
-    assert sum(part.seconds for part in PARTS.values()) < 36 * 60
+    assert sum(part.seconds for part in PARTS.values()) < 40 * 60
     assert all((KIT / f"{part.module}.py").exists() for part in PARTS.values())
 
 

@@ -120,6 +120,13 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         ("sync (s)", "sync_seconds", number(3)),
         ("s/step", "step_seconds_median", number(3)),
     ),
+    "7-ranks": (
+        ("s/step", "seconds", number(3)),
+        ("tokens/s", "tokens_per_second", whole),
+        ("loss and gradient, relative", "relative_error", number(2)),
+        ("weights / change", "weights_over_change", number(2)),
+        ("within its limit", "ok", yes),
+    ),
 }
 INSTEAD = ("not_reached", "out_of_memory", "needs_cuda", "skipped", "cut", "error")
 """Keys that say why a step has no figures."""

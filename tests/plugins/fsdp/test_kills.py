@@ -25,6 +25,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from quintain.interfaces.learner import PARTS
 
 from ...small_run import small_recipe
 from .test_learner import ended, within
@@ -35,12 +38,12 @@ OF_A_RUN = 30
 """Kills of a run."""
 LOST = re.compile(r"lost (?:rank \d \(process \d+\) .*?)+, while the ranks did '(\w+)'")
 TABLES = """[checkpoint]
-every = 3
+every = 1
 keep = 2
 [learner]
 use = "fsdp"
 lr = 1e-3
-args = { ranks = 2, sharding = "SHARDING", copy_every = 4, restarts = 100 }
+args = { ranks = 2, sharding = "SHARDING", checkpoint = "CHECKPOINT", copy_every = 3, restarts = 100 }
 """
 
 
@@ -59,25 +62,39 @@ def started(folder: Path, name: str) -> subprocess.Popen[bytes]:
 def outcome(folder: Path, name: str) -> tuple[dict[str, Any], str]:
     """Return the last weights and moments of a run, and its metrics but times as text."""
     run = folder / "runs" / name
-    last = max((run / "checkpoints").glob("step-*"))
-    state = torch.load(last / "learner.pt", weights_only=False)
+    checkpoint = run / f"checkpoints/step-{STEPS:06d}"
+    weights = {}
+    for file in (checkpoint / "model").glob("*.safetensors"):
+        weights |= load_file(file)
+    state = torch.load(checkpoint / "learner.pt", weights_only=False)["learner"]["optimizer"]
+    if (checkpoint / PARTS).exists():
+        dcp_to_torch_save(checkpoint / PARTS, folder / f"{name}.pt")
+        state |= torch.load(folder / f"{name}.pt", weights_only=False)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     kept = [
         {key: value for key, value in record.items() if "second" not in key} for record in records
     ]
-    weights = load_file(last / "model/model.safetensors")
-    return {"weights": weights, "optimizer": state["learner"]["optimizer"]}, json.dumps(
-        kept, indent=1
-    )
+    return {"weights": weights, "optimizer": state}, json.dumps(kept, indent=1)
 
 
-def kill_at_random(run: subprocess.Popen[bytes], draw: random.Random, count: int) -> int:
+def kill_at_random(
+    run: subprocess.Popen[bytes], metrics: Path, draw: random.Random, count: int
+) -> int:
     """Kill a random rank of *run* at random moments, *count* times or until it ends; return how
     often.
+
+    A moment is up to some seconds after up to two more steps, or while the ranks start.
     """
     killed = 0
+
+    def lines() -> int:
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
     while killed < count and run.poll() is None:
-        time.sleep(draw.choice([0.05, 0.5, 4.0]) * draw.random())
+        wanted = lines() + draw.choice([0, 1, 1, 1, 2])
+        while lines() < min(wanted, STEPS) and run.poll() is None:
+            time.sleep(0.002)
+        time.sleep(draw.choice([0.05, 0.2, 1.0]) * draw.random())
         if ranks := ranks_of(run.pid):
             with suppress(ProcessLookupError):
                 os.kill(draw.choice(ranks), signal.SIGKILL)
@@ -88,19 +105,26 @@ def kill_at_random(run: subprocess.Popen[bytes], draw: random.Random, count: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["sharded", "replicated"])
-def test_killed_ranks_change_no_bit_of_a_run(sharding: str, small_run: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(
+    ("sharding", "checkpoint"),
+    [("sharded", "whole"), ("replicated", "whole"), ("sharded", "sharded")],
+)
+def test_killed_ranks_change_no_bit_of_a_run(
+    sharding: str, checkpoint: str, small_run: Callable[..., Path]
+) -> None:
     """With checkpoints and copies; also kills while ranks start."""
-    tables = TABLES.replace("SHARDING", sharding)
+    tables = TABLES.replace("SHARDING", sharding).replace("CHECKPOINT", checkpoint)
     folder = small_run(small_recipe(SUMS, steps=STEPS, algorithm="sft", tables=tables))
     assert started(folder, "whole").wait(timeout=600) == 0, (folder / "whole.txt").read_text()
     expected = outcome(folder, "whole")
-    wanted = int(os.environ.get("KILLS", "8")) // 2
+    wanted = int(os.environ.get("KILLS", "9")) // 3
     kills, phases, seed = 0, Counter[str](), 0
     while kills < wanted:
-        name, draw = f"killed-{seed}", random.Random(f"{sharding} {seed}")
+        name, draw = f"killed-{seed}", random.Random(f"{sharding} {checkpoint} {seed}")
         run = started(folder, name)
-        killed = kill_at_random(run, draw, min(OF_A_RUN, wanted - kills))
+        killed = kill_at_random(
+            run, folder / f"runs/{name}/metrics.jsonl", draw, min(OF_A_RUN, wanted - kills)
+        )
         ranks = [*children(run.pid), *ranks_of(run.pid)]
         status = run.wait(timeout=1800)
         messages = (folder / f"{name}.txt").read_text()
@@ -111,5 +135,8 @@ def test_killed_ranks_change_no_bit_of_a_run(sharding: str, small_run: Callable[
         assert metrics == expected[1]
         kills, seed = kills + killed, seed + 1
         phases.update(LOST.findall(messages))
-        print(f"{sharding}: {kills} kills in {seed} runs; found in {dict(phases)}", flush=True)
+        print(
+            f"{sharding}, {checkpoint}: {kills} kills in {seed} runs; found in {dict(phases)}",
+            flush=True,
+        )
     assert phases

@@ -190,7 +190,7 @@ def test_a_killed_rank_is_named_and_no_process_stays(pair: Team) -> None:
     learner = sharded(pair, restarts=0)
     pids = pair.pids
     os.kill(pids[1], signal.SIGKILL)
-    with pytest.raises(RanksLost, match=r"lost rank 1 \(process \d+\) was ended by SIGKILL"):
+    with pytest.raises(RanksLost, match=r"lost rank 1 \(process \d+\), which was ended by SIGKILL"):
         learner.step(batch())
     assert all(within(10, lambda pid=pid: ended(pid)) for pid in pids)
     with pytest.raises(RunError, match="have ended"):
@@ -344,9 +344,12 @@ def test_ranks_end_with_a_killed_driver(tmp_path: Path) -> None:
     )
     assert driver.stdout is not None
     pids = [int(pid) for pid in driver.stdout.readline().split()]
+    # neither does one that is stopped stay, nor what has forked them
+    os.kill(pids[1], signal.SIGSTOP)
+    pids.append(int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1]))
     driver.kill()
     driver.communicate()
-    assert len(pids) == 2
+    assert len({*pids}) == 3
     assert all(within(30, lambda pid=pid: ended(pid)) for pid in pids)
 
 

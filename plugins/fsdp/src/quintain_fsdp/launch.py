@@ -37,6 +37,7 @@ class Job:
     Attributes:
         recipe: file or name, as in `quintain train`.
         name: of the run and of the job.
+        folder: of run folders.
         nodes: number of machines.
         gpus: ranks on each.
         port: at which the run waits for its ranks; the next one is torchrun's.
@@ -45,6 +46,7 @@ class Job:
 
     recipe: str
     name: str
+    folder: str
     nodes: int
     gpus: int
     port: int
@@ -65,7 +67,7 @@ class Job:
         ]
         words = ["quintain", "train", self.recipe, "--name", self.name]
         words += [word for change in changes for word in ("--set", change)]
-        folder = f"runs/{self.name}"
+        folder = f"{self.folder}/{self.name}"
         again = shlex.join(["quintain", "train", "--resume", folder])
         return (
             f"if [ -e {shlex.quote(folder + '/recipe.toml')} ]; then\n"
@@ -246,7 +248,13 @@ def launch(
     parsed = Recipe.parse(_text(path), changes, source=recipe, folder=path.parent)
     own = name or parsed.run.name or path.stem
     job = Job(
-        recipe=recipe, name=_checked_name(own), nodes=nodes, gpus=gpus, port=port, changes=changes
+        recipe=recipe,
+        name=_checked_name(own),
+        folder=parsed.run.folder,
+        nodes=nodes,
+        gpus=gpus,
+        port=port,
+        changes=changes,
     )
     if kind == "slurm":
         text = slurm(job)

@@ -53,6 +53,7 @@ class FsdpLearner(Learner):
         ranks, sharding, group, silence, restarts, copy_every, checkpoint, rendezvous, token_file,
             patience: see `Fsdp`.
         modes: the settings of `Fsdp` that say how ranks keep weights and moments.
+        share_gpu: let ranks share the GPUs that there are, by gloo; to try things out.
         team: processes that run already, for several learners one after the other.
         settings: of `Learner`.
 
@@ -77,6 +78,7 @@ class FsdpLearner(Learner):
         rendezvous: str | None = None,
         token_file: str | None = None,
         patience: float = 600.0,
+        share_gpu: bool = False,
         team: Team | None = None,
         **settings: Any,
     ) -> None:
@@ -96,7 +98,8 @@ class FsdpLearner(Learner):
         self.forward.checkpointing = settings.get("activation_checkpointing", False)
         self.algorithm = algorithm
         device = self.parameters[0].device.type
-        if device == "cuda" and rendezvous is None and ranks > torch.cuda.device_count():
+        own = rendezvous is None and not share_gpu
+        if device == "cuda" and own and ranks > torch.cuda.device_count():
             raise UsageError(
                 f"learner fsdp: {ranks} ranks need a GPU each, and torch sees "
                 f"{torch.cuda.device_count()}; lower learner.args.ranks"
@@ -130,12 +133,17 @@ class FsdpLearner(Learner):
                 ranks, os.path.expandvars(rendezvous), token, silence=silence, patience=patience
             )
         self.team = Recovery(
-            team or Team(ranks, silence=silence), setup, restarts=restarts, every=copy_every
+            team or Team(ranks, silence=silence, gpu=device == "cuda"),
+            setup,
+            restarts=restarts,
+            every=copy_every,
         )
         if algorithm is not None:
             for note in algorithm.notes():
                 log.warning("%s: %s", algorithm.name, note)
         self._last: Prepared | None = None
+        self._saving: tuple[int, tuple[Any, ...]] = (-1, ())
+        """Version and arguments of the last save that was begun."""
 
     def prepare(self, batch: Batch) -> Prepared:
         if not batch.tokens:
@@ -210,7 +218,8 @@ class FsdpLearner(Learner):
     def begin_save(self, folder: Path) -> dict[str, Any]:
         """Let the ranks write into *folder*, see `quintain.interfaces.PartSaver`."""
         files = model_files(self._image, folder / "model", self._ranks)
-        rest = self.team.call("begin_save", str(folder), files)
+        self._saving = self.version, (str(folder), files)
+        rest = self.team.call("begin_save", *self._saving[1])
         state = super().state_dict(weights=False)
         del state["optimizer"]  # the driver's own, which is empty
         return {**state, "optimizer": rest}
@@ -224,6 +233,10 @@ class FsdpLearner(Learner):
             return "writing"
         if faults := sorted({fault for fault in became if fault not in ("complete", "lost")}):
             raise OSError(errno.ENOSPC if is_full(faults[0]) else errno.EIO, faults[0])
+        version, files = self._saving
+        if "lost" in became and version == self.version:
+            self.team.call("begin_save", *files)  # by ranks that have the same weights
+            return self.end_save(wait=wait)
         if "lost" in became:
             log.warning(
                 "learner fsdp: the ranks that wrote a checkpoint were lost, so it is left out; the "

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from multiprocessing import parent_process
+from multiprocessing import forkserver, parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from .optimizers import PartOptimizer, parts_of
 from .processes import ProcessRanks
 from .saver import Saver, flat, nested
 from .setup import Modes, Place, Setup, mapped
-from .shards import local, mesh_of, read, shard, sharded_parts, write
+from .shards import as_part, local, mesh_of, read, shard, sharded_parts, write
 from .signs import BEAT, Sign, stacks
 from .spares import REFERENCE, Spare
 
@@ -61,8 +61,12 @@ def run_rank(rank: int, connection: Connection, signs: Any, spare: Spare) -> Non
         # Gathered weights come and go. Between other blocks they would leave holes, of some 300 MB.
         LIBC.mallopt(M_MMAP_THRESHOLD, 2**20)
     threading.Thread(target=_beat, args=(signs[rank],), daemon=True).start()
-    # A process that is stopped does not see that its driver has ended. What forked it does.
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    server: Any = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        # A process that is stopped does not see that its driver has ended. The server that forked
+        # it does: once nobody has the other end of its pipe, of which this process has got a copy.
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.close(server._forkserver_alive_fd)
     serve(rank, connection, spare)
 
 
@@ -190,10 +194,14 @@ class Worker:
     def _meet(self, rank: int, setup: Setup) -> None:
         """Connect with the other ranks."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        backend = "gloo"
         if setup.device == "cuda":
-            torch.cuda.set_device(rank)
+            gpus = torch.cuda.device_count()
+            torch.cuda.set_device(rank % gpus)
+            # NCCL refuses ranks that share a GPU
+            backend = "cpu:gloo,cuda:nccl" if setup.ranks <= gpus else "cpu:gloo,cuda:gloo"
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if setup.device == "cuda" else "gloo",
+            backend,
             init_method=f"file://{setup.rendezvous}",
             rank=rank,
             world_size=setup.ranks,
@@ -346,14 +354,14 @@ class Worker:
         optimizer = self.learner.state_dict(weights=False)["optimizer"]["state"]
         state = {
             "weights": {
-                name: _local(p.data) for name, p in self._parameters.items() if p.requires_grad
+                name: local(p.data) for name, p in self._parameters.items() if p.requires_grad
             },
             "moments": mapped(optimizer, _cut),
             "counters": {"version": self.learner.version, "updates": self.learner.updates},
         }
         written: dict[int | str, Any] = {slot: state}
         if reference and self._reference:
-            written[REFERENCE] = {name: _local(t.data) for name, t in self._reference.items()}
+            written[REFERENCE] = {name: local(t.data) for name, t in self._reference.items()}
         fault = ""
         try:
             for key, value in written.items():
@@ -372,10 +380,10 @@ class Worker:
         self._reshard()
         state = torch.load(self._spare[slot], weights_only=False)
         for name, part in state["weights"].items():
-            _local(self._parameters[name].data).copy_(part)
+            local(self._parameters[name].data).copy_(part)
         if self._reference:
             for name, part in torch.load(self._spare[REFERENCE], weights_only=False).items():
-                _local(self._reference[name].data).copy_(part)
+                local(self._reference[name].data).copy_(part)
         own = self.learner.state_dict(weights=False)
         ordered = self._ordered()
         moments = {
@@ -458,11 +466,6 @@ class Part:
     shape: tuple[int, ...]
 
 
-def _local(value: Any) -> Any:
-    """Return this rank's part of a tensor, in the same memory."""
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 def _cut(value: Any) -> Any:
     """Return a tensor of which ranks have parts as a `Part`."""
     return Part(value.to_local(), tuple(value.shape)) if isinstance(value, DTensor) else value
@@ -473,11 +476,4 @@ def _whole(value: Any, *, like: Tensor) -> Any:
     if not isinstance(value, Part):
         return value
     assert isinstance(like, DTensor)
-    return DTensor.from_local(
-        value.tensor,
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=torch.Size(value.shape),
-        stride=torch.empty(value.shape, device="meta").stride(),
-    )
+    return as_part(value.tensor, like, value.shape)

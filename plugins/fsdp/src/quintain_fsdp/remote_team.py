@@ -66,8 +66,9 @@ class RemoteTeam(Team):
         self._learners = self._ranks = 0
         self._device = "cpu"
         try:
-            self._server = socket.create_server((host, port))
-            meeting = socket.create_server((host, 0))
+            family = socket.getaddrinfo(host, port)[0][0]
+            self._server = socket.create_server((host, port), family=family)
+            meeting = socket.create_server((host, 0), family=family)
         except OSError as error:
             raise RunError(
                 f"learner fsdp: cannot listen at {address}: {error.strerror}; "

@@ -46,15 +46,16 @@ class Team:
     Args:
         size: number of processes.
         silence: seconds without a sign of life, or without work, after which a rank is given up.
+        gpu: whether they compute on GPUs.
     """
 
     last_words = 5.0
     """Seconds that ranks get to answer when one has failed."""
 
-    def __init__(self, size: int, *, silence: float = 20.0) -> None:
-        # A server forks the ranks and has what they import, so that they start in no time. It has
-        # no threads and no GPU.
-        self._context = multiprocessing.get_context("forkserver")
+    def __init__(self, size: int, *, silence: float = 20.0, gpu: bool = False) -> None:
+        # A server forks the ranks and has what they import, so that they start in no time. An import
+        # may ask for GPUs, after which a forked process cannot use them.
+        self._context: Any = multiprocessing.get_context("spawn" if gpu else "forkserver")
         self._context.set_forkserver_preload(list(PRELOADED))
         self._folder = tempfile.mkdtemp(prefix="quintain-ranks-")
         self._silence = silence
@@ -199,7 +200,7 @@ class Team:
         return f"rank {rank} (process {self._processes[rank].pid})"
 
     def _obituary(self, causes: Mapping[int, str], command: str) -> str:
-        said = [f"{self._named(rank)} {cause}" for rank, cause in causes.items()]
+        said = [f"{self._named(rank)}, which {cause}" for rank, cause in causes.items()]
         return f"the learner lost {' and '.join(said)}, while the ranks did {command!r}"
 
     def _kill(self) -> None:
