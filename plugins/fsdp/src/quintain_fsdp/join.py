@@ -206,14 +206,16 @@ class Served:
 
 def _beat(served: Served, pipe: int) -> None:
     """Give signs of life, to the run while it waits for an answer; end when it is gone."""
-    from .signs import BEAT, Sign
+    from .signs import BEAT, Sign, stacks
 
     sign = Sign()
-    while True:
-        os.write(pipe, b".")
-        time.sleep(BEAT)
-        if served.busy:
-            sign.renew()
+    with open(os.memfd_create("stacks"), "w+b", buffering=0) as file:
+        while True:
+            os.write(pipe, b".")
+            time.sleep(BEAT)
+            if not served.busy:
+                continue
+            sign.renew(stacks(file))
             try:
                 served.wire.send(("beat", sign.cpu, sign.waits, sign.place))
             except OSError:
