@@ -13,7 +13,7 @@ LONG = 600.0
 """Seconds of a warm start beyond which the screen says what makes it shorter."""
 USUAL_FROM_GENERAL, USUAL_FROM_RANDOM = (10, 160), (80, 800)
 """Updates after which the warm starts of most small environments ended: from the general starter 10
-of 12, from random weights 7 of 8 (``studies/benchmarks/results/starter.json``, 2026-11-26).
+of 12, from random weights 8 of 9 (``studies/benchmarks/results/starter.json``, 2026-11-26).
 """
 FIRST_ANSWERS = 0.03
 """Least accuracy of a target that is reached with the first right answers."""
