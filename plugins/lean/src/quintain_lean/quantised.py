@@ -162,6 +162,10 @@ def quantise(module: nn.Module, form: Format) -> None:
         with torch.no_grad():
             weight = QuantisedWeight(FORMATS[form](base.weight.detach()), base.weight)
             base.weight = nn.Parameter(weight, requires_grad=False)
+    for parameter in module.parameters():
+        if parameter.device.type == "cpu" and not isinstance(parameter, QuantisedWeight):
+            # The rest may be pages of a file. It is mapped as a whole until none of it is in use.
+            parameter.data = parameter.data.clone()
 
 
 def round_to(module: nn.Module, form: Format, dtype: torch.dtype) -> None:
