@@ -11,9 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from quintain.interfaces import PARTS
@@ -47,8 +51,8 @@ class Saver:
         def work() -> None:
             try:
                 parts = folder / PARTS
-                writer = dcp.FileSystemWriter(parts, sync_files=True)
-                dcp.save(dict(tensors), storage_writer=writer, process_group=self._group)
+                writer = FileSystemWriter(parts, sync_files=True)
+                save(dict(tensors), storage_writer=writer, process_group=self._group)
                 path, weights = of_model
                 if weights:
                     save_file(dict(weights), path, metadata={"format": "pt"})
@@ -58,7 +62,7 @@ class Saver:
                 # Here, where nobody waits: it takes 0.7 s per GB.
                 self.digests = {p.relative_to(folder).as_posix(): _digest(p) for p in written}
                 self._became = "complete"
-            except dcp.CheckpointException as error:  # no `Exception`
+            except CheckpointException as error:  # no `Exception`
                 self._became = _first(error)
             except Exception as error:  # noqa: BLE001 - the driver raises it
                 self._became = f"{type(error).__name__}: {error}"
@@ -82,9 +86,10 @@ class Saver:
         """Return this rank's parts of the tensors in *folder*; one of a name is cut as *like* of it
         is.
         """
-        reader = dcp.FileSystemReader(folder)
+        reader = FileSystemReader(folder)
         tensors = {}
         for name, described in reader.read_metadata().state_dict_metadata.items():
+            assert isinstance(described, TensorStorageMetadata)
             whole, shape = like(name), tuple(described.size)
             if not isinstance(whole, DTensor) or not shape:
                 tensors[name] = torch.empty(shape, dtype=described.properties.dtype)
@@ -94,13 +99,13 @@ class Saver:
             part = torch.empty(size, dtype=described.properties.dtype)
             tensors[name] = as_part(part.to(whole.to_local().device), whole, shape)
         try:
-            dcp.load(tensors, storage_reader=reader, process_group=self._group)
-        except dcp.CheckpointException as error:  # no `Exception`
+            load(tensors, storage_reader=reader, process_group=self._group)
+        except CheckpointException as error:  # no `Exception`
             raise RuntimeError(_first(error)) from error
         return tensors
 
 
-def _first(error: dcp.CheckpointException) -> str:
+def _first(error: CheckpointException) -> str:
     """Return what failed on the first rank on which something did."""
     (fault, *_), *_ = error.failures.values()
     return f"{type(fault).__name__}: {fault}"

@@ -59,9 +59,9 @@ def shard(
         param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     for layer in layers_of(module):
-        for part in layer.modules() if half is not None else ():
-            if isinstance(part, nn.LayerNorm):
-                part.forward = partial(_normalized, part)  # type: ignore[method-assign]
+        for norm in layer.modules() if half is not None else ():
+            if isinstance(norm, nn.LayerNorm):
+                norm.forward = partial(_normalized, norm)  # type: ignore[method-assign]
         fully_shard(
             layer, mesh=mesh, mp_policy=types if half is None else in_half, offload_policy=place
         )
@@ -115,7 +115,8 @@ def as_part(part: Tensor, like: DTensor, shape: tuple[int, ...]) -> DTensor:
     stride = torch.empty(shape, device="meta").stride()
     meta = TensorMeta(torch.Size(shape), stride, part.dtype)
     spec = DTensorSpec(like.device_mesh, like.placements, tensor_meta=meta)
-    return DTensor(part, spec, requires_grad=False)  # type: ignore[no-any-return,call-arg]
+    made: DTensor = DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return made
 
 
 def rows_of(like: Tensor, rows: int | None = None) -> slice:
