@@ -16,7 +16,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -72,33 +72,28 @@ class Arm:
 
     Attributes:
         imitates: the samples are the teacher's.
-        taught: the algorithm asks the teacher.
         temperature: of sampling.
     """
 
     algorithm: Algorithm
     imitates: bool = False
-    taught: bool = True
     temperature: float = 1.0
     rate: float = RATE
 
 
-PG = Arm(algorithm=ALGORITHMS["dr_grpo"], taught=False)
-SUPERVISED = Arm(algorithm=SFT, imitates=True, taught=False)
-FORWARD, REVERSE = (GKD.replace(objective={"kind": kind}) for kind in ("forward", "reverse"))
-ARMS: dict[str, Arm] = {
-    "policy gradient": PG,
+BASE: dict[str, Arm] = {
+    "policy gradient": Arm(algorithm=ALGORITHMS["dr_grpo"]),
     "OPD": Arm(algorithm=OPD),
     "GKD": Arm(algorithm=GKD),
-    "supervised": SUPERVISED,
-    "OPD and reward": Arm(algorithm=OPD.replace(advantage={"reward": 1.0})),
-    "GKD reverse": Arm(algorithm=REVERSE),
-    "GKD forward": Arm(algorithm=FORWARD),
-    "policy gradient, T 0.7": Arm(algorithm=PG.algorithm, taught=False, temperature=0.7),
-    "OPD, T 0.7": Arm(algorithm=OPD, temperature=0.7),
-    "GKD, T 0.7": Arm(algorithm=GKD, temperature=0.7),
-    "supervised, rate x 5": Arm(algorithm=SFT, imitates=True, taught=False, rate=5 * RATE),
-    "GKD, rate x 5": Arm(algorithm=GKD, rate=5 * RATE),
+    "supervised": Arm(algorithm=SFT, imitates=True),
+}
+ARMS: dict[str, Arm] = {
+    **BASE,
+    **{f"{name}, rate x 5": replace(arm, rate=5 * RATE) for name, arm in BASE.items()},
+    **{
+        f"{name}, T 0.7": replace(BASE[name], temperature=0.7)
+        for name in ("policy gradient", "OPD", "GKD")
+    },
 }
 
 
@@ -116,7 +111,9 @@ class Curve:
 
 
 def study(seeds: Sequence[int], quick: bool) -> Report:
-    """Held-out success by tokens and by CPU seconds for each arm."""
+    """Held-out success by tokens and by CPU seconds for each arm; at the lower temperature for the
+    first seed alone.
+    """
     size = QUICK if quick else Size()
     arms = dict(islice(ARMS.items(), 4)) if quick else ARMS
     with tempfile.TemporaryDirectory() as temporary:
@@ -124,7 +121,10 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
         store.mkdir(parents=True, exist_ok=True)
         teacher = teacher_in(store, size)
         curves = {
-            name: [trained(store, name, arm, teacher, seed, size) for seed in seeds]
+            name: [
+                trained(store, name, arm, teacher, seed, size)
+                for seed in (seeds if arm.temperature == 1 else seeds[:1])
+            ]
             for name, arm in arms.items()
         }
         quality = json.loads((store / "teacher.json").read_text())
@@ -143,46 +143,53 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
 
 
 def panels_of(curves: Mapping[str, Sequence[Curve]]) -> list[Panel]:
-    """Success by tokens and by seconds, greedy and sampled; a line for each arm."""
+    """Success by tokens and by seconds, greedy and sampled, for each rate and temperature."""
     panels = []
-    for success in ("greedy", "sampled"):
-        for by in ("tokens", "seconds"):
-            lines = [
-                Line(
-                    label=name,
-                    x=[fmean(x) for x in zip(*(getattr(c, by) for c in runs), strict=True)],
-                    values=[getattr(c, success) for c in runs],
-                    style="--" if ", " in name else "-",
-                )
-                for name, runs in curves.items()
-            ]
-            xlabel = "tokens sampled" if by == "tokens" else "CPU seconds"
-            panels.append(Panel(title=f"{success} success on test", xlabel=xlabel, lines=lines))
+    settings = dict.fromkeys(name.partition(", ")[2] for name in curves)
+    for setting in settings:
+        here = {
+            method: runs
+            for name, runs in curves.items()
+            for method, _, own in [name.partition(", ")]
+            if own == setting
+        }
+        for success in ("greedy", "sampled"):
+            for by in ("tokens", "seconds"):
+                lines = [
+                    Line(
+                        label=method,
+                        x=[fmean(x) for x in zip(*(getattr(c, by) for c in runs), strict=True)],
+                        values=[getattr(c, success) for c in runs],
+                    )
+                    for method, runs in here.items()
+                ]
+                xlabel = "tokens sampled" if by == "tokens" else "CPU seconds"
+                title = f"{success} success{setting and ', '}{setting}"
+                panels.append(Panel(title=title, xlabel=xlabel, lines=lines))
     return panels
 
 
 def contrasts_of(curves: Mapping[str, Sequence[Curve]]) -> dict[str, list[float]]:
-    """Each arm less the policy gradient: at the end, on the mean over the run's tokens, and on that
-    over the CPU seconds that every run took.
+    """Each arm less the policy gradient of its rate, seed by seed: at the last step, and in the mean
+    over the tokens and the CPU seconds that both took.
     """
-    first, *others = curves
-    least = min(curve.seconds[-1] for runs in curves.values() for curve in runs)
     found = {}
-    for success in ("greedy", "sampled"):
-        for name in others:
-            pairs = list(zip(curves[name], curves[first], strict=True))
+    for name, runs in curves.items():
+        method, comma, setting = name.partition(", ")
+        first = f"policy gradient{comma}{setting}"
+        if method == "policy gradient" or len(runs) < len(curves["policy gradient"]):
+            continue
+        pairs = list(zip(runs, curves[first], strict=True))
+        for success in ("greedy", "sampled"):
             found[f"{name} less {first}: {success}, at the last step"] = [
                 getattr(a, success)[-1] - getattr(b, success)[-1] for a, b in pairs
             ]
-            found[f"{name} less {first}: {success}, mean over tokens"] = [
-                mean_until(a, "tokens", success, min(a.tokens[-1], b.tokens[-1]))
-                - mean_until(b, "tokens", success, min(a.tokens[-1], b.tokens[-1]))
-                for a, b in pairs
-            ]
-            found[f"{name} less {first}: {success}, mean over seconds"] = [
-                mean_until(a, "seconds", success, least) - mean_until(b, "seconds", success, least)
-                for a, b in pairs
-            ]
+            for by in ("tokens", "seconds"):
+                found[f"{name} less {first}: {success}, mean over {by}"] = [
+                    mean_until(a, by, success, end) - mean_until(b, by, success, end)
+                    for a, b in pairs
+                    for end in [min(getattr(a, by)[-1], getattr(b, by)[-1])]
+                ]
     return found
 
 
