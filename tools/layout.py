@@ -163,6 +163,11 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
                 "transformers says nowhere else which attention a loaded model runs",
             ),
             (
+                "quintain_fsdp.rank",
+                "server._forkserver_alive_fd",
+                "a forked process has a copy of this pipe, and no name says so",
+            ),
+            (
                 "quintain_classic.natural",
                 "cast(Any, step.module).config._attn_implementation",
                 "as in quintain.models.forward",

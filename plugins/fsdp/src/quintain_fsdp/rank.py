@@ -459,7 +459,7 @@ def _tensor(module: nn.Module, name: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """This rank's part of a tensor of *shape*."""
 
     tensor: Tensor
@@ -467,13 +467,13 @@ class Part:
 
 
 def _cut(value: Any) -> Any:
-    """Return a tensor of which ranks have parts as a `Part`."""
-    return Part(value.to_local(), tuple(value.shape)) if isinstance(value, DTensor) else value
+    """Return a tensor of which ranks have parts as a `RankPart`."""
+    return RankPart(value.to_local(), tuple(value.shape)) if isinstance(value, DTensor) else value
 
 
 def _whole(value: Any, *, like: Tensor) -> Any:
-    """Return the tensor that a `Part` is of, cut as *like* is."""
-    if not isinstance(value, Part):
+    """Return the tensor that a `RankPart` is of, cut as *like* is."""
+    if not isinstance(value, RankPart):
         return value
     assert isinstance(like, DTensor)
     return as_part(value.tensor, like, value.shape)

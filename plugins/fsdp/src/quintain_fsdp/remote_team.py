@@ -57,7 +57,7 @@ class RemoteTeam(Team):
     last_words = 30.0
     """A machine that is gone takes longer to find than a process."""
 
-    def __init__(  # noqa: super-init - no process is started here
+    def __init__(  # no process is started here, so not that of `Team`
         self, size: int, address: str, token: bytes, *, silence: float, patience: float
     ) -> None:
         host, port = address_of(address)

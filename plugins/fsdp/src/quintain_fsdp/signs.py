@@ -87,7 +87,7 @@ def _place(calls: list[tuple[str, str]]) -> str:
     return next(named, calls[0][1] if calls else "")
 
 
-class Watch:
+class RankWatch:
     """Finds ranks that make no progress while a command runs.
 
     Args:

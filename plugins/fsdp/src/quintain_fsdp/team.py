@@ -21,7 +21,7 @@ from quintain.errors import RunError, UsageError
 
 from .rank import run_rank
 from .setup import Setup
-from .signs import Sign, Watch
+from .signs import RankWatch, Sign
 from .spares import Spare
 
 PRELOADED = ("quintain_fsdp.rank", "torch._dynamo", "transformers.modeling_utils")
@@ -156,7 +156,7 @@ class Team:
     def _replies(self, command: str) -> list[Any]:
         replies: dict[int, Any] = {}
         deadline = float("inf")
-        watch = Watch(self._silence, idle=self._device == "cpu" and command in COMPUTES)
+        watch = RankWatch(self._silence, idle=self._device == "cpu" and command in COMPUTES)
         while len(replies) < self._ranks:
             missing = [rank for rank in range(self._ranks) if rank not in replies]
             self._wait(missing)
