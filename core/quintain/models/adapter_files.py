@@ -89,7 +89,7 @@ def write_adapters(
     tensors = {name: tensor.contiguous() for name, tensor in adapter_tensors(module).items()}
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
     dtype = str(next(base_of(module).parameters()).dtype).removeprefix("torch.")
-    record = {"model": base, "sha256": digest, "dtype": dtype}
+    record: dict[str, Any] = {"model": base, "sha256": digest, "dtype": dtype}
     record |= {"learner": dict(learner)} if learner else {}
     (folder / BASE_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
     if (generation := getattr(base_of(module), "generation_config", None)) is not None:

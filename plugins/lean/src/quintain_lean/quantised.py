@@ -21,7 +21,7 @@ Format = Literal["int8", "nf4"]
 MAPS = 'learner lean: base = "{}" needs linear maps with adapters: set model.lora = {{}}'
 
 
-class Stored(Protocol):
+class FewBits(Protocol):
     """The numbers of a weight [out, in] in few bits. Nothing changes them."""
 
     def product(self, x: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Nf4:
 
 BYTES: dict[Format, float] = {"int8": 1, "nf4": 0.5 + 1 / 64}
 """Of a number with its scale; those of `Int8` are a few for each row."""
-FORMATS: dict[Format, Callable[[Tensor], Stored]] = {"int8": Int8, "nf4": Nf4}
+FORMATS: dict[Format, Callable[[Tensor], FewBits]] = {"int8": Int8, "nf4": Nf4}
 
 
 class QuantisedWeight(Tensor):
@@ -92,20 +92,18 @@ class QuantisedWeight(Tensor):
         stored: its numbers.
     """
 
-    stored: Stored
+    stored: FewBits
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         """Return the bytes that it takes."""
         return sum(tensor.nbytes for tensor in self.stored.tensors())
 
     @staticmethod
-    def __new__(cls, stored: Stored, like: Tensor) -> QuantisedWeight:
-        made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, like.shape, dtype=like.dtype, device=like.device
-        )
+    def __new__(cls, stored: FewBits, like: Tensor) -> QuantisedWeight:
+        made = Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
         made.stored = stored
-        return cast(QuantisedWeight, made)
+        return made
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -115,7 +113,9 @@ class QuantisedWeight(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
             with torch.inference_mode(False):  # `detach` of a plain weight is plain there, too
                 return cls(args[0].stored, args[0])
@@ -131,7 +131,8 @@ class QuantisedWeight(Tensor):
 def _linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    mapped = cast(Tensor, _Product.apply(x, weight))
+    product: Any = _Product
+    mapped: Tensor = product.apply(x, weight)
     return mapped if bias is None else mapped + bias.to(mapped.dtype)
 
 
