@@ -131,7 +131,8 @@ class QuantisedWeight(Tensor):
 def _linear(x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    mapped = cast(Tensor, _Product.apply(x, weight))  # type: ignore[no-untyped-call]
+    product: Any = _Product
+    mapped: Tensor = product.apply(x, weight)
     return mapped if bias is None else mapped + bias.to(mapped.dtype)
 
 
