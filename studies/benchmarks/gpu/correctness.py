@@ -241,8 +241,12 @@ def one_step(name: str, device: torch.device, precision: str) -> dict[str, Any]:
         learner_extra="",
     )
     text = text.replace("steps = 100000", "steps = 1").replace('"dr_grpo"', f'"{name}"')
+    pieces = current().load("algorithm", name).pieces
+    taught = any("teacher" in piece.needs.values() for piece in pieces)
+    # the model as it is before the step
+    teacher = [f"services.teacher={{use='teacher', args={{model='{folder('0.1M')}'}}}}"]
     with tempfile.TemporaryDirectory(prefix="quintain-kit-") as where:
-        recipe = Recipe.parse(text)
+        recipe = Recipe.parse(text, teacher if taught else [])
         with RunFolder.create(Path(where) / "run", recipe.to_toml()) as run_folder:
             run_training(recipe, run_folder, Screen(quiet=True))
             record = run_folder.metrics()[-1]
