@@ -40,7 +40,7 @@ class Gate(Screen):
         super().start(steps, done, split, **options)
         self.await_question(done)
 
-    def step(self, step: int, metrics: Mapping[str, Any], *, last: bool = False) -> None:
+    def step(self, step: int, metrics: Mapping[str, Any], **options: Any) -> None:
         seconds, cpu = time.perf_counter() - self.began, time.process_time() - self.burnt
         phases = {key: value for key, value in metrics.items() if key.startswith("seconds")}
         tokens = metrics["tokens"]
