@@ -206,7 +206,7 @@ if __name__ == "__main__":
     from tests.plugins.fsdp.test_checkpoint import RunFolder, Team, batch, learner, manager
     checkpoints = manager(RunFolder.open(Path(sys.argv[1])))
     saving = learner(Team(2, silence=300.0), ranks=2)
-    print("ready", flush=True)
+    print(*saving.team.pids, flush=True)
     step = 0
     while True:
         step += 1
@@ -237,19 +237,14 @@ def test_a_save_that_is_killed_leaves_whole_checkpoints(killed: str, tmp_path: P
             env=os.environ | {"PYTHONPATH": root},
         ) as saver:
             assert saver.stdout is not None
+            pids = [int(pid) for pid in saver.stdout.readline().split()]
             while saver.stdout.readline() != "3\n":
                 assert saver.poll() is None
             time.sleep(draw.random() * 0.05)
             if killed == "driver":
                 os.kill(saver.pid, signal.SIGKILL)
             else:
-                children = Path(f"/proc/{saver.pid}/task/{saver.pid}/children").read_text()
-                ranks = [
-                    int(pid)
-                    for pid in children.split()
-                    if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-                ]
-                os.kill(ranks[-1], signal.SIGKILL)
+                os.kill(pids[-1], signal.SIGKILL)
                 time.sleep(2.0)
                 saver.kill()
             saver.wait(120)
