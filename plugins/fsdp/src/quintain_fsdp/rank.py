@@ -57,9 +57,6 @@ def run_rank(rank: int, connection: Connection, signs: Any, spare: Spare) -> Non
         spare: files for copies of what this rank has made.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the driver decides
-    if hasattr(LIBC, "mallopt"):
-        # Gathered weights come and go. Between other blocks they would leave holes, of some 300 MB.
-        LIBC.mallopt(M_MMAP_THRESHOLD, 2**20)
     threading.Thread(target=_beat, args=(signs[rank],), daemon=True).start()
     server: Any = forkserver._forkserver
     if server._forkserver_alive_fd is not None:
@@ -134,6 +131,10 @@ class Worker:
         self._meet(rank, setup)
         self.rank, self._spare = rank, spare
         sharded = setup.sharding != "replicated"
+        if sharded and hasattr(LIBC, "mallopt"):
+            # Gathered weights come and go. Between other blocks they would leave holes, of some 300
+            # MB.
+            LIBC.mallopt(M_MMAP_THRESHOLD, 2**20)
         algorithm: Algorithm | None = pickle.loads(setup.algorithm) if setup.algorithm else None
         module = self._module(setup)
         self._images = {name: p.data for name, p in module.named_parameters()}
