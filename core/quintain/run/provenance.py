@@ -59,7 +59,9 @@ def header(plan: RunPlan, module: Any, *, cache: int = 0) -> str:
     )
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     parameters = sum(p.numel() for p in module.parameters())
-    size = 4 * parameters + 12 * trained  # float32 weights; gradients and the two moments of AdamW
+    needed = plan.learner_bytes
+    size = int((needed.weights + needed.own) * parameters)
+    size += int((needed.gradients + needed.moments + needed.host) * trained)
     # the engine has a copy
     if trained < parameters or plan.model.dtype in ("bfloat16", "float16"):
         size += parameters * DTYPES[plan.model.dtype].itemsize
