@@ -49,8 +49,8 @@ class Watch(Screen):
         if self.measuring:
             self.resumed = time.perf_counter()
 
-    def step(self, step: int, metrics: Mapping[str, Any], *, last: bool = False) -> None:
-        super().step(step, metrics, last=last)
+    def step(self, step: int, metrics: Mapping[str, Any], **options: Any) -> None:
+        super().step(step, metrics, **options)
         now = time.perf_counter()
         self.spent += now - self.began - (self.resumed - self.paused)
         self.began, self.paused, self.resumed = now, 0.0, 0.0
