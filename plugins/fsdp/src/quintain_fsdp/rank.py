@@ -46,6 +46,8 @@ PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 M_MMAP_THRESHOLD = -3
 """See mallopt(3): blocks of this size lie in memory of their own, which `free` gives back."""
+LARGE = 2**28
+"""Bytes of weights from which the holes that gathered weights leave are worth the time."""
 
 
 def run_rank(rank: int, connection: Connection, signs: Any, spare: Spare) -> None:
@@ -131,12 +133,13 @@ class Worker:
         self._meet(rank, setup)
         self.rank, self._spare = rank, spare
         sharded = setup.sharding != "replicated"
-        if sharded and hasattr(LIBC, "mallopt"):
-            # Gathered weights come and go. Between other blocks they would leave holes, of some 300
-            # MB.
-            LIBC.mallopt(M_MMAP_THRESHOLD, 2**20)
         algorithm: Algorithm | None = pickle.loads(setup.algorithm) if setup.algorithm else None
         module = self._module(setup)
+        large = sum(p.nbytes for p in module.parameters()) >= LARGE
+        if sharded and large and hasattr(LIBC, "mallopt"):
+            # Gathered weights come and go. Between other blocks they would leave holes, of some 300
+            # MB. Blocks of their own cost page faults in each step.
+            LIBC.mallopt(M_MMAP_THRESHOLD, 2**20)
         self._images = {name: p.data for name, p in module.named_parameters()}
         self._wholes = (
             {name: t.detach() for name, t in module.state_dict().items()}
