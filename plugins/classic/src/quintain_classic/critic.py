@@ -21,8 +21,8 @@ from quintain.models import Forward
 def value_terms(
     values_N: Tensor, old_N: Tensor, returns_N: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """1/2 max((V - R)^2, (clip(V, V_old - eps, V_old + eps) - R)^2) per token, and where the clip
-    stops the gradient; each [N].
+    """Return 1/2 max((V - R)^2, (clip(V, V_old - eps, V_old + eps) - R)^2) per token, and where the
+    clip stops the gradient; each [N].
 
     Args:
         clip: eps; ``None`` is the plain squared error.
@@ -106,7 +106,7 @@ class Critic(Service):
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
-        """What reward each trained token's position is worth, [N], in the order of samples,
+        """Return what reward each trained token's position is worth, [N], in the order of samples,
         sequences and places.
         """
         flat_tokens = FlatTokens(batch=batch)
@@ -149,7 +149,7 @@ class Critic(Service):
         return metrics | explained_variance(old_N, returns_N)
 
     def state(self) -> Mapping[str, Any]:
-        """Weights, moments and the count of updates; the tensors are live."""
+        """Return the weights, the moments and the count of updates; the tensors are live."""
         moments = self._optimizer.state
         return {
             "updates": self.updates,
@@ -196,7 +196,9 @@ class Critic(Service):
     def _update(
         self, parts: Sequence[MicroBatch], old_N: Tensor, returns_N: Tensor
     ) -> tuple[float, float, float]:
-        """One step on a minibatch: its mean loss, its clipped share, the norm of its gradient."""
+        """Take one step on a minibatch; return its mean loss, its clipped share, the norm of its
+        gradient.
+        """
         self._optimizer.zero_grad(set_to_none=True)
         tokens = sum(len(micro.positions) for micro in parts)
         loss = clipped = 0.0
@@ -222,7 +224,9 @@ class Critic(Service):
 
 
 def explained_variance(values_N: Tensor, returns_N: Tensor) -> dict[str, float]:
-    """``critic.explained_variance``: 1 - var(R - V) / var(R); nothing where returns do not vary."""
+    """Return ``critic.explained_variance``: 1 - var(R - V) / var(R); nothing where returns do not
+    vary.
+    """
     returns, values = returns_N.double().cpu(), values_N.double().cpu()
     spread = returns.var(correction=0)
     if not float(spread) > 1e-12:

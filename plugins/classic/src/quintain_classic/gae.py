@@ -96,7 +96,9 @@ def estimates(
 
 
 def whitened(values_N: Tensor) -> Tensor:
-    """(x - mean) / (std + 1e-8) over all tokens, ddof 0; exactly 0 where they are all the same."""
+    """Return (x - mean) / (std + 1e-8) over all tokens, ddof 0; exactly 0 where they are all the
+    same.
+    """
     if advantages.is_constant(values_N.tolist()):
         return torch.zeros_like(values_N)
     centred = values_N - values_N.mean()

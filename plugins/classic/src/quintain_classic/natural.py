@@ -209,7 +209,7 @@ class Divergence:
 
     @classmethod
     def of(cls, step: OptimizerStep) -> Divergence:
-        """Around the parameters of *step* as they are now."""
+        """Return the divergence around the parameters of *step* as they are now."""
         module, copied = step.module, copy.deepcopy(step.module)
         rows = rows_of(step.batch)
         return cls(
@@ -223,7 +223,7 @@ class Divergence:
         )
 
     def fisher(self, vector: Tensor) -> Tensor:
-        """F v, flat, at prox. The parameters must be there."""
+        """Return F v, flat, at prox. The parameters must be there."""
         if len(self.parts) == 1:
             self._only = self._only or self._linear(self.parts[0])
             return self._product(self._only, vector, again=True)
@@ -270,7 +270,7 @@ class Divergence:
 
     @torch.no_grad()
     def mean(self) -> float:
-        """KL(prox || theta) in nats per token, at the parameters as they are now."""
+        """Return KL(prox || theta) in nats per token, at the parameters as they are now."""
         total = 0.0
         for part in self.parts:
             then_NV, now_NV = (
@@ -289,7 +289,7 @@ class Divergence:
 def conjugate_gradients(
     product: Callable[[Tensor], Tensor], target: Tensor, iterations: int, tolerance: float = 1e-10
 ) -> tuple[Tensor, Tensor]:
-    """x with product(x) = target, from 0; and target - product(x), the residual.
+    """Return x with product(x) = target, from 0; and target - product(x), the residual.
 
     Args:
         product: with a symmetric matrix that is positive (semi-)definite.
@@ -315,7 +315,7 @@ def conjugate_gradients(
 
 
 def rows_of(batch: Batch) -> list[TokenSequence]:
-    """Every sequence that trains, longest first, with the places of its trained tokens."""
+    """Return every sequence that trains, longest first, with the places of its trained tokens."""
     rows = [
         TokenSequence(sequence.ids, [place for place, trains in enumerate(sequence.mask) if trains])
         for sample in batch.samples
@@ -326,7 +326,7 @@ def rows_of(batch: Batch) -> list[TokenSequence]:
 
 
 def _parts(rows: Sequence[TokenSequence], budget: int) -> Iterator[list[TokenSequence]]:
-    """Rows that together, padded to the first of them, stay within *budget* tokens; one at
+    """Yield rows that together, padded to the first of them, stay within *budget* tokens; one at
     least.
     """
     part: list[TokenSequence] = []
@@ -344,7 +344,7 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    """In double precision: conjugate gradients depend on cancellation."""
+    """Return the dot product, in double precision: conjugate gradients depend on cancellation."""
     return float((a.double() * b.double()).sum())
 
 

@@ -143,7 +143,7 @@ class CutSample:
         )
 
     def cuts(self, engine: TokenEngine, by: str, size: int) -> list[int]:
-        """Tokens before each step, from 0."""
+        """Return the number of tokens before each step, from 0."""
         if by == "tokens":
             return list(range(0, len(self.tokens), size))
         ends = [
@@ -152,7 +152,7 @@ class CutSample:
         return [0, *(end for end in ends if end < len(self.tokens))] if self.tokens else []
 
     def advantages(self, values: Mapping[int, float | None]) -> list[float]:
-        """One per token, from the values of the cuts that have one."""
+        """Return one advantage per token, from the values of the cuts that have one."""
         scored = [(cut, value) for cut, value in values.items() if value is not None]
         if not scored or scored[0][0] > 0:
             return [0.0] * len(self.tokens)
@@ -197,7 +197,7 @@ async def _values(
 
 
 def _worth(rollout: Rollout[Any, Any]) -> float:
-    """As `Sample.total` of the policy's own player."""
+    """Return the total of the policy's own player, as `Sample.total` does."""
     return sum(
         score.of_player("") for score in (rollout.outcome, rollout.shaping) if score is not None
     )
@@ -227,12 +227,14 @@ class Continued(TokenEngine):
         self._given, self._begun = 0, False
 
     def for_task(self, task: Task) -> Engine:
-        """This one, from the start: an episode that failed is played again."""
+        """Return this engine, from the start: an episode that failed is played again."""
         self._given, self._begun = 0, False
         return self
 
     def for_player(self, name: str) -> Engine:
-        """Other players are the policy's, as the first time."""
+        """Return this engine for the policy's own player; other players are the policy's, as the
+        first time.
+        """
         return self if not name else self._policy.for_player(name)
 
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:

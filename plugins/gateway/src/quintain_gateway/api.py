@@ -157,8 +157,8 @@ def _json(value: Any) -> ApiResponse:
 
 
 def _stream(events: Iterator[str]) -> ApiResponse:
-    """Server-sent events. The turn is complete before the first one, so that a failure still has
-    its status.
+    """Return a response of server-sent events. The turn is complete before the first one, so that a
+    failure still has its status.
     """
     return ApiResponse(
         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}, events=events

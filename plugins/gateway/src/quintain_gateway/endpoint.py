@@ -186,8 +186,8 @@ class Endpoint:
                 self._threads.release(thread)
 
     async def _answer(self, thread: Thread, request: TurnRequest) -> PolicyTurn:
-        """One turn of *thread*; whatever fails becomes an answer to the agent, and is remembered if
-        it is ours.
+        """Take one turn of *thread*; whatever fails becomes an answer to the agent, and is
+        remembered if it is ours.
         """
         try:
             async with self._room:
@@ -246,7 +246,7 @@ class Endpoint:
         return replace(answer, turn=replace(turn, calls=tuple(renamed)))
 
     def _as_known(self, message: Message) -> Message:
-        """*message* with the ids that the conversation has."""
+        """Return *message* with the ids that the conversation has."""
         known: Mapping[str, str] = self._calls
         if not known:
             return message
@@ -260,8 +260,8 @@ class Endpoint:
 
 
 def _errors(calls: Sequence[ToolCall]) -> tuple[tuple[int, Message], ...]:
-    """Results that say why calls cannot be read, each with its place among the results; no agent
-    can answer them.
+    """Return results that say why calls cannot be read, each with its place among the results; no
+    agent can answer them.
     """
     rows = [(i, c) for i, c in enumerate(calls) if c.error or not c.name]
     return tuple(
@@ -271,7 +271,7 @@ def _errors(calls: Sequence[ToolCall]) -> tuple[tuple[int, Message], ...]:
 
 
 def over() -> ApiError:
-    """410: the episode has ended."""
+    """Return the error 410: the episode has ended."""
     return ApiError(410, "episode_over", "the episode that this key belongs to has ended")
 
 

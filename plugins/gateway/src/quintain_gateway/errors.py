@@ -48,15 +48,15 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """400: the request is wrong."""
+    """Return the error 400: the request is wrong."""
     return ApiError(400, code, message, param=param)
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """400: the request asks for what the gateway does not do."""
+    """Return the error 400: the request asks for what the gateway does not do."""
     return ApiError(400, "unsupported_parameter", message, param=param)
 
 
 def too_large(limit: int) -> ApiError:
-    """413: the body is larger than *limit* bytes."""
+    """Return the error 413: the body is larger than *limit* bytes."""
     return ApiError(413, "request_too_large", f"the body is larger than {limit:,} bytes")

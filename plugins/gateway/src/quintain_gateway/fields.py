@@ -71,7 +71,9 @@ def positive(body: Mapping[str, Any], name: str, limit: int | None = None) -> in
 
 
 def text_of(content: Any, where: str, first: int = 0) -> str:
-    """Text of a message: a string, null, or a list of text parts, counted from *first*."""
+    """Return the text of a message: a string, null, or a list of text parts, counted from
+    *first*.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -117,7 +119,9 @@ def call_of(name: Any, arguments: Any, call_id: Any, where: str) -> ToolCall:
 
 
 def named(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """*messages* with the name of the tool in each tool message, from the call that it answers."""
+    """Return *messages* with the name of the tool in each tool message, from the call that it
+    answers.
+    """
     names: dict[str, str] = {}
     out: list[Message] = []
     for m in messages:
@@ -148,7 +152,7 @@ def tool_of(function: Any, where: str, schema_in: str = "parameters") -> ToolSpe
 
 
 def distinct(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-    """*tools*, whose names must differ."""
+    """Return *tools*, whose names must differ."""
     for name, count in Counter(tool.name for tool in tools).items():
         if count > 1:
             raise invalid(f"two tools have the name {name!r}", "tools")
@@ -211,8 +215,8 @@ def format_of(given: Mapping[str, Any], inner: str, where: str) -> dict[str, Any
 def with_schema(
     messages: Sequence[Message], schema: Mapping[str, Any] | None
 ) -> tuple[Message, ...]:
-    """*messages* with a schema in the system message, where the policy reads it, as it reads the
-    tools.
+    """Return *messages* with a schema in the system message, where the policy reads it, as it reads
+    the tools.
 
     A client that asks for ``json_object`` says so in its messages, as OpenAI's API demands.
     """
@@ -258,7 +262,7 @@ def refuse(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
 
 
 def pieces(text: str) -> list[str]:
-    """*text* in a few parts, for a stream."""
+    """Split *text* into a few parts, for a stream."""
     size = max(16, -(-len(text) // _PIECES))
     return [text[i : i + size] for i in range(0, len(text), size)]
 

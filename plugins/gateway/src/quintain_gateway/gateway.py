@@ -76,7 +76,7 @@ class Gateway(Service):
 
     @asynccontextmanager
     async def endpoint(self, agent: Any, *, acts: bool = True) -> AsyncIterator[Endpoint]:
-        """An endpoint for the time of the block, which the episode's own task must enter.
+        """Open an endpoint for the time of the block, which the episode's own task must enter.
 
         The first conversation that is opened is *agent*'s own; each further one is another
         conversation of the same player.
@@ -125,8 +125,8 @@ class Gateway(Service):
     async def serve(
         self, policy: Policy, policy_time: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> AsyncIterator[Endpoint]:
-        """An endpoint over any *policy*, for the time of the block or until the task that entered
-        it ends. The agent acts on a turn within *policy_time*.
+        """Open an endpoint over any *policy*, for the time of the block or until the task that
+        entered it ends. The agent acts on a turn within *policy_time*.
         """
         key = secrets.token_urlsafe(16)
         endpoint = Endpoint(

@@ -89,7 +89,7 @@ def remember(
 
 
 def stored(histories: Mapping[str, ResponseHistory], response_id: str) -> Mapping[str, Any]:
-    """A response that was given before.
+    """Return a response that was given before.
 
     Raises:
         ApiError: 404.
@@ -110,7 +110,7 @@ def _previous(
 
 
 def _messages(items: str | list[Any]) -> list[Message]:
-    """Items as messages. The calls and texts of one turn, which are separate items, become one
+    """Read items as messages. The calls and texts of one turn, which are separate items, become one
     message.
     """
     if isinstance(items, str):

@@ -154,7 +154,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _digest(key: str) -> bytes:
-    """Keys are looked up by digest, so that the time of a look-up says nothing about them."""
+    """Return the digest by which a key is looked up, so that the time of a look-up says nothing
+    about the keys.
+    """
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -96,8 +96,8 @@ class ModelServer(Server):
         return len(self._sessions)
 
     def check(self, request: web.Request) -> None:
-        """Without a key, refuse what a page in a browser could send through a name that it points
-        to this machine.
+        """Refuse, where there is no key, what a page in a browser could send through a name that it
+        points to this machine.
         """
         host = urlsplit(f"//{request.host}").hostname or ""
         if not self._key and not is_loopback(host):
@@ -146,7 +146,7 @@ class ModelServer(Server):
 
 
 def _write(folder: Path, key: str, session: KeySession, number: int) -> None:
-    """One JSON file per session, complete or not there. The key itself is not written."""
+    """Write one JSON file per session, complete or not there. The key itself is not written."""
     folder.mkdir(parents=True, exist_ok=True)
     transcripts: Mapping[str, Any] = {
         name: _plain(t) for name, t in session.policy.transcripts().items()

@@ -119,8 +119,8 @@ class Threads:
 
 
 def _with_errors(messages: Sequence[Message], errors: Errors) -> Sequence[Message]:
-    """*messages* with *errors* among the results that they begin with; without results nobody ran
-    the calls.
+    """Return *messages* with *errors* among the results that they begin with; without results
+    nobody ran the calls.
     """
     results = next((i for i, m in enumerate(messages) if m.role != "tool"), len(messages))
     if not results:
@@ -133,7 +133,7 @@ def _with_errors(messages: Sequence[Message], errors: Errors) -> Sequence[Messag
 
 
 def _digests(messages: Sequence[Message]) -> list[bytes]:
-    """Digests of all beginnings of *messages*, the empty one first."""
+    """Return the digests of all beginnings of *messages*, the empty one first."""
     digests = [b""]
     for m in messages:
         digests.append(_next(digests[-1], m))

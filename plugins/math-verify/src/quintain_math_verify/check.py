@@ -92,7 +92,7 @@ def _parses(text: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Without brackets that only group, with French open brackets as usual ones."""
+    """Return *text* without brackets that only group, with French open brackets as usual ones."""
     text = re.sub(
         r"(?<![\w)\]}])\](-?[^\[\](),;]+[,;][^\[\](),;]+)([\[\]])(?!\d)",
         lambda m: f"({m[1]}" + (")" if m[2] == "[" else "]"),
@@ -116,8 +116,8 @@ def _undefined(text: str) -> bool:
 
 
 def _based(gold: str, answer: str) -> bool | None:
-    """A base is part of the answer: the number without it, or in another base, is another
-    answer.
+    """Compare numbers that state a base, which is part of the answer: the number without it, or in
+    another base, is another answer.
     """
     a, b = based(gold), based(answer)
     if a is None and b is None:
@@ -156,7 +156,9 @@ def _choices(gold: str, answer: str) -> bool | None:
 
 
 def _moments(gold: str, answer: str) -> bool | None:
-    """Half of the day and year are part of a time: without them it is another answer."""
+    """Compare times and dates: half of the day and year are part of them, and without them it is
+    another answer.
+    """
     a, b = moment(gold), moment(answer)
     if a is None and b is None:
         return None
@@ -164,7 +166,7 @@ def _moments(gold: str, answer: str) -> bool | None:
 
 
 def _words(gold: str, answer: str) -> bool | None:
-    """Words are compared as words, whatever their case; they are not products of their letters."""
+    """Compare words as words, whatever their case; they are not products of their letters."""
     a, b = structure.words(gold), structure.words(answer)
     if a is None and b is None:
         return None
@@ -198,8 +200,8 @@ def _modulo(gold: str, answer: str) -> bool | None:
 
 
 def _sets(gold: str, answer: str) -> bool | None:
-    """Intervals, unions and conditions on one variable are sets of numbers; a point is not an
-    interval's other name.
+    """Compare sets of numbers, which intervals, unions and conditions on one variable are; a point
+    is not an interval's other name.
     """
     if (
         not (sets.looks_like_set(gold) or sets.looks_like_set(answer))
@@ -227,8 +229,8 @@ def _sets(gold: str, answer: str) -> bool | None:
 
 
 def _matrices(gold: str, answer: str) -> bool | None:
-    """Matrices entry by entry; a column may be written as a point or a vector, a row may not be a
-    column.
+    """Compare matrices entry by entry; a column may be written as a point or a vector, a row may
+    not be a column.
     """
     a, b = structure.matrix(_value(gold)), structure.matrix(_value(answer))
     if a is None and b is None:
@@ -263,7 +265,7 @@ def _value(text: str) -> str:
 
 
 def _lists(gold: str, answer: str) -> bool | None:
-    """Several values: in any order, unless they belong to different names or stand in round
+    """Compare several values: in any order, unless they belong to different names or stand in round
     brackets.
     """
     a, b = _elements(gold), _elements(answer)
@@ -324,8 +326,8 @@ def _list_and_other(
 
 
 def _elements(text: str) -> tuple[str, list[str]] | None:
-    """``list``, ``set`` or ``tuple`` and the elements; ``None`` for a single value. ``\\pm`` makes
-    two of one.
+    """Return ``list``, ``set`` or ``tuple`` and the elements; ``None`` for a single value. ``\\pm``
+    makes two of one.
     """
     value = text
     members, signs = structure.relation(text)
@@ -349,7 +351,9 @@ def _elements(text: str) -> tuple[str, list[str]] | None:
 
 
 def _assignments(elements: list[str]) -> dict[str, str]:
-    """Values by name where every element is ``name = value`` with its own name; else nothing."""
+    """Return the values by name where every element is ``name = value`` with its own name; else
+    nothing.
+    """
     values: dict[str, str] = {}
     for element in elements:
         members, signs = structure.relation(element)
@@ -392,8 +396,8 @@ def _quietly_same(a: str, b: str) -> bool:
 
 
 def _relations(gold: str, answer: str) -> bool | None:
-    """``name = value`` is the value; each member of a chain must be right; equations are compared
-    up to a factor.
+    """Compare relations: ``name = value`` is the value; each member of a chain must be right;
+    equations are compared up to a factor.
     """
     (members_a, signs_a), (members_b, signs_b) = (
         structure.relation(gold),
@@ -469,7 +473,7 @@ def _difference(members: list[str]) -> object:
 
 
 def _as_symbol(text: str) -> str:
-    """``f(x)`` on its own is a dependent variable, and ``f'(x)`` is its derivative."""
+    """Treat ``f(x)`` on its own as a dependent variable, and ``f'(x)`` as its derivative."""
     function = re.fullmatch(r"[a-z]('*)\([a-z]\)", text)
     return f"y{function[1]}" if function else text
 
@@ -499,7 +503,7 @@ def _inequalities(a: list[str], signs_a: list[str], b: list[str], signs_b: list[
 
 
 def _ratios(gold: str, answer: str) -> bool | None:
-    """``a:b`` is the fraction; ``a:b:c`` equals its multiples."""
+    """Compare ratios: ``a:b`` is the fraction; ``a:b:c`` equals its multiples."""
     if not (_RATIO.fullmatch(gold) or _RATIO.fullmatch(answer)):
         return None
     terms = [[t.strip() for t in text.split(":")] for text in (gold, answer)]
@@ -523,8 +527,8 @@ def _ratios(gold: str, answer: str) -> bool | None:
 
 
 def _quantities(gold: str, answer: str) -> bool | None:
-    """Values with units: the unit may be missing on one side; two units must measure the same, in
-    one size.
+    """Compare values with units: the unit may be missing on one side; two units must measure the
+    same, in one size.
     """
     a, b = quantity(gold), quantity(answer)
     if a is not None and a.dimensions and b is not None and not b.dimensions:
@@ -547,8 +551,8 @@ def _quantities(gold: str, answer: str) -> bool | None:
 
 
 def _percent(a: Quantity, b: Quantity) -> bool:
-    """``50\\%`` is 0.5, and no other number: a sign that is left out or added is a factor of
-    100.
+    """Compare values with or without a percent sign: ``50\\%`` is 0.5, and no other number; a sign
+    that is left out or added is a factor of 100.
     """
     if a.dimensions or b.dimensions:
         return False

@@ -115,7 +115,9 @@ def equal_values(a: Any, b: Any) -> bool:
 
 
 def _evaluated(x: Any) -> Any:
-    """*x* with sums, integrals and unevaluated products carried out, so that 1/0 shows itself."""
+    """Return *x* with sums, integrals and unevaluated products carried out, so that 1/0 shows
+    itself.
+    """
     return x.doit() if hasattr(x, "doit") else x
 
 

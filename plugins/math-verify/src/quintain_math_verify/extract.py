@@ -116,8 +116,8 @@ _NEXT_SENTENCE = re.compile(r"[.!?]\s*\**\s+\S|[.!?][)\"*]*\s*\n\s*\S")
 
 
 def visible(reply: str) -> str:
-    """*reply* after its reasoning: what follows the last end tag, up to a reasoning that never
-    ends.
+    """Return *reply* after its reasoning: what follows the last end tag, up to a reasoning that
+    never ends.
     """
     start = 0
     for match in _CLOSED.finditer(reply):

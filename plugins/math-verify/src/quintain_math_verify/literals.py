@@ -51,8 +51,8 @@ def rational(text: str) -> Fraction | None:
 
 
 def based(text: str) -> tuple[int, int] | None:
-    """Value and base of a normalised number that states its base (``101_2``, ``0b101``); ``None``
-    for other text.
+    """Return the value and the base of a normalised number that states its base (``101_2``,
+    ``0b101``); ``None`` for other text.
     """
     text = text.strip()
     match = _BASED.fullmatch(text) or _SPOKEN.fullmatch(text)

@@ -43,7 +43,7 @@ _SMALL = r"(?:\d|[A-Za-z]|\\pi(?![A-Za-z]))"
 
 
 def normalise(text: str) -> str:
-    """*text* in one spelling: plain LaTeX with exact numbers, no styles, no spaces but those
+    """Return *text* in one spelling: plain LaTeX with exact numbers, no styles, no spaces but those
     between words.
 
     >>> normalise("\\\\dfrac12"), normalise("1,200"), normalise("√2"), normalise("0.(3)")
@@ -105,7 +105,7 @@ def _compatible(c: str) -> str:
 
 
 def _delimiters(text: str) -> str:
-    """Without math mode's delimiters, boxes and final punctuation; ``\\$`` stays, as a unit."""
+    """Remove math mode's delimiters, boxes and final punctuation; ``\\$`` stays, as a unit."""
     text = _unquoted(text.strip()).strip()
     text = text.replace(r"\$", "\0").replace("$$", " ")
     if re.fullmatch(r"\s*\$\s*[\d.,]+\s*", text):
@@ -132,7 +132,9 @@ def _delimiters(text: str) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """Without quotation marks around it; an apostrophe at the end alone is a prime."""
+    """Return *text* without quotation marks around it; an apostrophe at the end alone is a
+    prime.
+    """
     bare = text.lstrip("\"'`")
     for _ in range(len(text) - len(bare)):
         bare = bare.removesuffix("'")
@@ -160,7 +162,7 @@ def _styles(text: str) -> str:
 
 
 def _texts(text: str) -> str:
-    """Words as ``\\text{...}``; upright or bold letters, and numbers in text, as they are."""
+    """Write words as ``\\text{...}``; upright or bold letters, and numbers in text, as they are."""
 
     def content(match: re.Match[str]) -> str:
         inside = match[1].strip()
@@ -190,8 +192,8 @@ def _texts(text: str) -> str:
 
 
 def _plain_notation(text: str) -> str:
-    """Calculator and programming notation as LaTeX: ``**``, ``*``, ``<=``, ``sqrt(2)``, ``pi``,
-    ``5C2``, ``1e6``.
+    """Write calculator and programming notation as LaTeX: ``**``, ``*``, ``<=``, ``sqrt(2)``,
+    ``pi``, ``5C2``, ``1e6``.
     """
     text = (
         text.replace("**", "^")
@@ -230,7 +232,7 @@ def _outside_text(text: str, change: Callable[[str], str]) -> str:
 
 
 def _calls(text: str, name: str, change: Callable[[str], str]) -> str:
-    """*text* with each ``name(...)`` whose parentheses balance replaced by *change* of what is
+    """Replace each ``name(...)`` of *text* whose parentheses balance by *change* of what is
     inside.
     """
     start = text.find(name + "(")
@@ -295,7 +297,7 @@ def _repeating_block(match: re.Match[str]) -> str:
 
 
 def _repeating_dots(match: re.Match[str]) -> str:
-    """``0.1212...``: digits that occur at least twice repeat without end."""
+    """Read ``0.1212...``: digits that occur at least twice repeat without end."""
     return _repeating(match[1] or "0", match[2], match[3])
 
 
@@ -305,7 +307,9 @@ def _repeating(whole: str, fixed: str, block: str) -> str:
 
 
 def _braces(text: str) -> str:
-    """``\\frac12`` and ``\\sqrt2`` with braces, mixed numbers as sums, percent words as ``\\%``."""
+    """Write ``\\frac12`` and ``\\sqrt2`` with braces, mixed numbers as sums, percent words as
+    ``\\%``.
+    """
     text = re.sub(r"\\frac\s*(?=[^\s{])", r"\\frac ", text)
     text = re.sub(rf"\\frac\s*({_SMALL})\s*({_SMALL})", r"\\frac{\1}{\2}", text)
     text = re.sub(rf"\\frac\s*({_SMALL})\s*\{{", r"\\frac{\1}{", text)

@@ -104,7 +104,7 @@ i              \imath \mathrm{i}
 
 
 def _command(text: str) -> str:
-    """A command ends before a letter that follows it."""
+    """End a command with a space, so that it ends before a letter that follows it."""
     return text + " " if text[-1].isalpha() and len(text) > 1 else text
 
 

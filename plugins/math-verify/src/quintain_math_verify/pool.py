@@ -235,7 +235,7 @@ class _Child:
 
 
 def _cpu(pid: int) -> float | None:
-    """CPU seconds that a process has used; ``None`` where /proc does not say."""
+    """Return the CPU seconds that a process has used; ``None`` where /proc does not say."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

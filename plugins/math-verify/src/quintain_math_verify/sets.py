@@ -38,7 +38,7 @@ _SIMPLE = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{\w+\}|\w))?(?:\([a-z]\))?")
 
 
 def worded(text: str | None) -> str | None:
-    """LaTeX of a set that is given in words; ``None`` for other words."""
+    """Return the LaTeX of a set that is given in words; ``None`` for other words."""
     if text in EMPTY:
         return r"\emptyset"
     return r"\mathbb{R}" if text in _REALS else None

@@ -65,7 +65,9 @@ def tokens(text: str) -> list[str]:
 
 
 def split(text: str, separators: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Parts of *text* between *separators* outside brackets, and the separators found."""
+    """Return the parts of *text* between *separators* outside brackets, and the separators
+    found.
+    """
     parts, separators_found, current, depth = [], [], "", 0
     for token in tokens(text):
         if token in separators and depth <= 0:
@@ -92,8 +94,8 @@ def items(text: str) -> list[str]:
 
 
 def bracketed(text: str) -> tuple[str, str, str] | None:
-    """Opening, content and closing of *text* that is one bracket pair; the kinds may differ, as in
-    intervals.
+    """Return the opening, the content and the closing of *text* that is one bracket pair; the kinds
+    may differ, as in intervals.
     """
     token_list = tokens(text)
     if len(token_list) < 2 or token_list[0] not in OPENING or token_list[-1] not in _CLOSING:
@@ -109,7 +111,7 @@ def bracketed(text: str) -> tuple[str, str, str] | None:
 
 
 def unwrapped(text: str) -> str:
-    """*text* without brackets that only group: braces, or parentheses without a comma."""
+    """Return *text* without brackets that only group: braces, or parentheses without a comma."""
     for _ in range(10):
         pair = bracketed(text)
         if pair is None:
@@ -179,8 +181,8 @@ def spoken_number(text: str | None) -> str | None:
 
 
 def matrix(text: str) -> tuple[str, list[list[str]]] | None:
-    """Kind of brackets and the rows of a matrix, in LaTeX or as nested lists; a factor before it is
-    in each entry.
+    """Return the kind of brackets and the rows of a matrix, in LaTeX or as nested lists; a factor
+    before it is in each entry.
     """
     scaled = _SCALED.fullmatch(text)
     if scaled:

@@ -113,8 +113,8 @@ class Quantity:
 
 
 def quantity(text: str) -> Quantity | None:
-    """*text* as a number and its unit; ``None`` where words around the number are no unit, such as
-    "5 or so".
+    """Read *text* as a number and its unit; ``None`` where words around the number are no unit,
+    such as "5 or so".
     """
     text = _DEGREES.sub(lambda m: rf"^\circ\text{{{'C' if m[1] else 'F'}}}", text)
     # upright letters are units

@@ -85,7 +85,7 @@ class Verifier:
     async def averify(
         self, gold: str, reply: str, *, timeout: float = 5.0, boxed_only: bool = False
     ) -> Verdict:
-        """`verify` without blocking the event loop."""
+        """Return the verdict as `verify` does, without blocking the event loop."""
         prepared = self._prepare(gold, reply, boxed_only)
         if isinstance(prepared, Verdict):
             return prepared
@@ -93,8 +93,8 @@ class Verifier:
         return await asyncio.to_thread(self._compute, *prepared, timeout)
 
     def unreadable(self, golds: Iterable[str], *, timeout: float = 5.0) -> list[tuple[int, str]]:
-        """Index and reason of each reference that no answer could be compared with, for use when
-        data is loaded.
+        """Return the index and the reason of each reference that no answer could be compared with,
+        for use when data is loaded.
 
         Raises:
             InfrastructureError: a worker died, or the workers do not start.
@@ -196,7 +196,8 @@ class Verifier:
         return verdict
 
     def _check_cost(self, gold: str, answers: tuple[str, ...], reason: str, timeout: float) -> None:
-        """Blame the reference, and not the answers, where it exceeds a limit by itself.
+        """Check the reference alone, so that it is blamed, and not the answers, where it exceeds a
+        limit by itself.
 
         Raises:
             UsageError: it does.
@@ -266,7 +267,9 @@ def shared_verifier(processes: int = 2, memory: int = 2048) -> Verifier:
 
 
 def _after_fork() -> None:
-    """A forked process shares no workers, threads or locks with its parent."""
+    """Reset the verifiers of a forked process, which shares no workers, threads or locks with its
+    parent.
+    """
     for verifier in list(_ALL):
         verifier._pool.abandon()
         verifier._fresh()

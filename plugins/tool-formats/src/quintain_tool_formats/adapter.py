@@ -76,11 +76,11 @@ class TokenizerFormat:
     """
 
     def __init__(self, form: TextFormat, tokenizer: HFTokenizer, *, native: bool) -> None:
-        """*native*: the chat template writes calls in the format *form*, too."""
+        """Use the format *form*; with *native*, the chat template writes calls in it, too."""
         self.form, self.native, self._tokenizer = form, native, tokenizer
 
     def parse(self, text: str, *, tools: Sequence[ToolSpec] = (), **turn_fields: Any) -> Turn:
-        """`TextFormat.parse`."""
+        """Parse *text* as `TextFormat.parse` does."""
         return self.form.parse(text, tools=tools, **turn_fields)
 
     def messages(
@@ -179,7 +179,7 @@ class TokenizerFormat:
         return replace(call, name=call.name or UNREADABLE, id=_id(call.id), arguments=arguments)
 
     def _results(self, results: Sequence[Message], *, has_calls: bool) -> Iterator[Message]:
-        """Results as the template takes them; of the user unless *has_calls*."""
+        """Yield *results* as the template takes them; of the user unless *has_calls*."""
         marked = not self.treatment.lists_tools
         for m in results:
             call = ToolCall(name=m.name or UNREADABLE, id=_id(m.call_id))
@@ -247,8 +247,8 @@ class TokenizerFormat:
         return self._behind(closed[2], opened[2], last) if closed[1] and opened[1] else None
 
     def _behind(self, closed: str, opened: str, last: int) -> str:
-        """*opened*, the text behind a turn that others follow, without the end of the turn, which
-        *last* may be.
+        """Return *opened*, the text behind a turn that others follow, without the end of the turn,
+        which *last* may be.
 
         Args:
             closed: the text behind the same turn where nothing follows.
@@ -354,7 +354,7 @@ def opens_thought(tokenizer: HFTokenizer) -> bool:
 
 
 def _id(text: str) -> str:
-    """*text*, or nine letters and digits that stand for it."""
+    """Return *text*, or nine letters and digits that stand for it."""
     return (
         text
         if ID.fullmatch(text)
@@ -363,7 +363,7 @@ def _id(text: str) -> str:
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:
-    """*messages* with those of the user joined that follow each other."""
+    """Return *messages* with those of the user joined that follow each other."""
     merged: list[Message] = []
     for m in messages:
         if merged and m.role == merged[-1].role == "user":

@@ -47,7 +47,9 @@ class TextFormat(ABC):
 
     @classmethod
     def evidence(cls, template: str) -> int:
-        """Length of the longest group of marks that *template* contains; 0 if it has none."""
+        """Return the length of the longest group of marks that *template* contains; 0 if it has
+        none.
+        """
         return max(
             (sum(map(len, g)) for g in cls.MARKS if all(m in template for m in g)), default=0
         )
@@ -82,7 +84,7 @@ class TextFormat(ABC):
         return turn, [rest[start:end] for start, end in found.places]
 
     def render_calls(self, calls: Sequence[ToolCall], tools: Sequence[ToolSpec] = ()) -> str:
-        """*calls* as the model writes them, so that `parse` with *tools* gives them back.
+        """Write *calls* as the model does, so that `parse` with *tools* gives them back.
 
         Raises:
             UsageError: the format cannot express a call, such as text that contains its closing
@@ -215,7 +217,7 @@ def to_json(value: Any) -> str:
 
 
 def listed(tools: Sequence[ToolSpec]) -> str:
-    """One line of JSON per tool."""
+    """Return one line of JSON per tool."""
     return "\n".join(to_json(tool.to_json()) for tool in tools)
 
 
@@ -236,8 +238,8 @@ def named_call(data: Any, found: Found, span: tuple[int, int], *keys: str) -> No
 
 
 def end_of_body(edge: re.Pattern[str], text: str, position: int, closing: str) -> int:
-    """Index where a body ends: after its closing tag, or before the next opening one, or at the end
-    of the text.
+    """Return the index where a body ends: after its closing tag, or before the next opening one, or
+    at the end of the text.
     """
     match = edge.search(text, position)
     if match is None:

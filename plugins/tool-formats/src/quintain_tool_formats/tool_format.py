@@ -28,7 +28,7 @@ class ToolFormat(TextFormat):
 
     @classmethod
     def of(cls, tokenizer: HFTokenizer) -> TokenizerFormat:
-        """This format for the model of *tokenizer*, whatever its chat template writes."""
+        """Return this format for the model of *tokenizer*, whatever its chat template writes."""
         native = formats().get(detect(tokenizer.hf.chat_template)) is cls
         return TokenizerFormat(cls(thought_open=opens_thought(tokenizer)), tokenizer, native=native)
 
@@ -57,7 +57,7 @@ def detect(chat_template: str | Mapping[str, str] | None) -> str:
 
 
 def formats() -> dict[str, type[ToolFormat]]:
-    """Every installed format by name.
+    """Return every installed format by name.
 
     Raises:
         PluginError: one cannot be imported.
@@ -72,7 +72,7 @@ class Auto:
 
     @staticmethod
     def of(tokenizer: HFTokenizer) -> TokenizerFormat:
-        """`ToolFormat.of` of the detected format."""
+        """Return `ToolFormat.of` of the detected format."""
         return formats()[detect(tokenizer.hf.chat_template)].of(tokenizer)
 
 

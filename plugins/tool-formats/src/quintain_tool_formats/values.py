@@ -51,7 +51,7 @@ def read_json(text: str, position: int = 0) -> tuple[Any, int]:
 
 
 def whole_json(text: str) -> Any:
-    """The JSON value that is all of *text*.
+    """Return the JSON value that is all of *text*.
 
     Raises:
         ValueError: as `read_json`, or text follows the value.
@@ -63,7 +63,7 @@ def whole_json(text: str) -> Any:
 
 
 def quoted(text: str) -> str:
-    """*text* for a reason: at most `SHOWN` characters, always encodable."""
+    """Quote *text* in a reason: at most `SHOWN` characters, always encodable."""
     return ascii(text[:SHOWN]) if len(text) <= SHOWN else ascii(text[:SHOWN]) + "..."
 
 
@@ -126,8 +126,8 @@ def _kind(value: Any) -> str:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """*schema* with a reference into *root* followed; a schema that cannot be followed allows
-    everything.
+    """Return *schema* with a reference into *root* followed; a schema that cannot be followed
+    allows everything.
     """
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
@@ -245,5 +245,5 @@ def from_text(text: str, name: str, spec: ToolSpec | None) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """*value* as a format without types writes it; the inverse of `from_text`."""
+    """Write *value* as a format without types does; the inverse of `from_text`."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

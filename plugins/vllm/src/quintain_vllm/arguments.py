@@ -100,8 +100,8 @@ def engine_args(
 
 
 def cache_bytes(config: Any, dtype: str, slots: int, context: int) -> int:
-    """Memory for the keys and values of *slots* sequences, at most `CACHE_BYTES`: on a CPU vLLM
-    would take a share of all memory.
+    """Return the memory for the keys and values of *slots* sequences, in bytes, at most
+    `CACHE_BYTES`: on a CPU vLLM would take a share of all memory.
     """
     text = config.get_text_config()
     heads = text.num_attention_heads

@@ -230,7 +230,9 @@ class SyncedEngine(TokenEngine):
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """A turn is sampled in the block; none begins while an update waits for the end of all."""
+        """Let a turn be sampled in the block; none begins while an update waits for the end of
+        all.
+        """
         await self._awake()
         while not self._gate.is_set():
             await self._gate.wait()
@@ -245,7 +247,7 @@ class SyncedEngine(TokenEngine):
                 self._idle.set()
 
     async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> list[float]:
-        """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1.
+        """Return the log-probs of ``ids[start:]``, each given all before it; *start* is at least 1.
 
         vLLM gives log-probs of a prompt at temperature 1. At another temperature each token is a
         request of its own, which shares the keys and values of its prefix.
@@ -310,9 +312,9 @@ class SyncedEngine(TokenEngine):
             )
 
     async def outdated(self, weights: Weights) -> str:
-        """See `TokenEngine.outdated`: by checksums of what vLLM's kernels compute with, and of
-        adapters. Quantised maps, experts, shards of tensor parallelism and an engine that sleeps
-        cannot be told.
+        """Compare checksums of what vLLM's kernels compute with, and of adapters; see
+        `TokenEngine.outdated`. Quantised maps, experts, shards of tensor parallelism and an engine
+        that sleeps cannot be told.
         """
         if self._asleep:
             return ""
@@ -474,8 +476,8 @@ class SyncedEngine(TokenEngine):
             raise CanaryError(difference, tolerance, weights.version, layer)
 
     async def _difference(self, expected: Any, ids: Sequence[int]) -> float:
-        """Largest difference between the engine's scores of *ids* and those in *expected*, in
-        nats.
+        """Return the largest difference between the engine's scores of *ids* and those in
+        *expected*, in nats.
         """
         logps = await self.score(ids, 1)
         pairs = zip(logps, expected[range(len(ids) - 1), list(ids[1:])].tolist(), strict=True)
@@ -506,8 +508,8 @@ class SyncedEngine(TokenEngine):
     # -- sleep
 
     async def sleep(self, level: int | None = None) -> None:
-        """Free the engine's memory on the GPU for the learner: 1 moves the weights to the host, 2
-        drops them.
+        """Release the engine's memory on the GPU for the learner: 1 moves the weights to the host,
+        2 drops them.
 
         The next call wakes it; after level 2 with the last published weights, which are transferred
         again. With ``sleep_mode`` and a synchronous schedule, an engine of a learner sleeps by
@@ -531,8 +533,8 @@ class SyncedEngine(TokenEngine):
                 await asyncio.to_thread(self._fall_asleep, level)
 
     def _rest(self) -> None:
-        """Sleep, if nothing is being sampled: the learner, in whose thread this is called, needs
-        the memory.
+        """Let the engine sleep, if nothing is being sampled: the learner, in whose thread this is
+        called, needs the memory.
         """
         if (
             not self._asleep
@@ -596,8 +598,8 @@ def _context_of(config: Any) -> int:
 
 
 def _write_shape(module: Any, tokenizer: HFTokenizer, folder: Path, *, weights: bool) -> None:
-    """Config and tokenizer of *module* in the form of a checkpoint; with *weights*, those under its
-    adapters.
+    """Write the config and the tokenizer of *module* in the form of a checkpoint; with *weights*,
+    those under its adapters, too.
     """
     base = base_of(module)
     if weights:
@@ -620,7 +622,7 @@ def _write_shape(module: Any, tokenizer: HFTokenizer, folder: Path, *, weights: 
 
 
 def checkpoint(model: str) -> tuple[Any, HFTokenizer]:
-    """Config and tokenizer of the folder or hub id *model*.
+    """Load the config and the tokenizer of the folder or hub id *model*.
 
     Raises:
         UsageError: they cannot be loaded.

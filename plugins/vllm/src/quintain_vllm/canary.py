@@ -65,8 +65,8 @@ def sampling_error(logps: Sequence[float], expected: Tensor) -> float:
 
 @contextmanager
 def other_adapters(module: Any) -> Iterator[None]:
-    """In the block, the adapters of *module* have weights that change the policy; afterwards their
-    own again, bit for bit. Random numbers of the process are left alone.
+    """Give the adapters of *module* weights that change the policy, in the block; afterwards they
+    have their own again, bit for bit. Random numbers of the process are left alone.
     """
     factors = [p for name, p in module.named_parameters() if ".lora_B" in name]
     before = [p.detach().clone() for p in factors]
@@ -140,7 +140,7 @@ def unties_embeddings(module: Any) -> bool:
 
 @torch.no_grad()
 def forward_log_probs(module: Any, ids: Sequence[int]) -> Tensor:
-    """Log-probs of every token after each prefix of *ids* by a plain forward, [token,
+    """Return the log-probs of every token after each prefix of *ids* by a plain forward, [token,
     vocabulary].
     """
     device = next(module.parameters()).device

@@ -48,8 +48,8 @@ class VLLMEngine(SyncedEngine):
     def sharing(
         cls, module: Any, tokenizer: HFTokenizer, *, copy: bool = False, **settings: Any
     ) -> VLLMEngine:
-        """An engine for a learner's *module*: vLLM has weights of its own, which `update` replaces
-        by the module's.
+        """Create an engine for a learner's *module*: vLLM has weights of its own, which `update`
+        replaces by the module's.
 
         Args:
             copy: turns are sampled while the learner updates.
@@ -73,7 +73,7 @@ class VLLMEngine(SyncedEngine):
 
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:
-        """See `quintain.Service.check_available`: a supported vLLM is installed."""
+        """Check that a supported vLLM is installed; see `quintain.Service.check_available`."""
         check_installed()
 
     def _prepare(self, settings: LocalSettings, **model: Any) -> None:

@@ -53,7 +53,7 @@ def sampling_fields(sampling: Sampling, *, stop_ids: Sequence[int], room: int) -
 
 
 def room_for(ids: Sequence[int], context: int) -> int:
-    """New tokens that a *context* leaves after the prompt *ids*.
+    """Return how many new tokens a *context* leaves after the prompt *ids*.
 
     Raises:
         LimitReached: none.

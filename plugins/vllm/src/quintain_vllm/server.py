@@ -76,7 +76,7 @@ class VLLMServer(SyncedEngine):
     def sharing(
         cls, module: Any, tokenizer: HFTokenizer, *, copy: bool = False, **settings: Any
     ) -> VLLMServer:
-        """An engine for a learner's *module*; `update` sends its weights to the server.
+        """Create an engine for a learner's *module*; `update` sends its weights to the server.
 
         Args:
             copy: turns are sampled while the learner updates.
@@ -100,8 +100,8 @@ class VLLMServer(SyncedEngine):
 
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:
-        """See `quintain.Service.check_available`: a supported vLLM is installed, unless a server
-        runs elsewhere.
+        """Check that a supported vLLM is installed, unless a server runs elsewhere; see
+        `quintain.Service.check_available`.
         """
         if not args.get("url"):
             check_installed()
@@ -403,7 +403,9 @@ class VLLMServer(SyncedEngine):
         return bool(current_platform.is_sleep_mode_available())
 
     def _fall_asleep(self, level: int) -> None:
-        """By a connection of this thread: the event loop may stand still meanwhile."""
+        """Send the engine to sleep by a connection of this thread: the event loop may stand still
+        meanwhile.
+        """
         query = urlencode({"level": level, "mode": "keep"})
         request = urllib.request.Request(
             f"{self._url}/sleep?{query}", method="POST", headers=self._headers

@@ -68,7 +68,7 @@ class CheckpointTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
     update_info_cls = UpdateInfo
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Nothing to open."""
+        """Do nothing: there is nothing to open."""
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
@@ -81,7 +81,7 @@ class CheckpointTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         repack_heads(self.model)
 
     def shutdown(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 def repack_heads(model: Any) -> None:
