@@ -131,7 +131,7 @@ def neutral(text: str) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return *text*, or its first and last characters, *longest* in all, with the number left out."""
+    """Return *text*, or *longest* of its first and last characters, with the number left out."""
     if len(text) <= longest:
         return text
     half = longest // 2

@@ -107,7 +107,7 @@ def ended(program: int) -> int | None:
 
 
 def kill_descendants(program: int) -> None:
-    """Send SIGKILL to all that the program left; as the subreaper, this process is their ancestor."""
+    """Send SIGKILL to all that the program left; this process, the subreaper, is their ancestor."""
     with contextlib.suppress(OSError):
         os.killpg(program, signal.SIGKILL)
     deadline = time.monotonic() + DESCENDANTS_SECONDS

@@ -86,7 +86,7 @@ class Landlock(ConfinedSandbox):
     sessions = False
 
     def prepare(self) -> None:
-        """Find the version of Landlock, without which nothing starts; see `ProbedSandbox.prepare`."""
+        """Find the version of Landlock, or refuse to start; see `ProbedSandbox.prepare`."""
         self.version = landlock_version()
         if not self.version:
             raise InfrastructureError(f"landlock is not in this kernel: {KERNEL}")

@@ -326,7 +326,7 @@ def listed(infos: Sequence[RunInfo], width: int) -> tuple[list[str], list[tuple[
 
 
 def change(run: RunInfo) -> str:
-    """Return accuracy before and after, with its split and way of decoding; empty if there is none."""
+    """Return accuracy before and after, with split and way of decoding; empty if there is none."""
     if run.before is None and run.after is None:
         return ""
     values = " -> ".join(f"{value:.1%}" for value in (run.before, run.after) if value is not None)
