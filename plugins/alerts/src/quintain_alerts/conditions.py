@@ -25,7 +25,7 @@ class Thresholds(NamedTuple):
     ends: float
 
     def level(self, value: float) -> float:
-        """1 at *begins*, 0 at *ends*, linear in *value*."""
+        """Return 1 at *begins*, 0 at *ends*, linear in *value*."""
         return (value - self.ends) / (self.begins - self.ends)
 
 
@@ -125,8 +125,8 @@ class History:
     marks: tuple[Mark, ...] = ()
 
     def then(self, record: MetricsRecord) -> History:
-        """This history and one more line of ``metrics.jsonl``; the line of step 0 is from before
-        training.
+        """Return this history and one more line of ``metrics.jsonl``; the line of step 0 is from
+        before training.
         """
         grown = self
         if record["step"] > 0:
@@ -213,7 +213,7 @@ def _of_mean(name: str, thresholds: Thresholds) -> Callable[[History], float | N
 
 
 def entropy_collapse(history: History) -> float | None:
-    """Return the policy lost nearly all of its initial entropy, and tasks are still unsolved."""
+    """Measure whether nearly all of the initial entropy is lost, and tasks are still unsolved."""
     first = [value for r in history.start if (value := number(r, "entropy.sampled")) is not None]
     now, success = history.mean("entropy.sampled"), history.mean("success")
     if not first or now is None or success is None or max(first) <= 0:
@@ -222,7 +222,7 @@ def entropy_collapse(history: History) -> float | None:
 
 
 def ratio_explosion(history: History) -> float | None:
-    """The largest ratio is far above 1 for several steps, or extreme in one."""
+    """Measure whether the largest ratio is far above 1 for several steps, or extreme in one."""
     largest = [math.log(value) for value in history.last("ratio.max") if value > 0]
     if not largest:
         return None
@@ -230,8 +230,8 @@ def ratio_explosion(history: History) -> float | None:
 
 
 def held_out_falls(history: History) -> float | None:
-    """Return the last two held-out measurements are well below the best earlier one, while the
-    training reward rose.
+    """Measure whether the last two held-out measurements are well below the best earlier one, while
+    the training reward rose.
     """
     if len(history.marks) < 3:
         return None
@@ -254,7 +254,9 @@ def held_out_falls(history: History) -> float | None:
 
 
 def nothing_learned(history: History) -> float | None:
-    """Most recent steps have no advantage or no gradient, and tasks are still unsolved."""
+    """Measure whether most recent steps have no advantage or no gradient, and tasks are still
+    unsolved.
+    """
     success = history.mean("success")
     if len(history.recent) < IDLE_SPAN or success is None:
         return None
@@ -274,7 +276,7 @@ def _without_signal(record: MetricsRecord, least: float) -> bool:
 
 
 def stale(history: History) -> float | None:
-    """Tokens are of older weights, and the loss takes them for the learner's own."""
+    """Measure whether tokens are of older weights while the loss takes them for the learner's."""
     ignored, mismatch = history.last("staleness.ignored"), history.mean("mismatch.mean")
     if not ignored or mismatch is None:
         return None
@@ -282,13 +284,15 @@ def stale(history: History) -> float | None:
 
 
 def clipped(history: History) -> float | None:
-    """Return the clip of the ratio stops most terms."""
+    """Measure whether the clip of the ratio stops most terms."""
     low, high = history.mean("clip.low"), history.mean("clip.high")
     return None if low is None and high is None else CLIPPED.level((low or 0.0) + (high or 0.0))
 
 
 def no_tokens(history: History) -> float | None:
-    """Return the valid rollouts of the last step have no sampled token, or several have no turn."""
+    """Measure whether the valid rollouts of the last step have no sampled token, or several have no
+    turn.
+    """
     length = number(history.recent[-1], "length.mean") if history.recent else None
     if length is None:
         return None

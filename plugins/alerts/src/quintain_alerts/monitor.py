@@ -30,7 +30,7 @@ class AlertMonitor:
             self.see(record)
 
     def see(self, record: MetricsRecord) -> dict[str, str]:
-        """Process one more line of ``metrics.jsonl`` and return the active alerts."""
+        """Take one more line of ``metrics.jsonl`` and return the active alerts."""
         self.history = self.history.then(record)
         levels = {alert: alert.level(self.history) for alert in ALERTS}
         self.active = {

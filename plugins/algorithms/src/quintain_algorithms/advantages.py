@@ -364,7 +364,7 @@ def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
 
 
 def _scored_turns(sample: Sample, reward: float) -> list[tuple[int, float]]:
-    """As `turn_rewards`, but a sample whose turns were not scored is one turn."""
+    """Return what `turn_rewards` does, with one turn for a sample whose turns were not scored."""
     return turn_rewards(sample, reward) if sample.turn_scores else [(sample.tokens, reward)]
 
 
@@ -377,8 +377,8 @@ def _scaled(
     *,
     shift: bool,
 ) -> list[float]:
-    """*values* over their weighted spread (ddof 0), less their weighted mean where *shift*, in the
-    batch or in each environment. All 0 where all are.
+    """Return *values* over their weighted spread (ddof 0), less their weighted mean where *shift*,
+    in the batch or in each environment. All 0 where all are.
     """
     out = [0.0] * len(values)
     for indices in advantages.parts_of(step, over):

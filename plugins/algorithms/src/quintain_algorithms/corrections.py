@@ -81,7 +81,9 @@ def trm(
 
 
 def _within(weight: Tensor, low: float, high: float) -> Tensor:
-    """0 outside the band. Not by a product: a weight that overflowed would give no number."""
+    """Return *weight*, or 0 outside the band. Not by a product: a weight that overflowed would give
+    no number.
+    """
     return torch.where((weight >= low) & (weight <= high), weight, torch.zeros_like(weight))
 
 

@@ -15,7 +15,7 @@ WithMetrics = tuple[Tensor, dict[str, Tensor]]
 
 
 def _fits_whole_samples(algorithm: Algorithm) -> None:
-    """A term that sums over its sample's tokens must not be weighed by their number once more."""
+    """Refuse to weigh a term that sums over its sample's tokens by their number once more."""
     if algorithm.aggregation.name in ("token", "constant", "prompt", "winners"):
         raise UsageError(
             f"algorithm {algorithm.name!r}: a term of {algorithm.objective!r} is a sum over the "
@@ -163,7 +163,7 @@ def mirror_descent(t: LossInputs, *, tau: float = 0.1) -> Tensor:
 
 
 def _of_samples(t: LossInputs, terms: Tensor, shares: dict[str, Tensor]) -> WithMetrics:
-    """Shares of clipped samples are told token by token, so that they weigh as their lengths do."""
+    """Tell the shares of clipped samples token by token, so that they weigh as their lengths do."""
     return terms, {name: t.spread(value) for name, value in shares.items()}
 
 
@@ -178,7 +178,7 @@ def _ratio_to_logp(t: LossInputs) -> Tensor:
 
 
 def _binary_kl(p_log: Tensor, q_log: Tensor) -> Tensor:
-    """KL between two coins with the heads p and q, in nats."""
+    """Return the KL between two coins with the heads p and q, in nats."""
     # A probability that rounds to 1 leaves a rest of 1e-12, not of 0: 0 times infinity is no
     # number.
     p_rest, q_rest = ((-torch.expm1(x.clamp(max=-1e-12))).log() for x in (p_log, q_log))

@@ -93,7 +93,7 @@ class ByteTokenizer:
 
 
 def render_calls(calls: Sequence[ToolCall]) -> str:
-    """Calls as the model writes them."""
+    """Render calls as the model writes them."""
     return "".join(
         "\n<tool_call>\n"
         + json.dumps({"name": c.name, "arguments": dict(c.arguments)})

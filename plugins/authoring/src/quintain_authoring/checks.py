@@ -98,7 +98,7 @@ def tried(name: str, call: Callable[[], str | None]) -> Check:
 
 
 def described(error: Exception) -> str:
-    """Type and message of *error*, and file and line that raised it."""
+    """Return type and message of *error*, and file and line that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})"
 
@@ -167,8 +167,8 @@ def check_environment(
         environment, sample = loaded, tasks
 
         def test_tasks_are_the_same_in_another_process(self) -> None:
-            """By name, not pickled as in the suite: an interpreter cannot import a class from a
-            file.
+            """Compare the tasks with those of an environment made by name, not pickled as in the
+            suite: an interpreter cannot import a class from a file.
             """
             if spec.own_slots:
                 super().test_tasks_are_the_same_in_another_process()
@@ -598,7 +598,7 @@ def title_of(test: str, suite: Any) -> str:
 async def rollouts_of(
     environment: Environment[Any, Any], component: Any, services: Mapping[str, Any], count: int
 ) -> list[Rollout[Any, Any]]:
-    """Rollouts of each control on the first *count* tasks."""
+    """Play rollouts of each control on the first *count* tasks."""
     from quintain.rollouts import RolloutContext, RolloutRequest, run_groups
 
     tasks = list(islice(environment.tasks("train"), count))

@@ -230,7 +230,7 @@ def _faults(component: type[Environment[Any, Any]], used: Collection[str]) -> It
 def _not_awaited(
     method: ast.FunctionDef | ast.AsyncFunctionDef, nodes: Sequence[ast.AST]
 ) -> Iterator[tuple[int, str]]:
-    """Line and description of calls of an agent whose result is used as if they had been
+    """Yield line and description of calls of an agent whose result is used as if they had been
     awaited.
     """
     parents = {child: node for node in (method, *nodes) for child in ast.iter_child_nodes(node)}

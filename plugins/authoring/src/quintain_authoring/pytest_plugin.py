@@ -14,8 +14,8 @@ pytest.register_assert_rewrite("quintain_authoring.suites")
 
 @pytest.fixture
 def quintain_run() -> Callable[..., Any]:
-    """`quintain_authoring.run_episode`: ``quintain_run(environment, task, ["first reply",
-    "second"])``.
+    """Give a test `quintain_authoring.run_episode`: ``quintain_run(environment, task, ["first
+    reply", "second"])``.
     """
     from .episodes import run_episode
 

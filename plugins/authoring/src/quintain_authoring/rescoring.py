@@ -156,7 +156,7 @@ def rescore(
 def of_run(
     name: str, folder: str, last: int | None
 ) -> tuple[list[Any], dict[str, Any], list[tuple[int, Any]]]:
-    """Environments, services and stored rollouts of a run.
+    """Return environments, services and stored rollouts of a run.
 
     Raises:
         RunError: it has no stored rollouts.

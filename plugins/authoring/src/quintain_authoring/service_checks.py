@@ -97,7 +97,7 @@ async def state_of(
 
 
 def as_stored(state: Any) -> Any:
-    """*state* as a checkpoint restores it: keys are text, tuples lists.
+    """Return *state* as a checkpoint restores it: keys are text, tuples lists.
 
     Raises:
         TypeError: a value is neither plain data nor a tensor.
@@ -110,7 +110,7 @@ def as_stored(state: Any) -> Any:
 
 
 def without_tensors(state: Any) -> Any:
-    """*state* with the shape of each tensor instead of it."""
+    """Return *state* with the shape of each tensor instead of it."""
     if isinstance(state, dict):
         return {key: without_tensors(value) for key, value in state.items()}
     if isinstance(state, list):

@@ -39,7 +39,7 @@ EXAMPLES = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object":
 
 @reward
 def unscored(rollout: Rollout[Any, Any]) -> float:
-    """0: only the termination is read."""
+    """Return 0: only the termination is read."""
     return 0.0
 
 
@@ -98,7 +98,7 @@ class Watch:
         self.waited |= not self._chosen
 
     def end(self) -> None:
-        """The time after the last turn is over."""
+        """End the time after the last turn."""
         if self._after is not None:
             self._after.cancel()
 

@@ -75,8 +75,8 @@ class _Suite:
 
     @classmethod
     def services(cls) -> Mapping[str, Service]:
-        """Services by slot, for the environment's fields and its rewards; started once per
-        class.
+        """Return the services by slot, for the environment's fields and its rewards; started once
+        per class.
         """
         installed = current().matching("workers", "service")
         return {"workers": current().load("service", "workers")()} if installed else {}
@@ -157,8 +157,8 @@ class EnvironmentSuite(_Suite):
         tasks: Sequence[Task] | None = None,
         environment: Environment[Any, Any] | None = None,
     ) -> list[Rollout[Any, Any]]:
-        """Scored rollouts of the first `episodes` tasks of the first split (or of *tasks*), in new
-        instances (or in *environment*).
+        """Return scored rollouts of the first `episodes` tasks of the first split (or of *tasks*),
+        in new instances (or in *environment*).
         """
         chosen = self.tasks(self.splits[0], self.episodes) if tasks is None else tasks
         requests = [
@@ -199,8 +199,8 @@ class EnvironmentSuite(_Suite):
             assert first == self.tasks(split), f"{split!r} differs between equal instances"
 
     def test_tasks_are_the_same_in_another_process(self) -> None:
-        """A set's order and ``hash()`` of text change with the process; so would the tasks made
-        with them.
+        """Compare the tasks with those of another process: a set's order and ``hash()`` of text
+        change with the process, and so would the tasks made with them.
         """
         workers = self.started.get("workers")
         if not isinstance(workers, Workers):
@@ -271,7 +271,7 @@ class EnvironmentSuite(_Suite):
                 assert math.isfinite(r.total)
 
     def test_stored_rollouts_score_the_same(self) -> None:
-        """Result and task go through JSON; the rewards see nothing else."""
+        """Send result and task through JSON and score again; the rewards see nothing else."""
         environment = self.build()
         for r in [*self.play(ControlEngine(environment, "oracle")), *self.play(_babbler())]:
             back = Rollout.from_json(r.to_json(), type(r.task), type(r.result))
@@ -325,15 +325,15 @@ class RewardSuite(_Suite):
     lowest: ClassVar[float] = 0.0
 
     def gold(self) -> Sequence[tuple[Rollout[Any, Any], float]]:
-        """Rollouts and the score each must get."""
+        """Return rollouts and the score each must get."""
         return ()
 
     def exploits(self) -> Sequence[Rollout[Any, Any]]:
-        """Rollouts of known hacks: they must score the minimum."""
+        """Return rollouts of known hacks: they must score the minimum."""
         return ()
 
     def scores(self, rollouts: Sequence[Rollout[Any, Any]]) -> list[Score]:
-        """Each rollout's score, judged on its own."""
+        """Return each rollout's score, judged on its own."""
 
         async def judge(r: Rollout[Any, Any]) -> Score:
             (scored,) = await self.reward.score_all([r], RewardContext(services=self.started))
@@ -358,7 +358,7 @@ class RewardSuite(_Suite):
             )
 
     def test_scores_repeat(self) -> None:
-        """The same score twice, from storage too, and in company."""
+        """Assert the same score twice, from storage too, and in company."""
         if not self.repeatable:
             pytest.skip("the reward keeps a state on purpose: repeatable = False")
         cases = self.cases()
@@ -434,6 +434,6 @@ def _assert_same(a: Rollout[Any, Any], b: Rollout[Any, Any], fault: str, fix: st
 
 
 def _task_ids(packed: bytes, split: str, n: int) -> list[str]:
-    """Runs in a worker: the ids of the first *n* tasks of a pickled environment."""
+    """Return the ids of the first *n* tasks of a pickled environment; a worker runs it."""
     environment: Environment[Any, Any] = pickle.loads(packed)
     return [t.id for t in itertools.islice(environment.tasks(split), n)]

@@ -188,8 +188,8 @@ def _choices(env: str | None, model: str | None, args: Sequence[str]) -> list[st
 def _recipes(
     paths: Sequence[str], algorithms: Sequence[str], overrides: Sequence[str]
 ) -> list[tuple[str, Recipe]]:
-    """Names and recipes: those of the files, or one file (the quickstart by default) with each of
-    *algorithms*.
+    """Return names and recipes: those of the files, or one file (the quickstart by default) with
+    each of *algorithms*.
 
     Raises:
         UsageError: nothing to compare, several recipes with --algorithms, or a key that the command

@@ -177,7 +177,7 @@ def _named_in_errors(name: str) -> Iterator[None]:
 
 
 def _evaluation(recipe: Recipe, algorithm: Algorithm) -> dict[str, Any]:
-    """When held-out tasks are tried, which, and how: as a run of *recipe* tries them."""
+    """Return when held-out tasks are tried, which, and how: as a run of *recipe* tries them."""
     table = recipe.evaluation
     sampling = asdict(
         table.to_sampling(recipe.sampling).replace(thinking_budget=algorithm.plan.thinking_budget)

@@ -126,7 +126,7 @@ def _minimize(
     start: Sequence[float] | Array,
     bounds: Sequence[tuple[float, float]],
 ) -> OptimizeResult:
-    """Minimize the sum of squares within *bounds*; ``cost`` of the result is half of it.
+    """Find the least sum of squares within *bounds*; ``cost`` of the result is half of it.
 
     Derivatives are taken by a complex step (Squire and Trapp 1998), exact to rounding, so
     *residuals* must be analytic.
@@ -145,8 +145,8 @@ def _minimize(
 
 
 def _half_widths(best: OptimizeResult, freedom: int) -> Array:
-    """Half-widths of t intervals from the covariance s^2 (J'J)^-1; infinite where J does not
-    separate parameters.
+    """Return the half-widths of t intervals from the covariance s^2 (J'J)^-1; infinite where J does
+    not separate parameters.
     """
     scale = np.linalg.norm(best.jac, axis=0)
     if not (scale > 0).all() or np.linalg.cond(best.jac / scale) > 1e6:
@@ -275,8 +275,8 @@ class _SigmoidData:
         return [x for _, x in sorted(points)[:4]]
 
     def _ceiling_limit(self, best: OptimizeResult, rise: float, freedom: int) -> float:
-        """Where the profile leaves its F bound, above the best ceiling or (negative *rise*) below;
-        else infinite.
+        """Return where the profile leaves its F bound, above the best ceiling or (negative *rise*)
+        below; else infinite.
         """
         floor = 1e-20 * float(self.r @ self.r)
         bound = max(2 * best.cost, floor) * (
@@ -298,7 +298,7 @@ class _SigmoidData:
 
 
 def _exponential(log: float, half_width: float) -> FittedParameter:
-    """A parameter that was fitted as its logarithm."""
+    """Return a parameter that was fitted as its logarithm."""
     low, value, high = (
         math.exp(x) if x < 700 else math.inf for x in (log - half_width, log, log + half_width)
     )

@@ -31,7 +31,7 @@ class Interval:
         return {"mean": self.value, "low": self.low, "high": self.high, "count": self.count}
 
     def within(self, least: float, most: float) -> Interval:
-        """Clip the ends to the range of possible values."""
+        """Limit the ends to the range of possible values."""
         low, high = (
             None if end is None else min(max(end, least), most) for end in (self.low, self.high)
         )

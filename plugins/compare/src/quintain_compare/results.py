@@ -267,7 +267,9 @@ def _accuracy(values: Sequence[float | None]) -> Interval | None:
 
 
 def _paired(runs: Sequence[RunResult], others: Mapping[int, float | None]) -> Interval | None:
-    """Mean over common seeds of the accuracy after training minus that of *others* by seed."""
+    """Return the mean over common seeds of the accuracy after training minus that of *others* by
+    seed.
+    """
     differences = [
         run.after - other
         for run in runs

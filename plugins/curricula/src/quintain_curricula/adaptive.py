@@ -86,7 +86,7 @@ class AdaptiveCurriculum(Curriculum):
         self._open: dict[int, tuple[int, str]] = {}
 
     def _share(self, index: int) -> int:
-        """Picks of an environment that are to be expected, at most `POOL`."""
+        """Return the picks of an environment that are to be expected, at most `POOL`."""
         return max(
             1,
             min(
@@ -113,8 +113,8 @@ class AdaptiveCurriculum(Curriculum):
         return pick
 
     def record(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
-        """How picked tasks went: by the index of the pick, how many of how many valid samples
-        succeeded.
+        """Record how picked tasks went: by the index of the pick, how many of how many valid
+        samples succeeded.
 
         Other picks stay open: their episodes may still run.
         """
@@ -128,8 +128,8 @@ class AdaptiveCurriculum(Curriculum):
         return self._kept is not None
 
     def candidates(self) -> list[list[Task]]:
-        """The tasks whose difficulty is measured, by environment: the first in shuffled order, as
-        many as the run expects to try.
+        """Return the tasks whose difficulty is measured, by environment: the first in shuffled
+        order, as many as the run expects to try.
 
         At most `WINDOW` of each; of a smaller split all. Where the plan names a file of pass rates,
         its tasks.
@@ -167,7 +167,7 @@ class AdaptiveCurriculum(Curriculum):
         self._begin()
 
     def notices(self) -> list[str]:
-        """Messages for the user that have not been given yet."""
+        """Return the messages for the user that have not been given yet."""
         lines = [line for pool in self._streams for line in pool.notices]
         for pool in self._streams:
             pool.notices.clear()
@@ -182,7 +182,7 @@ class AdaptiveCurriculum(Curriculum):
         )
 
     def state(self) -> dict[str, Any]:
-        """Plain data for a checkpoint."""
+        """Return plain data for a checkpoint."""
         state = super().state()
         if self.plan.order != "shuffled":
             state["sizes"] = [pool.size for pool in self._streams]

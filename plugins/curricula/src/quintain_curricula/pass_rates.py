@@ -183,7 +183,7 @@ def tasks_with(ids: Iterable[str], read: TaskReader, name: str) -> list[Task]:
 
 
 def histogram(rates: Sequence[PassRate], bins: int = 5) -> Mapping[str, int]:
-    """Numbers of tasks by pass rate: never, *bins* - 2 equal ranges between, always."""
+    """Count tasks by pass rate: never, *bins* - 2 equal ranges between, always."""
     between = bins - 2
     edges = [f"{100 * i // between}-{100 * (i + 1) // between} %" for i in range(between)]
     counts: dict[str, Any] = dict.fromkeys(["never", *edges, "always"], 0)

@@ -100,7 +100,7 @@ class TaskPool(TaskStream):
         return self._drop_solved is not None or self._order == "hard_first"
 
     def record(self, task: str, right: int, tried: int) -> None:
-        """Of *tried* more attempts at the task with that id *right* succeeded."""
+        """Record that of *tried* more attempts at the task with that id *right* succeeded."""
         self._flying.discard(task)
         if not (self.adaptive and tried):
             return
@@ -112,7 +112,7 @@ class TaskPool(TaskStream):
             self.dropped.discard(task)
 
     def state(self) -> dict[str, Any]:
-        """Plain data; where the pool stands."""
+        """Return plain data; where the pool stands."""
         return {
             "start": self._start,
             "taken": self._taken,
@@ -135,8 +135,8 @@ class TaskPool(TaskStream):
             self.record(task, right, tried)
 
     def _load(self) -> None:
-        """The next window; where a whole pass, or very many tasks in a row, were dropped, all come
-        back.
+        """Load the next window; where a whole pass, or very many tasks in a row, were dropped, all
+        come back.
         """
         self._start += len(self._window)
         self._fill()
@@ -171,7 +171,7 @@ class TaskPool(TaskStream):
         return self.next()
 
     def _hard_first(self) -> Task | None:
-        """One of the window; ``None`` where all of it is dropped."""
+        """Pick one of the window; ``None`` where all of it is dropped."""
         left = [t for t in self._window if t.id not in self.dropped]
         left = [t for t in left if t.id not in self._flying] or left
         if not left:

@@ -60,7 +60,7 @@ def completion(shell: str) -> None:
 def complete(
     kinds: Sequence[str], ctx: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Names of *kinds* that begin with *incomplete*; files if there is none."""
+    """Complete names of *kinds* that begin with *incomplete*; files if there is none."""
     from quintain.recipe import Recipe
 
     names = {c.name for c in current().components() if c.kind in kinds}

@@ -35,7 +35,7 @@ class Difference:
 
 
 def settings(algorithm: Algorithm) -> dict[str, Any]:
-    """All settings of *algorithm*, as arguments of `Algorithm.replace`:
+    """Return all settings of *algorithm*, as arguments of `Algorithm.replace`:
     ``other.replace(**settings(algorithm))`` is equivalent to *algorithm*.
     """
     return {

@@ -59,7 +59,7 @@ def parameter_docs(component: Any) -> dict[str, str]:
 
 
 def without_parameters(doc: str, names: Collection[str]) -> str:
-    """*doc* without those sections ``Args:`` and ``Attributes:`` that describe only *names*."""
+    """Remove those sections ``Args:`` and ``Attributes:`` of *doc* that describe only *names*."""
     shown = set(names)
     # The prefix is a first line, whose indentation a docstring ignores.
     text = _SECTION.sub(
@@ -70,8 +70,8 @@ def without_parameters(doc: str, names: Collection[str]) -> str:
 
 
 def plain(doc: str) -> str:
-    """*doc* without the marks of reStructuredText, a line per paragraph; indented blocks and lists
-    keep their lines.
+    """Return *doc* without the marks of reStructuredText, a line per paragraph; indented blocks and
+    lists keep their lines.
     """
     text = re.sub(r"``(.+?)``|(?<![\w`])`([^`\n]+)`(?!`)", lambda m: m[1] or m[2], doc, flags=re.S)
     text = re.sub(r"(?<![\w*])\*{1,2}(\w[^*\n]*?)\*{1,2}(?![\w*])", r"\1", text)

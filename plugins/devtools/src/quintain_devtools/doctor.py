@@ -94,7 +94,7 @@ def doctor(distributions: tuple[str, ...], every: bool, as_json: bool, timeout: 
 
 
 def unknown_groups() -> Iterator[Finding]:
-    """Entry points in groups that begin with ``quintain.`` and that no kind of component has."""
+    """Find entry points in groups that begin with ``quintain.`` but that no component kind has."""
     for distribution in metadata.distributions():
         for e in distribution.entry_points:
             if e.group.startswith("quintain.") and e.group not in KINDS:
@@ -124,7 +124,7 @@ def chosen(distributions: Collection[str], others: Iterable[str] = ()) -> list[C
 
 
 def _waiting(what: str) -> AbstractContextManager[Any]:
-    """Shows *what* on standard error while it lasts, on a terminal."""
+    """Show *what* on standard error while it lasts, on a terminal."""
     from rich.console import Console
 
     return Console(stderr=True).status(what)

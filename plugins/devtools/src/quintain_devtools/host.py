@@ -21,7 +21,7 @@ CACHES = (
 
 
 def section() -> dict[str, Any]:
-    """Rows of two texts, what and how much; notes say what is missing and how to get it."""
+    """Return rows of two texts, what and how much; notes say what is missing and how to get it."""
     devices, notes = _devices()
     rows = [
         ("Quintain", metadata.version("quintain")),
@@ -47,7 +47,7 @@ def section() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries of the extras; empty if not installed."""
+    """Return the versions of the libraries of the extras; empty if not installed."""
     installed = {}
     for library in LIBRARIES:
         try:
@@ -58,7 +58,7 @@ def versions() -> dict[str, str]:
 
 
 def _devices() -> tuple[list[str], list[str]]:
-    """Each device that a run can use, and notes."""
+    """Return each device that a run can use, and notes."""
     if importlib.util.find_spec("torch") is None:
         return ["none"], ["torch is not installed: pip install 'quintain[train]'"]
     import torch
@@ -111,8 +111,8 @@ def usable_cpus() -> int:
 
 
 def _cpus() -> str:
-    """CPUs that this process may use, and the threads of torch, which `quintain` sets by affinity
-    and CPU quota.
+    """Return the CPUs that this process may use, and the threads of torch, which `quintain` sets by
+    affinity and CPU quota.
     """
     text = f"{usable_cpus()} of {os.cpu_count()} usable"
     if importlib.util.find_spec("torch") is not None:
@@ -124,7 +124,7 @@ def _cpus() -> str:
 
 
 def _memory() -> str:
-    """Total and available memory, and the limit of the control group, if there is one."""
+    """Return total and available memory, and the limit of the control group, if there is one."""
     if not Path("/proc/meminfo").exists():  # macOS
         return f"{_size(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'))} in all"
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

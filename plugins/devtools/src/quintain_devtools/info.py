@@ -71,9 +71,9 @@ class Details:
     more: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data. ``needs`` is the manifest's (docker, network ...), ``services`` are the slots
-        it takes. An algorithm also has its ``settings``, the settings it was ``published`` with,
-        and ``notes``.
+        """Return plain data. ``needs`` is the manifest's (docker, network ...), ``services`` are
+        the slots it takes. An algorithm also has its ``settings``, the settings it was
+        ``published`` with, and ``notes``.
         """
         line = asdict(self.line)
         return {

@@ -82,7 +82,7 @@ def sections(
 
 
 def declared() -> list[tuple[str, metadata.EntryPoint]]:
-    """Distribution and entry point of each section."""
+    """Return distribution and entry point of each section."""
     return [
         (normalise(d.name), e)
         for d in metadata.distributions()
@@ -113,7 +113,7 @@ def _apart(target: str, timeout: float) -> Any:
 
 
 def _section(name: str, data: Any, seconds: float) -> Section:
-    """Checked *data*.
+    """Check *data* and make a section of it.
 
     Raises:
         ValueError: it has another form.

@@ -74,7 +74,9 @@ class ModelTeacher(Teacher):
 
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> str | None:
-        """See `quintain.Service.check_available`: the models; and what they take."""
+        """Check that the models are there, and say what they take; see
+        `quintain.Service.check_available`.
+        """
         names = {name for route in routes_of(args["model"]).values() for name in route}
         notes = []
         for name in sorted(names):

@@ -105,7 +105,7 @@ class Teacher(Service):
         return [found[key] for key in keys]
 
     def forget(self) -> None:
-        """Empty the cache, where the weights have changed."""
+        """Clear the cache, where the weights have changed."""
         self._cache.clear()
         self._cached = 0
 

@@ -345,8 +345,8 @@ async def _controls(
 
 
 def _of_whole_file(spec: EnvironmentSpec) -> Mapping[str, Any]:
-    """Arguments of the environment that make all rows of a file the split ``test``, unless the user
-    chose a split.
+    """Return the arguments of the environment that make all rows of a file the split ``test``,
+    unless the user chose a split.
 
     Environments that cut a file into splits have the field ``splits`` for it. Only training needs
     the cut.

@@ -51,8 +51,8 @@ def terminations_of(evaluation: Evaluation) -> dict[str, int]:
 
 
 def metrics_of(evaluation: Evaluation) -> dict[str, float]:
-    """Average what the environment reported, and parts of the outcome, over the valid rollouts that
-    have it.
+    """Return the average of what the environment reported, and of parts of the outcome, over the
+    valid rollouts that have it.
     """
     scored = [
         (r.metrics, r.outcome.parts if r.outcome else {}) for r in evaluation.rollouts if r.valid

@@ -34,7 +34,7 @@ class ProcessRanks(Ranks):
         self.rank, self.count, self.lockstep = dist.get_rank(), dist.get_world_size(), sharded
 
     def share(self, costs: Sequence[int]) -> list[list[int]]:
-        """Deal *costs*, the largest first, each to the rank that has the least so far."""
+        """Give *costs*, the largest first, each to the rank that has the least so far."""
         shares: list[list[int]] = [[] for _ in range(self.count)]
         loads = [0] * self.count
         for index in sorted(range(len(costs)), key=lambda k: (-costs[k], k)):

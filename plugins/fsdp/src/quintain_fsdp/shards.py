@@ -37,7 +37,7 @@ def mesh_of(device: str, ranks: int, group: int) -> DeviceMesh:
 def shard(
     module: nn.Module, mesh: DeviceMesh, *, half: torch.dtype | None = None, offload: bool = False
 ) -> None:
-    """Shard the layers of *module* each for itself, and what is left together.
+    """Split the layers of *module* over *mesh*, each for itself, and what is left together.
 
     The body is the root: it keeps its weights from its forward pass to the end of the backward
     pass, so that the weight of the output layer can be read in between.

@@ -53,8 +53,8 @@ def extracted(reply: str) -> str:
 
 
 def same(answer: str, reference: str) -> bool:
-    """Equal up to case, blanks, articles and marks at the ends, where none of these decides the
-    meaning.
+    """Return whether both are equal up to case, blanks, articles and marks at the ends, where none
+    of these decides the meaning.
 
     An answer of blanks alone equals nothing.
 
@@ -84,7 +84,7 @@ def _same_word(word: str, expected: str, before: str) -> bool:
 
 
 def _normal(text: str) -> str:
-    """*text* in one spelling, without articles and marks at its ends, unless nothing else is
+    """Return *text* in one spelling, without articles and marks at its ends, unless nothing else is
     there.
     """
     plain = "".join(map(_spelling, unicodedata.normalize("NFC", INVISIBLE.sub("", text))))
@@ -97,7 +97,7 @@ def _spelling(character: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """*text* without marks at its ends, or as it is if there is nothing else."""
+    """Return *text* without marks at its ends, or as it is if there is nothing else."""
     bare = text.strip()
     while bare:
         less = bare[match.end() if (match := _LEADING.match(bare)) else 0 :]

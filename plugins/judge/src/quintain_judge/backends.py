@@ -259,7 +259,9 @@ class OpenAIBackend(Backend):
 
 
 def _usage(data: Any) -> tuple[int, int]:
-    """Tokens of the prompt and of the reply as a completion counts them; 0 where it does not."""
+    """Return the tokens of the prompt and of the reply as a completion counts them; 0 where it does
+    not.
+    """
     usage = data.get("usage") if isinstance(data, dict) else None
     counts = [
         usage.get(name) if isinstance(usage, dict) else 0

@@ -44,7 +44,7 @@ class Spending:
 
 
 def default_path() -> Path:
-    """``$QUINTAIN_CACHE/judge.sqlite``, else ``~/.cache/quintain/judge.sqlite``."""
+    """Return ``$QUINTAIN_CACHE/judge.sqlite``, else ``~/.cache/quintain/judge.sqlite``."""
     return (
         Path(os.environ.get("QUINTAIN_CACHE") or Path.home() / ".cache" / "quintain").expanduser()
         / "judge.sqlite"

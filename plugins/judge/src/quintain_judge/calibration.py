@@ -171,7 +171,7 @@ def _rubrics(result: Calibration, rows: Sequence[tuple[Labelled, float]]) -> Non
 
 
 def kappa(one: Sequence[object], other: Sequence[object]) -> float | None:
-    """Cohen's kappa: agreement beyond chance; ``None`` where chance alone would agree."""
+    """Return Cohen's kappa: agreement beyond chance; ``None`` where chance alone would agree."""
     n = len(one)
     if not n:
         return None

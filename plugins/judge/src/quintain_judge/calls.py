@@ -419,7 +419,7 @@ class Caller:
         await asyncio.sleep(self._next_slot - 1 / self.settings.rate - now)
 
     def state(self) -> Mapping[str, Any]:
-        """For a checkpoint: ledger and spending."""
+        """Return ledger and spending for a checkpoint."""
         return {"ledger": self.ledger, "spent": asdict(self.total)}
 
 

@@ -182,7 +182,7 @@ class CanaryReport:
         return max(shares["rejected"] for shares in self.kinds.values())
 
     def metrics(self) -> dict[str, float]:
-        """All shares by name."""
+        """Return all shares by name."""
         shares = {
             f"{kind}.{name}": value
             for kind, row in self.kinds.items()
@@ -264,7 +264,7 @@ class CanaryWatch:
         return report(verdicts, self.first)
 
     async def judge_if_due(self, step: int, judge: Callable[[], Awaitable[CanaryReport]]) -> None:
-        """*judge* the canaries, if that is due at *step*.
+        """Judge the canaries with *judge*, if that is due at *step*.
 
         Raises:
             JudgeHalted: too many wrong answers are accepted or right ones rejected, or verdicts

@@ -184,8 +184,8 @@ def injection(answer: str) -> str:
 
 
 def visible(text: str) -> str:
-    """*text* in compatibility form without invisible characters: what a person sees, and a judge
-    should.
+    """Return *text* in compatibility form without invisible characters: what a person sees, and a
+    judge should.
     """
     return unicodedata.normalize("NFKC", INVISIBLE.sub("", text)).strip()
 

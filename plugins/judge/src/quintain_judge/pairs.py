@@ -124,7 +124,7 @@ async def in_both_orders(
 
 
 def settled(verdict: tuple[float, float]) -> float:
-    """One value of those of both orders: a tie where the order decides."""
+    """Return one value of those of both orders: a tie where the order decides."""
     return verdict[0] if verdict[0] == verdict[1] else 0.5
 
 

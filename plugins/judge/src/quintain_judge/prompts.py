@@ -117,9 +117,9 @@ class _Fields(dict[str, str]):
 
 
 def neutral(text: str) -> str:
-    """*text* without invisible characters and without anything that a chat template or a judge
-    takes for structure: control tokens, speakers, delimiters, ratings in double brackets, and JSON
-    objects that could be read as a verdict.
+    """Return *text* without invisible characters and without anything that a chat template or a
+    judge takes for structure: control tokens, speakers, delimiters, ratings in double brackets, and
+    JSON objects that could be read as a verdict.
     """
     plain = INVISIBLE.sub(
         "", unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
@@ -131,7 +131,7 @@ def neutral(text: str) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """*text*, or its first and last characters, *longest* in all, with the number left out."""
+    """Return *text*, or *longest* of its first and last characters, with the number left out."""
     if len(text) <= longest:
         return text
     half = longest // 2
@@ -139,5 +139,5 @@ def shortened(text: str, longest: int) -> str:
 
 
 def listed(criteria: Sequence[str]) -> str:
-    """Criteria as a list with dashes."""
+    """Return the criteria as a list with dashes."""
     return "\n".join(f"- {criterion}" for criterion in criteria)

@@ -124,8 +124,8 @@ def usable(text: str) -> bool:
 async def rubric_for(
     judge: JudgeService, prompt: str, search: Search, *, max_queries: int = 3, max_criteria: int = 5
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Criteria for replies to *prompt*, as rows of `chat` have them, and the queries whose results
-    they rest on.
+    """Return criteria for replies to *prompt*, as rows of `chat` have them, and the queries whose
+    results they rest on.
 
     Args:
         max_queries: that the judge writes.
@@ -228,8 +228,8 @@ def _is_corpus(source: str) -> bool:
 
 @asynccontextmanager
 async def search_of(source: str) -> AsyncIterator[Search]:
-    """The search that *source* names: a corpus (a folder, or a file of passages), else the command
-    of an MCP server.
+    """Open the search that *source* names: a corpus (a folder, or a file of passages), else the
+    command of an MCP server.
 
     Raises:
         UsageError: `quintain-mcp` is not installed, or the server has no tool ``search``.

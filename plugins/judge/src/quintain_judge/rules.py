@@ -67,7 +67,7 @@ def examples() -> list[str]:
 
 
 def decided(criterion: str, reply: str) -> float:
-    """1 or 0: whether *reply* meets *criterion*.
+    """Return 1 or 0: whether *reply* meets *criterion*.
 
     Raises:
         UsageError: no rule decides the criterion; the message names the fix.
@@ -115,7 +115,7 @@ def _compared(count: int, how: str, number: str) -> bool:
 
 
 def _places(text: str, phrase: str) -> list[int]:
-    """Where *phrase* stands in *text* as whole words; in a script without spaces, anywhere."""
+    """Find *phrase* in *text* as whole words; in a script without spaces, anywhere."""
     edge = re.compile(rf"[^\W{_UNSPACED}]")
     before = r"(?<!\w)" if edge.match(phrase[0]) else ""
     after = r"(?!\w)" if edge.match(phrase[-1]) else ""

@@ -237,8 +237,8 @@ class JudgeService(
         return self.guard.stopped(self.step, reply, offline=self.offline)
 
     def ruled(self, reply: str, criterion: str) -> float:
-        """1 or 0: whether *reply* meets *criterion*, by rules. Without content it meets nothing
-        that no text meets.
+        """Return 1 or 0: whether *reply* meets *criterion*, by rules. Without content it meets
+        nothing that no text meets.
 
         Raises:
             UsageError: no rule decides the criterion.
@@ -293,7 +293,7 @@ class JudgeService(
         return self.mean(await self._verdicts(question))
 
     async def matches(self, prompt: Any, reply: str, reference: str) -> Judgement:
-        """1 if the final answer of *reply* is right by *reference*, else 0.
+        """Return 1 if the final answer of *reply* is right by *reference*, else 0.
 
         Equal text is right without a call, and what has no final answer is wrong without one. The
         judge sees the final answer only, never the explanation, and is asked twice with the labels
@@ -330,7 +330,7 @@ class JudgeService(
     async def prefers(
         self, prompt: Any, first: str, second: str, criteria: Sequence[str], *, fresh: bool = False
     ) -> float:
-        """1 if *first* is the better reply by *criteria*, 0 if *second* is, 0.5 for a tie.
+        """Return 1 if *first* is the better reply by *criteria*, 0 if *second* is, 0.5 for a tie.
 
         Raises:
             Disagreement: the verdict changes with the order, and `on_disagreement` is ``mask``.
@@ -516,7 +516,7 @@ class JudgeService(
         return self.canaries.reported(dict(zip(questions, batches, strict=True)))
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the start and what the run has spent."""
+        """Return the counts since the start and what the run has spent."""
         if self.calls is None:
             return dict(self.guard.counts)
         spent = self.calls.total

@@ -270,8 +270,8 @@ class Texts(Form):
 
 
 def _after_thought(text: str) -> str:
-    """*text* without the thought of a reasoning model whose server leaves it in; it may lack its
-    opening mark.
+    """Return *text* without the thought of a reasoning model whose server leaves it in; it may lack
+    its opening mark.
 
     Raises:
         UnreadableVerdict: the thought does not end.

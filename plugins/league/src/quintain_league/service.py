@@ -104,8 +104,8 @@ class League(Engine):
     def in_evaluation(
         slot: str, args: Mapping[str, Any], run: str
     ) -> tuple[str, Mapping[str, Any]]:
-        """In `quintain eval`, which has no learner, the policy meets itself: the best checkpoint of
-        *run*.
+        """Name the best checkpoint of *run*: in `quintain eval`, which has no learner, the policy
+        meets itself.
         """
         return "quintain/embedded", {"model": run}
 
@@ -142,7 +142,7 @@ class League(Engine):
         return fixed_copy(self._learner.module, adapters=True)
 
     def state(self) -> Mapping[str, Any]:
-        """Version and weights of each copy, the oldest first."""
+        """Return version and weights of each copy, the oldest first."""
         return {
             "selves": [
                 {"version": one.version, "weights": dict(one.module.state_dict())}

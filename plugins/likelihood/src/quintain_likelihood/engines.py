@@ -106,7 +106,7 @@ class LikelihoodService(EngineLikelihood):
     def in_evaluation(
         slot: str, args: Mapping[str, Any], run: str
     ) -> tuple[str, Mapping[str, Any]]:
-        """In `quintain eval` the policy of now is the model of *run*; see
+        """Name the model of *run*, which is the policy of now in `quintain eval`; see
         `FrozenPolicy.in_evaluation`.
         """
         return "quintain-likelihood/frozen-model", {"model": run, **args}
@@ -166,7 +166,7 @@ class CurrentPolicy(ModuleLikelihood):
     def in_evaluation(
         slot: str, args: Mapping[str, Any], run: str
     ) -> tuple[str, Mapping[str, Any]]:
-        """In `quintain eval` the policy of now is the model of *run*; see
+        """Name the model of *run*, which is the policy of now in `quintain eval`; see
         `FrozenPolicy.in_evaluation`.
         """
         return "quintain-likelihood/frozen-model", {"model": run, **args}
@@ -219,7 +219,7 @@ class FrozenModel(FixedLikelihood):
 
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:
-        """See `quintain.Service.check_available`: the model."""
+        """Check that the model is there; see `quintain.Service.check_available`."""
         from quintain.models import check_available
         from quintain.store import model_named
 

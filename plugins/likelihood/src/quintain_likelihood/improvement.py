@@ -46,7 +46,7 @@ def improvement(planned: TextScore, baseline: TextScore) -> float:
 def threshold_reward(
     percent: float, *, edges: Sequence[float] = PUBLISHED_EDGES, noise: NoiseFloor | None = None
 ) -> float:
-    """0 below the first edge, then 0.5, 0.9, and 1 from the last edge on.
+    """Return 0 below the first edge, then 0.5, 0.9, and 1 from the last edge on.
 
     Args:
         percent: the improvement.

@@ -195,7 +195,8 @@ class TextLikelihood(Service):
     async def logprobs(
         self, prompt: str | Sequence[int] | Sequence[Message], reply: str | Sequence[int]
     ) -> list[float]:
-        """Log-prob of each token of *reply* after *prompt*, as `quintain.Likelihood` has it.
+        """Return the log-prob of each token of *reply* after *prompt*, as `quintain.Likelihood` has
+        it.
 
         Raises:
             As `score`.

@@ -101,7 +101,7 @@ class Mcp(Service):
 
     @asynccontextmanager
     async def session(self, *servers: str) -> AsyncIterator[McpSession]:
-        """The tools for one episode: of the named *servers*, or of all.
+        """Open the tools for one episode: of the named *servers*, or of all.
 
         A server with ``session = "episode"`` gets its session at the first call of one of its
         tools.

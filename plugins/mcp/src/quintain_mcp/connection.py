@@ -159,7 +159,7 @@ class Connection:
         return result
 
     async def _judge_slow(self, tool: str) -> CallToolResult:
-        """After a time-out: whether it was the tool, or the server."""
+        """Find out after a time-out whether it was the tool, or the server."""
         slow = f"the tool {tool!r} took over {self.server.seconds:g} s"
         alive = True
         try:
@@ -237,7 +237,7 @@ class Connection:
             self._spawn(self._list_again())
 
     async def _listen(self, client: Client) -> None:
-        """Newer servers announce a changed list to those who ask for it."""
+        """Listen for a changed list, which newer servers announce to those who ask for it."""
         capabilities = client.server_capabilities.tools
         if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or not (
             capabilities and capabilities.list_changed

@@ -50,8 +50,8 @@ joiners stay.
 
 
 def neutral(text: str) -> str:
-    """*text* without control tokens: visible characters stay in their order, some get a space
-    between them.
+    """Return *text* without control tokens: visible characters stay in their order, some get a
+    space between them.
     """
     text = _INVISIBLE.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
     return _SPEAKER.sub(r"\1 ", _SHAPES.sub(lambda m: f"{m[0]} ", text))
@@ -63,5 +63,5 @@ def fenced(text: str, tool: str) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """At most *limit* characters of *text*, and how many it has if it is longer."""
+    """Return at most *limit* characters of *text*, and how many it has if it is longer."""
     return text if len(text) <= limit else f"{text[:limit]} ... ({len(text):,} characters in all)"

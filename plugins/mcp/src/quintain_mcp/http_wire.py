@@ -54,7 +54,7 @@ class HttpWire:
         await self._stack.__aexit__(*exc)
 
     def said(self) -> str:
-        """Nothing: what a server writes elsewhere is not seen here."""
+        """Return nothing: what a server writes elsewhere is not seen here."""
         return ""
 
 

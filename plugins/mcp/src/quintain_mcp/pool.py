@@ -92,7 +92,7 @@ class ServerPool:
             )
 
     def succeeded(self) -> None:
-        """A call got its result: the failures before it no longer count."""
+        """Note that a call got its result: the failures before it no longer count."""
         self._failures = 0
 
     def failed(self, connection: Connection) -> None:

@@ -45,7 +45,7 @@ def refused(reason: str) -> McpResult:
 
 
 def read_result(result: CallToolResult, tool: str, limit: int, *, fence: bool) -> McpResult:
-    """*result* with at most *limit* characters."""
+    """Read *result* with at most *limit* characters."""
     text, size = "", 0
     for part in _parts(result):
         size += len(part) + bool(size)

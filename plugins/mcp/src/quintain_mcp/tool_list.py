@@ -122,7 +122,7 @@ def _remote(tool: McpTool, prefix: str, server: str) -> RemoteTool:
 
 
 def _neutral(value: Any) -> Any:
-    """*value* with all its strings neutral: a schema stands in the prompt, too."""
+    """Return *value* with all its strings neutral: a schema stands in the prompt, too."""
     if isinstance(value, str):
         return neutral(value)
     if isinstance(value, Mapping):

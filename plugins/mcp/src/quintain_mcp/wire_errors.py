@@ -13,7 +13,9 @@ answer.
 
 
 def oversize(size: int, limit: int) -> ErrorData:
-    """The answer has *size* bytes (as far as they were read), of which *limit* are allowed."""
+    """Return the error that the answer has *size* bytes (as far as they were read), of which
+    *limit* are allowed.
+    """
     return ErrorData(
         code=OVERSIZE, message=f"the result has at least {size:,} bytes; at most {limit:,} are read"
     )

@@ -159,7 +159,7 @@ class OpenAIEngine(Engine):
     async def send(
         self, method: str, path: str, seed: int | None = None, body: Any = None
     ) -> tuple[int, str]:
-        """Status and text of the answer; transient failures are retried.
+        """Send a request and return status and text of the answer; transient failures are retried.
 
         Raises:
             InfrastructureError: still failing after the last retry, or no sign of life for the
@@ -169,7 +169,7 @@ class OpenAIEngine(Engine):
             return await self._send(method, path, seed, body)
 
     async def _answers(self, seconds: float) -> object:
-        """Something new if the server answers at all, whatever it says; ``None`` if not."""
+        """Return something new if the server answers at all, whatever it says; ``None`` if not."""
         try:
             async with asyncio.timeout(seconds):
                 await self.send_once("GET", "/models", None)
@@ -204,8 +204,8 @@ class OpenAIEngine(Engine):
         ) from failure
 
     async def send_once(self, method: str, path: str, body: Any) -> tuple[int, str, float]:
-        """One request without retries: status and text of the answer, and the seconds that
-        ``Retry-After`` asks for.
+        """Send one request without retries; return status and text of the answer, and the seconds
+        that ``Retry-After`` asks for.
 
         Args:
             body: sent as JSON; bytes are JSON already.
@@ -311,7 +311,7 @@ def _key_of(name: str, *, required: bool) -> str:
 
 
 def _seconds(retry_after: str) -> float:
-    """Seconds of a ``Retry-After`` header; its other form, a date, counts as none."""
+    """Return the seconds of a ``Retry-After`` header; its other form, a date, counts as none."""
     try:
         return max(0.0, float(retry_after))
     except ValueError:

@@ -79,7 +79,7 @@ def request_body(
 
 
 def message_json(message: Message) -> dict[str, Any]:
-    """One message. Reasoning is not sent back, as chat templates drop it."""
+    """Return one message. Reasoning is not sent back, as chat templates drop it."""
     out: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.calls:
         out["content"] = message.content or None
@@ -126,8 +126,8 @@ def reply_of(response: Any) -> Reply:
 
 
 def _reasoning(message: Mapping[str, Any]) -> str:
-    """Servers name it differently: ``reasoning_content`` (DeepSeek, SGLang, llama.cpp),
-    ``reasoning`` (newer vLLM).
+    """Return the reasoning, which servers name differently: ``reasoning_content`` (DeepSeek,
+    SGLang, llama.cpp), ``reasoning`` (newer vLLM).
     """
     text = message.get("reasoning_content") or message.get("reasoning") or ""
     return text if isinstance(text, str) else ""
@@ -182,8 +182,8 @@ def said_by(text: str) -> str:
 
 
 def shortened(value: Any, limit: int = 300) -> str:
-    """*value* as one line of at most *limit* characters, without control characters: a terminal
-    would obey them.
+    """Return *value* as one line of at most *limit* characters, without control characters: a
+    terminal would obey them.
     """
     text = " ".join(
         (value if isinstance(value, str) else json.dumps(value, default=str))[: 10 * limit].split()

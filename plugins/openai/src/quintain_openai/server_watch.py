@@ -65,7 +65,7 @@ class ServerWatch:
 
     @asynccontextmanager
     async def request(self, what: str, *, may_take_longer: bool) -> AsyncIterator[None]:
-        """A request for *what* waits in the block.
+        """Watch a request for *what*, which waits in the block.
 
         Args:
             may_take_longer: than the timeout, as long as the server shows signs of life; otherwise

@@ -97,8 +97,8 @@ class OpenAITokenEngine(TokenEngine):
     async def score(
         self, ids: Sequence[int], start: int, temperature: float = 1.0
     ) -> Sequence[float]:
-        """Log-probs of ``ids[start:]`` from ``prompt_logprobs``, an extension of vLLM without
-        temperature.
+        """Return the log-probs of ``ids[start:]`` from ``prompt_logprobs``, an extension of vLLM
+        without temperature.
 
         Raises:
             UsageError: the temperature is not 1.

@@ -92,7 +92,7 @@ def simpo(
 
 
 def log_ratio(t: LossInputs) -> Tensor:
-    """log theta - log ref of each token, [N]."""
+    """Return log theta - log ref of each token, [N]."""
     assert t.ref_logp is not None
     return t.logp - t.ref_logp
 
@@ -138,7 +138,7 @@ def ranked(t: LossInputs, pairs: Choice, tolerance: float) -> tuple[Tensor, Tens
 
 
 def _first(t: LossInputs, value_S: Tensor) -> Tensor:
-    """Per group the first sample of its largest value, [G]."""
+    """Return per group the first sample of its largest value, [G]."""
     size = value_S.shape[0]
     groups = t.group_sum(value_S).shape[0]
     largest_G = value_S.new_full((groups,), -torch.inf).scatter_reduce(0, t.group, value_S, "amax")

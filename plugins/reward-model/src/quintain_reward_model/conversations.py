@@ -28,7 +28,7 @@ def conversation_of(rollout: Rollout[Any, Any]) -> tuple[Message, ...]:
 
 
 def conversation(prompt: str | Conversation, reply: str | Conversation) -> tuple[Message, ...]:
-    """*prompt* and *reply*, texts or messages, as one conversation."""
+    """Join *prompt* and *reply*, texts or messages, to one conversation."""
     tail = (Message("assistant", reply),) if isinstance(reply, str) else tuple(reply)
     return (*messages_of(prompt), *tail)
 
@@ -58,7 +58,7 @@ class ConversationEncoder:
         self._pairs = double > single
 
     def clean(self, text: str) -> str:
-        """*text* with its control tokens broken up."""
+        """Return *text* with its control tokens broken up."""
         return self._control.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
     def render(self, messages: Conversation) -> str:

@@ -24,7 +24,7 @@ def failure_of(error: Exception, scorer_name: str) -> EpisodeError:
 
 
 def checked(value: float, scorer_name: str) -> float:
-    """*value*, if it is finite.
+    """Return *value*, if it is finite.
 
     Raises:
         RewardFault: it is not; such a score is a failure and never clipped.

@@ -85,5 +85,5 @@ class PairMetrics:
 
 
 def softplus(x: float) -> float:
-    """log(1 + exp(x)) without overflow."""
+    """Compute log(1 + exp(x)) without overflow."""
     return max(x, 0.0) + math.log1p(math.exp(-abs(x)))

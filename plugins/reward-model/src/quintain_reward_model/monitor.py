@@ -270,8 +270,8 @@ class OverOptimisation(Service):
         return ""
 
     def _divergence(self, rollout: AnyRollout) -> float:
-        """KL(policy || policy at the start) along the sampled tokens of the policy's own player, in
-        nats.
+        """Return KL(policy || policy at the start) along the sampled tokens of the policy's own
+        player, in nats.
         """
         import torch
 
@@ -328,8 +328,8 @@ class OverOptimisation(Service):
 
 
 def picture(rows: Sequence[Mapping[str, Any]], gold: str) -> bytes:
-    """Proxy and gold reward over the steps, and against the root of the KL divergence if it was
-    computed, as a PNG.
+    """Draw proxy and gold reward over the steps, and against the root of the KL divergence if it
+    was computed; return the PNG.
     """
     viewer: Any = import_module("quintain_viewer")  # the extra `plot` brings it
     colours, shade_between = viewer.COLOURS, viewer.shade_between

@@ -149,8 +149,8 @@ def _hash(prompt: Any) -> str:
 def split_by_prompt(
     pairs: Sequence[PreferencePair], share: float, seed: int
 ) -> tuple[list[PreferencePair], list[PreferencePair]]:
-    """Training pairs, and about *share* of the pairs held out: all pairs of a prompt are on one
-    side.
+    """Return training pairs, and about *share* of the pairs held out: all pairs of a prompt are on
+    one side.
 
     Raises:
         UsageError: *share* is not in [0, 1), or no pair is left to train or to hold out.
@@ -187,7 +187,7 @@ def pairs_of_groups(
     most: int = 1,
     seed: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Rows for `read_pairs` from the replies to each prompt and their rewards.
+    """Yield rows for `read_pairs` from the replies to each prompt and their rewards.
 
     Pairs are drawn without repetition among those whose rewards differ.
 
@@ -213,8 +213,8 @@ def pairs_of_groups(
 def pairs_of_rollouts(
     path: str, *, most: int = 1, seed: int = 0, folder: str = "runs"
 ) -> list[dict[str, Any]]:
-    """Rows for `read_pairs` from a file of ``quintain eval --out`` or from all rollouts that a run
-    has kept.
+    """Return rows for `read_pairs` from a file of ``quintain eval --out`` or from all rollouts that
+    a run has kept.
 
     The rewards are the outcomes that the rollouts were scored with. Failed rollouts are left out.
 

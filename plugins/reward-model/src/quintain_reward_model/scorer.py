@@ -183,8 +183,8 @@ def _pillow() -> Any:
 
 
 def image_of(output: Any) -> Any:
-    """*output* as an image of pillow in RGB: an image, bytes, a `Path`, or base64 text (also as a
-    data URL).
+    """Return *output* as an image of pillow in RGB: an image, bytes, a `Path`, or base64 text (also
+    as a data URL).
 
     Raises:
         RewardFault: it is no image.

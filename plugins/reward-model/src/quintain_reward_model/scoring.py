@@ -41,7 +41,7 @@ class ScoreStatistics:
 
     @classmethod
     def of(cls, scores: Sequence[float], reference: str = "") -> ScoreStatistics:
-        """Statistics of *scores*.
+        """Compute the statistics of *scores*.
 
         Raises:
             UsageError: there are fewer than two different scores, so that nothing could be divided
@@ -170,7 +170,7 @@ class ScoringModel:
         return values
 
     def encode(self, conversation: Conversation, max_length: int = 0) -> list[int]:
-        """Token ids of a conversation.
+        """Return the token ids of a conversation.
 
         Raises:
             RewardFault: it is longer than *max_length* (0: the context of the model), or the chat
@@ -193,7 +193,7 @@ class ScoringModel:
 
 
 def _wide(values: Tensor) -> Tensor:
-    """*values* in float32, or as they are if they are wider."""
+    """Return *values* in float32, or as they are if they are wider."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 

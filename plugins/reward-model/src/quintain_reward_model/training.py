@@ -113,7 +113,7 @@ class TrainingReport:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return asdict(self)
 
 

@@ -54,7 +54,7 @@ def weakest(*levels: Guarantee) -> Guarantee:
 
 
 def known_axes(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """*names*, which must be among `AXES`.
+    """Return *names*, each of which must be among `AXES`.
 
     Raises:
         UsageError: one is not; the message begins with *where* and has the most similar axis.

@@ -110,7 +110,7 @@ class BestSandbox(ProbedSandbox):
             await chosen.__aexit__(*exc)
 
     def open_box(self, program: Program) -> Box:
-        """See `ProbedSandbox.open_box`."""
+        """Open a box of the chosen provider; see `ProbedSandbox.open_box`."""
         if self.chosen is None:
             raise self.not_started()
         return self.chosen.open_box(program)
@@ -121,5 +121,5 @@ class BestSandbox(ProbedSandbox):
         return "sandbox" if self.chosen is None else self.chosen.name
 
     def fix(self, axis: str) -> str:
-        """See `ProbedSandbox.fix`."""
+        """Return what the chosen provider advises; see `ProbedSandbox.fix`."""
         return super().fix(axis) if self.chosen is None else self.chosen.fix(axis)

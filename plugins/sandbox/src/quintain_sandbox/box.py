@@ -115,8 +115,8 @@ class BubblewrapBox(LaunchedBox):
         self.began = time.monotonic()
 
     def kill(self) -> None:
-        """Kill the program, which is pid 1 of its namespace, so that the kernel kills all others in
-        there.
+        """End the program, which is pid 1 of its namespace, by SIGKILL, so that the kernel kills
+        all others in there.
 
         bubblewrap ends after it. Where it has not yet reported the program, its end ends the
         program.
@@ -130,7 +130,7 @@ class BubblewrapBox(LaunchedBox):
             os.kill(child, signal.SIGKILL)
 
     def finish(self, ended_by: EndedBy | None, stderr: bytes) -> Finish:
-        """See `Box.finish`."""
+        """Wait for bubblewrap and return what it reported; see `Box.finish`."""
         if ended_by is not None:
             self._await_end()
         end = self._process.wait()
@@ -184,7 +184,9 @@ def _limits(setting: Setting, program: Program, user: int | None) -> dict[str, i
 def _options(
     setting: Setting, program: Program, status: int, file: Callable[[bytes], int]
 ) -> Iterator[str]:
-    """Options of bwrap(1), which travel in a file: its command line is readable in the box."""
+    """Yield the options of bwrap(1), which travel in a file: its command line is readable in the
+    box.
+    """
     yield from (
         "--unshare-user",
         "--unshare-pid",

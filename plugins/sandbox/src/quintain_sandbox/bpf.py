@@ -270,8 +270,8 @@ def _host_rules(calls: Mapping[str, int], host_calls: Mapping[str, int]) -> Iter
 
 
 def _rule(number: int, body: list[bytes]) -> Iterator[bytes]:
-    """*body* for one call, then ALLOW: it loads arguments, so later comparisons of the number would
-    be wrong.
+    """Yield *body* for one call, then ALLOW: it loads arguments, so later comparisons of the number
+    would be wrong.
     """
     yield _step(EQUAL, number, 0, len(body) + 1)
     yield from body

@@ -73,11 +73,13 @@ class Bubblewrap(LocalSandbox):
 
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:
-        """See `quintain.Service.check_available`: the program bwrap."""
+        """Check that the program bwrap is there; see `quintain.Service.check_available`."""
         _program()
 
     def prepare(self) -> None:
-        """See `ProbedSandbox.prepare`."""
+        """Find out what this machine gives to boxes, and start the launcher; see
+        `ProbedSandbox.prepare`.
+        """
         self._setting = _setting(self.read_only, self.environment)
 
     async def settle(self) -> None:
@@ -96,7 +98,7 @@ class Bubblewrap(LocalSandbox):
         await asyncio.to_thread(self._warm.wait_until_full)
 
     def release(self) -> None:
-        """See `ProbedSandbox.release`."""
+        """Close the interpreters that wait, and the launcher; see `ProbedSandbox.release`."""
         warm, self._warm = self._warm, None
         if warm is not None:
             warm.close()
@@ -105,7 +107,9 @@ class Bubblewrap(LocalSandbox):
             setting.launcher.close()
 
     def open_box(self, program: Program) -> Box:
-        """See `ProbedSandbox.open_box`."""
+        """Take a waiting interpreter that fits *program*, or else open a new box; see
+        `ProbedSandbox.open_box`.
+        """
         box = None if self._warm is None else self._warm.take(program)
         return box or self._cold_box(program)
 
@@ -115,14 +119,14 @@ class Bubblewrap(LocalSandbox):
     def box(
         self, program: Program, user: int | None, give_back: Callable[[], None]
     ) -> BubblewrapBox:
-        """See `LocalSandbox.box`."""
+        """Start *program* under bubblewrap; see `LocalSandbox.box`."""
         if self._setting is None:
             give_back()
             raise self.not_started()
         return BubblewrapBox(self._setting, program, user, give_back)
 
     def fix(self, axis: str) -> str:
-        """See `ProbedSandbox.fix`."""
+        """Return the advice for *axis*; see `ProbedSandbox.fix`."""
         if axis in ("memory", "forks"):
             return GROUPS
         if axis == "users":

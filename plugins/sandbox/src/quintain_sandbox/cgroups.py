@@ -67,7 +67,7 @@ def _group_paths(file: Path) -> dict[str, str]:
 
 
 def _mounts(file: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Place, kind and options of the mounted hierarchies."""
+    """Yield place, kind and options of each mounted hierarchy."""
     for line in file.read_text().splitlines():
         _, target, kind, options, *_ = line.split()
         if kind in ("cgroup", "cgroup2"):
@@ -127,13 +127,13 @@ class Counters:
         return _counter(self.pids, "pids.events", "max")
 
     def peak(self) -> int:
-        """Most bytes in use at one time; 0 if the kernel does not say."""
+        """Return the most bytes in use at one time; 0 if the kernel does not say."""
         return _number(
             self.memory, "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes"
         )
 
     def cpu_seconds(self) -> float:
-        """User and system time of all its processes; 0 if the kernel does not say."""
+        """Return user and system time of all its processes; 0 if the kernel does not say."""
         if self.version == 2:
             return _counter(self.cpu, "cpu.stat", "usage_usec") / 1e6
         return _number(self.cpu, "cpuacct.usage") / 1e9
@@ -221,7 +221,9 @@ class ControlGroup(Counters):
         return [folder / name for folder in self._folders]
 
     def remove(self, seconds: float = 1.0) -> bool:
-        """Kill what is still in it and remove it; whether that succeeded within *seconds*."""
+        """End what is still in it by SIGKILL and remove it; return whether that succeeded within
+        *seconds*.
+        """
         gone = [_removed(folder, seconds) for folder in self._folders]
         return all(gone)
 

@@ -33,7 +33,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def checked(value: int, what: str) -> int:
-    """*value*, which is no error.
+    """Return *value*, which is no error.
 
     Raises:
         OSError: it is -1.
@@ -45,14 +45,14 @@ def checked(value: int, what: str) -> int:
 
 
 def prctl(option: int, *arguments: int) -> None:
-    """See prctl(2)."""
+    """Call prctl(2)."""
     padded = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
     checked(libc.prctl(option, *padded), f"prctl({option})")
 
 
 def restrict(rules: list[tuple[str, int]], *, files: int, network: int, scopes: int) -> None:
-    """Confine this process with Landlock. What is in the masks is refused, except the *rules*:
-    paths and rights.
+    """Limit this process with Landlock. What is in the masks is refused, except the *rules*: paths
+    and rights.
 
     Raises:
         OSError: the kernel lacks it.
@@ -90,8 +90,8 @@ def become(user: int) -> None:
 
 
 def program(order: dict[str, Any], seccomp: bytes, error: int) -> None:
-    """The child: confine itself and become the program. Does not return unless the program cannot
-    start.
+    """Do the work of the child: confine itself and become the program. Does not return unless the
+    program cannot start.
     """
     os.setsid()
     for entrance in order["groups"]:
@@ -127,8 +127,8 @@ class Family:
         self.user, self.scoped = user, scoped
 
     def kill(self) -> None:
-        """SIGKILL to all of them. One call, between two forks of theirs, if they have a user or a
-        domain of their own.
+        """Send SIGKILL to all of them. One call, between two forks of theirs, if they have a user
+        or a domain of their own.
 
         Raises:
             OSError: the domain does not hold, so that the call would reach others.
@@ -155,8 +155,8 @@ class Family:
                     os.kill(int(pid), signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill and wait until none is left. Those of another parent that was killed are adopted,
-        and killed next.
+        """End all of them by SIGKILL and wait until none is left. Those of another parent that was
+        killed are adopted, and killed next.
         """
         deadline = time.monotonic() + KILL_SECONDS
         while time.monotonic() < deadline:

@@ -165,13 +165,13 @@ class ConfinedBox(LaunchedBox):
             stack.callback(os.close, self._child)
 
     def kill(self) -> None:
-        """Kill the program; the confiner kills what it leaves."""
+        """End the program by SIGKILL; the confiner kills what it leaves."""
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._child, signal.SIGKILL)
 
     def finish(self, ended_by: EndedBy | None, stderr: bytes) -> Finish:
-        """See `Box.finish`."""
+        """Wait for the confiner and return what it reported; see `Box.finish`."""
         self._await_end()
         end = self._process.wait()
         seconds, memory = time.monotonic() - self.began, self._group.out_of_memory()
@@ -191,7 +191,7 @@ class ConfinedBox(LaunchedBox):
         return Finish(exit=last.get("exit-code"), out_of_memory=memory, usage=usage)
 
     def close(self) -> None:
-        """See `Box.close`."""
+        """Close the box and remove its folder; see `Box.close`."""
         try:
             super().close()
         except OSError as e:

@@ -97,7 +97,9 @@ def started(engine: ContainerEngine, container: str, user: int) -> Waiting:
 
 
 def _on_this_kernel(pid: int, waiting: Waiting) -> Waiting:
-    """*waiting* with handles of its first process, if *pid* is a process here and belongs to it."""
+    """Return *waiting* with handles of its first process, if *pid* is a process here and belongs to
+    it.
+    """
     if pid <= 0:
         return waiting
     handle = -1
@@ -189,15 +191,15 @@ class DockerBox(Box):
             os.close(ended)
 
     def end_input(self) -> None:
-        """See `Box.end_input`."""
+        """Close the sending side of the connection, unless that is done; see `Box.end_input`."""
         if self.stdin >= 0:
             with contextlib.suppress(OSError):  # the connection is gone
                 self._waiting.connection.shutdown(socket.SHUT_WR)
         self.stdin = -1
 
     def kill(self) -> None:
-        """Kill all processes. The connection is closed first: an engine waits for a client that
-        does not read.
+        """End all processes by SIGKILL. The connection is closed first: an engine waits for a
+        client that does not read.
         """
         if self._killed:
             return
@@ -211,7 +213,9 @@ class DockerBox(Box):
             signal.pidfd_send_signal(self._waiting.process, signal.SIGKILL)
 
     def finish(self, ended_by: EndedBy | None, stderr: bytes) -> Finish:
-        """See `Box.finish`."""
+        """Wait for the end of the container's processes and return how the program ended; see
+        `Box.finish`.
+        """
         code = self._frames.exit_code
         seconds = time.monotonic() - self.began
         if ended_by is None:
@@ -238,7 +242,7 @@ class DockerBox(Box):
         return Finish(exit=code, out_of_memory=self._out_of_memory, usage=usage)
 
     def close(self) -> None:
-        """See `Box.close`."""
+        """End what still runs and release everything else; see `Box.close`."""
         with contextlib.ExitStack() as stack:
             stack.push(self._stack)
             self.kill()
@@ -385,7 +389,7 @@ class Frames:
                 del buffer[:position]
 
     def _read_report(self, report: str) -> None:
-        """The exit status, and two lines of ``times``: of the shell, and of its children."""
+        """Read the exit status, and two lines of ``times``: of the shell, and of its children."""
         code, _, children, *_ = [*report.split("\n"), "", ""]
         self.exit_code = int(code) if re.fullmatch(r"\d{1,3}", code) else None
         self.cpu_seconds = sum(
@@ -394,7 +398,7 @@ class Frames:
 
 
 def _overlap(buffer: bytearray, marker: bytes) -> int:
-    """Length of the longest end of *buffer* that begins *marker*."""
+    """Return the length of the longest end of *buffer* that begins *marker*."""
     return next(
         (n for n in range(min(len(buffer), len(marker) - 1), 0, -1) if buffer.endswith(marker[:n])),
         0,

@@ -89,11 +89,11 @@ class Docker(ProbedSandbox):
 
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:
-        """See `quintain.Service.check_available`: an engine that answers."""
+        """Check that an engine answers; see `quintain.Service.check_available`."""
         _connected(str(args.get("url", ""))).close()
 
     def prepare(self) -> None:
-        """See `ProbedSandbox.prepare`."""
+        """Connect to the engine; see `ProbedSandbox.prepare`."""
         self._fleet = _Fleet(self)
 
     async def settle(self) -> None:
@@ -102,13 +102,15 @@ class Docker(ProbedSandbox):
         self._fleet.pool.fill(Shape.of(ProgramLimits()))
 
     def release(self) -> None:
-        """See `ProbedSandbox.release`."""
+        """Close the containers and the connection to the engine; see `ProbedSandbox.release`."""
         fleet, self._fleet = self._fleet, None
         if fleet is not None:
             fleet.close()
 
     def open_box(self, program: Program) -> Box:
-        """See `ProbedSandbox.open_box`."""
+        """Start *program* in a container that waits for one of its shape; see
+        `ProbedSandbox.open_box`.
+        """
         fleet = self._fleet
         if fleet is None:
             raise self.not_started()
@@ -121,7 +123,7 @@ class Docker(ProbedSandbox):
         return 0 if self._fleet is None else self._fleet.pool.ready()
 
     def fix(self, axis: str) -> str:
-        """See `ProbedSandbox.fix`."""
+        """Return the advice for *axis*; see `ProbedSandbox.fix`."""
         if axis in ("memory", "forks"):
             return (
                 "the engine ignores limits, as rootless engines do on control groups of version 1: "
@@ -202,7 +204,7 @@ class _Fleet:
             raise
 
     def _settings(self, shape: Shape, user: int) -> dict[str, Any]:
-        """Arguments of docker's SDK; every limit that the engine can keep."""
+        """Return the arguments of docker's SDK; every limit that the engine can keep."""
         temporary = f"rw,nosuid,nodev,exec,mode=1777,size={shape.disk}"
         if not self._is_podman:  # which leaves inodes to the limit on memory
             temporary += f",nr_inodes={max(1024, shape.disk // 4096)}"
@@ -327,8 +329,8 @@ def build_image(
 
 
 def _ulimits(shape: Shape) -> dict[str, int]:
-    """Limits of each process, and of the user for processes: the second line, above that of the
-    control group.
+    """Return the limits of each process, and of the user for processes: the second line, above that
+    of the control group.
     """
     return {
         "nofile": shape.open_files,
@@ -365,7 +367,9 @@ def _runtime(wanted: str, info: Mapping[str, Any], is_podman: bool) -> str | Non
 
 
 def _users(info: Mapping[str, Any], others: Mapping[str, Mapping[str, str]]) -> deque[int]:
-    """User ids of this trainer's containers: a block of which no container of others has one."""
+    """Return the user ids of this trainer's containers: a block of which no container of others has
+    one.
+    """
     mapped = any(
         "rootless" in option or "userns" in option for option in info.get("SecurityOptions") or ()
     )

@@ -102,8 +102,8 @@ class ContainerEngine:
             self._api.tag(image, name, tag)
 
     def host_settings(self, **settings: Any) -> Mapping[str, Any]:
-        """Limits and isolation of a container, in the words of the API; see ``create_host_config``
-        of docker's SDK.
+        """Return the limits and the isolation of a container, in the words of the API; see
+        ``create_host_config`` of docker's SDK.
         """
         config: Mapping[str, Any] = self._api.create_host_config(**settings)
         return config
@@ -132,13 +132,13 @@ class ContainerEngine:
             self._api.start(container)
 
     def inspect(self, container: str) -> Mapping[str, Any]:
-        """Its state: ``Running``, ``Pid``, ``OOMKilled``, ``ExitCode``."""
+        """Return the state of *container*: ``Running``, ``Pid``, ``OOMKilled``, ``ExitCode``."""
         with self._reported("cannot inspect a container"):
             state: Mapping[str, Any] = self._api.inspect_container(container)["State"]
         return state
 
     def kill(self, container: str) -> None:
-        """Kill all processes of a container; nothing happens if it has ended."""
+        """End all processes of a container by SIGKILL; nothing happens if it has ended."""
         with self._reported("cannot kill a container"):
             try:
                 self._api.kill(container)
@@ -147,7 +147,7 @@ class ContainerEngine:
                     raise
 
     def remove(self, container: str) -> None:
-        """Kill and remove a container; nothing happens if it is gone."""
+        """Remove a container and kill its processes; nothing happens if it is gone."""
         with self._reported("cannot remove a container"):
             for pause in (*PAUSES, None):
                 try:
@@ -191,7 +191,7 @@ class ContainerEngine:
 
 
 def own_labels() -> dict[str, str]:
-    """Labels for the containers of one more service of this process."""
+    """Return the labels for the containers of one more service of this process."""
     process = f"{_boot()} {os.getpid()} {_started(os.getpid())}"
     return {LABEL: secrets.token_hex(8), MACHINE: socket.gethostname(), PROCESS: process}
 
@@ -209,7 +209,7 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started, in ticks since the boot; empty if there is none."""
+    """Return when a process started, in ticks since the boot; empty if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

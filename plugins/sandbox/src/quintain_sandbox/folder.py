@@ -22,8 +22,8 @@ _serial = itertools.count()
 
 
 def place_of_folders(*, counted: bool) -> Path:
-    """Where folders are made: in memory if a control group *counted* what is written there, else on
-    the disk.
+    """Return where folders are made: in memory if a control group *counted* what is written there,
+    else on the disk.
     """
     if counted and os.access(SHARED_MEMORY, os.W_OK) and _in_memory(SHARED_MEMORY):
         return SHARED_MEMORY

@@ -13,8 +13,8 @@ GUARD = Path(__file__).with_name("guard_main.py")
 
 
 def guarded(argv: Sequence[str], *, grace: float) -> list[str]:
-    """The command that runs *argv* under a guard, which exits with its status once all of its
-    descendants ended.
+    """Return the command that runs *argv* under a guard, which exits with its status once all of
+    its descendants ended.
 
     The guard adopts orphans (``PR_SET_CHILD_SUBREAPER``; on Linux alone, elsewhere it kills the
     process group). SIGTERM to the guard ends all, SIGKILL the program alone.

@@ -67,13 +67,13 @@ def main(parent: int, grace: float, argv: list[str]) -> int:
 
 
 def prctl(option: int, value: int) -> None:
-    """See prctl(2); without effect where the system is no Linux."""
+    """Call prctl(2); without effect where the system is no Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def start(argv: list[str]) -> int:
-    """Fork and exec in a session of its own; its process id."""
+    """Start *argv* by fork and exec in a session of its own; return its process id."""
     program = os.fork()
     if program:
         return program
@@ -107,7 +107,7 @@ def ended(program: int) -> int | None:
 
 
 def kill_descendants(program: int) -> None:
-    """SIGKILL to all that the program left; as the subreaper, this process is their ancestor."""
+    """Send SIGKILL to all that the program left; this process, the subreaper, is their ancestor."""
     with contextlib.suppress(OSError):
         os.killpg(program, signal.SIGKILL)
     deadline = time.monotonic() + DESCENDANTS_SECONDS
@@ -119,7 +119,7 @@ def kill_descendants(program: int) -> None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Process ids below *ancestor*, zombies too."""
+    """Return the process ids below *ancestor*, zombies too."""
     parents = {}
     for name in os.listdir("/proc") if sys.platform == "linux" else ():
         if name.isdigit():

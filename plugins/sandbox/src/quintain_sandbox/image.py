@@ -66,7 +66,9 @@ class Image:
     links: dict[str, str] = field(default_factory=lambda: dict(LINKS))
 
     def digest(self) -> str:
-        """SHA-256 of all paths, modes and contents, without compiled modules: equal sources differ in them."""
+        """Return the SHA-256 of all paths, modes and contents, without compiled modules: equal
+        sources differ in them.
+        """
         total = hashlib.sha256(str(FORMAT).encode())
         for path, (content, mode) in sorted(self.files.items()):
             if path.endswith(".pyc"):
@@ -128,7 +130,7 @@ def python_image(
 
 
 def _add_tools(image: Image) -> list[Path]:
-    """Tools by their names; several names of one file become links to it."""
+    """Add the tools by their names; several names of one file become links to it."""
     places: list[Path] = []
     for name in TOOLS:
         path = shutil.which(name, path="/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
@@ -173,7 +175,9 @@ def _add_python(image: Image) -> list[Path]:
 
 
 def _add_module(image: Image, path: Path, target: str) -> None:
-    """A file of a library; of Python source also the compiled form, which a read-only image cannot make later."""
+    """Add a file of a library; of Python source also the compiled form, which a read-only image
+    cannot make later.
+    """
     if path.suffix == ".pyc":
         return
     image.files[target] = (path, 0o644)
@@ -195,7 +199,7 @@ def _add_module(image: Image, path: Path, target: str) -> None:
 
 
 def _with_requirements(names: Iterable[str]) -> Iterator[Distribution]:
-    """Distributions and, of what they require, those that are installed."""
+    """Yield the distributions of *names* and, of what they require, those that are installed."""
     requested, todo, seen = set(names), list(names), set[str]()
     while todo:
         name = todo.pop(0)
@@ -234,14 +238,14 @@ def _add_distribution(image: Image, installed: Distribution) -> list[Path]:
 
 
 def _site_packages() -> str:
-    """Where the base Python looks for packages when its prefix is ``/usr``."""
+    """Return where the base Python looks for packages when its prefix is ``/usr``."""
     code = "import site; print(site.getsitepackages(['/usr'])[0])"
     base = getattr(sys, "_base_executable", sys.executable)
     return subprocess.check_output([base, "-I", "-c", code], text=True).strip().lstrip("/")
 
 
 def _add_libraries(image: Image, binaries: Iterable[Path]) -> None:
-    """What the loader finds for *binaries*, and the loader itself, at the same paths.
+    """Add what the loader finds for *binaries*, and the loader itself, at the same paths.
 
     Libraries outside the loader's own folders, such as one beside a Python in a home folder, go beside libc.
     """
@@ -268,7 +272,7 @@ def _add_libraries(image: Image, binaries: Iterable[Path]) -> None:
 
 
 def _needed_libraries(binary: Path) -> dict[str, Path]:
-    """Shared libraries of a file by the place where the loader looks for each."""
+    """Return the shared libraries of a file by the place where the loader looks for each."""
     run = partial(subprocess.run, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
     try:
         listing = run(["ldd", str(binary)]).stdout

@@ -47,7 +47,7 @@ class ConfinedSandbox(LocalSandbox):
     confinement: Confinement | None = None
 
     def prepare(self) -> None:
-        """See `ProbedSandbox.prepare`."""
+        """Remove what killed trainers left, and start the launcher; see `ProbedSandbox.prepare`."""
         if platform.system() != "Linux":
             raise InfrastructureError(f"{self.name} needs Linux")
         controllers = own_controllers() if Path("/proc/self/cgroup").exists() else Controllers()
@@ -61,13 +61,13 @@ class ConfinedSandbox(LocalSandbox):
         )  # fmt: skip
 
     def release(self) -> None:
-        """See `ProbedSandbox.release`."""
+        """Close the launcher; see `ProbedSandbox.release`."""
         confinement, self.confinement = self.confinement, None
         if confinement is not None:
             confinement.launcher.close()
 
     def box(self, program: Program, user: int | None, give_back: Callable[[], None]) -> Box:
-        """See `LocalSandbox.box`."""
+        """Start *program* under the confiner; see `LocalSandbox.box`."""
         if self.confinement is None:
             give_back()
             raise self.not_started()
@@ -86,14 +86,14 @@ class Landlock(ConfinedSandbox):
     sessions = False
 
     def prepare(self) -> None:
-        """See `ProbedSandbox.prepare`."""
+        """Find the version of Landlock, or refuse to start; see `ProbedSandbox.prepare`."""
         self.version = landlock_version()
         if not self.version:
             raise InfrastructureError(f"landlock is not in this kernel: {KERNEL}")
         super().prepare()
 
     def fix(self, axis: str) -> str:
-        """See `ProbedSandbox.fix`."""
+        """Return the advice for *axis*; see `ProbedSandbox.fix`."""
         if axis in ("memory", "forks", "disk"):
             return GROUPS
         if axis == "users":

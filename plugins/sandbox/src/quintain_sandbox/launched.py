@@ -71,11 +71,13 @@ class LaunchedBox(Box):
                 os.close(descriptor)
 
     def memory_kills(self) -> int:
-        """See `Box.memory_kills`."""
+        """Return how often the control group has seen a process killed for memory; see
+        `Box.memory_kills`.
+        """
         return self._group.memory_kills()
 
     def close(self) -> None:
-        """See `Box.close`."""
+        """Close what the box holds and remove its control group; see `Box.close`."""
         self._stack.close()
         if not self._group.remove():
             raise InfrastructureError("processes of a sandbox did not end within 1 s of SIGKILL")
@@ -99,7 +101,7 @@ class LaunchedBox(Box):
         )
 
     def _end(self) -> None:
-        """Whatever happened: nothing of the program is left."""
+        """Ensure that nothing of the program is left, whatever happened."""
         if self._process.alive():
             self.kill()
             self._await_end()

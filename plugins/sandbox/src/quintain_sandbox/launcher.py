@@ -45,7 +45,7 @@ class LaunchedProcess:
         self._handle, self.ended = handle, ended
 
     def kill(self) -> None:
-        """SIGKILL; nothing happens if it has ended."""
+        """Send SIGKILL; nothing happens if it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 

@@ -98,8 +98,8 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def receive_message(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """One message with its descriptors, closed on exec; `socket.recv_fds` ignores the flag for that
-    (Python 3.11).
+    """Receive one message with its descriptors, closed on exec; `socket.recv_fds` ignores the flag
+    for that (Python 3.11).
     """
     descriptors = array.array("i")
     size = socket.CMSG_LEN(253 * descriptors.itemsize)
@@ -111,7 +111,7 @@ def receive_message(sock: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def start(descriptors: list[int]) -> tuple[int, int]:
-    """Fork and exec; the process id and the pipe for its end."""
+    """Start a process by fork and exec; return its id and the pipe for its end."""
     request, end, *inherited = descriptors
     process = os.fork()
     if process == 0:

@@ -87,7 +87,7 @@ class LocalSandbox(ProbedSandbox):
         """
 
     def open_box(self, program: Program) -> Box:
-        """See `ProbedSandbox.open_box`."""
+        """Open a box, as root for a user that no other box has; see `ProbedSandbox.open_box`."""
         user = take_user()
         return self.box(program, user, lambda: give_back_user(user))
 

@@ -63,7 +63,7 @@ class Box(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill all of its processes; nothing happens if they have ended."""
+        """End all of its processes by SIGKILL; nothing happens if they have ended."""
 
     @abstractmethod
     def finish(self, ended_by: EndedBy | None, stderr: bytes) -> Finish:
@@ -80,7 +80,7 @@ class Box(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Kill what still runs and release everything else. Called once, whatever happened.
+        """End what still runs and release everything else. Called once, whatever happened.
 
         Raises:
             InfrastructureError: processes are left.

@@ -101,7 +101,7 @@ class ContainerPool:
                 self._changed.notify_all()
 
     def _pop(self, shape: Shape) -> Waiting | None:
-        """One that is ready; ``None`` counts as urgent."""
+        """Take one that is ready; ``None`` counts as urgent."""
         with self._changed:
             if self._state == "closed":
                 raise UsageError("docker is not started")

@@ -255,7 +255,9 @@ async def _look_around(run: ProgramRunner, folder: str, file: str) -> dict[str, 
 
 
 async def _disk(run: ProgramRunner) -> dict[str, Guarantee]:
-    """Files that together exceed what memory and disk may have; memory may be what ends it."""
+    """Try to write files that together exceed what memory and disk may have; memory may be what
+    ends it.
+    """
     sizes = {
         "one": 8 * LIMITS.disk,
         "some": 3 * LIMITS.disk,
@@ -291,8 +293,8 @@ async def _output(run: ProgramRunner) -> dict[str, Guarantee]:
 
 
 async def _time(run: ProgramRunner) -> dict[str, Guarantee]:
-    """On a loaded machine a kill may be late once; the axis is best effort only if every one is
-    late.
+    """Measure whether programs end in time. On a loaded machine a kill may be late once; the axis
+    is best effort only if every one is late.
     """
     for seconds in (0.2, 0.3, 0.5, 1.0, 1.0):
         result = await _python(run, TIME, seconds=seconds)

@@ -99,7 +99,7 @@ class ProgramResult:
 
 
 def as_limits(limits: ProgramLimits | None) -> ProgramLimits:
-    """*limits*, or the defaults.
+    """Return *limits*, or the defaults.
 
     Raises:
         UsageError: it is something else.
@@ -112,7 +112,7 @@ def as_limits(limits: ProgramLimits | None) -> ProgramLimits:
 
 
 def as_files(files: Mapping[str, bytes | str] | None) -> dict[str, bytes]:
-    """*files* with contents as bytes; text as UTF-8.
+    """Return *files* with contents as bytes; text as UTF-8.
 
     Raises:
         UsageError: it is no mapping of names to contents.
@@ -130,7 +130,7 @@ def as_files(files: Mapping[str, bytes | str] | None) -> dict[str, bytes]:
 
 
 def as_bytes(content: object, name: str) -> bytes:
-    """*content* as bytes; text as UTF-8.
+    """Return *content* as bytes; text as UTF-8.
 
     Raises:
         UsageError: it is neither, or text that UTF-8 cannot encode.
@@ -200,8 +200,8 @@ class Program:
 def process_limits(
     program: Program, *, own_user: bool, memory_is_counted: bool, supervisors: int = 0
 ) -> dict[str, int]:
-    """Resource limits of each process, by the names of `resource` without ``RLIMIT_``: the second
-    line of defence.
+    """Return the resource limits of each process, by the names of `resource` without ``RLIMIT_``:
+    the second line of defence.
 
     Args:
         own_user: whether the program's user has no other processes, which the kernel would count

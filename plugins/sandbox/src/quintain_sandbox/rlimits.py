@@ -68,7 +68,7 @@ class Rlimits(ConfinedSandbox):
         await super().__aexit__(*exc)
 
     def fix(self, axis: str) -> str:
-        """See `ProbedSandbox.fix`."""
+        """Return the advice for *axis*; see `ProbedSandbox.fix`."""
         if axis in ("memory", "forks"):
             return GROUPS
         if axis == "users":
@@ -79,6 +79,6 @@ class Rlimits(ConfinedSandbox):
 
 
 def quintain_on_step_measured(event: Any) -> None:
-    """Tag each step of a run whose programs had no sandbox."""
+    """Mark each step of a run whose programs had no sandbox."""
     if _running:
         event.alerts["unsafe_sandbox"] = f"unsafe_sandbox: {WARNING}"

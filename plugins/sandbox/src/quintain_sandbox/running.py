@@ -176,12 +176,12 @@ class RunningProgram:
         return replace(result, stdout=bytes(self._out)) if self._program.interactive else result
 
     async def close(self) -> ProgramResult:
-        """Kill it if it still runs (status ``closed``), then `wait`."""
+        """End it if it still runs (status ``closed``), then `wait`."""
         self._kill("closed")
         return await self.wait()
 
     def _kill(self, why: Literal["closed", "stopped"]) -> None:
-        """Kill it from any thread, without waiting. ``stopped`` makes its result an
+        """End it from any thread, without waiting. ``stopped`` makes its result an
         `InfrastructureError`.
         """
         with self._lock:
@@ -202,7 +202,8 @@ class RunningProgram:
         await asyncio.wrap_future(self._opened)
 
     def _run(self, open_box: Callable[[Program], Box]) -> None:
-        """All of its life, in the calling thread. What comes of it is in `_result`.
+        """Run it from its start to its end, in the calling thread. What comes of it is in
+        `_result`.
 
         Raises:
             InfrastructureError: processes are left. The result is known before that.
@@ -310,7 +311,7 @@ class RunningProgram:
         return self._stop
 
     def _unread(self) -> int:
-        """Bytes of standard output that wait. For the thread."""
+        """Return how many bytes of standard output wait. For the thread."""
         with self._lock:
             return len(self._out)
 
@@ -353,7 +354,9 @@ class _Pump:
         self._writes = False
 
     def until_end(self) -> EndedBy | None:
-        """Pump; why the program has to be killed, or ``None`` if it ended by itself."""
+        """Move data until the end; return why the program has to be killed, or ``None`` if it ended
+        by itself.
+        """
         self._write()
         while True:
             left = self._deadline - time.monotonic()
@@ -518,7 +521,7 @@ class Programs:
             self._left = job.exception() or self._left
 
     async def _end(self, running: RunningProgram) -> None:
-        """Kill it if it runs. A program that has ended is cleaned up in the background."""
+        """End it if it runs. A program that has ended is cleaned up in the background."""
         job = self._jobs.pop(running)
         if not running._result.done():
             running._kill("closed")

@@ -261,7 +261,7 @@ class SandboxSession:
         return Interpreter(self)
 
     async def execute(self, code: str, seconds: float | None = None) -> PythonOutcome:
-        """See `Interpreter.execute`."""
+        """Execute *code* in the session's interpreter; see `Interpreter.execute`."""
         limit = self._limit(seconds)
         kills = self._program.memory_kills()
         try:
@@ -356,7 +356,9 @@ class Interpreter:
 
 
 def most_unread(limits: ProgramLimits) -> int:
-    """Bytes of an answer: both streams or a file in base64, or a traceback of escapes."""
+    """Return the most bytes of an answer: both streams or a file in base64, or a traceback of
+    escapes.
+    """
     return 8 * limits.output + 2 * READ
 
 

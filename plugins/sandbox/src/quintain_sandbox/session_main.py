@@ -124,8 +124,8 @@ class Processes:
             return file.read().split()[-1]
 
     def sweep(self, keep: int | None = None) -> None:
-        """Kill all but *keep*, which does not run meanwhile; *keep*, too, if that does not succeed
-        in time.
+        """End all but *keep*, which does not run meanwhile, by SIGKILL; *keep*, too, if that does
+        not succeed in time.
 
         A listing is not one moment: a process may fork after it was passed, and have exited when it
         is looked at. And a stopped process may still finish a fork. So nothing is left only if two
@@ -167,8 +167,8 @@ def children(pid: int) -> set[int]:
 
 
 def state(path: str) -> tuple[bytes, int]:
-    """State of a process or thread below /proc, and the number of threads of the process; dead if
-    there is none.
+    """Return the state of a process or thread below /proc, and the number of threads of the
+    process; dead if there is none.
     """
     try:
         with open(f"/proc/{path}/stat", "rb") as file:

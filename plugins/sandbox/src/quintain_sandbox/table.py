@@ -53,7 +53,7 @@ async def _section() -> dict[str, list[str] | list[list[str]]]:
 
 
 async def _probed(service: ProbedSandbox) -> str | dict[str, tuple[Guarantee, str]]:
-    """Level and fix of each axis, or in one line why *service* does not start."""
+    """Return level and fix of each axis, or in one line why *service* does not start."""
     try:
         async with service:
             return {axis: (service.guarantees[axis], service.fix(axis)) for axis in AXES}

@@ -106,8 +106,8 @@ class WarmInterpreters:
                 box.close()
 
     def _learn(self, disk: int) -> None:
-        """The size of temporary files is fixed at the start; follow the callers where all want
-        another one.
+        """Follow the callers where all want another size of temporary files, which is fixed at the
+        start.
         """
         self._misses = 0 if disk == self._disk else self._misses + 1
         if self._misses > self._size or (self._misses and self.patient):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def take(size: int) -> bytes:
-    """Exactly *size* bytes of the standard input, of which `sys.stdin` has read none."""
+    """Read exactly *size* bytes of the standard input, of which `sys.stdin` has read none."""
     import os
 
     pieces: list[bytes] = []

@@ -355,8 +355,8 @@ class AsyncCollector(Collector):
 
     # ---------------------------------------------------------------- checkpoints
     def state(self) -> dict[str, Any]:
-        """Plain data for a checkpoint: complete groups with their rollouts, and the prompts of the
-        others.
+        """Return plain data for a checkpoint: complete groups with their rollouts, and the prompts
+        of the others.
         """
         open_prompts = [*self._again, *self._running.values(), *self._unrecorded]
         return {

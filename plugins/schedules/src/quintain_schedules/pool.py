@@ -133,7 +133,7 @@ class EnginePool(TokenEngine):
 
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:
-        """See `quintain.Service.check_available`: what each replica needs."""
+        """Check what each replica needs; see `quintain.Service.check_available`."""
         kind = _kind(args.get("engine", "embedded"))
         for replica in args.get("replicas") or [{}]:
             kind.check_available({**(args.get("settings") or {}), **replica})
@@ -190,7 +190,7 @@ class EnginePool(TokenEngine):
         return None if None in each else sum(number or 0 for number in each)
 
     def for_task(self, task: Task) -> EnginePool:
-        """This pool, for the episodes of *task*."""
+        """Return this pool, for the episodes of *task*."""
         view = copy.copy(self)
         view._key = task.id
         return view
@@ -253,7 +253,7 @@ class EnginePool(TokenEngine):
     async def score(
         self, ids: Sequence[int], start: int, temperature: float = 1.0
     ) -> Sequence[float]:
-        """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1.
+        """Return the log-probs of ``ids[start:]``, each given all before it; *start* is at least 1.
 
         Raises:
             LimitReached: *ids* are longer than the context.
@@ -286,7 +286,9 @@ class EnginePool(TokenEngine):
                 return answer
 
     async def outdated(self, weights: Weights) -> str:
-        """See `TokenEngine.outdated`: of the replicas that have this version."""
+        """Return what is outdated in the replicas that have this version; see
+        `TokenEngine.outdated`.
+        """
         for number, replica in enumerate(self._replicas):
             if replica.version == weights.version and (name := await replica.outdated(weights)):
                 return f"{name} in replica {number}"
@@ -355,8 +357,8 @@ class EnginePool(TokenEngine):
         self._router.open(number)
 
     async def sleep(self, level: int | None = None) -> None:
-        """Free the memory of all replicas, as `quintain_vllm.VLLMEngine.sleep`; the next call wakes
-        the one it needs.
+        """Release the memory of all replicas, as `quintain_vllm.VLLMEngine.sleep`; the next call
+        wakes the one it needs.
 
         Raises:
             UsageError: the engine cannot sleep.

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 
 def repack(loads: Sequence[int], slots: int) -> list[tuple[int, int, int]]:
-    """Moves that leave as many replicas as possible without a sequence, which can then take new
-    weights and work.
+    """Plan moves that leave as many replicas as possible without a sequence, which can then take
+    new weights and work.
 
     Replicas are emptied whole, the least loaded first, into the fullest that have room; a replica
     that cannot be emptied keeps what it has.

@@ -69,7 +69,7 @@ class Router:
 
     @asynccontextmanager
     async def turn(self, key: Hashable) -> AsyncIterator[PendingTurn]:
-        """A turn that is on a replica inside the block.
+        """Open a turn that is on a replica inside the block.
 
         Raises:
             InfrastructureError: all replicas are lost.
@@ -100,7 +100,9 @@ class Router:
         await self._place(turn, error)
 
     def succeeded(self, turn: PendingTurn) -> None:
-        """The replica of *turn* has sampled a segment; the next one is sampled on the target."""
+        """Note that the replica of *turn* has sampled a segment; the next one is sampled on the
+        target.
+        """
         self._failed.discard(turn.replica)
         turn.failed.clear()
         self._assign(turn, turn.target)
@@ -161,21 +163,21 @@ class Router:
         self._repack()
 
     def open(self, replica: int, *, late: bool = False) -> None:
-        """The update of *replica* is over; *late*: it is left behind."""
+        """Note that the update of *replica* is over; *late*: it is left behind."""
         self._closed.discard(replica)
         if late:
             self._late.add(replica)
         self._notify()
 
     def take(self, replica: int, version: int) -> None:
-        """*replica* has new weights and works."""
+        """Note that *replica* has new weights and works."""
         self.version = self._versions[replica] = version
         self._lost.pop(replica, None)
         self._failed.discard(replica)
         self._late.discard(replica)
 
     def lose(self, replica: int, error: Exception) -> None:
-        """*replica* has missed an update; its turns are sampled on others."""
+        """Note that *replica* has missed an update; its turns are sampled on others."""
         _log.warning(
             "replica %d did not take new weights, and is left out until it does: %s", replica, error
         )
@@ -188,7 +190,7 @@ class Router:
         return replica in self._lost
 
     def forget_prefixes(self) -> None:
-        """New weights empty the caches of all replicas."""
+        """Forget which replica has which prefix: new weights empty the caches of all replicas."""
         self._homes.clear()
 
     def is_empty(self, replica: int) -> bool:

@@ -81,7 +81,7 @@ def written_demonstrations(
 
 @reward
 def _unscored(rollout: Rollout[Task, Any]) -> float:
-    """A demonstration is imitated whatever it would score."""
+    """Give no score: a demonstration is imitated whatever it would score."""
     return 0.0
 
 

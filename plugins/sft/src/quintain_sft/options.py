@@ -107,8 +107,8 @@ class TrainingOptions:
     def started(
         self, parent: Path, source: str
     ) -> Iterator[tuple[Path, Screen, Callable[[], bool]]]:
-        """Reserve the folder to write, show a screen and listen to Ctrl-C; they are given back at
-        the end.
+        """Take the folder to write, show a screen and listen to Ctrl-C; they are given back at the
+        end.
 
         Args:
             parent: of ``SOURCE-N``, where no folder was named.

@@ -34,7 +34,7 @@ class TuningReport:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return asdict(self)
 
     def print_as_json(self, out: Path, as_json: bool) -> bool:

@@ -21,7 +21,7 @@ sampled.
 
 
 def texts(rollout: Rollout[Any, Any], part: Part) -> list[str]:
-    """That part of each turn of the policy's own player.
+    """Return that part of each turn of the policy's own player.
 
     Raises:
         RewardFault: *part* is unknown.

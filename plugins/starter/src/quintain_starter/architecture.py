@@ -149,7 +149,9 @@ def build_tokenizer(words: Sequence[str] | None = None) -> PreTrainedTokenizerFa
 
 
 def _byte_pairs(parts: bool) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges: bytes first, then with *parts* every word, built letter by letter from its start."""
+    """Return vocabulary and merges: bytes first, then with *parts* every word, built letter by
+    letter from its start.
+    """
     from tokenizers.pre_tokenizers import ByteLevel
 
     alphabet = sorted(ByteLevel.alphabet())

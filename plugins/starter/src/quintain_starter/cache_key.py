@@ -111,8 +111,8 @@ def cache_key(
 
 
 def _plain(value: Any, defining: dict[Any, None]) -> Any:
-    """*value* as JSON that is the same in every process; classes and functions in it are added to
-    *defining*.
+    """Return *value* as JSON that is the same in every process; classes and functions in it are
+    added to *defining*.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -178,7 +178,7 @@ def _line(name: str, file: Path) -> str:
 
 
 def _imported(module: ModuleType | None) -> set[str]:
-    """Names of the modules that the names of *module* come from."""
+    """Return the names of the modules that the names of *module* come from."""
     values = vars(module).values() if module else ()
     return {
         v.__name__ if isinstance(v, ModuleType) else str(getattr(v, "__module__", ""))

@@ -76,7 +76,7 @@ def a_number(rng: Random, hard: float, digits: int = 3) -> int:
 
 
 def some_items(rng: Random, hard: float, low: int = 2, high: int = 7) -> list[str]:
-    """Distinct words, letters or numbers."""
+    """Draw distinct words, letters or numbers."""
     count = up_to(rng, hard, low, high)
     if rng.random() < 0.5:
         return rng.sample([str(n) for n in range(10 if hard < 0.3 else 100)], count)
@@ -84,7 +84,7 @@ def some_items(rng: Random, hard: float, low: int = 2, high: int = 7) -> list[st
 
 
 def joined(rng: Random, items: Sequence[object]) -> tuple[str, str]:
-    """*items* as text, and the separator."""
+    """Return *items* as text, and the separator."""
     separator = rng.choice((", ", ", ", " ", ",", "; "))
     return separator.join(map(str, items)), separator
 

@@ -68,7 +68,9 @@ reverse provide respond format following given calculate determine
 
 
 def vocabulary() -> list[str]:
-    """Words of the exercises that come often, in the forms in which they stand there, then `COMMON`."""
+    """Return words of the exercises that come often, in the forms in which they stand there, then
+    `COMMON`.
+    """
     rng, seen = Random("vocabulary"), Counter[str]()
     for _ in range(6000):
         made = exercise(rng)
@@ -155,7 +157,7 @@ def rate(step: int, steps: int) -> float:
 def losses(
     module: Any, ids: Tensor, positions: Tensor, weights: Tensor, body: Any = None
 ) -> Tensor:
-    """Cross-entropy of each weighted token, in nats."""
+    """Return the cross-entropy of each weighted token, in nats."""
     mask = within_exercises(positions)
     hidden = (module.model if body is None else body)(
         input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False
@@ -168,7 +170,8 @@ def losses(
 
 @torch.no_grad()
 def accuracies(module: Any, tokenizer: HFTokenizer, count: int = 3000) -> dict[str, float]:
-    """The share of new exercises whose whole reply is the most probable one, token by token, by skill.
+    """Return the share of new exercises whose whole reply is the most probable one, token by token,
+    by skill.
 
     That is what greedy decoding gets right.
     """

@@ -104,11 +104,11 @@ class WarmStartProgress:
             self._screen.note(SOONER)
 
     def _pace(self, steps: int) -> float:
-        """Seconds of an update since the last check, the weights being at *steps*."""
+        """Return the seconds of an update since the last check, the weights being at *steps*."""
         return (self._updated - self._checked) / max(steps - self._steps, 1)
 
     def _seconds(self, updates: int, pace: float) -> float:
-        """Seconds of *updates* with their checks."""
+        """Return the seconds of *updates* with their checks."""
         return (
             updates * pace + math.ceil(updates / self._settings.check_every) * self._longest_check
         )

@@ -233,7 +233,7 @@ def adding(rng: Random, hard: float) -> Exercise:
 
 
 def multiplying(rng: Random, hard: float) -> Exercise:
-    """Multiply by one digit, or divide without a rest."""
+    """Ask to multiply by one digit, or to divide without a rest."""
     a, b = a_number(rng, hard, 2), rng.randrange(1, 10)
     if rng.random() < 0.3:
         pattern = "[{a}/{b}|{a} / {b}|Divide {a} by {b}.|What is {a} divided by {b}?]"
@@ -246,7 +246,7 @@ def multiplying(rng: Random, hard: float) -> Exercise:
 
 
 def chaining(rng: Random, hard: float) -> Exercise:
-    """Work out a chain of sums and differences, one step at a time."""
+    """Ask for a chain of sums and differences, one step at a time."""
     total, text = rng.randrange(1, 10 if hard < 0.4 else 50), ""
     steps, first = [], total
     for _ in range(up_to(rng, hard, 2, 4)):

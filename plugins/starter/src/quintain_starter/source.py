@@ -312,7 +312,7 @@ def untrained(seed: int, *, device: str = "cpu", **sizes: Any) -> LoadedModel:
 
 
 def cache_folder() -> Path:
-    """Where default models are cached: ``$QUINTAIN_CACHE``, else ``~/.cache/quintain``."""
+    """Return where default models are cached: ``$QUINTAIN_CACHE``, else ``~/.cache/quintain``."""
     chosen = os.environ.get("QUINTAIN_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "quintain"
 

@@ -349,7 +349,7 @@ def _above_is_nearer(jumped: tuple[float, float], target: tuple[float, float]) -
 
 
 def _greedy(longest: int) -> Sampling:
-    """Without randomness, with some room beyond the *longest* reply that was shown."""
+    """Return greedy sampling, with some room beyond the *longest* reply that was shown."""
     return Sampling(temperature=0.0, max_tokens=longest + longest // 4 + 4)
 
 

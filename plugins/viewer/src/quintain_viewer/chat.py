@@ -314,7 +314,7 @@ class ChatConsole:
 
 
 def _printer() -> Callable[[str], None]:
-    """Prints pieces of an answer without the space before it."""
+    """Return a function that prints pieces of an answer without the space before it."""
     from quintain.console import printable
 
     begun = False

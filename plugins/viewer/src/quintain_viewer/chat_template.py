@@ -39,7 +39,7 @@ def template_of(value: str) -> str:
 
 
 def with_template(tokenizer: HFTokenizer, text: str) -> HFTokenizer:
-    """*tokenizer* with the chat template *text*.
+    """Return *tokenizer* with the chat template *text*.
 
     A reply ends at the special token that the template puts after one; if there is none, at the
     text between a reply and the next question.

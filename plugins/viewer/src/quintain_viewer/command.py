@@ -210,8 +210,8 @@ def newest(stored: Chosen, limit: int) -> Chosen:
 
 
 def spread(stored: Chosen, limit: int) -> Chosen:
-    """Whole steps of *stored*, the first, the last and others evenly between, with at most *limit*
-    rollouts.
+    """Select whole steps of *stored*, the first, the last and others evenly between, with at most
+    *limit* rollouts.
 
     If not even one step fits, its first *limit* rollouts.
     """

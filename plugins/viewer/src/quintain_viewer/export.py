@@ -109,7 +109,7 @@ def export(
 
 
 def check_out(out: Path) -> None:
-    """That a folder can be written at *out*.
+    """Check that a folder can be written at *out*.
 
     Raises:
         UsageError: there is something.
@@ -119,7 +119,7 @@ def check_out(out: Path) -> None:
 
 
 def check_repository(name: str) -> None:
-    """That *name* can be a repository of the hub.
+    """Check that *name* can be a repository of the hub.
 
     Raises:
         UsageError: it cannot.
@@ -139,7 +139,7 @@ def check_repository(name: str) -> None:
 
 
 def check_adapters(name: str) -> None:
-    """That *name* is a folder of adapters and peft is installed.
+    """Check that *name* is a folder of adapters and peft is installed.
 
     Raises:
         UsageError: it is not.
@@ -250,7 +250,7 @@ def literal(value: Any) -> str:
 
 
 def upload(folder: Path, name: str, *, private: bool) -> str:
-    """Upload *folder* to the hub's repository *name*, which is made if it does not exist; its
+    """Send *folder* to the hub's repository *name*, which is made if it does not exist; return its
     address.
 
     Raises:

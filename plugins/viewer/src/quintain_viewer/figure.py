@@ -57,7 +57,7 @@ def render_png(paint: Callable[[Any], None], *, size: tuple[float, float], dpi: 
 def shade_between(
     panel: Any, x: Sequence[float], low: Sequence[float], high: Sequence[float], colour: str = BLUE
 ) -> None:
-    """Shade the interval from *low* to *high* along *x*."""
+    """Fill the interval from *low* to *high* along *x* with a shade."""
     panel.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
 
 

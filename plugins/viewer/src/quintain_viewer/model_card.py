@@ -251,7 +251,7 @@ def recipe_of(origin: Origin) -> Iterator[str]:
 
 
 def versions(origin: Origin) -> Iterator[str]:
-    """Versions, device and commit of the last process of the run."""
+    """Yield versions, device and commit of the last process of the run."""
     if installed := origin.process.get("versions"):
         plugins = ", ".join(
             f"{name} {version}" for name, version in installed.items() if name not in LIBRARIES
@@ -267,6 +267,6 @@ def versions(origin: Origin) -> Iterator[str]:
 
 
 def without_home(text: str) -> str:
-    """*text* with ``~`` for the home folder, which names the user."""
+    """Return *text* with ``~`` for the home folder, which names the user."""
     home = str(Path.home())
     return text.replace(home, "~") if len(home) > 1 else text

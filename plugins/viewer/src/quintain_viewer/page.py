@@ -96,7 +96,7 @@ def instructive(views: Sequence[Row]) -> list[Any] | None:
 
 
 def json_in_html(data: Any) -> str:
-    """*data* as JSON that no HTML parser takes for the end of its ``<script>`` block."""
+    """Return *data* as JSON that no HTML parser takes for the end of its ``<script>`` block."""
     text = json.dumps(data, separators=(",", ":"))  # ASCII only: U+2028 is escaped, too
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

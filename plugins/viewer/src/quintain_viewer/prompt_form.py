@@ -37,7 +37,7 @@ class PromptForm:
         )
 
     def fill(self, text: str) -> str:
-        """*text* as a prompt of this form; what it has of the form already is not repeated.
+        """Return *text* as a prompt of this form; what it has of the form already is not repeated.
 
         >>> PromptForm(after="=?\\nEnd with ####.").fill("2+2=?")
         '2+2=?\\nEnd with ####.'

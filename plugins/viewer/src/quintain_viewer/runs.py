@@ -161,7 +161,7 @@ def _held_out(
 
 
 def _sampling_speed(metrics: Sequence[Mapping[str, Any]]) -> float | None:
-    """Sampled tokens per second of sampling, over all steps."""
+    """Return sampled tokens per second of sampling, over all steps."""
     speeds = [
         (m["tokens"], m["tokens_per_second"])
         for m in metrics
@@ -291,7 +291,7 @@ def _emptied(lock: IO[str]) -> None:
 
 
 def listed(infos: Sequence[RunInfo], width: int) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Titles and rows of the list for a terminal of *width* columns."""
+    """Return titles and rows of the list for a terminal of *width* columns."""
     titles = [
         "run",
         "state",
@@ -326,7 +326,7 @@ def listed(infos: Sequence[RunInfo], width: int) -> tuple[list[str], list[tuple[
 
 
 def change(run: RunInfo) -> str:
-    """Accuracy before and after, with its split and way of decoding; empty if there is none."""
+    """Return accuracy before and after, with split and way of decoding; empty if there is none."""
     if run.before is None and run.after is None:
         return ""
     values = " -> ".join(f"{value:.1%}" for value in (run.before, run.after) if value is not None)
@@ -335,7 +335,7 @@ def change(run: RunInfo) -> str:
 
 
 def change_of_other_decoding(run: RunInfo) -> str:
-    """As `change`, in the other way of decoding."""
+    """Return what `change` does, in the other way of decoding."""
     if run.other_decoding is None:
         return ""
     *values, temperature = run.other_decoding
@@ -344,12 +344,12 @@ def change_of_other_decoding(run: RunInfo) -> str:
 
 
 def short_decoding(temperature: float | None) -> str:
-    """``greedy`` or ``T 0.7``, as a column has room for it; empty if it is unknown."""
+    """Return ``greedy`` or ``T 0.7``, as a column has room for it; empty if it is unknown."""
     return "" if temperature is None else decoding(temperature).removeprefix("sampled at ")
 
 
 def compared(infos: Sequence[RunInfo]) -> Iterator[tuple[str, ...]]:
-    """Rows of the comparison: results, costs, and the keys of the recipes that differ."""
+    """Yield the rows of the comparison: results, costs, and the keys of the recipes that differ."""
     for title, cell in (
         ("state", lambda r: f"{r.state}: {r.fault}" if r.fault else r.state),
         ("started", lambda r: _date(r.started)),

@@ -71,8 +71,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def result_of(row: Mapping[str, Any]) -> str:
-    """``right``, ``wrong``, or ``failed`` for a rollout that failed for reasons other than the
-    policy.
+    """Return ``right``, ``wrong``, or ``failed`` for a rollout that failed for reasons other than
+    the policy.
     """
     if Termination(row["termination"]).ours:
         return "failed"

@@ -59,7 +59,7 @@ async def stream(
 
 
 def _joined(taken: Sampled, piece: Sampled, tokenizer: Any, strings: Sequence[str]) -> Sampled:
-    """*taken* and *piece* as one turn; a stop string that began in *taken* ends it."""
+    """Join *taken* and *piece* to one turn; a stop string that began in *taken* ends it."""
     joined = Sampled(
         ids=taken.ids + piece.ids,
         logps=taken.logps + piece.logps,

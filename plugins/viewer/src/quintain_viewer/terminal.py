@@ -46,8 +46,8 @@ def show(
 
 
 def _conversation(console: Console, part: Row, decode: Callable[[int], str]) -> None:
-    """The messages of a player, or its tokens; where the context was rewritten, the lengths before
-    and after.
+    """Print the messages of a player, or its tokens; where the context was rewritten, the lengths
+    before and after.
     """
     if part["tokens"] is None:
         for number, message in enumerate(part["messages"]):
@@ -94,7 +94,7 @@ def _message(console: Console, message: Mapping[str, Any]) -> None:
 
 
 def _block(console: Console, label: str, text: str, style: str) -> None:
-    """*text* beside its *label*, wrapped to the width."""
+    """Print *text* beside its *label*, wrapped to the width."""
     label = printable(label)
     width = max(20, console.width - 11)
     lines = Text(printable(text.rstrip("\n"))).wrap(console, width, tab_size=4) or [Text()]
@@ -147,7 +147,7 @@ def _scores(console: Console, view: Row) -> None:
 
 
 def _tokens(console: Console, part: Row, decode: Callable[[int], str]) -> None:
-    """The text of all tokens, policy tokens on a colour by probability; then a table of the
+    """Print the text of all tokens, policy tokens on a colour by probability; then a table of the
     policy's.
     """
     text, tokens = Text(), part["tokens"]
@@ -185,7 +185,7 @@ def _tokens(console: Console, part: Row, decode: Callable[[int], str]) -> None:
 
 
 def _colour(logp: float) -> str:
-    """Blue for probability 1 over to orange for 0.01 and less."""
+    """Return a colour from blue for probability 1 over to orange for 0.01 and less."""
     share = min(1.0, max(0.0, -logp / -math.log(0.01)))
     red, green, blue = (round(a + (b - a) * share) for a, b in zip(LIKELY, UNLIKELY, strict=True))
     return f"#{red:02x}{green:02x}{blue:02x}"

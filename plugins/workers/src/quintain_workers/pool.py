@@ -97,7 +97,7 @@ class WorkerPool(Service):
         self.close()
 
     def close(self) -> None:
-        """Kill every worker; a later call starts new ones."""
+        """End every worker by SIGKILL; a later call starts new ones."""
         self._idle.clear()
         _kill_all(self._all)
 
@@ -194,7 +194,7 @@ class WorkerPool(Service):
             raise
 
     def _next(self, line: _Line) -> None:
-        """A call ended: its place goes to the first in line."""
+        """Give the place of a call that ended to the first in line."""
         while line.waiting:
             place = line.waiting.popleft()
             if not place.done() and not place.get_loop().is_closed():
@@ -408,7 +408,7 @@ class _Process:
         return f":\n{text}" if text else ""
 
     def kill(self) -> None:
-        """Kill it and all that it started."""
+        """End it and all that it started by SIGKILL."""
         if self._process.returncode is None:
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -164,8 +164,8 @@ def raised(packed_error: tuple[str, str, tuple[Any, ...] | None, str, str]) -> E
 
 
 def _die_with_parent(channel: int) -> None:
-    """Even while a call spins in C code with the interpreter's lock held, where no thread of ours
-    would run.
+    """End with the parent, even while a call spins in C code with the interpreter's lock held,
+    where no thread of ours would run.
     """
     if sys.platform == "linux":
         import ctypes
@@ -185,7 +185,7 @@ def _die_with_parent(channel: int) -> None:
 
 
 def _protect_channel(channel: int) -> None:
-    """What the function prints, or a program it starts, must not reach the protocol."""
+    """Keep what the function prints, or a program it starts, from the protocol."""
     os.set_inheritable(channel, False)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -201,7 +201,9 @@ def _fresh_errors() -> None:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """A second line behind the parent's clock, for when the parent is too busy to kill in time."""
+    """Limit the CPU time, a second line behind the parent's clock, for when the parent is too busy
+    to kill in time.
+    """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     soft = int(usage.ru_utime + usage.ru_stime + seconds) + 2
