@@ -18,22 +18,24 @@ PACKAGE = ROOT / "core" / "quintain"
 
 VERBS = frozenset(
     """
-    Accept Accumulate Add Adjust Advance Aggregate Allow Allocate Announce Answer Append Apply
-    Arrange Ask Assert Assign Attach Await Begin Bind Block Bound Build Call Cancel Change Check
-    Choose Clear Close Collect Combine Compact Compare Complete Compute Configure Connect Continue
-    Convert Copy Count Create Cut Decide Decode Decorate Define Delete Deliver Describe Detect
-    Digest Discard Divide Do Draw Drop Embed Emit Encode End Ensure Enter Estimate Evaluate Exclude
-    Execute Expand Explain Extend Extract Fill Find Finish Fit Flush Follow Forget Format Freeze
-    Gather Generate Get Give Go Grade Group Guard Handle Hide Hold Ignore Import Initialise Insert
-    Install Interrupt Invert Join Judge Keep Launch Lay Leave Let Limit Link List Listen Load Lock
-    Log Look Make Map Mark Mask Match Measure Merge Move Name Normalise Note Notify Offer Open Order
-    Pack Pad Parse Pass Pause Pick Plan Play Pop Post Prepare Print Probe Propose Prune Publish Pull
-    Push Put Queue Quote Raise Rank Read Rebuild Receive Reconnect Record Refuse Register Reject
-    Release Remember Remove Rename Render Replace Reply Report Request Require Reset Resize Resolve
-    Restart Restore Resume Retry Return Reuse Rewrite Round Run Sample Save Say Scale Score Search
-    Seed Select Send Serve Set Shift Show Shuffle Shut Skip Sort Split Spread Start Step Stop Store
-    Sum Swap Switch Sync Take Tell Test Time Tokenize Track Train Translate Treat Trim Truncate Try
-    Turn Undo Unpack Unregister Update Use Validate Verify Wait Wake Walk Warn Watch Wrap Write Yield
+    Accept Accumulate Add Adjust Advance Aggregate Agree Allocate Allow Announce Answer Append Apply
+    Arrange Ask Assert Assign Attach Average Await Begin Bind Block Bound Build Call Cancel Change
+    Check Choose Clear Clip Close Collect Combine Compact Compare Complete Compute Configure Confine
+    Connect Continue Convert Copy Count Create Cut Deal Decide Decode Decorate Define Delete Deliver
+    Describe Detect Digest Discard Divide Do Draw Drop Embed Emit Empty Encode End Ensure Enter
+    Estimate Evaluate Exclude Execute Expand Explain Extend Extract Fill Find Finish Fit Flush
+    Follow Forget Fork Format Free Freeze Gather Generate Get Give Go Grade Group Guard Handle Hide
+    Hold Ignore Import Initialise Insert Install Interrupt Invert Join Judge Keep Kill Launch Lay
+    Leave Let Limit Link List Listen Load Lock Log Look Make Map Mark Mask Match Measure Merge
+    Minimize Move Multiply Name Normalise Note Notify Offer Open Order Pack Pad Parse Pass Pause
+    Pick Plan Play Pop Post Prepare Print Probe Process Propose Prune Publish Pull Pump Push Put
+    Queue Quote Raise Rank Read Rebuild Receive Reconnect Record Refuse Register Reject Release
+    Remember Remove Rename Render Repeat Replace Reply Report Request Require Reserve Reset Resize
+    Resolve Restart Restore Resume Retry Return Reuse Rewrite Round Run Sample Save Say Scale Score
+    Search See Seed Select Send Serve Set Shade Shard Shift Show Shuffle Shut Skip Sleep Sort Split
+    Spread Start Step Stop Store Sum Swap Switch Sync Tag Take Tell Test Time Tokenize Track Train
+    Translate Treat Trim Truncate Try Turn Undo Unpack Unregister Update Upload Use Validate Verify
+    Wait Wake Walk Warn Watch Work Wrap Write Yield
     """.split()
 )
 
@@ -41,6 +43,7 @@ SHOWN = {
     *("property", "cached_property"),
     *("advantage", "per_group", "objective", "correction", "aggregation", "group_filter"),
     *("optimizer_step", "command", "group"),
+    *("reward", "group_reward", "case"),
 }
 """Decorators of what may begin with a noun."""
 
