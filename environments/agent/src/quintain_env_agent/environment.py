@@ -54,7 +54,7 @@ class AgentOutput:
 
 @reward(range=(0, 1))
 def right_answer(rollout: Rollout[Task, AgentOutput]) -> float:
-    """1 where the agent's answer is the task's, as text without blanks at the ends."""
+    """Return 1 if the agent's answer is the task's, as text without blanks at the ends, else 0."""
     return float(rollout.result.answer == str(rollout.task.answer).strip())
 
 
@@ -131,7 +131,7 @@ class AgentProgram(Environment[Task, AgentOutput]):
 
     @control(scores="max")
     def oracle(self, task: Task, messages: Sequence[Message]) -> str | Reply:
-        """As the source's, else the answer."""
+        """Reply as the oracle of the source does; without a source, with the answer."""
         return self._source.oracle(task, messages) if self._source else str(task.answer)
 
     def _with_demonstrator(self) -> Mapping[str, str]:

@@ -35,7 +35,7 @@ SOURCE = Path(__file__).with_name("relay_main.py").read_bytes()
 
 
 def boot(size: int) -> str:
-    """Code that executes the *size* bytes that come first on standard input: no listing of
+    """Return code that executes the *size* bytes that come first on standard input: no listing of
     processes shows them.
     """
     return (

@@ -166,7 +166,7 @@ class Client(asyncio.StreamReaderProtocol):
             writer.close()
 
     async def exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request and its response; whether another may follow."""
+        """Handle one request and its response; return whether another may follow."""
         method, path, version, headers = await read_head(reader)
         body = await read_body(reader, writer, headers, self.body_limit)
         async with self.host.most_open:
@@ -188,7 +188,7 @@ class Client(asyncio.StreamReaderProtocol):
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[str, str, str, dict[str, str]]:
-    """Method, path, version and headers (names in lower case) of a request."""
+    """Read method, path, version and headers (names in lower case) of a request."""
     try:
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     except asyncio.LimitOverrunError:
@@ -359,7 +359,7 @@ def started(argv: list[str], environment: dict[str, str]) -> subprocess.Popen[by
 
 
 def kill_others() -> None:
-    """Kill whatever else lives in the box; the call spares this process and the first one."""
+    """End all other processes of the box by SIGKILL; the call spares this one and the first."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
 

@@ -127,7 +127,7 @@ class SandboxedAgent(AgentProgram):
 
 
 def _contents(paths: Sequence[str]) -> dict[str, bytes]:
-    """Files by their path in the box."""
+    """Read the files at *paths*, and those below folders, by their path in the box."""
     contents = {}
     for path in paths:
         place = Path(path).resolve()

@@ -34,8 +34,8 @@ async def self_critique(
     criteria: Sequence[str] = (*CORE, *PRESCRIPTIVE),
     judge: JudgeService = need(),
 ) -> list[Score]:
-    """The share of the group's other replies that a reply is better than, by *criteria* and those
-    of the task.
+    """Return for each reply the share of the group's other replies that it is better than, by
+    *criteria* and those of the task.
 
     The self-critique of Kimi K2 (2507.20534, section 3.2.2) with ``[services.judge] use =
     "judge-policy"``: the policy compares its own replies in pairs, while verifiable tasks of the
@@ -52,7 +52,7 @@ async def self_critique(
 
 @reward(range=(0, 1))
 def same_choice(rollout: Rollout[Task, Any]) -> float:
-    """1 if the reply is the label of the better reply and nothing else, else 0."""
+    """Return 1 if the reply is the label of the better reply and nothing else, else 0."""
     return float(rollout.reply.strip() == rollout.task.answer)
 
 
@@ -85,10 +85,10 @@ class Critique(Environment[Task, None]):
 
     @control(scores="min")
     def both(self, task: Task, messages: Sequence[Message]) -> str:
-        """Both labels at once."""
+        """Reply with both labels at once."""
         return "A or B"
 
     @control(scores="min")
     def explains(self, task: Task, messages: Sequence[Message]) -> str:
-        """The right label inside a sentence."""
+        """Reply with the right label inside a sentence."""
         return f"The better reply is {task.answer}, because I am sure."

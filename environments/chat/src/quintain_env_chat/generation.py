@@ -50,7 +50,7 @@ async def propose(
     known: Sequence[str],
     most: int,
 ) -> list[Proposal]:
-    """New criteria for *task* from *replies*, at most *most*.
+    """Return new criteria for *task* from *replies*, at most *most*.
 
     Args:
         active: generated criteria in use; the judge sees them and the persistent ones.
@@ -86,7 +86,9 @@ async def propose(
 
 
 def by_rules(task: ChatTask, replies: Sequence[str], known: Sequence[str]) -> list[Proposal]:
-    """Sentences of the grammar that some replies meet and others do not, the most divided first."""
+    """Return sentences of the grammar that some replies meet and others do not, the most divided
+    first.
+    """
     words = dict.fromkeys(re.findall(r"[A-Za-z]{4,}", text_of(task.prompt)))
     candidates = [*CATALOGUE, *((f'Mentions "{word}".', 1.0) for word in words)]
     divided: list[tuple[float, Any]] = []

@@ -178,7 +178,7 @@ class RubricLibrary(Service):
     async def _proposed(
         self, task: ChatTask, replies: Sequence[str], shelf: Shelf
     ) -> tuple[Generated, ...]:
-        """New criteria that no rubric of the task has, at most `most_new`; none where the
+        """Generate criteria that no rubric of the task has, at most `most_new`; none where the
         generation fails.
         """
         known = [c.text for c in task.criteria] + [g.text for g in (*shelf.active, *shelf.inactive)]
@@ -254,7 +254,7 @@ def alike(one: str, other: str) -> bool:
 async def evolving_rubric(
     group: Sequence[Rollout[ChatTask, Any]], *, rubrics: RubricLibrary = need()
 ) -> list[Score]:
-    """The score of each reply by the persistent and the active criteria of its task (RLER).
+    """Return the score of each reply by the persistent and the active criteria of its task (RLER).
 
     The reward changes between visits of a task, so curves of it mean nothing. Keep the outcome
     reward `rubric_score`, which has the persistent criteria alone, and train on the difference:

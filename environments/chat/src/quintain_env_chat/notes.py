@@ -96,7 +96,9 @@ def written(occasion: str, name: str, thing: str, form: str) -> str:
 
 
 def good_notes(occasion: str, name: str, thing: str, form: str) -> tuple[str, ...]:
-    """Every note that does what is asked: either way to say it, in the form that is asked for."""
+    """Return every note that does what is asked: either way to say it, in the form that is asked
+    for.
+    """
     first, second, longer = (text.format(thing=thing) for text in OCCASIONS[occasion])
     texts = [_in_form(form, name, words, second) for words in (first, longer)]
     return tuple(text for text in texts if check(FORMS[form][1], text))

@@ -113,7 +113,9 @@ def weighted(criteria: Sequence[Criterion], scores: Sequence[float]) -> float:
 
 
 def vetoed(criteria: Sequence[Criterion], scores: Sequence[float]) -> list[str]:
-    """The criteria that must be met and are not, and the faults that must not be there and are."""
+    """Return the criteria that must be met and are not, and the faults that must not be there and
+    are.
+    """
     return [
         c.text
         for c, s in zip(criteria, scores, strict=True)
@@ -174,8 +176,8 @@ async def rubric_score(
     reference: bool = False,
     judge: JudgeService = need(),
 ) -> Score:
-    """The weighted share of the criteria that the reply meets, those of the task and *criteria*, at
-    most 1.
+    """Return the weighted share of the criteria that the reply meets, those of the task and
+    *criteria*, at most 1.
 
     Checks are decided by rules and cost no call; every other criterion is one call of the judge.
     With *reference* the judge sees the answer of the task, where it has one.

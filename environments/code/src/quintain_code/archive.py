@@ -40,7 +40,7 @@ def pytest_archive() -> bytes:
 
 
 def _compiled(source: bytes, path: str) -> bytes:
-    """Byte code whose header says that it is not checked against the source (PEP 552)."""
+    """Return byte code whose header says that it is not checked against the source (PEP 552)."""
     code = compile(source, path, "exec", dont_inherit=True)
     return (
         importlib.util.MAGIC_NUMBER

@@ -62,8 +62,8 @@ class CallGrader:
         self._grades: dict[tuple[str, str], asyncio.Task[Grade]] = {}
 
     async def grade(self, code: str, name: str, calls: Sequence[Call]) -> Grade:
-        """1 if *code* defines the function *name* and each of *calls* returns what is expected,
-        else 0.
+        """Return 1 if *code* defines the function *name* and each of *calls* returns what is
+        expected, else 0.
 
         Raises:
             InfrastructureError: the sandbox failed.

@@ -188,7 +188,7 @@ def _prompt(row: Mapping[str, Any]) -> str:
 
 
 def _pairs(tests: Any) -> list[tuple[str, str]]:
-    """Input and output of each test, from a list of both or two lists."""
+    """Return input and output of each test, from a list of both or two lists."""
     if isinstance(tests, Mapping):
         return list(zip(tests.get("input", ()), tests.get("output", ()), strict=True))
     return [(test["input"], test["output"]) for test in tests or ()]

@@ -40,8 +40,8 @@ Rows = list[tuple[Any, str]]
 
 
 def load(data: str, split: str, splits: str = "own", show_tests: int = -1) -> tuple[CodeTask, ...]:
-    """All tasks of a split, without repetitions and without rows that are not supported; a warning
-    counts those.
+    """Return all tasks of a split, without repetitions and without rows that are not supported; a
+    warning counts those.
 
     Args:
         data, splits, show_tests: as the fields of `Code`.
@@ -56,7 +56,7 @@ def load(data: str, split: str, splits: str = "own", show_tests: int = -1) -> tu
 def located(
     data: str, split: str, splits: str = "own", show_tests: int = -1
 ) -> tuple[tuple[CodeTask, str], ...]:
-    """As `load`, with the place of each task: file and line, or data set and index."""
+    """Return the tasks of `load`, each with its place: file and line, or data set and index."""
     show, written = None if show_tests < 0 else show_tests, Path(data).exists()
     tasks: dict[str, tuple[CodeTask, str]] = {}
     unsupported: list[UnsupportedRow] = []
@@ -95,7 +95,7 @@ def rows_of(data: str, split: str, splits: str = "own") -> Rows:
 
 
 def checked(data: str) -> str:
-    """*data*, if it is there or may be a data set of the hub.
+    """Return *data*, if it is there or may be a data set of the hub.
 
     Raises:
         UsageError: it is empty, or names a file or folder that is not there.
@@ -144,7 +144,7 @@ def fingerprint(task: CodeTask) -> str:
 
 @lru_cache(maxsize=1)
 def known_faults() -> dict[str, str]:
-    """Reasons by fingerprint, of rows of published data sets that cannot be used."""
+    """Return reasons by fingerprint, of rows of published data sets that cannot be used."""
     return _faults((resources.files(__package__) / "left_out.json").read_text(encoding="utf-8"))
 
 

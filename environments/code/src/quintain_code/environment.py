@@ -37,8 +37,8 @@ _grader = lru_cache(maxsize=8)(Grader)
 async def passes_tests(
     rollout: Rollout[CodeTask, Any], *, sandbox: ProbedSandbox = need()
 ) -> Score:
-    """1 where all hidden tests of the task pass; for a task with weights, the sum of the weights of
-    those that pass.
+    """Return 1 where all hidden tests of the task pass, else 0; for a task with weights, the sum of
+    the weights of those that pass.
 
     Its parts are the outcome, each of `OUTCOMES` with 1 or 0, and ``tests_passed``. Raises as
     `Grader.grade`.
@@ -107,17 +107,17 @@ class Code(Environment[CodeTask, None]):
 
     @control(scores="max")
     def oracle(self, task: CodeTask, messages: Sequence[Message]) -> str:
-        """The reference."""
+        """Reply with the reference."""
         return reply_of(task, task.solution)
 
     @control(scores="min")
     def nop(self, task: CodeTask, messages: Sequence[Message]) -> str:
-        """Nothing."""
+        """Reply with nothing."""
         return ""
 
     @control(scores="min")
     def empty(self, task: CodeTask, messages: Sequence[Message]) -> str:
-        """A comment instead of code."""
+        """Reply with a comment instead of code."""
         return reply_of(task, dict.fromkeys(task.files, "# TODO\n"))
 
     @control(scores="min")
@@ -135,7 +135,7 @@ async def grade_reply(sandbox: ProbedSandbox, task: CodeTask, reply: str) -> Gra
 
 
 def reply_of(task: CodeTask, files: Mapping[str, str]) -> str:
-    """A reply whose code is *files*; fences are longer than any in the code."""
+    """Return a reply whose code is *files*; fences are longer than any in the code."""
     tag = TAGS.get(task.language, (task.language,))[0]
     blocks = []
     for name, text in files.items():

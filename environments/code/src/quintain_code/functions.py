@@ -93,8 +93,8 @@ class Specification:
             yield self.function(lambda numbers=numbers, place=place: next(numbers, None) == place)  # type: ignore[misc]
 
     def neighbours(self) -> Iterator[Function]:
-        """Functions of similar specifications: an operand one more or less, a step left out, two
-        steps swapped.
+        """Yield functions of similar specifications: an operand one more or less, a step left out,
+        two steps swapped.
         """
         for position, step in enumerate(self.steps):
             if isinstance(step.operand, int):
@@ -116,7 +116,7 @@ class Specification:
         return replace(self, parameters=tuple(names[p] for p in self.parameters), steps=steps)
 
     def arguments(self, rng: Random) -> tuple[Any, ...]:
-        """Random arguments, often at the bounds that the steps name."""
+        """Draw random arguments, often at the bounds that the steps name."""
         return KINDS[self.kind].arguments(self, rng)
 
 
@@ -192,7 +192,7 @@ def _near_or_far(rng: Random, low: int, high: int) -> int:
 
 # ----------------------------------------------------------- lists and loops: keep, change, collect
 def _condition(step: Step, slips: Slips) -> tuple[str, Callable[[int], bool]]:
-    """Text and meaning of a step that keeps some of the numbers *v*."""
+    """Return text and meaning of a step that keeps some of the numbers *v*."""
     k = step.operand
     assert isinstance(k, int)
     match step.name:
@@ -209,7 +209,7 @@ def _condition(step: Step, slips: Slips) -> tuple[str, Callable[[int], bool]]:
 
 
 def _changed(step: Step) -> tuple[str, Callable[[int], int]]:
-    """Text and meaning of a step that changes each number *v*."""
+    """Return text and meaning of a step that changes each number *v*."""
     k = step.operand
     if step.name == "square":
         return "v * v", lambda v: v * v
@@ -225,8 +225,8 @@ COLLECT = ("sum", "count", "largest", "sort")
 def _parts(
     specification: Specification, slips: Slips
 ) -> tuple[str, str, Callable[[Sequence[int]], list[int]], str]:
-    """Condition and change of *v* as texts, both as one function of a sequence, and the collecting
-    step's name.
+    """Return condition and change of *v* as texts, both as one function of a sequence, and the
+    collecting step's name.
     """
     holds: Callable[[int], bool]
     changed: Callable[[int], int]
@@ -388,7 +388,7 @@ def _text_arguments(specification: Specification, rng: Random) -> tuple[Any, ...
 
 # ---------------------------------------------------------------- tables: a dictionary
 def _pairs(steps: Sequence[Step]) -> dict[int, int]:
-    """Keys and values of steps with operands such as ``8 give 3``."""
+    """Return keys and values of steps with operands such as ``8 give 3``."""
     return {int(key): int(value) for key, _, value in (str(step.operand).split() for step in steps)}
 
 

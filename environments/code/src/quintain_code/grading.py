@@ -135,7 +135,7 @@ class Grader:
         self._sound.add(task.id)
 
     async def once(self, task: CodeTask, files: Mapping[str, str]) -> Grade:
-        """As `grade`, without the check of the reference."""
+        """Grade *files* as `grade` does, without the check of the reference."""
         first = task.files[0]
         complete = (
             {**files, first: f"{task.prefix}\n{files[first]}"}
@@ -176,8 +176,8 @@ class Grader:
     async def _related(
         self, task: CodeTask, files: Mapping[str, str], allowed: Operations | None
     ) -> tuple[Grade, Operations]:
-        """Tests in one sandbox, the solution in the other; the grade, and the operations that the
-        tests used.
+        """Run the tests in one sandbox and the solution in another; return the grade, and the
+        operations that the tests used.
 
         Args:
             allowed: operations on objects of the solution, by test; ``None`` allows all, for the
@@ -216,7 +216,7 @@ class Grader:
 
 
 async def _relay(judge: Any, box: Any, nonce: str) -> dict[str, Any] | ProgramResult:
-    """Carry requests and replies until the tests' verdict, or their end without one."""
+    """Pass requests and replies on; return the tests' verdict, or their end without one."""
     end_notice = b""
     while True:
         line = await judge.read_line(limit=LINE)
@@ -286,8 +286,8 @@ def _line(data: Any) -> bytes:
 def _of_suite(
     task: CodeTask, results: Mapping[str, Sequence[Any]]
 ) -> tuple[list[tuple[Outcome, str]], int]:
-    """Outcomes of the tests that stand in the files, in order, then of the others; each of the
-    former must have run.
+    """Return the outcomes of the tests that stand in the files, in order, then of the others, and
+    how many tests there are; each of the former must have run.
     """
     groups: dict[str, list[Sequence[Any]]] = {name: [] for name in suite_tests(task.suite)}
     total = len(groups)

@@ -41,7 +41,7 @@ def solution_names(
 
 @lru_cache(maxsize=4096)
 def signatures(names: tuple[str, ...], reference: str) -> tuple[str, ...]:
-    """Head lines of the functions and classes *names* as the *reference* defines them."""
+    """Return head lines of the functions and classes *names* as the *reference* defines them."""
     try:
         tree = ast.parse(reference)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -92,7 +92,7 @@ def _functions(body: Iterable[ast.stmt]) -> list[str]:
 
 
 def _bound(tree: ast.AST) -> Iterable[str]:
-    """Names that *tree* assigns, defines, imports or takes as parameters, in any scope."""
+    """Yield names that *tree* assigns, defines, imports or takes as parameters, in any scope."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id

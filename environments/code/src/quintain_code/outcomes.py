@@ -37,7 +37,7 @@ def load() -> float:
 
 
 def limits_of(task: CodeTask) -> ProgramLimits:
-    """Of a solution of *task*, or of one case of it."""
+    """Return the limits of a solution of *task*, or of one case of it."""
     return ProgramLimits(
         seconds=HEADROOM * task.cpu_seconds * load(),
         cpu_seconds=task.cpu_seconds,
@@ -47,8 +47,8 @@ def limits_of(task: CodeTask) -> ProgramLimits:
 
 
 def patient_limits(limits: ProgramLimits) -> ProgramLimits:
-    """Of what judges a solution with *limits*: it lives a little longer, and may compute all that
-    time.
+    """Return the limits of what judges a solution with *limits*: it lives a little longer, and may
+    compute all that time.
     """
     seconds = limits.seconds + GRACE * load()
     return replace(limits, seconds=seconds, cpu_seconds=seconds)

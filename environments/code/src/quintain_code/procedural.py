@@ -59,8 +59,8 @@ RENAMED = {"x": "xap", "y": "ybq", "z": "zcr", "w": "wds", "n": "nmk", "s": "stw
 def calls_of(
     specification: Specification, seed: str, known: tuple[Call, ...] = ()
 ) -> tuple[Call, ...]:
-    """Hidden calls, `CASES` at least: the same for the same *seed*, and none with the arguments of
-    *known* ones.
+    """Draw hidden calls, `CASES` at least: the same for the same *seed*, and none with the
+    arguments of *known* ones.
 
     Each function with a slip and each neighbour that differs from the specification on any of
     `POOL` random arguments gives another result on at least one of the calls.
@@ -124,7 +124,7 @@ class GeneratedTask(Task):
 async def passes_calls(
     rollout: Rollout[GeneratedTask, Any], *, sandbox: ProbedSandbox = need()
 ) -> Score:
-    """1 where each hidden call of the function returns what the specification says, else 0.
+    """Return 1 where each hidden call of the function returns what the specification says, else 0.
 
     Raises:
         UsageError: the sandbox does not enforce what `ENFORCE` lists.
@@ -190,8 +190,8 @@ class CodeProcedural(Environment[GeneratedTask, None]):
             )
 
     def tasks(self, split: str) -> Iterator[GeneratedTask]:
-        """Tasks of *split*: endless for ``train``, else at most `size` distinct ones, whatever
-        their names.
+        """Yield tasks of *split*: endless for ``train``, else at most `size` distinct ones,
+        whatever their names.
         """
         rng = Random(f"{self.seed}/{split}")
         seen: set[Specification] = set()
@@ -241,12 +241,14 @@ class CodeProcedural(Environment[GeneratedTask, None]):
 
     @control(scores="max")
     def oracle(self, task: GeneratedTask, messages: Sequence[Message]) -> str:
-        """The function."""
+        """Reply with the function."""
         return task.reply()
 
     @control(scores="min")
     def table(self, task: GeneratedTask, messages: Sequence[Message]) -> str:
-        """A table of the examples in the prompt and of all hidden calls of ten other visits."""
+        """Reply with a table of the examples in the prompt and of all hidden calls of ten other
+        visits.
+        """
         others = [call for visit in range(10) for call in task.calls(-1 - visit)]
         return table_of((*task.examples, *others), task.name)
 

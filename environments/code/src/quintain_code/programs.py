@@ -45,7 +45,8 @@ EXACT = 1 << 53
 async def graded_cases(
     sandbox: ProbedSandbox, task: CodeTask, files: Mapping[str, str]
 ) -> list[Result]:
-    """Outcome and reason of each case, in order; without weights up to the first that did not pass.
+    """Return outcome and reason of each case, in order; without weights up to the first that did
+    not pass.
 
     Raises:
         EnvironmentFault: the checker or the interactor says that it is at fault.
@@ -76,7 +77,7 @@ async def graded_cases(
 
 
 def _output_limit(case: Case) -> int:
-    """Bytes of output of a case: several times what is expected."""
+    """Return the bytes of output that a case may have: several times what is expected."""
     return 4 * max(len(text.encode()) for text in (case.stdout, *case.also)) + (1 << 16)
 
 
@@ -122,8 +123,8 @@ async def _built(
 
 
 def _timed(argv: Sequence[str], limits: ProgramLimits) -> list[str]:
-    """*argv* with a limit on CPU time of its own: that of the session holds for its supervisor,
-    too.
+    """Return *argv* with a limit on CPU time of its own: that of the session holds for its
+    supervisor, too.
     """
     return [
         "/bin/sh",
@@ -146,7 +147,7 @@ def _within(ended: ProgramResult, limits: ProgramLimits, output: int) -> Program
 
 
 def _ended(ended: ProgramResult) -> Result:
-    """Passed if the program ended well; its output is still to be judged."""
+    """Return passed if the program ended well, else its fault; its output is still to be judged."""
     if ended.status in ENDS:
         return ENDS[ended.status], f"the program ended: {ended.status}"
     if ended.status != "ok":
@@ -156,7 +157,9 @@ def _ended(ended: ProgramResult) -> Result:
 
 
 def _compared(stdout: bytes, case: Case, task: CodeTask) -> Result:
-    """Exactly the expected tokens, which white space separates, or numbers within the tolerance."""
+    """Return passed if the output has exactly the expected tokens, which white space separates, or
+    numbers within the tolerance.
+    """
     printed = stdout.split()
     for text in (case.stdout, *case.also):
         expected = text.encode().split()
@@ -168,7 +171,8 @@ def _compared(stdout: bytes, case: Case, task: CodeTask) -> Result:
 
 
 def _same_token(token: bytes, expected: bytes, task: CodeTask) -> bool:
-    """Equal text, or finite numbers whose difference is within the absolute or the relative error.
+    """Return whether both are equal text, or finite numbers whose difference is within the absolute
+    or the relative error.
 
     An expected integer equals no other integer, in any notation. Another number counts for it
     within the tolerance if it is less than one half away and the integer is below 2^53.
@@ -189,8 +193,8 @@ def _same_token(token: bytes, expected: bytes, task: CodeTask) -> bool:
 
 
 def _digits(integer: bytes) -> tuple[bytes, bool]:
-    """Digits without leading zeros, and whether it is negative: `int` refuses more than 4,300
-    digits.
+    """Return the digits without leading zeros, and whether the integer is negative: `int` refuses
+    more than 4,300 digits.
     """
     digits = integer.lstrip(b"+-").lstrip(b"0")
     return digits, bool(digits) and integer.startswith(b"-")
@@ -249,7 +253,7 @@ def _verdict(ended: ProgramResult, task: CodeTask, judge: str) -> Result:
 async def _interactive(
     sandbox: ProbedSandbox, task: CodeTask, sources: Mapping[str, bytes]
 ) -> list[Result]:
-    """One conversation for each case, in two boxes."""
+    """Run one conversation for each case, in two boxes; return outcome and reason of each."""
     language, files = _files_of(task.interactor, task.source)
     results: list[Result] = []
     for case in task.cases:

@@ -168,8 +168,8 @@ def _eval_plus(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask
 def _completed(
     row: Mapping[str, Any], head: str, entry: str, tests: tuple[str, ...], setup: str
 ) -> CodeTask:
-    """A task whose prompt is the head of a function; what precedes the function stands before every
-    solution.
+    """Return a task whose prompt is the head of a function; what precedes the function stands
+    before every solution.
     """
     body = _text(row.get("canonical_solution") or "")
     before = re.split(rf"^(?=def {re.escape(entry)}\b)", head, maxsplit=1, flags=re.M)[0]
@@ -319,7 +319,7 @@ def _judge(row: Mapping[str, Any], key: str) -> dict[str, str]:
 
 
 def _tolerance(row: Mapping[str, Any]) -> dict[str, Any]:
-    """``tolerance``: one number for the absolute and the relative error, or each by its name."""
+    """Read ``tolerance``: one number for the absolute and the relative error, or each by name."""
     given = row.get("tolerance") or {}
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         given = {"absolute": given, "relative": given}
@@ -332,7 +332,7 @@ def _tolerance(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
-    """``{"prompt", "tests"}``: a function."""
+    """Return the task of a row ``{"prompt", "tests"}``: a function."""
     reference, tests = _text(row.get("solution") or ""), _texts(row, "tests")
     paragraphs = [_text(row["prompt"])]
     in_place = row.get("in_place") or False
@@ -356,7 +356,7 @@ def _own(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
 
 
 def _own_program(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
-    """``{"prompt", "inputs", "outputs"}``: a program."""
+    """Return the task of a row ``{"prompt", "inputs", "outputs"}``: a program."""
     inputs, outputs = _texts(row, "inputs"), row["outputs"]
     if not isinstance(outputs, (list, tuple)):
         raise UsageError(f"outputs is a {type(outputs).__name__}; expected a list of texts")
@@ -372,7 +372,9 @@ def _own_program(row: Mapping[str, Any], where: str, show: int | None) -> CodeTa
 
 
 def _own_suite(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
-    """``{"prompt", "suite", "files"}``: modules and a pytest suite by file name."""
+    """Return the task of a row ``{"prompt", "suite", "files"}``: modules and a pytest suite by file
+    name.
+    """
     files = _texts(row, "files") if row.get("files") else (MODULE,)
     if not isinstance(row["suite"], Mapping):
         raise UsageError(f"suite is a {type(row['suite']).__name__}; expected source by file name")

@@ -47,7 +47,7 @@ class Row(Task):
 
 @reward(range=(0, 1))
 def same_answer(rollout: Rollout[Row, Any]) -> Score:
-    r"""1 where the final answer of the reply is the task's.
+    r"""Return 1 where the final answer of the reply is the task's, else 0.
 
     The final answer is the last ``\boxed{}``, ``<answer>`` tag or line after ``####``, else the
     last number of the last line, or that line. Case, spaces, thousands separators and trailing
@@ -112,14 +112,14 @@ class Dataset(Environment[Row, None]):
 
     @control(scores="max")
     def oracle(self, task: Row, messages: Sequence[Message]) -> str:
-        """The answer of the row."""
+        """Reply with the answer of the row."""
         if task.answer is None:
             raise UsageError("the data has no answers, so no reply is known to be right")
         return _text(task.answer)
 
     @control()
     def echo(self, task: Row, messages: Sequence[Message]) -> str:
-        """Repeat the prompt."""
+        """Reply with the prompt."""
         return messages[-1].content
 
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
@@ -289,7 +289,7 @@ def _messages(record: Record, column: str) -> list[Message]:
 
 
 def _plain(value: Any) -> Any:
-    """*value* as JSON has it: a time or a decimal of Parquet becomes text."""
+    """Return *value* as JSON has it: a time or a decimal of Parquet becomes text."""
     return json.loads(json.dumps(value, default=str))
 
 

@@ -137,8 +137,8 @@ def _of_csv(file: Path, text: str, delimiter: str, faults: DataFaults) -> Iterat
 def _fields(
     file: Path, text: str, delimiter: str, faults: DataFaults
 ) -> Iterator[tuple[str, list[str]]]:
-    """Place and fields of each row, the header first; the rows with another number of fields go to
-    *faults*.
+    """Yield place and fields of each row, the header first; the rows with another number of fields
+    go to *faults*.
     """
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] = []

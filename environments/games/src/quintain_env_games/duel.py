@@ -64,8 +64,8 @@ class Game:
 
 @reward(range=(0, 1))
 def won(rollout: Rollout[Position, Game]) -> Score:
-    """1 for the player who took the last stone, 0 for the other; a reply without a legal move loses
-    the game.
+    """Return 1 for the player who took the last stone, 0 for the other; a reply without a legal
+    move loses the game.
     """
     game = rollout.result
     first, second = float(game.winner == 0), float(game.winner == 1)
@@ -143,8 +143,8 @@ class Duel(Environment[Position, Game]):
 
     @control()
     def demonstrator(self, task: Position, messages: Sequence[Message]) -> str:
-        """Equal piles; as often as `slips` says, a single stone where piles differ much. Any move
-        where none wins.
+        """Make the piles equal; as often as `slips` says, take a single stone where they differ
+        much. Make any move where none wins.
         """
         piles = piles_of(messages)
         if piles[0] == piles[1]:
@@ -154,22 +154,22 @@ class Duel(Environment[Position, Game]):
 
     @control(scores="max")
     def oracle(self, task: Position, messages: Sequence[Message]) -> str:
-        """Equal piles."""
+        """Make the piles equal."""
         return best(piles_of(messages))
 
     @control()
     def random_moves(self, task: Position, messages: Sequence[Message]) -> str:
-        """Any legal move."""
+        """Make any legal move."""
         return turn_rng(task, messages).choice(legal(piles_of(messages)))
 
     @control(scores="min")
     def nop(self, task: Position, messages: Sequence[Message]) -> str:
-        """Nothing: no move loses."""
+        """Reply with nothing: no move loses."""
         return ""
 
     @control(scores="min")
     def two_moves(self, task: Position, messages: Sequence[Message]) -> str:
-        """The best move, and behind it one that is not legal."""
+        """Make the best move, and behind it one that is not legal."""
         piles = piles_of(messages)
         return f"{best(piles)}, B {piles[1]}"
 
@@ -212,7 +212,7 @@ def moved(piles: Piles, reply: str) -> Piles | None:
 
 
 def legal(piles: Piles) -> list[str]:
-    """All legal moves."""
+    """Return all legal moves."""
     return [
         f"{name} {left}" for name, stones in zip("AB", piles, strict=True) for left in range(stones)
     ]
@@ -230,7 +230,7 @@ def best(piles: Piles) -> str:
 
 
 def taken(piles: Piles) -> str:
-    """The move that takes a single stone of the larger pile."""
+    """Return the move that takes a single stone of the larger pile."""
     a, b = piles
     return f"A {a - 1}" if a >= b else f"B {b - 1}"
 

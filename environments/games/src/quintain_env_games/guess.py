@@ -35,13 +35,13 @@ class Guesses:
 
 @reward(range=(0, 1))
 def found_number(rollout: Rollout[Secret, Guesses]) -> float:
-    """1 where the number was found within the tries, else 0."""
+    """Return 1 where the number was found within the tries, else 0."""
     return float(rollout.result.found)
 
 
 @reward(range=(0, 1))
 def turns_saved(rollout: Rollout[Secret, Guesses]) -> float:
-    """Share of the tries that were left when the number was found; 0 where it was not."""
+    """Return the share of tries that were left when the number was found; 0 where it was not."""
     if not rollout.result.found:
         return 0.0
     return 1 - len(rollout.result.guesses) / rollout.task.tries
@@ -49,7 +49,8 @@ def turns_saved(rollout: Rollout[Secret, Guesses]) -> float:
 
 @reward(range=(-1, 0))
 def imbalance(rollout: Rollout[Secret, Guesses]) -> Score:
-    """For each turn, how far its guess is from halving the range, negated, as a share of the tries.
+    """Return for each turn how far its guess is from halving the range, negated, as a share of the
+    tries.
 
     A guess that halves gets 0; one that the hints exclude, or no number, gets -1 / tries. It
     depends on the guess and not on the number, so luck is no part of it.
@@ -137,30 +138,30 @@ class Guess(Environment[Secret, Guesses]):
 
     @control()
     def demonstrator(self, task: Secret, messages: Sequence[Message]) -> str:
-        """The lower bound as often as `slips` says, else the middle."""
+        """Give the lower bound as often as `slips` says, else the middle."""
         low, high = bounds(task, _guesses(messages))
         return str(low if slips(task, messages, self.slips) else (low + high) // 2)
 
     @control(scores="max")
     def oracle(self, task: Secret, messages: Sequence[Message]) -> str:
-        """Halve the range."""
+        """Give the middle, which halves the range."""
         low, high = bounds(task, _guesses(messages))
         return str((low + high) // 2)
 
     @control(scores="min")
     def nop(self, task: Secret, messages: Sequence[Message]) -> str:
-        """Nothing."""
+        """Reply with nothing."""
         return ""
 
     @control(scores="min")
     def every_number(self, task: Secret, messages: Sequence[Message]) -> str:
-        """All numbers of the range in one reply, the right one first."""
+        """Give all numbers of the range in one reply, the right one first."""
         others = [n for n in range(task.low, task.high + 1) if n != task.answer]
         return " ".join(map(str, [task.answer, *others]))
 
     @control(scores="min")
     def decimal(self, task: Secret, messages: Sequence[Message]) -> str:
-        """A decimal number that begins with the right one."""
+        """Give a decimal number that begins with the right one."""
         return f"{task.answer}.5"
 
 

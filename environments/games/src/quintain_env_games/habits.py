@@ -13,7 +13,7 @@ from quintain import Message, Task
 
 
 def turn_rng(task: Task, messages: Sequence[Message]) -> Random:
-    """Random numbers of one turn of a demonstration: the same for the same task and
+    """Return the random numbers of one turn of a demonstration: the same for the same task and
     conversation.
     """
     return Random(f"{task.id}/{len(messages)}/{messages[-1].content}")

@@ -79,13 +79,14 @@ class Walk:
 
 @reward(range=(0, 1))
 def reached_goal(rollout: Rollout[Labyrinth, Walk]) -> float:
-    """1 where the goal was reached within the moves, else 0."""
+    """Return 1 where the goal was reached within the moves, else 0."""
     return float(rollout.result.reached)
 
 
 @reward(range=(-20, 1))
 def closer(rollout: Rollout[Labyrinth, Walk]) -> Score:
-    """For each turn, how much shorter the way to the goal became, as a share of its first length.
+    """Return for each turn how much shorter the way to the goal became, as a share of its first
+    length.
 
     The sum is 1 at the goal and depends on the last cell alone, so that no walk earns by going to
     and fro.
@@ -181,7 +182,7 @@ class Maze(Environment[Labyrinth, Walk]):
 
     @control()
     def demonstrator(self, task: Labyrinth, messages: Sequence[Message]) -> str:
-        """The shortest way; as often as `slips` says, the first open way but back."""
+        """Take the shortest way; as often as `slips` says, the first open way but back."""
         cell, last = _walked(task, messages)
         if not slips(task, messages, self.slips):
             return _best(task, cell)
@@ -191,13 +192,13 @@ class Maze(Environment[Labyrinth, Walk]):
 
     @control(scores="max")
     def oracle(self, task: Labyrinth, messages: Sequence[Message]) -> str:
-        """The shortest way, which no policy can see."""
+        """Take the shortest way, which no policy can see."""
         return _best(task, _walked(task, messages)[0])
 
     @control()
     def remembers(self, task: Labyrinth, messages: Sequence[Message]) -> str:
-        """What a policy can do without the map: of the open ways to the least visited cells, that
-        towards the goal.
+        """Do what a policy can do without the map: of the open ways to the least visited cells,
+        take that towards the goal.
         """
         cells = _cells(task, messages)
         x, y = task.goal
@@ -210,14 +211,14 @@ class Maze(Environment[Labyrinth, Walk]):
 
     @control(scores="min")
     def every_way(self, task: Labyrinth, messages: Sequence[Message]) -> str:
-        """All directions in one reply, one that leads nowhere last."""
+        """Give all directions in one reply, one that leads nowhere last."""
         cell = _walked(task, messages)[0]
         closed = [way for way in STEPS if way not in task.ways(cell)] or [_worst(task, cell)]
         return " ".join([*STEPS, closed[0]])
 
     @control(scores="min")
     def walls(self, task: Labyrinth, messages: Sequence[Message]) -> str:
-        """The direction of the goal as a word of a sentence that holds no move."""
+        """Give the direction of the goal as a word of a sentence that holds no move."""
         return f"go{_best(task, _walked(task, messages)[0])}"
 
 

@@ -63,13 +63,13 @@ class Answers:
 
 @reward(range=(0, 1))
 def all_answered(rollout: Rollout[Diary, Answers]) -> float:
-    """1 where every answer is right, else 0."""
+    """Return 1 where every answer is right, else 0."""
     return float(_right(rollout) == len(rollout.task.asked))
 
 
 @reward(range=(0, 1))
 def share_answered(rollout: Rollout[Diary, Answers]) -> float:
-    """Share of the questions whose answer is right."""
+    """Return the share of the questions whose answer is right."""
     return _right(rollout) / len(rollout.task.asked)
 
 
@@ -211,7 +211,7 @@ class Notes(Environment[Diary, Answers]):
 
     @control()
     def demonstrator(self, task: Diary, messages: Sequence[Message]) -> str | Reply:
-        """Notes of each day; as often as `slips` says, of what its page has first."""
+        """Write notes of each day; as often as `slips` says, of what its page has first."""
         return _played(messages, lambda day, facts: self._noted(task, day, facts))
 
     def _noted(self, task: Diary, day: str, facts: Sequence[str]) -> str:
@@ -253,12 +253,12 @@ class Notes(Environment[Diary, Answers]):
 
     @control(scores="min")
     def nop(self, task: Diary, messages: Sequence[Message]) -> str:
-        """Nothing."""
+        """Reply with nothing."""
         return ""
 
     @control(scores="min")
     def every_code(self, task: Diary, messages: Sequence[Message]) -> str:
-        """All codes of the diary in one answer."""
+        """Give all codes of the diary in one answer."""
         days = ascii_uppercase[: len(task.pages)]
         return ",".join(map(task.fact, days))
 

@@ -71,7 +71,7 @@ class Books:
 
 @reward(range=(0, 1))
 def booked(rollout: Rollout[Wish, Books]) -> float:
-    """1 where the books hold exactly what the customer wants, else 0."""
+    """Return 1 where the books hold exactly what the customer wants, else 0."""
     return float(rollout.result.booking == rollout.task.booking)
 
 
@@ -183,17 +183,17 @@ class Returns(Environment[Wish, Books]):
 
     @control(scores="min")
     def nop(self, task: Wish, messages: Sequence[Message]) -> str:
-        """Nothing."""
+        """Reply with nothing."""
         return ""
 
     @control(scores="min")
     def every_action(self, task: Wish, messages: Sequence[Message]) -> str:
-        """The right action among others."""
+        """Give the right action among others."""
         return f"DO refund {task.order}\n{task.answer}\nDO exchange {task.order} {COLOURS[-1]}"
 
     @control(scores="min")
     def asks_for_ever(self, task: Wish, messages: Sequence[Message]) -> str:
-        """Questions without an end."""
+        """Ask questions without an end."""
         return "Order? Wish? Colour?"
 
 

@@ -35,8 +35,8 @@ def problems(
     size: int,
     seed: int,
 ) -> Iterator[P]:
-    """Distinct problems of *split* that *draw* gives, at most *size*; for ``train`` without an end,
-    over and over.
+    """Yield distinct problems of *split* that *draw* gives, at most *size*; for ``train`` without
+    an end, over and over.
 
     Args:
         split_key: what problems have in common that must not be in two splits, such as both orders

@@ -87,7 +87,7 @@ class Stored:
 
 @reward(range=(0, 1))
 def right_stock(rollout: Rollout[Order, Stored]) -> Score:
-    """1 where the stock at the end is that of the order, else 0."""
+    """Return 1 where the stock at the end is that of the order, else 0."""
     result = rollout.result
     return Score(value=float(result.stock == rollout.task.answer), reason=f"stock {result.stock}")
 
@@ -218,7 +218,7 @@ class Tools(Environment[Order, Stored]):
 
     @control(scores="max")
     def all_at_once(self, task: Order, messages: Sequence[Message]) -> str | Reply:
-        """All changes in one turn, by someone who knows the stock."""
+        """Make all changes in one turn, as someone who knows the stock."""
         if messages[-1].role == "tool":
             return "done"
         changes = {
@@ -231,7 +231,7 @@ class Tools(Environment[Order, Stored]):
 
     @control(scores="min")
     def nop(self, task: Order, messages: Sequence[Message]) -> str:
-        """Nothing: an order always changes the stock."""
+        """Reply with nothing: an order always changes the stock."""
         return ""
 
     @control(scores="min")

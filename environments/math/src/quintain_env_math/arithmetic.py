@@ -49,8 +49,8 @@ class Problem(Task):
 
 @reward(range=(0, 1))
 def right_number(rollout: Rollout[Task, Any]) -> Score:
-    """1 where the reply ends in ``#### n`` with the right whole number *n*, and holds no other
-    ``####``.
+    """Return 1 where the reply ends in ``#### n`` with the right whole number *n*, and holds no
+    other ``####``, else 0.
     """
     answer = marked_answer(rollout.reply)
     if answer is None:
@@ -62,8 +62,8 @@ def right_number(rollout: Rollout[Task, Any]) -> Score:
 
 @reward(range=(0, 1))
 def right_digits(rollout: Rollout[Task, Any]) -> float:
-    """Share of the digits of the marked answer that are right, counted from the right as the
-    columns are worked.
+    """Return the share of the digits of the marked answer that are right, counted from the right
+    as the columns are worked.
     """
     answer, correct = marked_answer(rollout.reply) or "", str(rollout.task.answer)
     if not answer.lstrip("-").isdigit():
@@ -151,12 +151,12 @@ class Arithmetic(Environment[Problem, None]):
 
     @control(scores="max")
     def oracle(self, task: Problem, messages: Sequence[Message]) -> str:
-        """The worked answer."""
+        """Reply with the worked answer."""
         return worked(task)
 
     @control(scores="min")
     def echo(self, task: Problem, messages: Sequence[Message]) -> str:
-        """Repeat the question, which holds the marker."""
+        """Reply with the question, which holds the marker."""
         return str(task.prompt)
 
     @control(scores="min")
@@ -176,8 +176,8 @@ def _number(rng: Random, digits: int) -> int:
 
 
 def _same(problem: tuple[int, str, int]) -> tuple[int, str, int]:
-    """Both orders of a sum or product are one problem: a mirrored training task never gives a test
-    task away.
+    """Return one problem for both orders of a sum or product: a mirrored training task never gives
+    a test task away.
     """
     a, operation, b = problem
     return problem if operation == "-" else (max(a, b), operation, min(a, b))
@@ -211,8 +211,8 @@ def worked(task: Problem, forgets: Callable[[], bool] = lambda: False) -> str:
 
 
 def _column(x: int, operation: str, y: int, carry: int) -> tuple[str, int, int]:
-    """One column as a line, its value, and what it hands on: the carry, or for a difference the ten
-    borrowed.
+    """Return one column as a line, its value, and what it hands on: the carry, or for a difference
+    the ten borrowed.
     """
     tail = {"-": f"-{carry}"}.get(operation, f"+{carry}") if carry else ""
     if operation != "-":

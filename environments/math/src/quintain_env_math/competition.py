@@ -173,22 +173,22 @@ class Math(Environment[CompetitionProblem, None]):
 
     @control(scores="max")
     def oracle(self, task: CompetitionProblem, messages: Sequence[Message]) -> str:
-        """The boxed answer."""
+        """Reply with the boxed answer."""
         return f"\\boxed{{{task.answer}}}"
 
     @control(scores="min")
     def nop(self, task: CompetitionProblem, messages: Sequence[Message]) -> str:
-        """Nothing."""
+        """Reply with nothing."""
         return ""
 
     @control()
     def echo(self, task: CompetitionProblem, messages: Sequence[Message]) -> str:
-        """Repeat the problem, whose request holds an empty box."""
+        """Reply with the problem, whose request holds an empty box."""
         return str(task.prompt)
 
     @control(scores="min")
     def every_choice(self, task: CompetitionProblem, messages: Sequence[Message]) -> str:
-        """Box every letter, and the answer with a second one."""
+        """Reply with every letter in a box, and with the answer beside a second one."""
         return " or ".join(
             f"\\boxed{{{letter}}}" for letter in (*LETTERS[:5], task.answer, "123456789")
         )

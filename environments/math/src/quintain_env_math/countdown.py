@@ -43,7 +43,9 @@ class Part:
 
 @reward(range=(0, 1))
 def reaches_target(rollout: Rollout[Numbers, None]) -> Score:
-    """1 where the marked expression uses each given number exactly once and equals the target."""
+    """Return 1 where the marked expression uses each given number exactly once and equals the
+    target, else 0.
+    """
     answer = marked_answer(rollout.reply)
     if answer is None:
         return Score(value=0.0, reason=f"expected one {MARK!r}")
@@ -174,12 +176,12 @@ class Countdown(Environment[Numbers, None]):
 
     @control(scores="max")
     def oracle(self, task: Numbers, messages: Sequence[Message]) -> str:
-        """A solution, a step a line."""
+        """Reply with a solution, a step a line."""
         return "\n".join([*task.steps, f"{MARK} {task.answer}"])
 
     @control(scores="min")
     def echo(self, task: Numbers, messages: Sequence[Message]) -> str:
-        """Repeat the question, which holds the marker."""
+        """Reply with the question, which holds the marker."""
         return str(task.prompt)
 
     @control(scores="min")
@@ -189,7 +191,7 @@ class Countdown(Environment[Numbers, None]):
 
     @control(scores="min")
     def call(self, task: Numbers, messages: Sequence[Message]) -> str:
-        """Hand over a program in place of an expression."""
+        """Give a program in place of an expression."""
         return f"{MARK} int('{task.target}')"
 
 

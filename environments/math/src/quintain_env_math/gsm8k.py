@@ -95,17 +95,17 @@ class GSM8K(Environment[WordProblem, None]):
 
     @control(scores="max")
     def oracle(self, task: WordProblem, messages: Sequence[Message]) -> str:
-        """The boxed number."""
+        """Reply with the boxed number."""
         return f"\\boxed{{{task.answer}}}"
 
     @control()
     def echo(self, task: WordProblem, messages: Sequence[Message]) -> str:
-        """Repeat the question. Its last number is the answer in 3 % of the problems."""
+        """Reply with the question. Its last number is the answer in 3 % of the problems."""
         return str(task.prompt)
 
     @control(scores="min")
     def every_number(self, task: WordProblem, messages: Sequence[Message]) -> str:
-        """Box every number around the right one."""
+        """Reply with every number around the right one, each in a box."""
         number = int(float(task.answer))
         return " ".join(f"\\boxed{{{n}}}" for n in range(number - 5, number + 6))
 

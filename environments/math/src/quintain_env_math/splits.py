@@ -31,8 +31,8 @@ def split_of(key: Hashable) -> str:
 def problems(
     draw: Callable[[Random], P], key: Callable[[P], Hashable], *, split: str, size: int, seed: int
 ) -> Iterator[P]:
-    """Problems of *split*, drawn by *draw*: endless for ``train``, else at most *size* distinct
-    ones.
+    """Yield problems of *split*, drawn by *draw*: endless for ``train``, else at most *size*
+    distinct ones.
 
     Args:
         key: what a problem is, whatever its presentation: problems with one key are the same one.

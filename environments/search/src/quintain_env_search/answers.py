@@ -47,8 +47,8 @@ def read_answer(reply: str) -> CitedAnswer | None:
 
 
 def normalized(text: str) -> str:
-    """Lower case without punctuation, articles and repeated blanks (Rajpurkar et al. 2016,
-    arXiv:1606.05250).
+    """Return *text* in lower case without punctuation, articles and repeated blanks (Rajpurkar et
+    al. 2016, arXiv:1606.05250).
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 

@@ -93,7 +93,7 @@ class Search(Environment[SearchTask, SearchResult]):
         return desk.result(final=not turn.calls)
 
     async def _compare_corpus(self, session: ToolSession, task: SearchTask) -> None:
-        """Once for each server, read a passage that must have the answer: with another corpus no
+        """Read, once for each server, a passage that must have the answer: with another corpus no
         question has one.
         """
         tool = next((t for t in session.tools if t.spec.name == (self.open_tool or "open")), None)
@@ -169,7 +169,7 @@ class Search(Environment[SearchTask, SearchResult]):
 
     @control()
     def unseen(self, task: SearchTask, messages: Sequence[Message]) -> Reply:
-        """Know the answer without a search, and cite the right passage, which no tool returned."""
+        """Answer without a search, and cite the right passage, which no tool returned."""
         return Reply(text=f"{OPEN}{task.answer}{CLOSE} [{task.hops[-1].passage}]")
 
 

@@ -63,8 +63,8 @@ def split_of(name: str) -> str:
 
 @lru_cache(maxsize=4)
 def pilots_of(count: int, seed: int) -> dict[str, dict[str, Pilot]]:
-    """*count* pilots with random facts, by split and name. Leads and airports are of the same
-    split.
+    """Return *count* pilots with random facts, by split and name. Leads and airports are of the
+    same split.
 
     Raises:
         UsageError: fewer than `FEWEST` or more than `MOST`.
@@ -92,7 +92,7 @@ def passages(count: int, seed: int) -> Iterator[Passage]:
 
 
 def questions(count: int, seed: int, hops: tuple[int, ...], split: str) -> list[SearchTask]:
-    """Every question of *split* with one of these numbers of *hops*, in random order."""
+    """Return every question of *split* with one of these numbers of *hops*, in random order."""
     pilots = pilots_of(count, seed)[split]
     tasks = [
         _question(pilots, pilot, text, relations)

@@ -31,7 +31,7 @@ def answer_of(rollout: Found) -> CitedAnswer | None:
 
 @reward(range=(0, 1))
 def exact_match(rollout: Found) -> Score:
-    """1 where the answer is one of the task's, normalized as SQuAD does it."""
+    """Return 1 where the answer is one of the task's, normalized as SQuAD does it, else 0."""
     answer = answer_of(rollout)
     if answer is None:
         return Score(value=0.0, reason="expected one <answer>...</answer> in the last reply")
@@ -44,8 +44,8 @@ def exact_match(rollout: Found) -> Score:
 
 @reward(range=(0, 1))
 def answer_f1(rollout: Found) -> float:
-    """The best F1 of the words of the answer with one of the task's (Rajpurkar et al. 2016,
-    arXiv:1606.05250).
+    """Return the best F1 of the words of the answer with one of the task's (Rajpurkar et al. 2016,
+    arXiv:1606.05250); 0 without an answer.
     """
     answer = answer_of(rollout)
     return (
@@ -57,8 +57,8 @@ def answer_f1(rollout: Found) -> float:
 
 @reward(range=(0, 1))
 def citation(rollout: Found) -> Score:
-    """1 where the answer cites passages, and each of them was returned in this episode and contains
-    the answer.
+    """Return 1 where the answer cites passages, and each of them was returned in this episode and
+    contains the answer, else 0.
     """
     answer = answer_of(rollout)
     if answer is None or not answer.citations:
@@ -74,8 +74,8 @@ def citation(rollout: Found) -> Score:
 
 @reward(range=(0, 1))
 def answer_format(rollout: Found) -> float:
-    """1 where the last reply is an answer with citations and nothing else, and no call was
-    unreadable or refused.
+    """Return 1 where the last reply is an answer with citations and nothing else, and no call was
+    unreadable or refused, else 0.
     """
     answer = answer_of(rollout)
     refused = any(call.error for turn in rollout.turns for call in turn.calls)
@@ -84,5 +84,5 @@ def answer_format(rollout: Found) -> float:
 
 @reward
 def tool_calls(rollout: Found, *, free: int = 0) -> float:
-    """Number of tool calls beyond *free* ones; give it a negative weight."""
+    """Return the number of tool calls beyond *free* ones; give it a negative weight."""
     return float(max(0, rollout.result.calls - free))

@@ -45,7 +45,7 @@ class SearchService(Service):
 
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:
-        """See `quintain.Service.check_available`: the file of the corpus."""
+        """Check that the file of the corpus can be read; see `quintain.Service.check_available`."""
         if args.get("data"):
             read_squad(args["data"])
 
@@ -58,7 +58,7 @@ class SearchService(Service):
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[IndexSession]:
-        """The tools of one episode, which share the index."""
+        """Yield the tools of one episode, which share the index."""
         yield IndexSession((Tool(spec=SEARCH, call=self._search), Tool(spec=OPEN, call=self._open)))
 
     async def _search(self, arguments: Mapping[str, Any]) -> str:

@@ -56,6 +56,6 @@ class SearchResult:
     final: bool = True
 
     def passage(self, id: str) -> str | None:  # noqa: A002 - the word of the tools
-        """All the text of the passage *id* that the policy saw; None if it never saw it."""
+        """Return all the text of the passage *id* that the policy saw; None if it never saw it."""
         texts = [s.text for s in self.seen if s.id == id]
         return "\n".join(texts) if texts else None

@@ -41,7 +41,7 @@ class Annotator(ABC):
 
     @abstractmethod
     async def synopsis(self, chapter: Chapter) -> str:
-        """One or two sentences on *chapter*, as a back cover has them."""
+        """Write one or two sentences on *chapter*, as a back cover has them."""
 
     @abstractmethod
     async def story(self, before: str, summary: str) -> str:

@@ -189,5 +189,5 @@ def _task(
 
 
 def _elsewhere(chapters: Sequence[BookChapter], i: int) -> BookChapter:
-    """The chapter that is farthest from the one at position *i*."""
+    """Return the chapter that is farthest from the one at position *i*."""
     return max(chapters, key=lambda c: (abs(c.index - chapters[i].index), -c.index))

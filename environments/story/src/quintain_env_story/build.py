@@ -41,7 +41,7 @@ async def build_book(
     whole_book: bool = False,
     done: Callable[[], object] = lambda: None,
 ) -> Book:
-    """Annotate the book at *path* and write it to the folder *out*.
+    """Add annotations to the book at *path* and write it to the folder *out*.
 
     What is written about a chapter depends on it and on earlier ones alone; only the summary of the
     whole book, where *whole_book* asks for it, sees all.
@@ -124,5 +124,5 @@ async def build_books(
 
 
 def asked(annotator: Annotator) -> int:
-    """Requests that *annotator* has sent to a model."""
+    """Return the number of requests that *annotator* has sent to a model."""
     return annotator.asked if isinstance(annotator, Modelled) else 0

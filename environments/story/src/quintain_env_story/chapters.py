@@ -98,8 +98,8 @@ def split_chapters(text: str, *, min_words: int = MIN_WORDS) -> Split:
 
 
 def clean(text: str) -> str:
-    """*text* with plain line breaks, and without the licence that Project Gutenberg puts around
-    it.
+    """Return *text* with plain line breaks, and without the licence that Project Gutenberg puts
+    around it.
     """
     text = (
         text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n\n")
@@ -114,7 +114,7 @@ def clean(text: str) -> str:
 def _chapter_starts(
     lines: Sequence[str], kind: str, pattern: re.Pattern[str], min_words: int
 ) -> list[int]:
-    """Numbers of the lines where chapters of one kind begin."""
+    """Return the numbers of the lines where chapters of one kind begin."""
     headings = [i for i, line in enumerate(lines) if _is_heading(lines, i, pattern)]
     if kind in ("roman", "number") and not _counts_up([_number(lines[i]) for i in headings]):
         return []
@@ -168,7 +168,9 @@ def _counts_up(numbers: Sequence[int]) -> bool:
 
 
 def _pieces(lines: Sequence[str]) -> list[int]:
-    """Starts of pieces of about `PIECE_WORDS` words, at paragraphs."""
+    """Return the numbers of the lines where pieces of about `PIECE_WORDS` words start, at
+    paragraphs.
+    """
     starts, words = [0], 0
     total = sum(len(line.split()) for line in lines)
     for i, line in enumerate(lines):

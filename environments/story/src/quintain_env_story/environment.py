@@ -96,8 +96,8 @@ class Story(Environment[StoryTask, StoryResult]):
         return StoryResult(plan=plan)
 
     def demonstrations(self, split: str) -> Iterator[Demonstration]:
-        """Of generated stories: plans, and chapters after a plan and without one, which make the
-        policy a scorer.
+        """Yield, of generated stories, plans, and chapters after a plan and without one, which make
+        the policy a scorer.
         """
         if self.data:
             return
@@ -117,32 +117,32 @@ class Story(Environment[StoryTask, StoryResult]):
 
     @control(scores="max")
     def oracle(self, task: StoryTask, messages: Sequence[Message]) -> str | Reply:
-        """An honest plan: for generated stories what follows from the prompt, for books a summary
-        of the chapter.
+        """Write an honest plan: for generated stories what follows from the prompt, for books a
+        summary of the chapter.
         """
         return str(task.answer)
 
     @control()
     def gold(self, task: StoryTask, messages: Sequence[Message]) -> str:
-        """The upper bound: the chapter itself, as far as a plan may go."""
+        """Give the upper bound: the chapter itself, as far as a plan may go."""
         return task.chapter
 
     @control(scores="min")
     def wrong_chapter(self, task: StoryTask, messages: Sequence[Message]) -> str:
-        """A plan for another chapter."""
+        """Reply with a plan for another chapter."""
         return task.wrong
 
     @control(scores="min")
     def copied_synopsis(self, task: StoryTask, messages: Sequence[Message]) -> str:
-        """What the prompt says of the next chapter, once more."""
+        """Say once more what the prompt says of the next chapter."""
         return task.synopsis
 
     @control(scores="min")
     def filler(self, task: StoryTask, messages: Sequence[Message]) -> str:
-        """As many words as an honest plan has, about nothing."""
+        """Reply with as many words as an honest plan has, about nothing."""
         return task.filler
 
     @control(scores="min")
     def page(self, task: StoryTask, messages: Sequence[Message]) -> str:
-        """A page that fits any novel, as long as a plan may be."""
+        """Reply with a page that fits any novel, as long as a plan may be."""
         return " ".join(PAGES[0][: self.plan_words])

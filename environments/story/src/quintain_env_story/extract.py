@@ -41,10 +41,12 @@ def sentences(text: str) -> list[str]:
 
 
 def summary(text: str, words: int) -> str:
-    """At most *words* words of *text*: sentences by SumBasic (Nenkova and Vanderwende 2005), in their order.
+    """Return at most *words* words of *text*: sentences by SumBasic (Nenkova and Vanderwende 2005),
+    in their order.
 
-    The sentence whose content words are the most probable is taken, then the probability of its words is squared, and
-    so on. A sentence that does not fit is passed over; if none fits, the text is cut.
+    The sentence whose content words are the most probable is taken, then the probability of its
+    words is squared, and so on. A sentence that does not fit is passed over; if none fits, the text
+    is cut.
     """
     every = sentences(text)
     lines = [s for s in every if len(s.split()) >= SHORTEST] or every

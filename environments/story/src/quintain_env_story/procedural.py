@@ -28,7 +28,7 @@ class Boats:
     last: dict[str, str]
 
     def plan(self, locks: dict[str, str]) -> str:
-        """Where the boats rest according to *locks*; with the last locks it is the next chapter."""
+        """Say where the boats rest by *locks*; with the last locks this is the next chapter."""
         return f"End {_listed(locks)}."
 
     def prompt(self) -> str:

@@ -105,8 +105,8 @@ class Quality:
         return shown
 
     def rows(self) -> list[dict[str, Any]]:
-        """Plans, chapters and verdict of each task; a missing verdict is ``null`` and has its
-        failure.
+        """Return plans, chapters and verdict of each task; a missing verdict is ``null`` and has
+        its failure.
         """
         values = iter(self.comparison.values)
         rows = []

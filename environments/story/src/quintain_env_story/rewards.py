@@ -50,7 +50,7 @@ class Improved:
         return self.planned.mean - self.baseline.mean
 
     def score(self, value: float) -> Score:
-        """*value* with the numbers behind it as parts."""
+        """Return *value* with the numbers behind it as parts."""
         parts = {
             "improvement": self.percent,
             "nats": self.nats,
@@ -110,8 +110,8 @@ async def vr_cli(
     floor: Literal["none", "noise", "controls"] = "noise",
     scorer: TextLikelihood = need(),
 ) -> list[Score]:
-    """VR-CLI with thresholds: 0, 0.5, 0.9 or 1 by the improvement I of the chapter's perplexity, in
-    percent::
+    """Return VR-CLI with thresholds: 0, 0.5, 0.9 or 1 by the improvement I of the chapter's
+    perplexity, in percent::
 
         I = (1 - PPL(chapter | story, plan) / PPL(chapter | story)) * 100
 
@@ -142,8 +142,8 @@ async def vr_cli(
 async def vr_cli_linear(
     group: Sequence[Planned], *, full: PositiveFloat = 10.0, scorer: TextLikelihood = need()
 ) -> list[Score]:
-    """The improvement I as a share of *full* percent, cut at 0 and 1; it tells a good plan from a
-    better one.
+    """Return the improvement I as a share of *full* percent, cut at 0 and 1; it tells a good plan
+    from a better one.
     """
     return [
         i.score(min(1.0, max(0.0, i.percent / full))) for i in await improvements(group, scorer)
@@ -152,8 +152,8 @@ async def vr_cli_linear(
 
 @group_reward(proxy=True)
 async def plan_nats(group: Sequence[Planned], *, scorer: TextLikelihood = need()) -> list[Score]:
-    """The gain in mean log-prob of the chapter, in nats per token, uncut; for shaping and for
-    curves.
+    """Return the gain in mean log-prob of the chapter, in nats per token, uncut; for shaping and
+    for curves.
     """
     return [i.score(i.nats) for i in await improvements(group, scorer)]
 

@@ -97,8 +97,8 @@ class StoryTask(Task):
         return _words(FILLER, len(str(self.answer).split()))
 
     def empty_plans(self, words: int) -> tuple[str, ...]:
-        """Plans without a thought about the next chapter: for another chapter, the synopsis once
-        more, filler, pages.
+        """Return plans without a thought about the next chapter: for another chapter, the synopsis
+        once more, filler, pages.
 
         Filler and pages have *words* words: any text may help a scorer a little, and a longer one
         more.

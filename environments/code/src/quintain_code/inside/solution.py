@@ -75,8 +75,8 @@ class SolutionServer:
         return self._numbers[id(value)]
 
     def _lineage(self, value: Any) -> Any:
-        """Of an exception class: its own classes, nearest first, then the built-in one; else
-        nothing.
+        """Return, for an exception class, its own classes, nearest first, and the name of the
+        built-in one behind them; for anything else nothing.
         """
         if not (isinstance(value, type) and issubclass(value, BaseException)):
             return None
@@ -128,8 +128,8 @@ class SolutionServer:
             self._send(["refuse", number, str(e)])
 
     def _about(self, error: BaseException) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments and attributes of an exception, as far as they are plain; otherwise its
-        text.
+        """Return arguments and attributes of an exception if they are plain; otherwise the name of
+        its class and no attributes.
         """
         try:
             description = list(error.args), {k: v for k, v in vars(error).items() if type(k) is str}

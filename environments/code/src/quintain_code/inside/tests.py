@@ -120,7 +120,7 @@ class Link:
             )
 
     def taint(self, outcome: str, reason: str) -> NotPlainError:
-        """Fail the current test."""
+        """Set the fault of the current test, unless it has one, and return the error to raise."""
         self.fault = self.fault or (outcome, reason)
         return NotPlainError(reason)
 

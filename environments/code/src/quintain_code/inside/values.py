@@ -164,7 +164,7 @@ class Codec:
         )
 
     def write(self, value: Any) -> str:
-        """*value* as one line of ASCII.
+        """Write *value* as one line of ASCII.
 
         Raises:
             NotPlainError: a part of it is not plain, or it is too large, too deep or cyclic.
@@ -210,7 +210,7 @@ class Codec:
         return number
 
     def plain(self, value: Any, depth: int = DEPTH) -> Any:
-        """*value* as `json` writes it.
+        """Return *value* in a form that `json` writes.
 
         Raises:
             NotPlainError: as `write`.
@@ -310,7 +310,9 @@ _LIBRARY: dict[tuple[str, str], Callable[[Any], tuple[str, Any]]] = {
 
 
 def take_streams() -> tuple[BinaryIO, int]:
-    """Standard input and output, for messages alone: what runs afterwards has neither, and no standard error."""
+    """Take standard input and output for messages alone: what runs afterwards has neither, and no
+    standard error.
+    """
     source, sink = os.fdopen(os.dup(0), "rb"), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
