@@ -534,9 +534,10 @@ class EmbeddedEngine(TokenEngine):
 
     def _fail(self, error: Exception) -> None:
         """Raise *error* in all waiting tasks, as a failure of ours and not of the policy."""
-        futures: list[asyncio.Future[Any]] = [r.future for r in (*self._queue, *self._running())]
+        requests = [*self._queue, *self._running()]
+        futures: list[asyncio.Future[Any]] = [request.future for request in requests]
         futures += [score.future for score in self._scores]
-        longest = max((request.limit for request in (*self._queue, *self._running())), default=0)
+        longest = max((request.limit for request in requests), default=0)
         self._clear()
         failure = error
         if not isinstance(error, InfrastructureError):
