@@ -125,7 +125,8 @@ def engine_of(module: Any, dtype: str, error: str) -> Any:
             if error == "position":
                 lengths = [n + 1 for n in lengths]
             elif calls[0] == 2:
-                forward.store.copy([0, 1], [1, 0], min(lengths[:2]))
+                common = min(lengths[:2])
+                forward.store.copy([(0, 1, common), (1, 0, common)])
             return steps(lengths, count)
 
         forward.steps = wrong

@@ -67,24 +67,28 @@ def test_vllm_lane(python: str) -> None:
     assert "vLLM is not installed" not in done.stdout, done.stdout[-2000:]
 
 
-def test_the_command_trains(python: str, tmp_path: Path) -> None:
-    """The command of the page, with a small model: engine and learner agree on every token over
-    three versions.
+@pytest.mark.parametrize("learner", ["default", "fsdp"])
+def test_the_command_trains(learner: str, python: str, tmp_path: Path) -> None:
+    """The command of the page, with a small model, also with two ranks: engine and learner agree on
+    every token over three versions. Rewards differ within a group, so that each step has an update.
     """
     save_tiny(tmp_path / "model", hidden=128)
-    small = ["--model", "model", "--env", "arithmetic", "--steps", "3", "--set", "batch.prompts=4"]
+    environment = f"{ROOT}/tests/integration/babble.py:Varied"
+    small = ["--model", "model", "--env", environment, "--steps", "3", "--set", "batch.prompts=4"]
     small += [
         "--set",
         "batch.group_size=4",
         "--set",
-        "sampling.max_tokens=16",
+        "learner.lr=1e-3",
         "--set",
         "evaluation.tasks=4",
     ]
+    if learner == "fsdp":
+        small += ["--set", "learner.use=fsdp", "--set", "learner.args.ranks=2"]
     command = [str(Path(python).with_name("quintain")), "train", "--set", "engine.use=vllm", *small]
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "TORCHDYNAMO_DISABLE": "1"}
+    variables = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "TORCHDYNAMO_DISABLE": "1"}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+        command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     (path,) = tmp_path.glob("runs/*/metrics.jsonl")
@@ -92,7 +96,8 @@ def test_the_command_trains(python: str, tmp_path: Path) -> None:
         metrics for line in path.read_text().splitlines() if (metrics := json.loads(line))["step"]
     ]
     assert [metrics["step"] for metrics in steps] == [1, 2, 3]
-    assert all(metrics["mismatch.sample"] < 1e-3 for metrics in steps)
+    assert all(metrics["updates"] for metrics in steps)
+    assert all(0 < metrics["mismatch.sample"] < 1e-3 for metrics in steps)
 
 
 def test_turns_with_tools_train(python: str, tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def _recipe(
     **keys: Any,
 ) -> Recipe:
     from ..recipe.extends import BUNDLED, bundled_text
-    from ..recipe.resolve import base_recipe, is_component
+    from ..recipe.resolve import base_recipe, is_component, is_model_source
     from ..recipe.rewards import as_expression
     from ..recipe.tables import Recipe
     from ..store.runs import model_named
@@ -242,8 +242,6 @@ def _recipe(
     if lr is not None:
         changes.append(f"learner.lr={lr!r}")
     if model is not None:
-        from ..recipe.resolve import is_model_source
-
         path_of_model = (
             model
             if is_model_source(model)

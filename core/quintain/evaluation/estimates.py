@@ -100,11 +100,7 @@ def _choices(others: Sequence[int], silent: int, size: int, votes: int) -> dict[
             for v in range(min(count, votes, size - used) + 1):
                 grown[used + v, ties + (v == votes)] += ways * math.comb(count, v)
         table = grown
-    out: dict[int, int] = {}
-    for (used, ties), ways in table.items():
-        if used == size:
-            out[ties] = out.get(ties, 0) + ways
-    return out
+    return {ties: ways for (used, ties), ways in table.items() if used == size}
 
 
 def wilson(share: float, size: float, confidence: float = 0.95) -> tuple[float, float]:

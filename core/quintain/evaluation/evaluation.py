@@ -279,14 +279,16 @@ async def evaluate(
     seen: Counter[str] = Counter()
     requests: list[RolloutRequest] = []
     for index, task in enumerate(tasks):
-        shared_fields: Any = {
-            "name": name,
-            "index": index,
-            "visit": seen[task.id],
-            "system": system,
-        }
         requests.append(
-            RolloutRequest(environment=environment, task=task, group_size=samples, **shared_fields)
+            RolloutRequest(
+                environment=environment,
+                task=task,
+                group_size=samples,
+                name=name,
+                index=index,
+                visit=seen[task.id],
+                system=system,
+            )
         )
         seen[task.id] += 1
     scored: dict[int, list[AnyRollout]] = {}
@@ -334,7 +336,10 @@ async def evaluate(
         _log.warning(
             "%s %s: in %d of %d rollouts the policy was never asked, so their scores are not its "
             "own; an agent has to send its requests to the address that it is given",
-            *(name, split, result.without_turn, len(result.rollouts)),
+            name,
+            split,
+            result.without_turn,
+            len(result.rollouts),
         )
     return result
 

@@ -12,7 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol, get_args, overload
 
 from ..errors import BindingError, PluginError, UnknownNameError, UsageError, did_you_mean
 from .service import Need
@@ -21,14 +21,7 @@ Kind = Literal[
     "advantage", "objective", "correction", "aggregation", "group_filter", "optimizer_step"
 ]
 Level = Literal["token", "sequence", "group"]
-KINDS: tuple[Kind, ...] = (
-    "advantage",
-    "objective",
-    "correction",
-    "aggregation",
-    "group_filter",
-    "optimizer_step",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 POLICIES = frozenset({"ratio", "ref", "top"})
 """What a piece may read that needs more than one policy."""
 STATISTICS = frozenset({"entropy", "square", "mean_logp"})

@@ -278,7 +278,7 @@ def _shared_hidden(
                 hidden_FD.index_select(0, plan.asked),
                 mixed.index_select(0, plan.asked),
             )
-        return decoder.mlp(layer, decoder.after_attention(layer, hidden_FD, mixed))
+        return decoder.after_attention(layer, hidden_FD, mixed)
 
     # Scoring keeps nothing for a backward pass, so there is nothing to save by computing layers
     # twice.

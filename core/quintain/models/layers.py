@@ -178,13 +178,10 @@ class Decoder:
         return torch.cat(weights), query.variance_epsilon
 
     def after_attention(self, layer: Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
-        """Add the attention's output to *hidden* [..., D]; *mixed* is the mixed values, [..., H,
-        E].
+        """Finish *layer*: add to *hidden* [..., D] the attention's output, of the mixed values
+        *mixed* [..., H, E], and then that of the feed-forward network.
         """
-        return hidden + layer.attention.o_proj(mixed.flatten(-2))
-
-    def mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
-        """Add the feed-forward network's output to *hidden* [..., D]."""
+        hidden = hidden + layer.attention.o_proj(mixed.flatten(-2))
         joined = layer.gate_up(self.rms_norm(layer.before_feedforward, hidden))
         return hidden + layer.feedforward.down_proj(self.gated(joined))
 

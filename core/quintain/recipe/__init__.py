@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .plan import EvaluationPlan as EvaluationPlan
     from .plan import RunPlan as RunPlan
     from .resolve import EnvironmentSpec as EnvironmentSpec
+    from .resolve import base_recipe as base_recipe
     from .resolve import is_model_source as is_model_source
     from .resolve import opened_environments as opened_environments
     from .resolve import pinned_recipe as pinned_recipe
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from .sources import ModelRequest as ModelRequest
     from .sources import ModelSource as ModelSource
     from .sources import model_source as model_source
-    from .sources import recipe_for as recipe_for
     from .tables import EnvironmentTable as EnvironmentTable
     from .tables import Recipe as Recipe
     from .tables import parsed_override as parsed_override

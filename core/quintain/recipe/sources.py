@@ -4,7 +4,6 @@ Hugging Face.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,8 @@ from ..console.screen import Screen
 from ..models.load import LoadedModel, load_model
 from ..registry.binding import bind
 from ..services.manager import Choice, needed_by
-from .extends import bundled_text
 from .resolve import (
     EnvironmentSpec,
-    base_recipe,
     is_model_source,
     load_subclass,
     resolve_environment_table,
@@ -136,18 +133,6 @@ class HFModel(ModelSource):
 
     def load(self, request: ModelRequest) -> LoadedModel:
         return request.load_model(request.name)
-
-
-def recipe_for(environment: str, changes: Sequence[str], model: str | None = None) -> Recipe:
-    """Return the recipe that `quintain train ENVIRONMENT` begins from, with *changes* as in
-    ``--set``.
-    """
-    base = base_recipe(model)
-    own = Recipe.parse(bundled_text(base)).environments[0]  # with its arguments
-    sets = [] if model is None else [f"model.name={json.dumps(model)}"]
-    if environment not in (own.use, own.label):
-        sets.append(f"environments=[{{use={json.dumps(environment)}}}]")
-    return Recipe.parse(bundled_text(base), [*sets, *changes], source=f"{base}.toml")
 
 
 def model_source(recipe: Recipe) -> ModelSource:

@@ -215,14 +215,15 @@ class Hooks:
         return ""
 
     def _record(self, plugin: str, hook: str, error: BaseException) -> None:
+        failure = Failure(plugin=plugin, hook=hook, error=error)
         if self.strict:
-            raise PluginError(str(Failure(plugin=plugin, hook=hook, error=error))) from error
+            raise PluginError(str(failure)) from error
         same = next((f for f in self.failures if (f.plugin, f.hook) == (plugin, hook)), None)
         if same:
             same.count += 1
             return
-        self.failures.append(Failure(plugin=plugin, hook=hook, error=error))
-        log.warning("%s", self.failures[-1])
+        self.failures.append(failure)
+        log.warning("%s", failure)
         log.debug("the traceback of the plugin", exc_info=error)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
+import torch
+
 from ..errors import UsageError
 from ..models.load import DTYPES
 from ..recipe.plan import RunPlan
@@ -27,8 +29,6 @@ def provenance(plan: RunPlan, module: Any) -> dict[str, Any]:
     Its versions are those of Python, the libraries and every installed distribution with
     components.
     """
-    import torch
-
     device = next(module.parameters()).device
     versions = {"python": platform.python_version()} | {
         name: version(name) for name in ("torch", "transformers")
@@ -50,8 +50,6 @@ def header(plan: RunPlan, module: Any, *, cache: int = 0) -> str:
     optimizer and the engine's copy, and of the *cache* of keys and values, in bytes; activations
     come on top.
     """
-    import torch
-
     device = next(module.parameters()).device
     gpu = device.type == "cuda"
     where = (

@@ -63,9 +63,9 @@ async def started_services(
                 )
                 if state and slot in state and isinstance(service, Service):
                     service.restore(state[slot])
+            except QuintainError:
+                raise
             except Exception as e:
-                if isinstance(e, QuintainError):
-                    raise
                 raise PluginError(f"[services.{slot}] does not start: {describe_error(e)}") from e
         yield running
 

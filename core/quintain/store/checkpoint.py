@@ -278,22 +278,18 @@ class CheckpointManager:
         with ExitStack() as written:
             written.enter_context(_written_whole(beside, final, needed))
             begun = parts.begin_save(beside) if parts else {}
-            if (beside / "model").exists():
-                _write_tokenizer(beside / "model", self.tokenizer)
-            elif lora:  # they never change the base, whose digest is thus that of the whole run
+            model = beside / "model"
+            if not model.exists() and lora:
+                # they never change the base, whose digest is thus that of the whole run
                 self._base_digest = self._base_digest or digest_of(learner.module)
                 write_adapters(
-                    beside / "model",
-                    learner.module,
-                    self._base,
-                    self._base_digest,
-                    self._base_learner,
+                    model, learner.module, self._base, self._base_digest, self._base_learner
                 )
-                _write_tokenizer(beside / "model", self.tokenizer)
-            else:
-                _write_model(beside / "model", learner, self.tokenizer)
+            elif not model.exists():
+                _write_model(model, learner)
+            _write_tokenizer(model, self.tokenizer)
             learner_state = begun or learner.state_dict(
-                weights=not _saved_exactly(learner.module, beside / "model")
+                weights=not _saved_exactly(learner.module, model)
             )
             content = {"learner": learner_state, "generators": generators()}
             _check_loadable(
@@ -418,7 +414,8 @@ def save_model(
     """
     beside = temporary(folder)
     with _written_whole(beside, folder, _weight_bytes(learner)):
-        _write_model(beside, learner, tokenizer)
+        _write_model(beside, learner)
+        _write_tokenizer(beside, tokenizer)
         _write_json(beside / "quintain.json", plain_data(description))
 
 
@@ -497,7 +494,7 @@ def _tensor_bytes(value: Any) -> Iterator[int]:
         yield value.numel() * value.element_size()
 
 
-def _write_model(path: Path, learner: AnyLearner, tokenizer: Any) -> None:
+def _write_model(path: Path, learner: AnyLearner) -> None:
     from transformers.utils import logging
 
     from ..models.lora import has_adapters
@@ -515,7 +512,6 @@ def _write_model(path: Path, learner: AnyLearner, tokenizer: Any) -> None:
     finally:
         if bars:
             logging.enable_progress_bar()
-    _write_tokenizer(path, tokenizer)
 
 
 def _write_tokenizer(path: Path, tokenizer: Any) -> None:

@@ -33,7 +33,6 @@ def forward(decoder: Decoder, ids: Tensor) -> Tensor:
         hidden = decoder.after_attention(
             layer, hidden, attend(query, key, value, None, decoder.scaling)
         )
-        hidden = decoder.mlp(layer, hidden)
     return functional.linear(decoder.final_norm(hidden), decoder.head.weight)
 
 

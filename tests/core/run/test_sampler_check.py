@@ -105,8 +105,9 @@ def mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that shares a prompt copies the cache of another prompt."""
     copy = KVStore.copy
 
-    def wrong(self: KVStore, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        copy(self, [*sources[3:], *sources[:3]], targets, length)
+    def wrong(self: KVStore, moves: Sequence[tuple[int, int, int]]) -> None:
+        others = [source for source, _, _ in (*moves[3:], *moves[:3])]
+        copy(self, [(other, *move[1:]) for other, move in zip(others, moves, strict=True)])
 
     monkeypatch.setattr(KVStore, "copy", wrong)
 

@@ -74,12 +74,12 @@ class KVStore:
             self.data[layer] = bigger
         self.moved()
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first *length* tokens of each source row to its target row; all are read before
-        any write.
-        """
-        if not sources or not length:
+    def copy(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Copy rows: source, target, and how many tokens at least. All are read before any write."""
+        if not moves:
             return
+        sources, targets, lengths = zip(*moves, strict=True)
+        length = max(lengths)
         for data in self.data:
             data[:, list(targets), :, :length] = data[:, list(sources), :, :length]
 

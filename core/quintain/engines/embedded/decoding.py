@@ -88,6 +88,22 @@ def padded(ids: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in ids], device=device)
 
 
+def appended(
+    ids: Sequence[Sequence[int]], starts: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Lay out *ids* for rows that hold *starts* tokens.
+
+    Returns:
+        the padded ids and their positions in the rows, each [n, T]; where the last of each row's
+        *ids* stands among them, [n]; and the length of the longest row with its padding.
+    """
+    ids_NT = padded(ids, device)
+    starts_N1 = torch.tensor(starts, device=device)[:, None]
+    positions_NT = starts_N1 + torch.arange(ids_NT.shape[1], device=device)
+    last_N = torch.tensor([len(row) - 1 for row in ids], device=device)
+    return ids_NT, positions_NT, last_N, max(starts) + ids_NT.shape[1]
+
+
 class LayerForward:
     """Runs the layers of a `Decoder`: joined projections, rows of different lengths, few operations
     per layer.
@@ -116,11 +132,8 @@ class LayerForward:
     def extend(
         self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> Tensor:
-        ids_NT = padded(ids, self.device)
+        ids_NT, positions_NT, last_N, reach = appended(ids, starts, self.device)
         rows_N = torch.tensor(rows, device=self.device)
-        starts_N = torch.tensor(starts, device=self.device)
-        positions_NT = starts_N[:, None] + torch.arange(ids_NT.shape[1], device=self.device)
-        reach = max(starts) + ids_NT.shape[1]
         self.store.reserve(max(rows) + 1, reach)
         # If all rows are empty, attention is plainly causal over the new tokens: no mask, and no
         # cache to read back.
@@ -137,10 +150,8 @@ class LayerForward:
             hidden = self.decoder.after_attention(
                 layer, hidden, attend(query, key, value, mask, self.decoder.scaling)
             )
-            hidden = self.decoder.mlp(layer, hidden)
         # Only the last token of each row is sampled from, so the wide product with the head is for
         # these alone.
-        last_N = torch.tensor([len(row) - 1 for row in ids], device=self.device)
         return self.head(
             self.decoder.final_norm(hidden[torch.arange(len(ids), device=self.device), last_N])
         )
@@ -184,7 +195,6 @@ class LayerForward:
             hidden = self.decoder.after_attention(
                 layer, hidden, attend(query, key, value, mask, self.decoder.scaling)
             )
-            hidden = self.decoder.mlp(layer, hidden)
         return hidden, computed
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -361,11 +371,7 @@ class ModuleForward:
     def extend(
         self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> Tensor:
-        ids_NT = padded(ids, self.device)
-        starts_N1 = torch.tensor(starts, device=self.device)[:, None]
-        positions_NT = starts_N1 + torch.arange(ids_NT.shape[1], device=self.device)
-        last_N = torch.tensor([len(row) - 1 for row in ids], device=self.device)
-        reach = max(starts) + ids_NT.shape[1]
+        ids_NT, positions_NT, last_N, reach = appended(ids, starts, self.device)
         self.store.reserve(max(rows) + 1, reach)
         return self.forward(
             torch.tensor(rows, device=self.device), ids_NT, positions_NT, reach, last_N

@@ -351,17 +351,11 @@ class EmbeddedEngine(TokenEngine):
             while self._queue or self._scores or self._slots.live:
                 # episodes whose turn has ended run first, and may request the next one
                 await asyncio.sleep(0)
-                if self._scores:
-                    self._round_over.clear()
-                    await WithoutGradients(self._score())
-                    self._round_over.set()
-                    continue
-                if not self._may_step():
+                if not (self._scores or self._may_step()):
                     await self._wait()
                     continue
-                self._overslept = False
                 self._round_over.clear()
-                await WithoutGradients(self._round())
+                await WithoutGradients(self._score() if self._scores else self._round())
                 self._round_over.set()
         except Exception as error:  # noqa: BLE001 -- any failure must reach the tasks that wait
             self._fail(error)
@@ -393,6 +387,7 @@ class EmbeddedEngine(TokenEngine):
 
     async def _round(self) -> None:
         """Accept requests, then decode until one of them ends."""
+        self._overslept = False
         if (
             self._queue
             and not self._held
@@ -430,16 +425,13 @@ class EmbeddedEngine(TokenEngine):
             (*(i for i, _ in admission.extensions), *(i for _, i in admission.followers)), default=0
         )
         store.reserve(newest + 1, max((len(r.ids) for r in running), default=0))
-        if admission.copies:
-            sources, targets, lengths = zip(*admission.copies, strict=True)
-            store.copy(sources, targets, max(lengths))
+        store.copy(admission.copies)
         prompts = {row: self._rows_request(row).ids for row, _ in admission.extensions}
         logits_by_row = await self._prefill(admission.extensions, prompts)
         for leader, row in admission.followers:
             logits_by_row[row] = logits_by_row[leader]
-        if admission.followers:  # only now that the prompts of their leaders are computed
-            leaders, rows = zip(*admission.followers, strict=True)
-            store.copy(leaders, rows, max(len(prompts[i]) for i in leaders))
+        # only now that the prompts of their leaders are computed
+        store.copy([(leader, row, len(prompts[leader])) for leader, row in admission.followers])
         # A request may have been cancelled while the prompts of others were computed.
         present = [
             row for row in sorted(logits_by_row) if self._slots.rows[row].request is not None
@@ -490,10 +482,7 @@ class EmbeddedEngine(TokenEngine):
     def _burst(self) -> None:
         """Decode until a request may have ended or the event loop has waited long enough."""
         if self._forward.store is not None:
-            moves = self._slots.compact()
-            if moves:
-                sources, targets, lengths = zip(*moves, strict=True)
-                self._forward.store.copy(sources, targets, max(lengths))
+            self._forward.store.copy(self._slots.compact())
         rows = range(
             self._forward.rows
             if isinstance(self._forward, BatchForward)
@@ -545,9 +534,10 @@ class EmbeddedEngine(TokenEngine):
 
     def _fail(self, error: Exception) -> None:
         """Raise *error* in all waiting tasks, as a failure of ours and not of the policy."""
-        futures: list[asyncio.Future[Any]] = [r.future for r in (*self._queue, *self._running())]
+        requests = [*self._queue, *self._running()]
+        futures: list[asyncio.Future[Any]] = [request.future for request in requests]
         futures += [score.future for score in self._scores]
-        longest = max((request.limit for request in (*self._queue, *self._running())), default=0)
+        longest = max((request.limit for request in requests), default=0)
         self._clear()
         failure = error
         if not isinstance(error, InfrastructureError):

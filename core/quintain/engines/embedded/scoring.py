@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .decoding import DecodingForward, PrefixCache, padded
+from .slots import common_prefix
 
 PASS_TOKENS = 4096
 """Tokens, padding included, of one forward pass."""
@@ -81,7 +82,7 @@ def _by_prefix(
     for request in sorted(requests, key=lambda r: (r.ids, r.start)):
         if groups:
             common, members = groups[-1]
-            common = min(common, request.start - 1, _same(members[-1].ids, request.ids))
+            common = min(common, request.start - 1, common_prefix(members[-1].ids, request.ids))
             if common >= max(SHARED, len(request.ids) / 2, len(members[0].ids) / 2):
                 groups[-1] = (common, [*members, request])
                 continue
@@ -89,13 +90,6 @@ def _by_prefix(
     shared = [(members[0].ids[:common], members) for common, members in groups if len(members) > 1]
     alone = [members[0] for _, members in groups if len(members) == 1]
     return [*shared, ((), alone)] if alone else shared
-
-
-def _same(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens *a* and *b* have in common at their beginning."""
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
 
 
 def _score_pass(

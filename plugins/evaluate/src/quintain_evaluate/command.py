@@ -403,8 +403,9 @@ def _folder_of_source(name: str, environment: str, like: str | None, args: Seque
     Raises:
         UsageError: the source has no folder.
     """
-    from quintain.recipe import ModelRequest, Recipe, model_source, recipe_for
+    from quintain.recipe import ModelRequest, Recipe, model_source
     from quintain.store import RunFolder, find_run
+    from quintain_authoring import recipe_for
 
     if like is None:
         recipe = recipe_for(environment, [f"environments.0.args.{pair}" for pair in args], name)

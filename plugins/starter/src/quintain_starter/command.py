@@ -61,7 +61,8 @@ def start(
     `quintain info default` lists the settings. Interrupted training begins again.
     """
     from quintain.console import for_terminal, program_name
-    from quintain.recipe import ModelRequest, model_source, recipe_for
+    from quintain.recipe import ModelRequest, model_source
+    from quintain_authoring import recipe_for
 
     from .source import DefaultModel
 
