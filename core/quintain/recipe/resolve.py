@@ -363,9 +363,6 @@ def pinned_recipe(recipe: Recipe) -> Recipe:
         component = find_service(name) if kind == "service" else current().find(kind, name)
         return name if component.origin == "local" else component.id
 
-    def reward_of(text: str) -> str:
-        return qualified(text, lambda name: name_of("reward", name))
-
     algorithm = resolve_algorithm(recipe)
     names = {
         f"{kind}.use": name_of(kind, getattr(recipe, kind).use)
@@ -385,7 +382,7 @@ def pinned_recipe(recipe: Recipe) -> Recipe:
     for path, table in tables.items():
         names[f"{path}.use"] = name_of("environment", table.use)
         names |= {
-            f"{path}.{k}": reward_of(t)
+            f"{path}.{k}": qualified(t, lambda name: name_of("reward", name))
             for k in ("reward", "shaping", "yardstick")
             if (t := getattr(table, k))
         }
