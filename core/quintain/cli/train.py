@@ -8,6 +8,7 @@ import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -140,9 +141,9 @@ def train(
             "--force is for --resume of a run whose recipe was edited; leave it out"
         )
     chosen = any(pair.startswith("environments") for pair in choices["overrides"])
-    if choices["model"] is not None and not (
-        recipe or choices["env"] or resume or chosen or quiet or as_json
-    ):
+    told = recipe or choices["env"] or resume or chosen or quiet or as_json
+    # Where torch is missing, the error below is all that there is to say.
+    if choices["model"] is not None and not told and find_spec("torch"):
         from ..recipe.extends import bundled_text
         from ..recipe.resolve import base_recipe
         from ..recipe.tables import Recipe

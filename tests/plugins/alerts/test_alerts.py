@@ -395,7 +395,7 @@ def test_an_absurd_learning_rate_collapses_the_entropy(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
     tracker = ModuleType("tracker")
     tracker.quintain_on_step_end = lambda event: heard.append(dict(event.metrics))  # type: ignore[attr-defined]
-    with isolated_plugins(keep=("quintain", "quintain-alerts")) as registry:
+    with isolated_plugins(keep=("quintain", "quintain-alerts", "quintain-fused")) as registry:
         registry.add("hooks", "tracker", tracker)
         records, screen, _ = played(tmp_path / "absurd", settings(**COLLAPSE))
     when = {name: first for name, first, _ in alert_intervals(records)}
