@@ -70,7 +70,8 @@ def test_vllm_lane(python: str) -> None:
 @pytest.mark.parametrize("learner", ["default", "fsdp"])
 def test_the_command_trains(learner: str, python: str, tmp_path: Path) -> None:
     """The command of the page, with a small model, also with two ranks: engine and learner agree on
-    every token over three versions. Rewards differ within a group, so that each step has an update.
+    every token over three versions. Both compute in float32. Rewards differ within a group, so that
+    each step has an update.
     """
     save_tiny(tmp_path / "model", hidden=128)
     environment = f"{ROOT}/tests/integration/babble.py:Varied"
@@ -79,9 +80,11 @@ def test_the_command_trains(learner: str, python: str, tmp_path: Path) -> None:
         "--set",
         "batch.group_size=4",
         "--set",
-        "learner.lr=1e-3",
+        "learner={lr=1e-3, precision='float32'}",
         "--set",
-        "evaluation.tasks=4",
+        "model.dtype=float32",
+        "--set",
+        "evaluation={tasks=4, test={tasks=4}}",
     ]
     if learner == "fsdp":
         small += ["--set", "learner.use=fsdp", "--set", "learner.args.ranks=2"]
