@@ -77,12 +77,6 @@ class KL:
                 f"kl.coefficient is {self.coefficient}; expected a finite number that is not "
                 f"negative"
             )
-        if self.coefficient and self.where == "none":
-            raise UsageError(
-                f"kl.coefficient is {self.coefficient:g} but kl.where is 'none', so that it would do "
-                'nothing; write kl = { where = "loss", estimator = "k2", coefficient = '
-                f"{self.coefficient:g} }}"
-            )
         if self.where == "reward" and self.score_factor:
             raise UsageError(
                 "kl.score_factor is for the loss: in the reward the KL is a number without a "
@@ -399,7 +393,15 @@ class Algorithm:
         # another algorithm: the paper of this one is not its source
         if fields.get("name", self.name) != self.name:
             fields = {"published": {}, "source": "", "summary": f"{self.name}, changed"} | fields
-        return dataclasses.replace(self, **fields)
+        changed = dataclasses.replace(self, **fields)
+        kl = changes.get("kl")
+        asked = kl.get("coefficient") if isinstance(kl, Mapping) else None
+        if asked and changed.kl.where == "none":
+            raise UsageError(
+                f"kl.coefficient is {asked:g} but kl.where is 'none', so that it would do nothing; "
+                f'write kl = {{ where = "loss", estimator = "k2", coefficient = {asked:g} }}'
+            )
+        return changed
 
     def _piece(self, kind: Kind, value: Any, find: Find, check: Check) -> Piece | None:
         if value is None or isinstance(value, Piece):

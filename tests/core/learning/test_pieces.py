@@ -481,3 +481,12 @@ def test_group_filter_reads_the_outcome() -> None:
     assert (
         minimum.configure(samples=1)(GroupStats(outcomes=(1.0,), totals=(1.0,), requested=1)) == ""
     )
+
+
+def test_a_kl_term_that_would_do_nothing_is_refused_and_may_be_switched_off() -> None:
+    """`grpo` has a coefficient of its own, which is not what the change asks for."""
+    grpo = ALGORITHMS["grpo"]
+
+    assert not grpo.replace(kl={"where": "none"}).kl.active
+    with pytest.raises(UsageError, match=r"coefficient is 0\.1 but kl\.where is 'none'"):
+        grpo.replace(kl={"where": "none", "coefficient": 0.1})

@@ -229,7 +229,7 @@ MUTANTS: dict[str, Mutant] = {
         plant=wraps(
             MinibatchLoss,
             "_statistics",
-            lambda f: lambda s, m, p, *, freeze: f(s, m, p, freeze=True),
+            lambda f: lambda *inputs, freeze: f(*inputs, freeze=True),
         ),
         where=of(prune="0.02"),
     ),
