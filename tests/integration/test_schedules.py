@@ -272,6 +272,8 @@ def test_what_is_sampled_again_counts_in_the_totals(
 
     monkeypatch.setattr(EmbeddedEngine, "sample", counted)
     changes: dict[str, Any] = {"evaluation__every": 0, "evaluation__test__tasks": 0}
+    # a group whose scores are equal would be rejected, and not sampled again
+    changes["algorithm__args__group_filter"] = "minimum"
     told = scheduled(model, {"max_staleness": 1, "stale": "retry"}, {}, "Late", **changes)
     summary = run(tmp_path / "run", told)
     retried = sum(step["groups.retried"] for step in metrics(tmp_path / "run")[1:])
