@@ -53,6 +53,9 @@ class ContainerEngine:
             self._api = docker.APIClient(
                 version="auto", timeout=CALL_SECONDS, max_pool_size=32, **settings
             )
+        # `requests` reads all environment variables at every call, from threads of the pool, and
+        # fails if another thread removes one then. Proxies are for images, which the engine pulls.
+        self._api.trust_env = False
 
     def close(self) -> None:
         """Close its connections."""
