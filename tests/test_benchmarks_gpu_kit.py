@@ -433,7 +433,7 @@ def test_the_whole_kit_runs_in_miniature(tmp_path: Path) -> None:
 
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     files = sorted((tmp_path / "out").glob("*.json"))
-    assert [f.stem[0] for f in files] == ["1", "2", "3", "4", "5", "6"]
+    assert [f.stem[0] for f in files] == ["1", "2", "3", "4", "5", "6", "7"]
     for file in files:
         record = json.loads(file.read_text())
         assert file.stat().st_size < 2**20
