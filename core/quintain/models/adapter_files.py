@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..registry.binding import bind
 from ..registry.lookup import current
-from .hf import BASE_FILE, base_named, is_folder
+from .hf import BASE_FILE, base_named, base_record, is_folder
 from .lora import base_of, named_tensors, without_warnings
 
 
@@ -94,16 +94,6 @@ def write_adapters(
     (folder / BASE_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
     if (generation := getattr(base_of(module), "generation_config", None)) is not None:
         generation.save_pretrained(folder)  # its stop tokens
-
-
-def base_record(folder: Path) -> Mapping[str, Any]:
-    """Return what `write_adapters` wrote of the model under the adapters in *folder*; empty for
-    those of other programs.
-    """
-    if not (file := folder / BASE_FILE).is_file():
-        return {}
-    record: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return record
 
 
 def check_base(module: nn.Module, folder: Path) -> None:

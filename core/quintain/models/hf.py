@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -169,6 +170,16 @@ def has_adapters_alone(name: str | Path) -> bool:
     )
 
 
+def base_record(folder: Path) -> dict[str, Any]:
+    """Return what `write_adapters` wrote of the model under the adapters in *folder*; empty for
+    those of other programs.
+    """
+    if not (file := folder / BASE_FILE).is_file():
+        return {}
+    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return record
+
+
 def base_named(folder: str | Path) -> tuple[str, str]:
     """Return the path or id of the model that the adapters in *folder* change, and the digest of
     its weights or ``""``.
@@ -179,7 +190,7 @@ def base_named(folder: str | Path) -> tuple[str, str]:
     folder = Path(os.path.expanduser(folder))
     try:
         if os.path.isfile(folder / BASE_FILE):
-            record = json.loads((folder / BASE_FILE).read_text(encoding="utf-8"))
+            record = base_record(folder)
             return str(record["model"]), str(record["sha256"])
         base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))[
             "base_model_name_or_path"

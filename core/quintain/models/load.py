@@ -16,9 +16,10 @@ from torch import nn
 
 from ..errors import UsageError
 from ..registry.lookup import current
-from .adapter_files import base_record, check_base, merge_adapters
+from .adapter_files import check_base, merge_adapters
 from .hf import (
     base_named,
+    base_record,
     check_base_available,
     check_files,
     check_folder,

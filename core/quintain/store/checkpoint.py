@@ -323,7 +323,7 @@ class CheckpointManager:
         return final
 
     def complete(self, *, wait: bool = False) -> Checkpoint | None:
-        """Complete the checkpoint that `save` has begun, once all of it is written, and return it;
+        """Complete the checkpoint that `begin` has begun, once all of it is written, and return it;
         delete old ones. ``None`` where there is none, or not yet.
 
         Args:

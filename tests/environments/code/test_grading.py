@@ -381,12 +381,16 @@ COLLIDING = (
 @pytest.mark.parametrize(
     ("code", "test", "outcome"),
     [
-        (WRITES.replace("LINE", COLLIDING), "assert f(1) == 2", "timeout"),
-        (WRITES.replace("LINE", "b'[' * (15 << 20) + b'\\n'"), "assert f(1) == 2", "error"),
+        (WRITES.replace("LINE", COLLIDING), "assert f(1) == 2", {"timeout"}),
+        (
+            WRITES.replace("LINE", "b'[' * (15 << 20) + b'\\n'"),
+            "assert f(1) == 2",
+            {"error", "timeout"},
+        ),
         pytest.param(
             "def f(n):\n    return range(10**18)\n",
             "assert sum(f(3)) == 6",
-            "timeout",
+            {"timeout"},
             marks=pytest.mark.slow,
         ),
     ],
@@ -396,12 +400,12 @@ def test_the_tests_end_soon_after_the_limit_of_the_solution(
     sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch, code: str, test: str, outcome: str
 ) -> None:
     """Work that a solution makes for the tests does not take a slot for longer: the limit is 1.5 s,
-    and 2 s more. Where the machine is busy, that ends what would have been an error before.
+    and 2 s more. Where the machine is busy, that ends the brackets before they are an error.
     """
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     got = grade(sandbox, code, test, cpu_seconds=0.5)
     assert got.score == 0
-    assert got.outcome in {outcome, "timeout"}
+    assert got.outcome in outcome
 
 
 def test_a_missing_language_is_a_fault_and_no_zero(sandbox: Bubblewrap) -> None:

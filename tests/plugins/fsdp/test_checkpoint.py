@@ -37,14 +37,6 @@ RECIPE = '[[environments]]\nuse = "guess"\n'
 KINDS = [(n, sharding) for n in (1, 2, 3, 4) for sharding in ("sharded", "replicated", "hybrid")]
 
 
-@pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    """Four processes, of which most tests use two."""
-    team = Team(4, silence=300.0)
-    yield team
-    team.close()
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
     with RunFolder.create(tmp_path / "run", RECIPE) as made:

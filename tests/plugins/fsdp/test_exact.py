@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -47,14 +47,6 @@ if "gspo" in ALGORITHMS:
     }
 TIED = {"full": True, "lora": False}
 """Whether the output layer is that of the embeddings, by what trains."""
-
-
-@pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    """Processes for all cases: a learner of few ranks uses the first of them."""
-    team = Team(4, silence=300.0)
-    yield team
-    team.close()
 
 
 @cache

@@ -34,6 +34,16 @@ from ...core.models.tiny import tiny_model
 from .test_exact import assert_same, batch, check, model, trained
 
 GRPO = ALGORITHMS["grpo"]
+EVERY_SHARDING = pytest.mark.parametrize(
+    ("ranks", "sharding"),
+    [(2, "sharded")]
+    + [
+        pytest.param(n, sharding, marks=pytest.mark.slow)
+        for n in (1, 2, 3, 4)
+        for sharding in ("sharded", "hybrid", "replicated")
+        if (n, sharding) != (2, "sharded")
+    ],
+)
 
 
 @pytest.fixture(scope="module")
@@ -137,16 +147,7 @@ def test_ranks_notice_a_sampler_that_differs(pair: Team) -> None:
         assert torch.equal(actual, expected)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "sharding"),
-    [(2, "sharded")]
-    + [
-        pytest.param(n, sharding, marks=pytest.mark.slow)
-        for n in (1, 2, 3, 4)
-        for sharding in ("sharded", "hybrid", "replicated")
-        if (n, sharding) != (2, "sharded")
-    ],
-)
+@EVERY_SHARDING
 def test_packed_rows_of_any_length(ranks: int, sharding: Any) -> None:
     """Rows one after the other in one row, without padding: the update of one process."""
     settings: dict[str, Any] = {"layout": "packed", "token_budget": 25, "lr": 1e-3}
@@ -432,16 +433,7 @@ def with_critic(learner: Learner) -> tuple[list[dict[str, float]], dict[str, Any
     return metrics, weights | {f"critic/{k}": v for k, v in critic.state()["weights"].items()}
 
 
-@pytest.mark.parametrize(
-    ("ranks", "sharding"),
-    [(2, "sharded")]
-    + [
-        pytest.param(n, sharding, marks=pytest.mark.slow)
-        for n in (1, 2, 3, 4)
-        for sharding in ("sharded", "hybrid", "replicated")
-        if (n, sharding) != (2, "sharded")
-    ],
-)
+@EVERY_SHARDING
 def test_a_critic_and_its_policy_train_as_in_one_process(ranks: int, sharding: Any) -> None:
     """The critic is in the process of the run, and reads what the ranks made of the policy."""
     classic = pytest.importorskip("quintain_classic")

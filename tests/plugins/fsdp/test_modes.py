@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -22,14 +21,6 @@ from .test_exact import Trained, assert_same, batch, gradients_of, model, traine
 
 GRPO = ALGORITHMS["grpo"]
 SETTINGS: dict[str, Any] = {"layout": "bucketed", "token_budget": 25, "lr": 1e-3}
-
-
-@pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    """Four processes, of which most tests use two."""
-    team = Team(4, silence=300.0)
-    yield team
-    team.close()
 
 
 @cache

@@ -6,30 +6,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quintain import Algorithm
-from quintain.errors import UsageError
 from quintain.learning import Batch, Learner, Sample
 from quintain.models import LoadedModel
 from quintain_sft import (
+    WARMUP,
     EpochUpdate,
     ExampleSource,
     TuningReport,
     by_epoch,
-    examined,
+    fit_rows,
+    losses_of,
     orders,
-    reasons,
 )
 
 from .algorithms import GKD
 from .teacher import Teacher
-
-WARMUP = 0.03
-"""Share of the updates over which the learning rate rises, as in `quintain sft`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +80,7 @@ def tune(
         UsageError: there is nothing to train on, or the teacher does not fit the model.
     """
     began = time.monotonic()
-    left_out = Counter(source.left_out)
-    rows = list(examined(source.examples, model.tokenizer, model.context, left_out))
-    if not rows:
-        raise UsageError(
-            f"nothing in {source.name!r} is fit to train {model.path!r}: {reasons(left_out)}"
-        )
+    rows, left_out = fit_rows(source, model)
     planned = epochs * -(-len(rows) // batch)
     settings = {"warmup_steps": round(WARMUP * planned), **(options or {})}
     learner = Learner(model.module, algorithm, lr=lr, **settings)
@@ -123,17 +114,12 @@ def tune(
         source=source.name,
         model=model.path,
         rows=len(rows),
-        left_out=dict(left_out),
+        left_out=left_out,
         computed=teacher.computed,
         reused=teacher.reused,
         teacher_seconds=teacher.seconds,
         updates=done,
-        losses=tuple(
-            sum(update.loss * update.tokens for update in epoch)
-            / sum(update.tokens for update in epoch)
-            for epoch in taken
-            if epoch
-        ),
+        losses=losses_of(taken),
         finished=done == planned,
         seed=seed,
         lr=lr,

@@ -157,21 +157,11 @@ class Worker:
         half = torch.bfloat16 if modes.gather == "bfloat16" else None
         for copied in [module] if reference is None else [module, reference]:
             if sharded:
-                shard(
-                    copied,
-                    mesh,
-                    half=half,
-                    offload=modes.offload == "all",
-                )
+                shard(copied, mesh, half=half, offload=modes.offload == "all")
             else:
                 for parameter in copied.parameters():  # apart from the memory that all share
                     parameter.data = parameter.data.clone()
-            if modes.offload == "all":
-                for name, buffer in copied.named_buffers():
-                    owner, _, leaf = name.rpartition(".")
-                    setattr(copied.get_submodule(owner), leaf, buffer.to(setup.device))
-            else:
-                copied.to(setup.device)
+            _move(copied, setup.device, parameters=modes.offload != "all")
         self._parameters = {name: module.get_parameter(name) for name in self._images}
         self._reference = (
             {}
@@ -452,6 +442,16 @@ class RankLearner(Learner):
         if kind == "adamw":
             return super().adamw(groups, **settings)
         return PartOptimizer(kind, groups, **settings)
+
+
+def _move(module: nn.Module, device: str, *, parameters: bool) -> None:
+    """Move the buffers of *module* to *device*, and its *parameters*."""
+    if parameters:
+        module.to(device)
+        return
+    for name, buffer in module.named_buffers():
+        owner, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(owner), leaf, buffer.to(device))
 
 
 def _tensor(module: nn.Module, name: str) -> Tensor:

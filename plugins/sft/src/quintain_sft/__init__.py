@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from .report import TuningReport as TuningReport
     from .sources import ExampleSource as ExampleSource
     from .sources import Selection as Selection
-    from .sources import examined as examined
-    from .sources import reasons as reasons
+    from .sources import fit_rows as fit_rows
     from .sources import source_of as source_of
+    from .supervised import WARMUP as WARMUP
     from .supervised import EpochUpdate as EpochUpdate
     from .supervised import by_epoch as by_epoch
     from .supervised import encode_conversation as encode_conversation
     from .supervised import end_of_turn as end_of_turn
+    from .supervised import losses_of as losses_of
     from .supervised import orders as orders
 
 # The help of commands imports this package, and torch takes seconds.

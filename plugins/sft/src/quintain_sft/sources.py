@@ -20,7 +20,7 @@ from typing import Any
 
 from quintain import Message, Rollout
 from quintain.errors import UnknownNameError, UsageError
-from quintain.models import ChatTokenizer
+from quintain.models import ChatTokenizer, LoadedModel
 from quintain.recipe import EnvironmentTable, opened_environments, resolve_environment_table
 from quintain.services import BY_OPTION, Choice
 from quintain.store import RunFolder, find_run, steps_in
@@ -362,6 +362,26 @@ def same_tokens(one: str, other: str) -> bool:
     template.
     """
     return one == other or (bool(_HASH.search(one)) and one[-12:] == other[-12:])
+
+
+def fit_rows(
+    source: ExampleSource, model: LoadedModel, *, dedupe: bool = False
+) -> tuple[list[Tokens], dict[str, int]]:
+    """Return the rows of *source* that fit *model*, and how many examples were left out, by reason.
+
+    Args:
+        dedupe: of equal rows only the first.
+
+    Raises:
+        UsageError: none fits.
+    """
+    left_out = Counter(source.left_out)
+    rows = list(examined(source.examples, model.tokenizer, model.context, left_out, dedupe=dedupe))
+    if not rows:
+        raise UsageError(
+            f"nothing in {source.name!r} is fit to train {model.path!r}: {reasons(left_out)}"
+        )
+    return rows, dict(left_out)
 
 
 def examined(

@@ -21,6 +21,8 @@ from quintain.rollouts import Conversation
 from quintain.types import derived_seed
 
 Rows = TypeVar("Rows")
+WARMUP = 0.03
+"""Share of the updates of an SFT run over which the learning rate rises."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,16 @@ def by_epoch(
         taken[epoch].append(update)
         progress(update)
     return taken
+
+
+def losses_of(taken: Iterable[Sequence[EpochUpdate]]) -> tuple[float, ...]:
+    """Return the mean loss per token of each epoch that `by_epoch` has begun."""
+    return tuple(
+        sum(update.loss * update.tokens for update in epoch)
+        / sum(update.tokens for update in epoch)
+        for epoch in taken
+        if epoch
+    )
 
 
 def orders(count: int, *, epochs: int, batch: int, seed: int, purpose: str) -> Iterator[list[int]]:

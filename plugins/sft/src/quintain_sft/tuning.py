@@ -7,9 +7,8 @@ examples. Examples come from `quintain_sft.sources`.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -20,11 +19,8 @@ from quintain.types import derived_seed
 
 from .example import Example
 from .report import TuningReport
-from .sources import ExampleSource, examined, mixed, reasons
-from .supervised import EpochUpdate, by_epoch, orders
-
-WARMUP = 0.03
-"""Share of the updates over which the learning rate rises."""
+from .sources import ExampleSource, fit_rows, mixed
+from .supervised import WARMUP, EpochUpdate, by_epoch, losses_of, orders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +86,7 @@ def tune(
         )
     began = time.monotonic()
     examples, thinking = with_thoughts(source, think, seed)
-    left_out = Counter(source.left_out)
-    rows = list(examined(examples, model.tokenizer, model.context, left_out, dedupe=dedupe))
-    if not rows:
-        raise UsageError(
-            f"nothing in {source.name!r} is fit to train {model.path!r}: {reasons(left_out)}"
-        )
+    rows, left_out = fit_rows(replace(source, examples=tuple(examples)), model, dedupe=dedupe)
     planned = epochs * -(-len(rows) // batch)
     learner = Learner(
         model.module, lr=lr, **{"warmup_steps": round(WARMUP * planned), **(options or {})}
@@ -121,16 +112,11 @@ def tune(
         model=model.path,
         examples=len(rows),
         thinking=thinking,
-        left_out=dict(left_out),
+        left_out=left_out,
         epochs=epochs,
         updates=done,
         tokens=sum(update.tokens for epoch in taken for update in epoch),
-        losses=tuple(
-            sum(update.loss * update.tokens for update in epoch)
-            / sum(update.tokens for update in epoch)
-            for epoch in taken
-            if epoch
-        ),
+        losses=losses_of(taken),
         finished=done == planned,
         seed=seed,
         lr=lr,
