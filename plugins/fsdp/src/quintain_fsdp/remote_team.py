@@ -8,7 +8,7 @@ import pickle
 import socket
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -299,6 +299,3 @@ def hollow(module: nn.Module) -> bytes:
     buffer = io.BytesIO()
     _Hollow(buffer).dump(module)
     return buffer.getvalue()
-
-
-Ask = Callable[..., Any]
