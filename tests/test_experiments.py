@@ -33,7 +33,16 @@ STUDIES = sorted(
     for p in (ROOT / "studies" / "experiments").glob("*.py")
     if p.stem not in ("__init__", "common", "tables")
 )
-LONG = {"async_staleness", "judged_rewards", "mismatch", "overoptimisation"}
+LONG = {
+    "async_staleness",
+    "context_compaction",
+    "distillation",
+    "failure_causes",
+    "failure_runs",
+    "judged_rewards",
+    "mismatch",
+    "overoptimisation",
+}
 """Each takes seconds; the others prove the same of one study each."""
 PAGES = ROOT / "docs" / "experiments"
 

@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import wraps
+from functools import cache, wraps
 from itertools import count
 from pathlib import Path
 
@@ -546,20 +546,29 @@ def private_attributes(checkout: Checkout) -> list[str]:
     The module is the unit, as for names: a method may read them from another object of its class,
     and so may a function beside the class. Libraries document some of theirs, such as `os._exit`.
     """
+    members = frozenset(module.member for module in checkout.installed.values())
+    return [
+        violation
+        for module in checkout.installed.values()
+        for violation in foreign_private_attributes(module, members)
+    ]
+
+
+@cache
+def foreign_private_attributes(module: Module, members: frozenset[str]) -> list[str]:
+    """Return such attributes in *module*, where the classes of *members* are those of a checkout."""
     violations = []
-    members = {module.member for module in checkout.installed.values()}
-    for module in checkout.installed.values():
-        meaning = meanings(module)
-        defined = own_attributes(module)
-        for node in module.nodes:
-            value, name = attribute(node)
-            if value is None or not private(name) or name in defined or name in NAMED_TUPLE:
-                continue
-            first = dotted(value).partition(".")[0]
-            of_library = first in meaning and meaning[first].partition(".")[0] not in members
-            owner = ast.unparse(value)
-            if not of_library and owner not in ("self", "cls", "super()", "type(self)"):
-                violations.append(f"{module.at(node)} uses {owner}.{name}")
+    meaning = meanings(module)
+    defined = own_attributes(module)
+    for node in module.nodes:
+        value, name = attribute(node)
+        if value is None or not private(name) or name in defined or name in NAMED_TUPLE:
+            continue
+        first = dotted(value).partition(".")[0]
+        of_library = first in meaning and meaning[first].partition(".")[0] not in members
+        owner = ast.unparse(value)
+        if not of_library and owner not in ("self", "cls", "super()", "type(self)"):
+            violations.append(f"{module.at(node)} uses {owner}.{name}")
     return violations
 
 

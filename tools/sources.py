@@ -385,6 +385,7 @@ def argument(module: Module, call: ast.Call) -> str | None:
 
 
 # ---------------------------------------------------------------- public names
+@cache
 def exports(module: Module) -> set[str] | None:
     """Return the names in a module's ``__all__``; None where it has none.
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -81,7 +79,7 @@ def test_the_table_of_gpus_is_what_the_formula_gives(
     """With the recipe that `--model` starts from; adapters of rank 16."""
     pytest.importorskip("peft")
     # the formula asks for no kernel of it
-    monkeypatch.setitem(sys.modules, "bitsandbytes", ModuleType("bitsandbytes"))
+    monkeypatch.setattr("quintain_lean.learner.bitsandbytes", lambda: None)
     text, module = page("docs/one-card.md").text, module_of(name)
     for way, settings in WAYS.items():
         if LORA not in settings:

@@ -96,11 +96,10 @@ def test_no_two_rows_share_more_than_a_short_beginning_twice(rows: list[TokenSeq
             assert once <= agree < once + SHORTEST or once == agree
 
 
-@settings(max_examples=30, deadline=None)
-@given(first=trees(), second=trees())
-def test_a_tree_changes_no_log_prob_and_no_gradient(
-    forward: Forward, first: list[TokenSequence], second: list[TokenSequence]
+def same_as_alone(
+    forward: Forward, first: Sequence[TokenSequence], second: Sequence[TokenSequence]
 ) -> None:
+    """Two trees and rows without one give log-probs and gradients that each row has alone."""
     plain = [TokenSequence([1, 2, 3, 4, 5], [3, 4]), TokenSequence([1, 2, 3, 9], [3])]
     groups = [first, plain, second]
     logp, grad = outcome(forward, groups)
@@ -108,6 +107,23 @@ def test_a_tree_changes_no_log_prob_and_no_gradient(
     torch.testing.assert_close(logp, alone, rtol=0, atol=1e-10)
     scale = float(alone_grad.abs().max())
     torch.testing.assert_close(grad, alone_grad, rtol=0, atol=1e-10 * scale)
+
+
+@settings(max_examples=8, deadline=None)
+@given(first=trees(), second=trees())
+def test_a_tree_changes_no_log_prob_and_no_gradient(
+    forward: Forward, first: list[TokenSequence], second: list[TokenSequence]
+) -> None:
+    same_as_alone(forward, first, second)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(first=trees(), second=trees())
+def test_more_trees_change_no_log_prob_and_no_gradient(
+    forward: Forward, first: list[TokenSequence], second: list[TokenSequence]
+) -> None:
+    same_as_alone(forward, first, second)
 
 
 def test_four_branches_that_share_most_cost_little_more_than_the_tree(forward: Forward) -> None:
@@ -129,7 +145,8 @@ def test_a_chain_of_a_thousand_histories_is_no_deeper_than_memory_allows(forward
     """Each turn keeps the whole history and is a conversation of its own: tokens grow by turns, not
     by their square.
     """
-    rows = [tokens(0, LONG * k) for k in range(1, 1001)]
+    history = tokens(0, LONG * 1000)
+    rows = [history[: LONG * k] for k in range(1, 1001)]
     tree = PrefixTree.of([row[:-1] for row in rows])
     assert tree.tokens == len(rows[-1]) - 1
     assert len(tree.nodes) == 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -107,8 +108,11 @@ def test_a_table_in_place_of_a_server_is_refused() -> None:
 def test_a_server_that_ends_at_once_names_its_words() -> None:
     """The error of the start shows status and the end of stderr."""
 
+    code = "import sys; sys.exit('no licence was found\\nbuy one')"
+    server = McpServer(command=(sys.executable, "-I", "-S", "-c", code))
+
     async def run() -> None:
-        async with running(tools=McpServer(command=(*TOOL_SERVER, "exit"))):
+        async with running(tools=server):
             pass
 
     with pytest.raises(

@@ -1,8 +1,7 @@
 """An MCP server for the tests of the client, honest and not: ``python tool_server.py [MODE]
 [--http]``.
 
-Modes of the start: ``honest``; ``exit`` ends at once; ``garbage`` prints lines on stdout that
-are no messages, and works.
+Modes of the start: ``honest``; ``garbage`` prints lines on stdout that are no messages, and works.
 """
 
 from __future__ import annotations
@@ -162,8 +161,6 @@ async def announce(ctx: Context[Any]) -> None:
 
 def main() -> None:
     mode = sys.argv[1] if len(sys.argv) > 1 else "honest"
-    if mode == "exit":
-        sys.exit("no licence was found\nbuy one")
     if mode == "garbage":
         print("Welcome to the tools!\n{}\n\xff", flush=True)
     server = tool_server()
