@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -68,12 +68,11 @@ def planned(settings: list[str]) -> dict[str, float]:
     import transformers
 
     from quintain.models.lora import with_adapters
-    from quintain.recipe.extends import bundled_text
     from quintain.recipe.plan import RunPlan
     from quintain.recipe.tables import Recipe
     from quintain_memory import memory_of
 
-    plan = RunPlan.of(Recipe.parse(bundled_text("quickstart"), settings))
+    plan = RunPlan.of(Recipe.load("quickstart", settings))
     config = transformers.Qwen3Config(
         vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
         num_attention_heads=16, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True,

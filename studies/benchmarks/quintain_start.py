@@ -10,7 +10,7 @@ import sys
 import torch
 
 from quintain.console import Screen
-from quintain.recipe import ModelRequest, Recipe, model_source
+from quintain.recipe import ModelRequest, ModelSource, Recipe
 from quintain_starter.source import DefaultModel
 
 from .common import Door
@@ -28,7 +28,7 @@ def main() -> None:
             "model": {"start": {"args": start_args}},
         }
     )
-    source = model_source(recipe)
+    source = ModelSource.of(recipe)
     assert isinstance(source, DefaultModel)
     folder = source.train_once(ModelRequest.of(recipe, Screen()))
     door.say(folder=str(folder.resolve()))

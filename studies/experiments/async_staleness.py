@@ -21,7 +21,6 @@ from typing import Any
 
 from quintain.console import Screen
 from quintain.recipe import Recipe
-from quintain.recipe.extends import bundled_text
 from quintain.run import run_training
 from quintain.store import RunFolder
 
@@ -211,7 +210,7 @@ def trained(store: Path, correction: str, schedule: int | str, seed: int, quick:
             ]
             options += ["run.steps=1", "sampling.max_tokens=4", "batch={prompts=2, group_size=2}"]
             options += ["evaluation={every=1, tasks=2, test={tasks=2}}"]
-        recipe = Recipe.parse(bundled_text("quickstart"), options)
+        recipe = Recipe.load("quickstart", options)
         with RunFolder.create(place, recipe.to_toml()) as run:
             run_training(recipe, run, Screen(quiet=True))
     records = [json.loads(row) for row in (place / "metrics.jsonl").read_text().splitlines()]

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from quintain.console import Screen
-from quintain.recipe import ModelRequest, Recipe, model_source
-from quintain.recipe.extends import bundled_text
+from quintain.recipe import ModelRequest, ModelSource, Recipe
 from quintain.run import run_training
 from quintain.store import RunFolder
 
@@ -90,7 +89,7 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
         settings={
             "steps": learned.x[-1],
             "held_out_tasks": TASKS,
-            "temperature": Recipe.parse(bundled_text("notes")).sampling.temperature,
+            "temperature": Recipe.load("notes").sampling.temperature,
             "arms": {arm: list(changes) for arm, changes in ARMS.items()},
             "warm_start_greedy_dev": [round(success_of(start), 3) for start in starts],
         },
@@ -136,8 +135,8 @@ def success_of(start: Path) -> float:
 def warm_started(seed: int, quick: bool) -> Path:
     """Return the folder of the model that all arms of *seed* begin with."""
     changes = [*([QUICK_START] if quick else []), f"model.start.args.seed={seed}"]
-    recipe = Recipe.parse(bundled_text("notes"), changes)
-    source: Any = model_source(recipe)
+    recipe = Recipe.load("notes", changes)
+    source: Any = ModelSource.of(recipe)
     folder: Path = source.train_once(ModelRequest.of(recipe, Screen(quiet=True)))
     return folder
 
@@ -159,7 +158,7 @@ def trained(store: Path, arm: str, seed: int, start: Path, quick: bool) -> Curve
             *(change.replace("START", str(start)) for change in ARMS[arm]),
             *(QUICK if quick else ()),
         ]
-        recipe = Recipe.parse(bundled_text("notes"), options)
+        recipe = Recipe.load("notes", options)
         with RunFolder.create(place, recipe.to_toml()) as run:
             run_training(recipe, run, Screen(quiet=True))
     records = [json.loads(row) for row in (place / "metrics.jsonl").read_text().splitlines()]

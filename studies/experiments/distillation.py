@@ -30,7 +30,7 @@ from quintain.console import Screen
 from quintain.evaluation import evaluate
 from quintain.learning import ALGORITHMS, Learner
 from quintain.models import LoadedModel, load_model
-from quintain.recipe import EnvironmentTable, ModelRequest, Recipe, bundled_text, model_source
+from quintain.recipe import EnvironmentTable, ModelRequest, ModelSource, Recipe
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.run import embedded_engine
 from quintain.store import save_model
@@ -214,8 +214,8 @@ def notes_of(curves: Mapping[str, Sequence[Curve]]) -> list[str]:
 # ------------------------------------------------------------------------------------- the models
 def student() -> LoadedModel:
     """Load the default model of arithmetic, which comes with quintain-starter."""
-    recipe = Recipe.parse(bundled_text("quickstart"))
-    return model_source(recipe).load(ModelRequest.of(recipe, Screen(quiet=True)))
+    recipe = Recipe.load("quickstart")
+    return ModelSource.of(recipe).load(ModelRequest.of(recipe, Screen(quiet=True)))
 
 
 def deeper(model: LoadedModel) -> LoadedModel:

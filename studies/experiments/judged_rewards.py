@@ -26,7 +26,6 @@ from aiohttp import web
 
 from quintain.console import Screen
 from quintain.recipe import Recipe
-from quintain.recipe.extends import bundled_text
 from quintain.run import run_training
 from quintain.store import RunFolder
 from quintain_env_chat import ChatTask, weighted
@@ -170,9 +169,7 @@ def trained(arm: str, seed: int, quick: bool) -> Curves:
         options += ["run.steps=1", "sampling.max_tokens=4", "batch={prompts=2, group_size=2}"]
         options += ["evaluation={every=1, tasks=2, test={tasks=2}}"]
     with tempfile.TemporaryDirectory() as folder, server() as url:
-        recipe = Recipe.parse(
-            bundled_text(name), [option.replace("URL", url) for option in options]
-        )
+        recipe = Recipe.load(name, [option.replace("URL", url) for option in options])
         with RunFolder.create(Path(folder) / "run", recipe.to_toml()) as run:
             summary = run_training(recipe, run, Screen(quiet=True))
         records = [

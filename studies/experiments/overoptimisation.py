@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from quintain.console import for_terminal
-from quintain.recipe import ModelRequest, Recipe, model_source
+from quintain.recipe import ModelRequest, ModelSource, Recipe
 from quintain.run import run_training
 from quintain.store import RunFolder
 from quintain.types import derived_seed
@@ -147,7 +147,7 @@ def warm_started(quick: bool) -> str:
         """
     )
     with for_terminal(quiet=True) as screen:
-        return str(model_source(recipe).load(ModelRequest.of(recipe, screen)).path)
+        return str(ModelSource.of(recipe).load(ModelRequest.of(recipe, screen)).path)
 
 
 def _toml(args: dict[str, Any]) -> str:

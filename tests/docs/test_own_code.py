@@ -16,6 +16,8 @@ from quintain.recipe.tables import Recipe
 from ..core.models.tiny import save_tiny
 from .pages import page
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 SMALL = {
     "sampling.max_tokens": "8",
     "batch.prompts": "2",

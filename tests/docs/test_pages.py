@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from quintain.cli import COMMANDS, main
-from quintain.recipe.resolve import resolve_algorithm, resolve_environment_table
+from quintain.recipe.resolve import EnvironmentSpec, resolve_algorithm
 from quintain.recipe.tables import Recipe
 from quintain.registry.binding import bind, signature_of
 from quintain.registry.discovery import GROUPS
@@ -161,7 +161,7 @@ def check_toml(text: str, where: str) -> None:
         recipe = Recipe.parse(whole, source=where)
         resolve_algorithm(recipe)
         for table in recipe.environments:
-            component = resolve_environment_table(table).component
+            component = EnvironmentSpec.of(table).component
             if not signature_of(component).needs:
                 bind(component, table.args, {}, who=where)
 

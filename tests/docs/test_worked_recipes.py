@@ -14,7 +14,7 @@ import pytest
 
 from quintain.cli import main
 from quintain.evaluation.evaluation import tasks_of
-from quintain.recipe.resolve import resolve_environment_table
+from quintain.recipe.resolve import EnvironmentSpec
 from quintain.recipe.tables import Recipe
 
 from ..core.models.tiny import save_tiny
@@ -202,7 +202,7 @@ def test_prompts_with_rubrics_have_their_splits(
 ) -> None:
     """rubrics.jsonl is read, the criterion of the recipe included."""
     monkeypatch.chdir(local)
-    spec = resolve_environment_table(Recipe.load("examples/rubrics.toml").environments[0])
+    spec = EnvironmentSpec.of(Recipe.load("examples/rubrics.toml").environments[0])
     chat = spec.make({})
     split = {name: tasks_of(chat, name, 100, name="chat") for name in ("train", "dev", "test")}
 

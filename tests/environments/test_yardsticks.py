@@ -9,7 +9,7 @@ import pytest
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import Reward
 from quintain.recipe.plan import RunPlan
-from quintain.recipe.resolve import resolve_environment_table
+from quintain.recipe.resolve import EnvironmentSpec
 from quintain.recipe.tables import Recipe
 from quintain.registry.binding import Unstarted
 from quintain.registry.lookup import current
@@ -67,7 +67,7 @@ def test_recipe_with_a_proxy_has_a_yardstick(path: Path, monkeypatch: pytest.Mon
     """The recipes of the package and those of the repository."""
     monkeypatch.chdir(ROOT)
     recipe = Recipe.load(path)
-    specs = [resolve_environment_table(table) for table in recipe.environments]
+    specs = [EnvironmentSpec.of(table) for table in recipe.environments]
     made = [spec.make(dict.fromkeys(spec.own_slots, Unstarted())) for spec in specs]
 
     assert not [note for note in remarks(RunPlan.of(recipe), made) if "yardstick" in note]

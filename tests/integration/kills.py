@@ -14,7 +14,7 @@ import pytest
 
 from quintain.console.screen import Screen
 from quintain.recipe.plan import RunPlan
-from quintain.recipe.resolve import resolve_environment_table
+from quintain.recipe.resolve import EnvironmentSpec
 from quintain.recipe.tables import Recipe
 from quintain.run.build import curriculum_for, run_training
 from quintain.store.checkpoint import Checkpoint
@@ -114,7 +114,7 @@ def pending(state: Mapping[str, Any]) -> list[int]:
 
 def stream(recipe: Recipe, count: int) -> list[str]:
     """The ids of the first *count* tasks that the curriculum of *recipe* draws."""
-    environments = [resolve_environment_table(table).make({}) for table in recipe.environments]
+    environments = [EnvironmentSpec.of(table).make({}) for table in recipe.environments]
     return [pick.task.id for pick in curriculum_for(RunPlan.of(recipe), environments).pick(count)]
 
 

@@ -234,6 +234,7 @@ def test_a_signal_saves_and_the_run_resumes(
     assert undisturbed == metrics(place, name)
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_a_closed_pipe_saves_and_the_run_resumes(
     place: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_closed_pipe_saves_and_the_run_resumes(
     assert undisturbed == metrics(place, "unread")
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_a_run_without_a_checkpoint_says_that_it_begins_again(
     place: Path, undisturbed: list[dict[str, Any]]
 ) -> None:
@@ -318,6 +320,7 @@ def processes_in(place: Path) -> list[str]:
     return found
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_diverged_weights_are_never_a_checkpoint(place: Path) -> None:
     """A learning rate of 1e300 ends the run with one line, and no checkpoint of NaN weights
     exists.

@@ -32,6 +32,8 @@ from ..core.models.tiny import save_tiny
 from .forks import forked_runs
 from .kills import Killed, check_history, run_once
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 HERE = Path(__file__).parent
 STALENESS = {"sync": 0, "one_step_off": 1, "areal": 4, "pipeline": 8}
 STEPS, PROMPTS = 4, 3

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..console.metrics import alert_intervals
 from ..console.screen import clock_text, printable, program_name
-from ..recipe.resolve import resolve_environment_table
+from ..recipe.resolve import EnvironmentSpec
 from ..registry.known import known_plugins
 from ..registry.lookup import current
 from ..store.storage import steps_in
@@ -85,9 +85,7 @@ def held_out(
     """
     from ..recipe.tables import Recipe
 
-    specs = [
-        resolve_environment_table(table) for table in Recipe.parse(folder.recipe()).environments
-    ]
+    specs = [EnvironmentSpec.of(table) for table in Recipe.parse(folder.recipe()).environments]
     rewards = [spec.reward or spec.component.reward for spec in specs]
     if (
         not all(reward.proxy and reward.range is None for reward in rewards)

@@ -158,11 +158,11 @@ def train(
     if dry_run:
         from ..console.screen import Screen
         from ..recipe.check import check_recipe
-        from ..recipe.sources import ModelRequest, model_source
+        from ..recipe.sources import ModelRequest, ModelSource
 
         resolved = _recipe(recipe, **choices)
         notes = check_recipe(resolved)
-        notes += model_source(resolved).remarks(ModelRequest.of(resolved, Screen(quiet=True)))
+        notes += ModelSource.of(resolved).remarks(ModelRequest.of(resolved, Screen(quiet=True)))
         for note in notes:
             click.echo(note, err=True)
         click.echo(resolved.to_toml(), nl=False)
@@ -222,11 +222,12 @@ def _recipe(
     lr: float | None = None,
     **keys: Any,
 ) -> Recipe:
-    from ..recipe.extends import BUNDLED, bundled_text
-    from ..recipe.resolve import base_recipe, is_component, is_model_source
+    from ..recipe.extends import BUNDLED
+    from ..recipe.resolve import is_component, is_model_source
     from ..recipe.rewards import as_expression
     from ..recipe.tables import Recipe
     from ..store.runs import model_named
+    from .starting_recipe import recipe_for
 
     file = Path(path or "")
     names_environment = (
@@ -249,11 +250,7 @@ def _recipe(
             else model_named(model, keys.get("folder") or "runs").path
         )
         changes.append(f"model.name={json.dumps(path_of_model)}")
-    base = base_recipe(model)
-    default_environment = Recipe.parse(bundled_text(base)).environments[0]  # with its arguments
-    if env is not None and (
-        path is not None or env not in (default_environment.use, default_environment.label)
-    ):
+    if env is not None and path is not None:
         changes.append(f"environments=[{{use={json.dumps(env)}}}]")
     changes += [f"environments.0.args.{pair}" for pair in args]
     if reward is not None:
@@ -263,11 +260,7 @@ def _recipe(
             f"trackers=[{', '.join(f'{{use={json.dumps(name)}}}' for name in trackers)}]"
         )
     all_overrides = [*changes, *overrides]
-    recipe = (
-        Recipe.load(path, all_overrides)
-        if path
-        else Recipe.parse(bundled_text(base), all_overrides, source=f"{base}.toml")
-    )
+    recipe = Recipe.load(path, all_overrides) if path else recipe_for(env, all_overrides, model)
     if path in BUNDLED and is_component("environment", path):
         _arguments_of_another(path, recipe.environments[0].use, args)
     # a run folder, as --model takes one

@@ -133,15 +133,15 @@ class Meter:
         ``loss`` is the mean over updates, ``grad_norm`` the largest before clipping; values from
         `add` are means over tokens (or terms) and epochs, ``ratio.min`` and ``ratio.max`` extremes.
         """
-        own = [
+        of_this_rank = [
             {name: float(value) for name, value in values.items()}
             for values in (self._sums, self._counts, self._least, self._most)
         ]
-        sums, counts, least, most = zip(*self.ranks.gather(own), strict=True)
+        sums, counts, smallest, largest = zip(*self.ranks.gather(of_this_rank), strict=True)
         total, count = _merged(sums, math.fsum), _merged(counts, math.fsum)
         metrics = {name: total[name] / count[name] for name in total if count[name]}
-        metrics |= {f"{name}.min": value for name, value in _merged(least, min).items()}
-        metrics |= {f"{name}.max": value for name, value in _merged(most, max).items()}
+        metrics |= {f"{name}.min": value for name, value in _merged(smallest, min).items()}
+        metrics |= {f"{name}.max": value for name, value in _merged(largest, max).items()}
         if self._losses:
             metrics["loss"] = math.fsum(self._losses) / len(self._losses)
         if self._norms:

@@ -170,14 +170,14 @@ def micro_batches(
             filled[-1].append(prefix_groups[k])
             room -= costs[k]
         by_rank.append(filled)
-    own = [MicroBatch.of(flat_tokens, indices) for indices in by_rank[ranks.rank]]
+    of_this_rank = [MicroBatch.of(flat_tokens, indices) for indices in by_rank[ranks.rank]]
     # A rank without a sample makes one pass all the same, to know what there is to add up.
     passes = max(map(len, by_rank)) if ranks.lockstep else min(1, len(costs))
-    if len(own) < passes:
+    if len(of_this_rank) < passes:
         cheapest = prefix_groups[min(range(len(costs)), key=costs.__getitem__)]
         padding = MicroBatch.of(flat_tokens, [cheapest], padding=True)
-        own += [padding] * (passes - len(own))
-    return own
+        of_this_rank += [padding] * (passes - len(of_this_rank))
+    return of_this_rank
 
 
 def _parts(

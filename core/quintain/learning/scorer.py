@@ -97,9 +97,9 @@ class FrozenPolicies:
             self.safe = torch.zeros(size, dtype=torch.uint8, device=device)
         for tensor in (self.prox_logp, self.safe):
             if tensor is not None:
-                own = torch.zeros_like(tensor)
-                own[kept] = tensor[kept]
-                tensor[anywhere] = ranks.sum(own)[anywhere]
+                of_this_rank = torch.zeros_like(tensor)
+                of_this_rank[kept] = tensor[kept]
+                tensor[anywhere] = ranks.sum(of_this_rank)[anywhere]
 
 
 class TokenScorer:

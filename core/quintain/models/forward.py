@@ -247,14 +247,14 @@ class Forward:
 
 def _inside(module: nn.Module, compute: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
     """Return what *compute* gives in place of the forward of *module*, inside its hooks."""
-    own = module.__dict__.get("forward")
+    replaced = module.__dict__.get("forward")
     module.forward = compute
     try:
         returned: Tensor = module(*arguments)
     finally:
         del module.forward
-        if own is not None:
-            module.forward = own
+        if replaced is not None:
+            module.forward = replaced
     return returned
 
 

@@ -94,13 +94,13 @@ class Snapshot:
         """Return the first tensor that `refresh` would change, with the class of its layer; empty
         if there is none.
         """
-        own = dict(merged_tensors(self.module))
+        copied = dict(merged_tensors(self.module))
         differs = (
             name
             for name, tensor in self._published(weights)
-            if name in own and not torch.equal(mine := own.pop(name), tensor.to(mine))
+            if name in copied and not torch.equal(mine := copied.pop(name), tensor.to(mine))
         )
-        if not (name := next(differs, "") or next(iter(own), "")):
+        if not (name := next(differs, "") or next(iter(copied), "")):
             return ""
         layer = base_of(self.module).get_submodule(name.rpartition(".")[0])
         return f"{name} of {type(layer).__name__}"

@@ -12,21 +12,17 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from .check import check_recipe as check_recipe
-    from .extends import bundled_text as bundled_text
     from .plan import EvaluationPlan as EvaluationPlan
     from .plan import RunPlan as RunPlan
     from .resolve import EnvironmentSpec as EnvironmentSpec
-    from .resolve import base_recipe as base_recipe
     from .resolve import is_model_source as is_model_source
     from .resolve import opened_environments as opened_environments
     from .resolve import pinned_recipe as pinned_recipe
     from .resolve import resolve_algorithm as resolve_algorithm
-    from .resolve import resolve_environment_table as resolve_environment_table
     from .resolve import with_model as with_model
     from .rewards import as_expression as as_expression
     from .sources import ModelRequest as ModelRequest
     from .sources import ModelSource as ModelSource
-    from .sources import model_source as model_source
     from .tables import EnvironmentTable as EnvironmentTable
     from .tables import Recipe as Recipe
     from .tables import parsed_override as parsed_override

@@ -28,10 +28,9 @@ from .resolve import (
     engine_kind,
     learner_kind,
     resolve_algorithm,
-    resolve_environment_table,
     resolve_schedule,
 )
-from .sources import ModelRequest, ModelSource, model_source
+from .sources import ModelRequest, ModelSource
 from .tables import (
     CheckpointTable,
     ComponentTable,
@@ -132,7 +131,7 @@ class EvaluationPlan:
                 HeldOut(name=name, weight=one.weight, split=one.split, tasks=one.tasks)
                 for name, one in zip(names, evaluated, strict=True)
             ),
-            specs=tuple(resolve_environment_table(one) for one in table.environments),
+            specs=tuple(EnvironmentSpec.of(one) for one in table.environments),
             services=chosen_services(recipe, algorithm),
         )
 
@@ -204,7 +203,7 @@ class RunPlan:
             PluginError: a component cannot be loaded.
         """
         algorithm, schedule = resolve_algorithm(recipe), resolve_schedule(recipe)
-        environments = tuple(resolve_environment_table(table) for table in recipe.environments)
+        environments = tuple(EnvironmentSpec.of(table) for table in recipe.environments)
         evaluation = EvaluationPlan.of(recipe, algorithm)
         needed = {slot for spec in (*environments, *evaluation.specs) for slot in spec.slots}
         labels = tuple(table.label for table in recipe.environments)
@@ -214,7 +213,7 @@ class RunPlan:
             steps=recipe.run.steps,
             seed=recipe.run.seed,
             model=recipe.model,
-            source=model_source(recipe),
+            source=ModelSource.of(recipe),
             environments=environments,
             labels=labels,
             names=tuple(distinct_names(labels)),

@@ -57,6 +57,39 @@ class EnvironmentSpec:
     system: str | None = None
     table: EnvironmentTable | None = None
 
+    @classmethod
+    def of(cls, table: EnvironmentTable) -> EnvironmentSpec:
+        """Find the environment of one ``[[environments]]`` of a recipe, and parse its reward
+        expressions.
+
+        Raises:
+            UnknownNameError: no such environment or reward.
+            PluginError: the component cannot be loaded, or is not an environment.
+            UsageError: its class has a mistake.
+            RecipeError: an expression is invalid, or there is no reward.
+        """
+        component: type[Environment[Any, Any]] = load_subclass(
+            "environment", table.use, Environment
+        )
+        check_class(component)
+        outcome = parse_reward(table.reward, _reward, where="reward") if table.reward else None
+        if outcome is None and not isinstance(getattr(component, "reward", None), Reward):
+            raise RecipeError(
+                f"environment {table.use!r} ({defined_at(component)}) has no reward: set `reward = "
+                "...` in the class, or in the recipe's [[environments]]"
+            )
+        shaping, yardstick = table.shaping, table.yardstick
+        return cls(
+            name=short_name(table.use),
+            component=component,
+            args=dict(table.args),
+            reward=outcome,
+            shaping=parse_reward(shaping, _reward, where="shaping") if shaping else None,
+            yardstick=parse_reward(yardstick, _reward, where="yardstick") if yardstick else None,
+            system=table.system,
+            table=table,
+        )
+
     @property
     def slots(self) -> set[str]:
         """The service slots of its fields and rewards."""
@@ -107,57 +140,6 @@ def load_subclass(kind: str, name: str, base: Any) -> Any:
             f"{kind} {name!r} is {component!r}; expected a subclass of {base.__name__}"
         )
     return component
-
-
-def resolve_environment(
-    name: str,
-    args: Mapping[str, Any] | None = None,
-    *,
-    reward: str | None = None,
-    shaping: str | None = None,
-    yardstick: str | None = None,
-    system: str | None = None,
-    table: EnvironmentTable | None = None,
-) -> EnvironmentSpec:
-    """Find environment *name* and parse its reward expressions.
-
-    Raises:
-        UnknownNameError: no such environment or reward.
-        PluginError: the component cannot be loaded, or is not an environment.
-        UsageError: its class has a mistake.
-        RecipeError: an expression is invalid, or there is no reward.
-    """
-    component: type[Environment[Any, Any]] = load_subclass("environment", name, Environment)
-    check_class(component)
-    outcome = parse_reward(reward, _reward, where="reward") if reward else None
-    if outcome is None and not isinstance(getattr(component, "reward", None), Reward):
-        raise RecipeError(
-            f"environment {name!r} ({defined_at(component)}) has no reward: set `reward = ...` in "
-            "the class, or in the recipe's [[environments]]"
-        )
-    return EnvironmentSpec(
-        name=short_name(name),
-        component=component,
-        args=dict(args or {}),
-        reward=outcome,
-        shaping=parse_reward(shaping, _reward, where="shaping") if shaping else None,
-        yardstick=parse_reward(yardstick, _reward, where="yardstick") if yardstick else None,
-        system=system,
-        table=table,
-    )
-
-
-def resolve_environment_table(table: EnvironmentTable) -> EnvironmentSpec:
-    """Resolve one ``[[environments]]`` of a recipe, as `resolve_environment` does."""
-    return resolve_environment(
-        table.use,
-        table.args,
-        reward=table.reward,
-        shaping=table.shaping,
-        yardstick=table.yardstick,
-        system=table.system,
-        table=table,
-    )
 
 
 def is_model_source(name: str) -> bool:
@@ -325,7 +307,7 @@ def costly_service(recipe: Recipe, algorithm: Algorithm) -> str:
     """Return the slot of a service of the evaluations whose calls may cost money, else nothing: one
     called ``judge``, or one whose component needs the network or keys.
     """
-    specs = [resolve_environment_table(table) for table in recipe.evaluated]
+    specs = [EnvironmentSpec.of(table) for table in recipe.evaluated]
     slots = {slot for spec in specs for slot in spec.slots}
     services = chosen_services(recipe, algorithm)
     for slot, _, _ in start_order(services, slots, OWN_SLOTS):
@@ -386,7 +368,7 @@ def pinned_recipe(recipe: Recipe) -> Recipe:
             for k in ("reward", "shaping", "yardstick")
             if (t := getattr(table, k))
         }
-        slots = slots | resolve_environment_table(table).slots
+        slots = slots | EnvironmentSpec.of(table).slots
     services = chosen_services(recipe, algorithm)
     for slot, _, _ in start_order(services, slots, OWN_SLOTS):
         names[f"services.{slot}.use"] = name_of(

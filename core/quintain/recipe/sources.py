@@ -14,12 +14,7 @@ from ..console.screen import Screen
 from ..models.load import LoadedModel, load_model
 from ..registry.binding import bind
 from ..services.manager import Choice, needed_by
-from .resolve import (
-    EnvironmentSpec,
-    is_model_source,
-    load_subclass,
-    resolve_environment_table,
-)
+from .resolve import EnvironmentSpec, is_model_source, load_subclass
 from .tables import ModelTable, Recipe
 
 
@@ -53,7 +48,7 @@ class ModelRequest:
     ) -> ModelRequest:
         """Return the request of *recipe*; *specs* are resolved from its environments by default."""
         if specs is None:
-            specs = [resolve_environment_table(table) for table in recipe.environments]
+            specs = [EnvironmentSpec.of(table) for table in recipe.environments]
         services = recipe.services
         return cls.for_model(
             recipe.model, seed=recipe.run.seed, specs=specs, services=services, screen=screen
@@ -98,6 +93,29 @@ class ModelRequest:
 class ModelSource(ABC):
     """Provides the model to train. Its constructor takes the settings of ``[model.start] args``."""
 
+    @classmethod
+    def of(cls, recipe: Recipe) -> ModelSource:
+        """Return the source of the recipe's model, with its settings: the component of that name,
+        or ``hf``.
+
+        Settings apply only to a component: a recipe may keep those of the default model if
+        ``--model`` replaces it.
+
+        Raises:
+            UnknownNameError: the component is in a plugin that is not installed; the message names
+                it.
+            BindingError: a setting is invalid.
+            PluginError: the component is not a model source.
+        """
+        name = recipe.model.name
+        if not is_model_source(name):
+            name, args = "quintain/hf", {}
+        else:
+            args = recipe.model.start.args
+        component = load_subclass("model", name, ModelSource)
+        source: ModelSource = bind(component, args, who="[model.start]")
+        return source
+
     @abstractmethod
     def load(self, request: ModelRequest) -> LoadedModel:
         """Return the model that reinforcement learning begins with.
@@ -133,25 +151,3 @@ class HFModel(ModelSource):
 
     def load(self, request: ModelRequest) -> LoadedModel:
         return request.load_model(request.name)
-
-
-def model_source(recipe: Recipe) -> ModelSource:
-    """Return the source of the recipe's model, with its settings: the component of that name, or
-    ``hf``.
-
-    Settings apply only to a component: a recipe may keep those of the default model if ``--model``
-    replaces it.
-
-    Raises:
-        UnknownNameError: the component is in a plugin that is not installed; the message names it.
-        BindingError: a setting is invalid.
-        PluginError: the component is not a model source.
-    """
-    name = recipe.model.name
-    if not is_model_source(name):
-        name, args = "quintain/hf", {}
-    else:
-        args = recipe.model.start.args
-    component = load_subclass("model", name, ModelSource)
-    source: ModelSource = bind(component, args, who="[model.start]")
-    return source

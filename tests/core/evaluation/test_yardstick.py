@@ -18,7 +18,7 @@ from quintain.interfaces.reward import Reward, group_reward, reward
 from quintain.interfaces.service import need
 from quintain.learning.batch import batch_of
 from quintain.recipe.plan import RunPlan
-from quintain.recipe.resolve import resolve_environment_table
+from quintain.recipe.resolve import EnvironmentSpec
 from quintain.recipe.tables import Recipe
 from quintain.run.remarks import remarks
 from quintain.types.rollout import Group, Rollout
@@ -181,7 +181,7 @@ def test_combinations_of_a_proxy_are_proxies() -> None:
 def test_a_recipe_names_it_with_the_services_that_it_needs() -> None:
     table = f'{{ use = "{__file__}:Sums", yardstick = \'use("{__file__}:judged")\' }}'
     recipe = Recipe.parse(f'extends = "quickstart"\nenvironments = [{table}]')
-    spec = resolve_environment_table(recipe.environments[0])
+    spec = EnvironmentSpec.of(recipe.environments[0])
 
     assert spec.yardstick is not None and spec.slots == {"judge"}
 

@@ -9,7 +9,7 @@ from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward
 from quintain.interfaces.service import need
 from quintain.recipe.check import allowing_unstarted_services, without_services
-from quintain.recipe.resolve import EnvironmentSpec, resolve_environment_table
+from quintain.recipe.resolve import EnvironmentSpec
 from quintain.recipe.tables import EnvironmentTable
 from quintain.testing import isolated_plugins
 from quintain.types.task import Task
@@ -34,7 +34,7 @@ class AsksAsItIsMade(Environment):
 def spec() -> EnvironmentSpec:
     with isolated_plugins() as plugins:
         plugins.add("environment", "asks", AsksAsItIsMade)
-        return resolve_environment_table(EnvironmentTable(use="asks"))
+        return EnvironmentSpec.of(EnvironmentTable(use="asks"))
 
 
 def test_an_environment_that_asks_a_service_as_it_is_made_is_not_checked_further() -> None:

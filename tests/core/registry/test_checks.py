@@ -10,7 +10,8 @@ import pytest
 
 from quintain import Environment, Rollout, Task, reward
 from quintain.errors import PluginError, UsageError
-from quintain.recipe.resolve import resolve_environment
+from quintain.recipe.resolve import EnvironmentSpec
+from quintain.recipe.tables import EnvironmentTable
 from quintain.registry.discovery import Component
 from quintain.registry.lookup import Registry, isolated
 
@@ -57,7 +58,7 @@ def test_every_check_sees_the_class_and_a_broken_one_is_named_once(
     registry.add("check", "last", seen.append)
 
     with caplog.at_level(logging.WARNING):
-        components = [resolve_environment("fine").component for _ in range(2)]
+        components = [EnvironmentSpec.of(EnvironmentTable(use="fine")).component for _ in range(2)]
 
     assert components == [Fine, Fine]
     assert seen == [Fine, Fine]
@@ -72,7 +73,7 @@ def test_a_mistake_that_a_check_finds_is_the_users(registry: Registry) -> None:
     registry.add("check", "strict", raises(UsageError("Fine is not fine")))
 
     with pytest.raises(UsageError, match="^Fine is not fine$"):
-        resolve_environment("fine")
+        EnvironmentSpec.of(EnvironmentTable(use="fine"))
 
 
 def test_strict_plugins_raise_what_a_check_raised(
@@ -82,7 +83,7 @@ def test_strict_plugins_raise_what_a_check_raised(
     monkeypatch.setenv("QUINTAIN_STRICT_PLUGINS", "1")
 
     with pytest.raises(PluginError, match="check 'its-owner/gone'"):
-        resolve_environment("fine")
+        EnvironmentSpec.of(EnvironmentTable(use="fine"))
 
 
 def test_a_request_to_stop_is_no_failure(registry: Registry) -> None:
@@ -90,4 +91,4 @@ def test_a_request_to_stop_is_no_failure(registry: Registry) -> None:
     registry.add("check", "slow", raises(KeyboardInterrupt()))
 
     with pytest.raises(KeyboardInterrupt):
-        resolve_environment("fine")
+        EnvironmentSpec.of(EnvironmentTable(use="fine"))

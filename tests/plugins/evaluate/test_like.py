@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quintain import Environment, Rollout, Service, Task, need, reward
-from quintain.recipe import Recipe, resolve_environment_table
+from quintain.recipe import EnvironmentSpec, Recipe
 from quintain.recipe.plan import RunPlan
 from quintain.registry.lookup import isolated
 from quintain.store import RunFolder
@@ -114,7 +114,7 @@ def test_the_settings_of_a_run_are_those_of_its_own_evaluation(run: RunFolder) -
     own, settings = plan.evaluation, settings_of(run)
     services = {"referee": Arbiter()}
     (planned,) = (spec.make(services) for spec in plan.environments)
-    evaluated = resolve_environment_table(settings.environment).make(services)
+    evaluated = EnvironmentSpec.of(settings.environment).make(services)
 
     assert (settings.split, settings.tasks, settings.samples, settings.sampling) == (
         own.test_split,

@@ -15,7 +15,7 @@ import pytest
 
 from quintain import InfrastructureError, Message, PolicyFault, Rollout, Score, Task
 from quintain.errors import Interrupted, RewardFault, UsageError
-from quintain.recipe import EnvironmentTable, resolve_environment_table
+from quintain.recipe import EnvironmentSpec, EnvironmentTable
 from quintain.testing import rollout
 from quintain_authoring import RewardSuite
 from quintain_reward_model import Scorer
@@ -181,7 +181,7 @@ def test_images_reach_the_scorer_as_images(tmp_path: Path) -> None:
 
 def test_a_recipe_names_a_scorer_of_a_module() -> None:
     expression = f'0.5 * use("{__name__}:SCORER") + 1'
-    spec = resolve_environment_table(EnvironmentTable(use="arithmetic", reward=expression))
+    spec = EnvironmentSpec.of(EnvironmentTable(use="arithmetic", reward=expression))
     assert spec.reward is not None
     assert spec.reward.score(rollout(TASK, "abc")).total == 0.5 * 3.5 + 1
 

@@ -28,7 +28,7 @@ from quintain.errors import StorageError, UnknownNameError, UsageError
 from quintain.interfaces.environment import Demonstration, Environment
 from quintain.interfaces.reward import reward
 from quintain.learning.learner import Learner
-from quintain.recipe import ModelRequest, Recipe, model_source
+from quintain.recipe import ModelRequest, ModelSource, Recipe
 from quintain.recipe.extends import bundled_text
 from quintain.recipe.resolve import EnvironmentSpec
 from quintain.store import take_lock
@@ -198,7 +198,7 @@ def source_and_request(
         line + "\n" for line in ARGS.splitlines() if line.partition(" =")[0] not in own
     )
     recipe = Recipe.parse(shared + settings)
-    source = model_source(recipe)
+    source = ModelSource.of(recipe)
     assert isinstance(source, DefaultModel)
     return source, ModelRequest.of(
         recipe, screen, [EnvironmentSpec(name="saying", component=Saying)]
@@ -353,7 +353,7 @@ def test_a_run_with_another_reward_says_that_its_model_is_trained_anew(
 
     screen = Watched()
     recipe = Recipe.parse(bundled_text("quickstart"), [SHORT, "environments.0.reward=exact_match"])
-    source = model_source(recipe)
+    source = ModelSource.of(recipe)
     assert isinstance(source, DefaultModel)
     with pytest.raises(Trained):
         source.train_once(ModelRequest.of(recipe, screen))
@@ -380,7 +380,7 @@ def test_the_base_model_is_untrained(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_missing_plugin_is_named() -> None:
     """The model `default` and the command `start` say what to install."""
     with isolated_plugins(), pytest.raises(UnknownNameError, match="pip install quintain-starter"):
-        model_source(Recipe.parse('[[environments]]\nuse = "saying"\n'))
+        ModelSource.of(Recipe.parse('[[environments]]\nuse = "saying"\n'))
 
 
 def test_start_trains_what_train_then_finds(
@@ -411,7 +411,7 @@ def test_start_trains_what_train_then_finds(
             k: v for k, v in context.params.items() if k in ("env", "model", "overrides", "seed")
         }
     recipe = _recipe(None, **choices)
-    screen, source = Watched(), model_source(recipe)
+    screen, source = Watched(), ModelSource.of(recipe)
     assert isinstance(source, DefaultModel)
     assert source.train_once(ModelRequest.of(recipe, screen)).parent == cache
     assert screen.said("is in the cache") and source.seed == 7 and recipe.learner.lr == 6e-5
@@ -421,7 +421,7 @@ def test_settings_of_the_warm_start_are_checked() -> None:
     with pytest.raises(
         UsageError, match=r"\[model.start\] has no argument 'lrr'; did you mean 'lr'"
     ):
-        model_source(Recipe.parse(f"{ARGS}lrr = 1\n"))
+        ModelSource.of(Recipe.parse(f"{ARGS}lrr = 1\n"))
 
 
 @pytest.mark.slow
@@ -492,12 +492,12 @@ class Setting(Environment[Task, None]):
 KEYS = """
 import json, os, sys
 from quintain.console import Screen
-from quintain.recipe import ModelRequest, Recipe, model_source
+from quintain.recipe import ModelRequest, Recipe, ModelSource
 from quintain.recipe.extends import bundled_text
 
 def key(environment, settings):
     recipe = Recipe.parse(f'[[environments]]\\nuse = "{environment}"', settings)
-    request, source = ModelRequest.of(recipe, Screen()), model_source(recipe)
+    request, source = ModelRequest.of(recipe, Screen()), ModelSource.of(recipe)
     return source._folders([spec.make({}) for spec in request.specs], request)[1].name
 
 key("arithmetic", [])  # the processes below inherit what this imports

@@ -18,7 +18,7 @@ from quintain import Demonstration, Environment, Rollout, Task, reward
 from quintain.console import Screen
 from quintain.errors import UsageError
 from quintain.models import HFTokenizer, load_model
-from quintain.recipe import ModelRequest, Recipe, model_source
+from quintain.recipe import ModelRequest, ModelSource, Recipe
 from quintain.recipe.resolve import EnvironmentSpec
 from quintain_starter import general
 from quintain_starter.architecture import TAGS, build_model, build_tokenizer
@@ -209,7 +209,7 @@ def test_what_it_solves_needs_no_demonstrations(
 
     def started(**args: Any) -> Path:
         recipe = Recipe.of({"environments": [{"use": "backwards"}]})
-        source = model_source(recipe)
+        source = ModelSource.of(recipe)
         assert isinstance(source, DefaultModel)
         specs = [EnvironmentSpec(name="backwards", component=Backwards, args=args)]
         return source.train_once(ModelRequest.of(recipe, screen, specs))
@@ -235,7 +235,7 @@ def test_a_warm_start_begins_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
         recipe = Recipe.of(
             {"environments": [{"use": "halves"}], "model": {"start": {"args": table}}}
         )
-        source = model_source(recipe)
+        source = ModelSource.of(recipe)
         assert isinstance(source, DefaultModel)
         specs = [EnvironmentSpec(name="halves", component=Halves)]
         return source.train_once(ModelRequest.of(recipe, Screen(quiet=True), specs))

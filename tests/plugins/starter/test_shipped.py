@@ -15,7 +15,7 @@ import torch
 
 from quintain.cli import main
 from quintain.console import Screen
-from quintain.recipe import ModelRequest, Recipe, model_source
+from quintain.recipe import ModelRequest, ModelSource, Recipe
 from quintain.recipe.extends import bundled_text
 from quintain_env_math.arithmetic import NAMES, OWN_WORDINGS, REQUEST, WORDINGS, Arithmetic, worked
 from quintain_starter.source import SHIPPED, DefaultModel
@@ -30,7 +30,7 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def folder_of(*overrides: str) -> Path:
     """The folder that the quickstart with *overrides* begins with; no model may be trained here."""
     recipe = Recipe.parse(bundled_text("quickstart"), overrides)
-    source = model_source(recipe)
+    source = ModelSource.of(recipe)
     assert isinstance(source, DefaultModel)
     return source.train_once(ModelRequest.of(recipe, Screen(quiet=True)))
 

@@ -22,7 +22,7 @@ from quintain.interfaces.environment import Demonstration, Environment
 from quintain.interfaces.reward import reward
 from quintain.learning import Learner
 from quintain.models import HFTokenizer, load_model
-from quintain.recipe import ModelRequest, Recipe, model_source
+from quintain.recipe import ModelRequest, ModelSource, Recipe
 from quintain.store import save_model
 from quintain.types.rollout import Rollout
 from quintain.types.task import Message, Task, ToolCall
@@ -348,7 +348,7 @@ def test_a_jump_that_stays_ends_with_the_nearer_check(
         [f"model.start.args.{key}={value}" for key, value in settings.items()]
         + [f"model.start.args.model={json.dumps(SMALL).replace(':', '=')}"],
     )
-    source = model_source(recipe)
+    source = ModelSource.of(recipe)
     assert isinstance(source, DefaultModel)
 
     folder = source.train_once(ModelRequest.of(recipe, Screen()))
@@ -469,7 +469,7 @@ def test_a_model_is_cached_by_what_it_was_trained_on(
         recipe = Recipe.parse(
             text, [f"model.start.args.model={json.dumps(SMALL).replace(':', '=')}", *changes]
         )
-        source = model_source(recipe)
+        source = ModelSource.of(recipe)
         assert isinstance(source, DefaultModel)
         return source.train_once(ModelRequest.of(recipe, Screen(quiet=True)))
 

@@ -21,7 +21,7 @@ from quintain.cli import main
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import UsageError
 from quintain.models import HFTokenizer
-from quintain.recipe import Recipe, resolve_environment_table
+from quintain.recipe import EnvironmentSpec, Recipe
 from quintain.rollouts import Conversation, stops
 from quintain_authoring import ScriptedEngine
 from quintain_authoring.byte_tokenizer import ByteTokenizer
@@ -137,7 +137,7 @@ def test_pieces_are_the_tokens_of_one_call(tmp_path: Path) -> None:
 def chat_of(reply: str, **settings: Any) -> tuple[ChatConsole, Any]:
     engine = ScriptedEngine(replies=reply)
     recipe = Recipe.of({"environments": [{"use": "arithmetic"}]})
-    played = Played(recipe, resolve_environment_table(recipe.environments[0]))
+    played = Played(recipe, EnvironmentSpec.of(recipe.environments[0]))
     about: dict[str, Any] = {"system": "", "played": played, "form": played.form(), **settings}
     return ChatConsole(
         engine=engine, sampling=Sampling(temperature=0.0, max_tokens=4096), **about

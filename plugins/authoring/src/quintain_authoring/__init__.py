@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .options import service_options as service_options
     from .options import services_of as services_of
     from .scripted import ScriptedEngine as ScriptedEngine
-    from .starting_recipe import recipe_for as recipe_for
     from .suites import EnvironmentSuite as EnvironmentSuite
     from .suites import RewardSuite as RewardSuite
 

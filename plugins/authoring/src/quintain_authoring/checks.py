@@ -23,7 +23,7 @@ import pytest
 
 from quintain import Environment, Group, Message, Reward, Rollout, Task
 from quintain.errors import PluginError, QuintainError, UsageError
-from quintain.recipe import EnvironmentTable, resolve_environment_table
+from quintain.recipe import EnvironmentSpec, EnvironmentTable
 from quintain.registry import Component, current, signature_of
 from quintain.run import Hooks
 from quintain.services import BY_OPTION, Choice, started_services
@@ -155,7 +155,7 @@ def check_environment(
     yield first
     if first.status == "failed":
         return
-    spec = resolve_environment_table(
+    spec = EnvironmentSpec.of(
         EnvironmentTable(use=component.name if ":" in component.name else component.id)
     )
     slots = {need.slot for need in signature_of(loaded).needs} | spec.slots
@@ -261,9 +261,9 @@ ELSEWHERE = """
 import json, sys
 from itertools import islice
 from pathlib import Path
-from quintain.recipe import EnvironmentTable, resolve_environment_table
+from quintain.recipe import EnvironmentTable, EnvironmentSpec
 use, args, count, out = sys.argv[1:]
-environment = resolve_environment_table(EnvironmentTable(use=use, args=json.loads(args))).make({})
+environment = EnvironmentSpec.of(EnvironmentTable(use=use, args=json.loads(args))).make({})
 ids = {split: [task.id for task in islice(environment.tasks(split), int(count))] for split in ("train", "dev", "test")}
 Path(out).write_text(json.dumps(ids), encoding="utf-8")
 """
@@ -316,7 +316,7 @@ def check_reward(
     if args and not callable(loaded):
         raise PluginError(f"{component} is a combination of rewards and takes no --arg")
     scored: Reward = loaded(**args) if args else loaded
-    spec = resolve_environment_table(EnvironmentTable(use=environment)) if environment else None
+    spec = EnvironmentSpec.of(EnvironmentTable(use=environment)) if environment else None
 
     class RewardChecks(RewardSuite):
         reward = scored

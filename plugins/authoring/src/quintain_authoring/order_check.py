@@ -18,7 +18,7 @@ from typing import Any
 from quintain import Environment, Sampling, Task
 from quintain.errors import PluginError
 from quintain.interfaces import yielded
-from quintain.recipe import EnvironmentTable, resolve_environment_table
+from quintain.recipe import EnvironmentSpec, EnvironmentTable
 from quintain.rollouts import RolloutContext, RolloutRequest, run_groups
 
 from .scripted import ScriptedEngine
@@ -67,7 +67,7 @@ def write(use: str, args: str, file: str) -> None:
     """Write the `outcomes` of an environment, backwards, as JSON to *file*; standard output may be
     the author's.
     """
-    spec = resolve_environment_table(EnvironmentTable(use=use, args=json.loads(args)))
+    spec = EnvironmentSpec.of(EnvironmentTable(use=use, args=json.loads(args)))
     found = asyncio.run(outcomes(spec.make({}), {}, backwards=True))
     Path(file).write_text(json.dumps(found), encoding="utf-8")
 

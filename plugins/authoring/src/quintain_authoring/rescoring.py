@@ -211,14 +211,13 @@ async def compared(
     environments.
     """
     from quintain.console import distinct_names
-    from quintain.recipe import opened_environments, resolve_environment_table
+    from quintain.recipe import EnvironmentSpec, opened_environments
     from quintain.services import BY_OPTION
 
     from .episodes import rescore as score_again
 
     specs = [
-        replace(resolve_environment_table(t.model_copy(update={"reward": expression})))
-        for t in tables
+        replace(EnvironmentSpec.of(t.model_copy(update={"reward": expression}))) for t in tables
     ]
     names = distinct_names(t.label for t in tables)
     result = RewardComparison()

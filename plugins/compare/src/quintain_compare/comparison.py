@@ -247,12 +247,12 @@ def _limits_and_services(recipe: Recipe) -> dict[str, Any]:
     """Return what an evaluation takes from a recipe besides `[evaluation]`: limits of episodes,
     services of environments.
     """
-    from quintain.recipe import EvaluationPlan, resolve_algorithm, resolve_environment_table
+    from quintain.recipe import EnvironmentSpec, EvaluationPlan, resolve_algorithm
 
     services = EvaluationPlan.of(recipe, resolve_algorithm(recipe)).services
     resources: dict[str, Any] = {}
     for table in recipe.environments:
-        environment = resolve_environment_table(table)
+        environment = EnvironmentSpec.of(table)
         resources[f"limits of {table.use}"] = asdict(
             table.limits.over(environment.component.limits)
         )

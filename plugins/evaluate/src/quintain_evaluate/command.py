@@ -294,9 +294,9 @@ def _spec(
         whole_file: whether a file of data that *table* names is no file of training, which the
             environment cuts into splits. One that the command line names never is.
     """
-    from quintain.recipe import resolve_environment_table
+    from quintain.recipe import EnvironmentSpec
 
-    spec = resolve_environment_table(table)
+    spec = EnvironmentSpec.of(table)
     data = options["data"]
     changes = arguments_of(
         [*options["args"], *([f"data={data}"] if data else [])], spec.component, "--arg"
@@ -403,9 +403,9 @@ def _folder_of_source(name: str, environment: str, like: str | None, args: Seque
     Raises:
         UsageError: the source has no folder.
     """
-    from quintain.recipe import ModelRequest, Recipe, model_source
+    from quintain.cli import recipe_for
+    from quintain.recipe import ModelRequest, ModelSource, Recipe
     from quintain.store import RunFolder, find_run
-    from quintain_authoring import recipe_for
 
     if like is None:
         recipe = recipe_for(environment, [f"environments.0.args.{pair}" for pair in args], name)
@@ -413,7 +413,7 @@ def _folder_of_source(name: str, environment: str, like: str | None, args: Seque
         recipe = Recipe.parse(RunFolder(find_run(like), lock=False).recipe())
         recipe = recipe.replace({"model.name": name})
     with for_terminal() as screen, sigterm_as_ctrl_c():
-        folder = model_source(recipe).folder(ModelRequest.of(recipe, screen))
+        folder = ModelSource.of(recipe).folder(ModelRequest.of(recipe, screen))
     if folder is None:
         raise UsageError(f"the model source {name!r} saves no folder that can be evaluated")
     return str(folder)

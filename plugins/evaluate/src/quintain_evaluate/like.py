@@ -69,12 +69,12 @@ def settings_of(folder: RunFolder) -> EvaluationSettings:
 
 def _services_of(recipe: Recipe, plan: EvaluationPlan, run: str) -> dict[str, Choice]:
     """Return the services that the first environment needs, as they are without a learner."""
-    from quintain.recipe import resolve_environment_table
+    from quintain.recipe import EnvironmentSpec
     from quintain.registry import current
     from quintain.services import find_service
 
     services = dict(plan.services)
-    slots = resolve_environment_table(recipe.environments[0]).slots
+    slots = EnvironmentSpec.of(recipe.environments[0]).slots
     for slot in slots & services.keys():
         component = current().resolve(find_service(services[slot].use))
         if (stand_in := getattr(component, "in_evaluation", None)) is not None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 
 from quintain.cli import Count
-from quintain.errors import UnknownNameError, UsageError
-from quintain.recipe import Recipe, bundled_text
+from quintain.errors import UsageError
+from quintain.recipe import Recipe
 
 ADDRESS = "QUINTAIN_RENDEZVOUS"
 """Environment variable of the address at which the run waits for its ranks."""
@@ -245,7 +245,7 @@ def launch(
     if kind is None:
         raise UsageError("say for what the job is: --slurm, --kubernetes or --torchrun")
     path = Path(recipe)
-    parsed = Recipe.parse(_text(path), changes, source=recipe, folder=path.parent)
+    parsed = Recipe.load(recipe, changes)
     own = name or parsed.run.name or path.stem
     job = Job(
         recipe=recipe,
@@ -267,22 +267,6 @@ def launch(
             raise UsageError("--kubernetes needs --image, a container image that has Quintain")
         text = kubernetes(job, image, claim)
     click.echo(text, nl=False)
-
-
-def _text(recipe: Path) -> str:
-    """Return the text of a file or of a bundled recipe.
-
-    Raises:
-        UsageError: there is neither.
-    """
-    if recipe.suffix != ".toml":
-        if str(recipe) in Recipe.BUNDLED:
-            return bundled_text(str(recipe))
-        raise UnknownNameError.of("recipe", str(recipe), Recipe.BUNDLED, "a file ends with .toml")
-    try:
-        return recipe.read_text()
-    except OSError as error:
-        raise UsageError(f"cannot read {recipe}: {error.strerror}") from None
 
 
 def _checked_name(name: str) -> str:

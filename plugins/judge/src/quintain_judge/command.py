@@ -197,14 +197,12 @@ def rubrics(
 
 async def _prompts(use: str, args: Sequence[str], split: str, count: int | None) -> list[Prompted]:
     from quintain.evaluation import tasks_of
-    from quintain.recipe import EnvironmentTable, opened_environments, resolve_environment_table
+    from quintain.recipe import EnvironmentSpec, EnvironmentTable, opened_environments
     from quintain.services import BY_OPTION
 
     from .rubrics import prompts_of
 
-    spec = resolve_environment_table(
-        EnvironmentTable(use=use, args=dict(_field(text) for text in args))
-    )
+    spec = EnvironmentSpec.of(EnvironmentTable(use=use, args=dict(_field(text) for text in args)))
     async with opened_environments([spec], {}, fix=BY_OPTION) as ((environment,), _):
         return list(prompts_of(tasks_of(environment, split, count, name=use), split))
 

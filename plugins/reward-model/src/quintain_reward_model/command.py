@@ -188,7 +188,7 @@ def train(
 
 
 def _to_train(model: str, seed: int, device: str, folder: str, screen: Screen) -> ScoringModel:
-    from quintain.recipe import ModelRequest, Recipe, is_model_source, model_source
+    from quintain.recipe import ModelRequest, ModelSource, Recipe, is_model_source
     from quintain.run import seed_everything
     from quintain.store import model_named
 
@@ -201,7 +201,7 @@ def _to_train(model: str, seed: int, device: str, folder: str, screen: Screen) -
     recipe = Recipe.parse(
         '[[environments]]\nuse = "none"', settings, source="quintain reward-model"
     )
-    base: Any = model_source(recipe)
+    base: Any = ModelSource.of(recipe)
     return new_scoring_model(
         model, seed=seed, device=device, base=base.load_base(ModelRequest.of(recipe, screen, ()))
     )

@@ -27,7 +27,7 @@ from quintain.interfaces import (
     StepEnd,
     StepMeasured,
 )
-from quintain.recipe import EnvironmentTable, Recipe, opened_environments, resolve_environment_table
+from quintain.recipe import EnvironmentSpec, EnvironmentTable, Recipe, opened_environments
 from quintain.store import write_atomically
 
 FILE = "overoptimisation"
@@ -87,7 +87,7 @@ class OverOptimisation(Service):
                 f"overoptimisation: significance is {significance}; expected at least 0"
             )
         table = EnvironmentTable(use=f"{__name__}:GoldOnly", reward=gold)
-        self._spec = resolve_environment_table(table)
+        self._spec = EnvironmentSpec.of(table)
         tables = {"environments": [{"use": table.use}], "services": dict(services or {})}
         self._choices = Recipe.of(tables).services
         self.gold, self.kl, self.significance = gold, kl, significance

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 def base_model(recipe: Recipe, screen: Screen) -> LoadedModel:
     """Load the model of *recipe*, with its template and format of tool calls."""
-    from quintain.recipe import ModelRequest, model_source
+    from quintain.recipe import ModelRequest, ModelSource
     from quintain.run import seed_everything
 
     seed_everything(recipe.run.seed)
-    model = model_source(recipe).load_base(ModelRequest.of(recipe, screen, specs=()))
+    model = ModelSource.of(recipe).load_base(ModelRequest.of(recipe, screen, specs=()))
     model.tokenizer.use_tool_format(recipe.model.tool_format)
     model.tokenizer.use_template(recipe.model.template)
     model.tokenizer.use_history(recipe.model.history)

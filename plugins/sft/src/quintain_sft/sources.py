@@ -21,7 +21,7 @@ from typing import Any
 from quintain import Message, Rollout
 from quintain.errors import UnknownNameError, UsageError
 from quintain.models import ChatTokenizer, LoadedModel
-from quintain.recipe import EnvironmentTable, opened_environments, resolve_environment_table
+from quintain.recipe import EnvironmentSpec, EnvironmentTable, opened_environments
 from quintain.services import BY_OPTION, Choice
 from quintain.store import RunFolder, find_run, steps_in
 from quintain.types import reaches
@@ -159,7 +159,7 @@ async def _demonstrated(
     table: EnvironmentTable, count: int, chosen: Mapping[str, Choice]
 ) -> tuple[str, list[Example]]:
     """Return the class name of the environment and its first *count* demonstrations."""
-    spec = resolve_environment_table(table)
+    spec = EnvironmentSpec.of(table)
     examples: list[Example] = []
     async with opened_environments([spec], chosen, fix=BY_OPTION) as ((environment,), services):
         demonstrations = demonstrations_of(environment, services=services)

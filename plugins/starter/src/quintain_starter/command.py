@@ -60,9 +60,9 @@ def start(
     start (by default those of the quickstart); `train` uses it if all of them are the same.
     `quintain info default` lists the settings. Interrupted training begins again.
     """
+    from quintain.cli import recipe_for
     from quintain.console import for_terminal, program_name
-    from quintain.recipe import ModelRequest, model_source
-    from quintain_authoring import recipe_for
+    from quintain.recipe import ModelRequest, ModelSource
 
     from .source import DefaultModel
 
@@ -71,7 +71,7 @@ def start(
         f"model.start.args.{pair}" for pair in start_args
     ]
     recipe = recipe_for(environment, chosen)
-    source = model_source(recipe)
+    source = ModelSource.of(recipe)
     assert isinstance(source, DefaultModel), source
     with for_terminal(quiet=quiet or as_json) as screen, sigterm_as_ctrl_c():
         folder = source.train_once(ModelRequest.of(recipe, screen), again=again)

@@ -188,12 +188,12 @@ def _played(run: str, folder: str) -> Played | None:
     """Return the first environment of a run's recipe; ``None`` for a model folder, or if its plugin
     is not installed.
     """
-    from quintain.recipe import Recipe, resolve_environment_table
+    from quintain.recipe import EnvironmentSpec, Recipe
     from quintain.store import RunFolder, find_run
 
     try:
         recipe = Recipe.parse(RunFolder(find_run(run, folder), lock=False).recipe())
-        return Played(recipe, resolve_environment_table(recipe.environments[0]))
+        return Played(recipe, EnvironmentSpec.of(recipe.environments[0]))
     except QuintainError:
         return None
 
