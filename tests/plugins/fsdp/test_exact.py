@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quintain.interfaces.algorithm import KL, Algorithm
-from quintain.learning import Batch, Learner
+from quintain.learning import Advantages, Batch, Learner
 from quintain.models.lora import with_adapters
 from quintain.registry.discovery import discover
 from quintain.registry.lookup import Registry
@@ -100,6 +100,17 @@ def settings_of(algorithm: Algorithm, cut: str) -> tuple[Algorithm, dict[str, An
     return algorithm.replace(**several), {"lr": 1e-3, "token_budget": 25}
 
 
+def teacher_columns() -> dict[str, Tensor]:
+    """Return what a teacher says of the whole vocabulary at each token, made up."""
+    vocab, tokens = 24, batch().tokens
+    numbers = torch.randn(tokens, vocab, generator=torch.Generator().manual_seed(0)).double()
+    return {
+        "asked_ids": torch.arange(vocab).expand(tokens, vocab),
+        "teacher_logp": numbers.log_softmax(1),
+        "teacher_complete": torch.ones(tokens, dtype=torch.bool),
+    }
+
+
 def trained(learner: Learner, trains: str) -> Trained:
     """Train on `batch`; where the advantage needs services, which are the driver's, on made-up
     ones.
@@ -109,15 +120,17 @@ def trained(learner: Learner, trains: str) -> Trained:
     advantages = None
     if algorithm.advantage.needs or algorithm.advantage.asynchronous:
         draw = random.Random(0)
-        advantages = torch.tensor([draw.gauss(0, 1) for _ in range(batch(trains).tokens)]).double()
+        values = torch.tensor([draw.gauss(0, 1) for _ in range(batch(trains).tokens)]).double()
+        columns = teacher_columns() if algorithm.objective.name == "divergence" else {}
+        advantages = Advantages(values=values, columns=columns)
         if not isinstance(learner, FsdpLearner):
             learner.serve(dict.fromkeys(algorithm.advantage.needs.values()))
     # Advantages of `otb` are 0 up to rounding at some tokens, so that their sign is that of the cut.
     left_out = {"seconds"} | ({"advantage.positive"} if algorithm.name == "otb" else set())
     metrics, gradients = [], []
     for step in range(STEPS):
-        values = learner.step(learner.prepare(batch(trains)), advantages=advantages)
-        metrics.append({name: value for name, value in values.items() if name not in left_out})
+        found = learner.step(learner.prepare(batch(trains)), advantages=advantages)
+        metrics.append({name: value for name, value in found.items() if name not in left_out})
         if not step:
             gradients = gradients_of(learner)
     weights = {name: p.detach().clone() for name, p in learner.module.named_parameters()}

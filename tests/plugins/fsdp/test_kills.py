@@ -36,7 +36,7 @@ from .test_run import SUMS, children, ranks_of
 STEPS = 40
 OF_A_RUN = 30
 """Kills of a run."""
-LOST = re.compile(r"lost (?:rank \d \(process \d+\) .*?)+, while the ranks did '(\w+)'")
+LOST = re.compile(r"lost rank \d.*?, while the ranks did '(\w+)'")
 TABLES = """[checkpoint]
 every = 1
 keep = 2

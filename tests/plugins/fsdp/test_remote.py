@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import shutil
 import signal
@@ -18,15 +19,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from quintain.cli import main
 from quintain.errors import UsageError
-from quintain.learning import ALGORITHMS
+from quintain.learning import ALGORITHMS, Learner
+from quintain.store.checkpoint import Checkpoint
+from quintain.store.run_folder import RunFolder, as_current_run
 from quintain_fsdp import FsdpLearner
+from quintain_fsdp.remote_team import RemoteTeam
 from quintain_fsdp.wire import TOKEN, AuthenticationError, accepted, address_of, connected
 
+from ...core.models.tiny import tiny_model
 from ...small_run import small_recipe
-from .test_exact import batch, model
+from .test_checkpoint import RECIPE, manager, plain
+from .test_exact import assert_same, batch, model, trained
 from .test_learner import assert_equal, sharded, state_after
 from .test_run import SUMS
 
@@ -87,6 +94,139 @@ def test_ranks_that_join_are_ranks_as_others(caplog: pytest.LogCaptureFixture) -
         assert_equal(copy.deepcopy(learner.state_dict()), expected)
         assert "lost rank 1" in caplog.text and "no sign of life" in caplog.text
         learner.close()
+        assert [process.wait(60) for process in processes] == [0, 0]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A folder with the model of these tests."""
+    folder = tmp_path / "model"
+    model("full").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+@pytest.mark.parametrize("sharding", ["sharded", "replicated"])
+def test_ranks_read_their_parts_in_the_files_of_the_model(
+    sharding: Any, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But for a parameter that is another one in the file. Updates are those of one process, so
+    model and reference are.
+    """
+    caplog.set_level(logging.INFO, logger="quintain_fsdp")
+    module: Any = AutoModelForCausalLM.from_pretrained(saved)
+    with torch.no_grad():
+        module.transformer.ln_f.weight += 0.5
+    settings: dict[str, Any] = {"layout": "bucketed", "token_budget": 25, "lr": 1e-3}
+    expected = trained(Learner(copy.deepcopy(module), GRPO, **settings), "full")
+    address = f"127.0.0.1:{free_port()}"
+    with joined(address, 2):
+        remote = {"rendezvous": address, "patience": 100.0, "sharding": sharding}
+        many = FsdpLearner(module, GRPO, **remote, **settings)
+        assert f"1 of {len(list(module.parameters()))} tensors came from the run" in caplog.text
+        assert_same(trained(many, "full"), expected, "full")
+        many.close()
+
+
+def peak(pid: int) -> int:
+    """Return the most resident bytes that the process *pid* has had since `forget_peak`."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
+def forget_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder_is_shared", [True, False])
+def test_no_rank_elsewhere_has_the_whole_model_at_its_start(
+    folder_is_shared: bool, tmp_path: Path
+) -> None:
+    """Half of the weights and a few layers, of the files or of the run."""
+    module: Any = tiny_model("qwen3", hidden=320, layers=48, intermediate_size=1280)
+    whole = sum(p.numel() * 4 for p in module.parameters())
+    if folder_is_shared:
+        module.save_pretrained(tmp_path)
+        module = AutoModelForCausalLM.from_pretrained(tmp_path)
+    address = f"127.0.0.1:{free_port()}"
+    with joined(address, 2):
+        team = RemoteTeam(2, address, SECRET.encode(), silence=60.0, patience=100.0)
+        FsdpLearner(tiny_model("qwen3"), restarts=0, team=team)
+        for pid in team.pids:
+            forget_peak(pid)
+        before = [peak(pid) for pid in team.pids]
+        FsdpLearner(module, restarts=0, team=team)
+        taken = [peak(pid) - least for pid, least in zip(team.pids, before, strict=True)]
+        team.close()
+    assert whole > 256e6
+    assert max(taken) < whole
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+def test_ranks_that_share_a_folder_write_checkpoints_there(tmp_path: Path) -> None:
+    """As ranks of this machine: these, and more ranks elsewhere, resume it. ``from_pretrained`` reads
+    the model.
+    """
+    first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    remote: dict[str, Any] = {"checkpoint": "sharded", "patience": 100.0}
+    with RunFolder.create(tmp_path / "run", RECIPE) as folder, as_current_run(folder):
+        with joined(first, 2):
+            saving = sharded(rendezvous=first, **remote)
+            saving.step(batch())
+            state = plain(saving.state_dict())
+            checkpoints = manager(folder)
+            path = checkpoints.begin(1, learner=saving, state={"step": 1})
+            saving.step(batch())  # waits until all is written
+            assert checkpoints.complete() is not None
+            saving.close()
+        Checkpoint.open(path).verify()
+        assert AutoModelForCausalLM.from_pretrained(path / "model").dtype == torch.float64
+        here = sharded()
+        assert Checkpoint.open(path).restore(here) == {"step": 1}
+        assert plain(here.state_dict()) == state
+        here.close()
+        with joined(second, 3):
+            elsewhere = sharded(rendezvous=second, ranks=3, **remote)
+            Checkpoint.open(path).restore(elsewhere)
+            assert plain(elsewhere.state_dict()) == state
+            elsewhere.close()
+
+
+def may_mount() -> bool:
+    """Return whether this process may make mount namespaces."""
+    command = ["unshare", "-m", "true"]
+    return bool(
+        shutil.which("unshare")
+        and not subprocess.run(command, capture_output=True, check=False).returncode
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not may_mount(), reason="needs root and unshare, for mount namespaces")
+@pytest.mark.usefixtures("secret")
+def test_a_rank_without_the_folder_gets_weights_from_the_run_and_writes_no_checkpoint(
+    saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The refusal comes before the first step, and says what to do."""
+    caplog.set_level(logging.INFO, logger="quintain_fsdp")
+    module = AutoModelForCausalLM.from_pretrained(saved)
+    hidden = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(tmp_path)]
+    address = f"127.0.0.1:{free_port()}"
+    with (
+        RunFolder.create(tmp_path / "run", RECIPE) as folder,
+        as_current_run(folder),
+        joined(address, 2, before=[[], hidden]) as processes,
+    ):
+        with pytest.raises(
+            UsageError,
+            match=rf"not seen by rank 1 on .*{folder.path}.*mount one file system .*checkpoint",
+        ):
+            FsdpLearner(module, GRPO, rendezvous=address, patience=100.0, checkpoint="sharded")
+        tensors = len(list(module.parameters()))
+        assert f"{tensors} of {tensors} tensors came from the run" in caplog.text
         assert [process.wait(60) for process in processes] == [0, 0]
 
 

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from quintain_fsdp.signs import Sign, stacks
+from quintain_fsdp.signs import RankWatch, Sign, stacks
 
 
 class Gathered:
@@ -57,3 +57,10 @@ def test_a_sign_keeps_nothing_alive() -> None:
         assert gathered() is None
     finally:
         gc.enable()
+
+
+def test_a_rank_that_never_gave_a_sign_is_silent_and_has_no_place() -> None:
+    """It was stopped before its first."""
+    watch = RankWatch(1e-9, idle=True)
+    assert watch.stuck({1: Sign()}) == {}
+    assert "has given no sign of life since it was started" in watch.stuck({1: Sign()})[1]

@@ -104,6 +104,16 @@ class Critic(Service):
             self._trained.values(), lr=lr, weight_decay=0.0, fused=True
         )
 
+    @classmethod
+    def check_available(cls, args: Mapping[str, Any]) -> str:
+        """Say what a critic takes; see `quintain.Service.check_available`."""
+        return (
+            "critic: a copy of the model trains in the process of the run, whole also where the "
+            "learner has several devices. In float32 it takes 4 bytes for each parameter and 12 more "
+            "for each that trains, which the estimate of memory leaves out. Where that does not fit, "
+            "take an algorithm without a critic, as vineppo or grpo"
+        )
+
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
         """Return what reward each trained token's position is worth, [N], in the order of samples,

@@ -7,7 +7,9 @@ import copy
 import errno
 import logging
 import os
+import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,8 +30,9 @@ from quintain.learning import (
     Step,
     TrainingSequence,
 )
+from quintain.store import current_run
 
-from .model_files import is_full, model_files
+from .model_files import ModelWriter, is_full, model_files
 from .recovery import Recovery
 from .remote_team import RemoteTeam
 from .setup import USUAL, CheckpointKind, Modes, Place, Setup, Sharding, mapped, packed, shared
@@ -39,6 +42,7 @@ from .wire import token_of
 log = logging.getLogger(__name__)
 
 SHARED_MEMORY = "/dev/shm"
+FOR_ALL = "or leave out learner.args.checkpoint, so that the run writes all of it"
 
 
 class FsdpLearner(Learner):
@@ -123,11 +127,6 @@ class FsdpLearner(Learner):
         self.digests: dict[str, str] = {}
         self._elsewhere = rendezvous is not None
         if team is None and rendezvous is not None:
-            if self.saves_parts:
-                raise UsageError(
-                    'learner fsdp: checkpoint = "sharded" is for ranks of this machine, and '
-                    "learner.args.rendezvous names others; leave checkpoint out"
-                )
             token = token_of(token_file)
             team = RemoteTeam(
                 ranks, os.path.expandvars(rendezvous), token, silence=silence, patience=patience
@@ -144,6 +143,14 @@ class FsdpLearner(Learner):
         self._last: Prepared | None = None
         self._saving: tuple[int, tuple[Any, ...]] = (-1, ())
         """Version and arguments of the last save that was begun."""
+        self._model: ModelWriter | None = None
+        """The file of the model in that save, if ranks elsewhere write the rest."""
+        if self.saves_parts and (run := current_run()) is not None:
+            try:
+                self._check_folder(run, FOR_ALL)
+            except UsageError:
+                self.close()
+                raise
 
     def prepare(self, batch: Batch) -> Prepared:
         if not batch.tokens:
@@ -173,6 +180,7 @@ class FsdpLearner(Learner):
         if prepared is not self._last:
             raise UsageError("learner fsdp trains on the batch that was prepared last")
         self._last = None
+        self._await_model()
         began = time.perf_counter() - prepared.seconds
         if advantages is None:
             advantages = asyncio.run(self.compute_advantages(prepared))
@@ -182,6 +190,7 @@ class FsdpLearner(Learner):
         return metrics | {"seconds": time.perf_counter() - began}
 
     def supervised_step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+        self._await_model()
         return self._updated(self.team.call("supervised_step", tuple(sequences)))
 
     def state_dict(self, *, weights: bool = True) -> dict[str, Any]:
@@ -216,8 +225,21 @@ class FsdpLearner(Learner):
         )
 
     def begin_save(self, folder: Path) -> dict[str, Any]:
-        """Let the ranks write into *folder*, see `quintain.interfaces.PartSaver`."""
-        files = model_files(self._image, folder / "model", self._ranks)
+        """Let the ranks write into *folder*, see `quintain.interfaces.PartSaver`. The model is here
+        whole, so ranks elsewhere leave it to a thread.
+
+        Raises:
+            UsageError: a rank does not see the folder.
+        """
+        folder = folder.absolute()
+        self._check_folder(folder, FOR_ALL)
+        files = model_files(self._image, folder / "model", 1 if self._elsewhere else self._ranks)
+        self._model = None
+        if self._elsewhere and files:
+            path, names = files[0]
+            weights = self._image.state_dict()
+            self._model = ModelWriter(Path(path), {name: weights[name] for name in names})
+            files = {}
         self._saving = self.version, (str(folder), files)
         rest = self.team.call("begin_save", *self._saving[1])
         state = super().state_dict(weights=False)
@@ -227,6 +249,12 @@ class FsdpLearner(Learner):
     def end_save(self, *, wait: bool) -> Literal["writing", "complete", "lost"]:
         """Return what became of the files, see `quintain.interfaces.PartSaver`."""
         found: list[tuple[str, dict[str, str]]] = self.team.call("end_save", wait)
+        if self._model is not None:
+            if wait:
+                self._model.wait()
+            path = self._model.path
+            name = f"{path.parent.name}/{path.name}"
+            found.append((self._model.became, {name: self._model.digest}))
         became = [word for word, _ in found]
         self.digests = {path: digest for _, files in found for path, digest in files.items()}
         if "writing" in became:
@@ -249,13 +277,12 @@ class FsdpLearner(Learner):
         """Restore what the ranks wrote, see `quintain.interfaces.PartSaver`.
 
         Raises:
-            UsageError: the ranks are on other machines.
+            UsageError: a rank does not see the folder.
         """
-        if self._elsewhere:
-            raise UsageError(
-                "learner fsdp: a checkpoint that ranks wrote is read by ranks of this machine; "
-                "leave out learner.args.rendezvous"
-            )
+        folder = folder.absolute()
+        self._check_folder(
+            folder, "or resume with ranks of this machine: no learner.args.rendezvous"
+        )
         self._load_own(state)
         self.team.call("load_parts", str(folder), dict(state))
 
@@ -263,14 +290,42 @@ class FsdpLearner(Learner):
         """End the ranks."""
         self.team.close()
 
+    def _check_folder(self, folder: Path, otherwise: str) -> None:
+        """Check that all ranks see the files of *folder*, in which they read or write their parts of
+        a checkpoint.
+
+        Raises:
+            UsageError: one does not; the message ends with what to do *otherwise*.
+        """
+        if not self._elsewhere:
+            return
+        content = secrets.token_bytes(16)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            names = [name for name in self.team.call("sees", file.name, content) if name]
+        if names:
+            raise UsageError(
+                f"learner fsdp: not seen by {', '.join(names)}: a file that the run has written to "
+                f"{folder}, where each rank has its part of a checkpoint. Let all machines mount "
+                f"one file system at this path, {otherwise}"
+            )
+
     @torch.no_grad()
     def _load_own(self, state: Mapping[str, Any]) -> None:
         """Restore what the driver has, and let the ranks see the weights."""
+        self._await_model()
         own = super().state_dict(weights=False)["optimizer"]  # the driver has no moments
         super().load_state_dict({**state, "optimizer": own})
         for kept, live in zip(self._image.parameters(), self.module.parameters(), strict=True):
             if kept.data_ptr() != live.data_ptr():
                 kept.copy_(live)
+
+    def _await_model(self) -> None:
+        """Wait until the weights of now are written, which are about to change."""
+        if self._model is not None:
+            self._model.wait()
 
     @torch.no_grad()
     def _updated(self, reply: tuple[dict[str, float], int, int]) -> dict[str, float]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 Files = Mapping[int, tuple[str, list[str]]]
@@ -48,6 +52,47 @@ def model_files(module: Any, folder: Path, ranks: int) -> Files:
     path = folder / "model.safetensors.index.json"
     path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return {rank: (str(folder / file), part) for rank, (file, part) in files.items()}
+
+
+class ModelWriter:
+    """Writes a file of a model in a thread. Nothing is copied: its *tensors* may change after `wait`
+    alone.
+
+    Attributes:
+        became: ``writing``, ``complete``, or the error.
+        digest: SHA-256 of the file once it is complete.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        self.path = path
+        self.became, self.digest = "writing", ""
+        self._thread = Thread(target=self._write, args=(tensors,), name="model")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the file is written."""
+        self._thread.join()
+
+    def _write(self, tensors: Mapping[str, Tensor]) -> None:
+        try:
+            write_file(self.path, tensors)
+            self.digest = digest_of(self.path)
+            self.became = "complete"
+        except Exception as error:  # noqa: BLE001 - the driver raises it
+            self.became = f"{type(error).__name__}: {error}"
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write *tensors* as safetensors, down to the disk."""
+    save_file(dict(tensors), path, metadata={"format": "pt"})
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_full(fault: str) -> bool:

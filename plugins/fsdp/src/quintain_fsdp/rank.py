@@ -8,7 +8,9 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -34,12 +36,14 @@ from .optimizers import PartOptimizer, parts_of
 from .processes import ProcessRanks
 from .saver import Saver, flat, nested
 from .setup import Modes, Place, Setup, mapped
-from .shards import as_part, local, mesh_of, read, shard, sharded_parts, write
+from .shards import as_part, local, mesh_of, read, shard, sharded_parts, target_of
 from .signs import BEAT, Sign, stacks
 from .spares import REFERENCE, Spare
 
 COLLECTIVE = timedelta(minutes=30)
 """How long a collective waits for a rank that lives but does not come."""
+SEES = 5.0
+"""Seconds after which a file of another machine has to be seen."""
 PR_SET_PDEATHSIG = 1
 """See prctl(2): the signal that a process gets when its parent ends."""
 
@@ -155,14 +159,23 @@ class Worker:
         mesh = mesh_of(setup.device, setup.ranks, setup.group)
         modes = setup.modes
         half = torch.bfloat16 if modes.gather == "bfloat16" else None
-        for copied in [module] if reference is None else [module, reference]:
+        copies = [module] if reference is None else [module, reference]
+        for copied in copies:
             if sharded:
                 shard(copied, mesh, half=half, offload=modes.offload == "all")
             else:
                 for parameter in copied.parameters():  # apart from the memory that all share
                     parameter.data = parameter.data.clone()
+        self._fill(copies)
+        for copied in copies:
             _move(copied, setup.device, parameters=modes.offload != "all")
         self._parameters = {name: module.get_parameter(name) for name in self._images}
+        # Found once: to ask DTensors takes longer than to copy small ones.
+        self._targets: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            target = target_of(parameter, self._images[name], first=rank == 0)
+            if parameter.requires_grad and target is not None:
+                self._targets[name] = target
         self._reference = (
             {}
             if reference is None
@@ -206,8 +219,13 @@ class Worker:
         )
 
     def _module(self, setup: Setup) -> nn.Module:
-        """Return the model, whole."""
+        """Return the model."""
         return setup.module
+
+    def _fill(self, copies: Sequence[nn.Module]) -> None:
+        """Read this rank's part of the weights into the model, and into the reference if there is
+        one; *copies* of a model in shared memory have it already.
+        """
 
     def _image(self, name: str) -> Tensor:
         """Return the parameter *name* of the driver, whole."""
@@ -217,11 +235,19 @@ class Worker:
         """Return a tensor that the driver has sent."""
         return value
 
+    @torch.no_grad()
     def _deliver(self, key: str | int, part: Tensor, whole: Tensor) -> None:
         """Give the driver a tensor, this rank its *part*: the parameter named *key*, or the tensor
         of this number.
         """
-        write(part, whole, first=self.rank == 0)
+        if (target := target_of(part, whole, first=self.rank == 0)) is not None:
+            target.copy_(local(part))
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        """Give the driver the new weights, this rank its part."""
+        for name, target in self._targets.items():
+            target.copy_(local(self._parameters[name]))
 
     def prepare(self, batch: Batch) -> tuple[Any, ...]:
         """Return rewards, penalty and statistics of *batch*."""
@@ -278,6 +304,18 @@ class Worker:
         for index, (part, whole) in enumerate(zip(self._waiting, wholes, strict=True)):
             self._deliver(index, part, whole)
         self._waiting = []
+
+    def sees(self, path: str, content: bytes) -> list[str]:
+        """Return of each rank its name if it does not find *content* in the file *path*, else
+        nothing.
+        """
+        deadline = time.monotonic() + SEES
+        while not (found := os.path.exists(path) and Path(path).read_bytes() == content):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        name = f"rank {self.rank} on {socket.gethostname()}"
+        return self.learner.ranks.gather("" if found else name)
 
     def begin_save(self, folder: str, files: Files) -> dict[str, Any]:
         """Begin to write this rank's part of the optimizer's state and of the reference, and its
@@ -414,10 +452,7 @@ class Worker:
                 part.reshard()
 
     def _published(self, metrics: dict[str, float]) -> tuple[dict[str, float], int, int]:
-        """Write the new weights into the memory that the driver shares, each rank its own part."""
-        for name, parameter in self._parameters.items():
-            if parameter.requires_grad:
-                self._deliver(name, parameter, self._images[name])
+        self._publish()
         self._reshard()
         return metrics, self.learner.version, self.learner.updates
 

@@ -5,6 +5,7 @@ and sends.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from .rank import COLLECTIVE, Worker
 from .remote_team import CHUNK
 from .setup import Place, Setup
+from .shards import local, materialize, read, rows_of
+from .sources import Source
 from .spares import REFERENCE, Spare
 from .wire import Wire
 
@@ -25,7 +28,8 @@ class RemoteWorker(Worker):
     Args:
         rank: its number.
         setup: what all ranks are started with, without the module.
-        hollow: the module without the values of its parameters.
+        hollow: the module without memory for its parameters.
+        sources: files of the model that have parameters, by their names.
         spare: files for copies, which the driver keeps.
         wire: to the driver.
         host: of the driver, as this machine knows it.
@@ -37,13 +41,15 @@ class RemoteWorker(Worker):
         rank: int,
         setup: Setup,
         hollow: bytes,
+        sources: Mapping[str, Source],
         *,
         spare: Spare,
         wire: Wire,
         host: str,
         gpu: int,
     ) -> None:
-        self._wire, self._host, self._gpu, self._hollow = wire, host, gpu, hollow
+        self._wire, self._host, self._gpu = wire, host, gpu
+        self._hollow, self._sources = hollow, sources
         super().__init__(rank, setup, spare=spare)
         self._images = dict.fromkeys(self._images)  # type: ignore[assignment]
 
@@ -60,13 +66,27 @@ class RemoteWorker(Worker):
             timeout=COLLECTIVE,
         )
 
-    @torch.no_grad()
     def _module(self, setup: Setup) -> nn.Module:
         module: nn.Module = pickle.loads(self._hollow)
         self._hollow = b""
-        for name, parameter in module.named_parameters():
-            parameter.copy_(self._asked(name, parameter.shape, parameter.dtype))
         return module
+
+    @torch.no_grad()
+    def _fill(self, copies: Sequence[nn.Module]) -> None:
+        for copied in copies:
+            materialize(copied)
+        found: list[bool] = [False] * dist.get_world_size()
+        files = {source.path: source for source in self._sources.values()}
+        dist.all_gather_object(found, all(source.is_here for source in files.values()))
+        for name in self._images:
+            first, *others = (copied.get_parameter(name) for copied in copies)
+            rows = rows_of(first)
+            if not all(found) or name not in self._sources:
+                read(first, self._asked(name, first.shape, first.dtype))
+            elif rows.start < rows.stop:
+                local(first).copy_(self._sources[name].read(rows))
+            for other in others:
+                local(other).copy_(local(first))
 
     def _image(self, name: str) -> Tensor:
         like = self._parameters[name]
@@ -93,6 +113,11 @@ class RemoteWorker(Worker):
         tensor = self.learner.ranks.whole(part.detach())  # of all ranks together
         if self.rank == 0:
             self._wire.send(("part", key, tensor.cpu()))
+
+    def _publish(self) -> None:
+        for name, parameter in self._parameters.items():
+            if parameter.requires_grad:
+                self._deliver(name, parameter, None)
 
     def copy(self, slot: int, reference: bool) -> None:
         super().copy(slot, reference)

@@ -22,6 +22,7 @@ from quintain.errors import RunError
 
 from .setup import Place, Setup, mapped
 from .signs import Sign
+from .sources import Source, sources_of
 from .spares import Spare
 from .team import Team
 from .wire import AuthenticationError, Wire, accepted, address_of
@@ -39,6 +40,7 @@ class RemoteTeam(Team):
     address of the driver.
 
     Weights and states cross one tensor at a time, when the first rank asks for it or has it whole.
+    Ranks read weights in the files of the model instead, if all of them have these.
     The driver listens at the host of *address* alone, on its port and on one more, for the ranks'
     own rendezvous.
 
@@ -95,6 +97,9 @@ class RemoteTeam(Team):
         self._wires: list[Wire] = []
         self._said: list[Mapping[str, Any]] = []
         self._gone: dict[int, str] = {}
+        self._sources: Mapping[str, Source] = {}
+        self._wanted = 0
+        """Tensors that ranks have asked for since the last start."""
         self._whole: dict[Key, Tensor] = {}
         """What crosses: weights of the module in host memory, and of a state."""
         weakref.finalize(self, _release, self._server, self._spares)
@@ -153,7 +158,14 @@ class RemoteTeam(Team):
 
     def start(self, setup: Setup) -> None:
         self._whole = {name: p.data for name, p in setup.module.named_parameters()}
+        self._sources, self._wanted = sources_of(setup.module), 0
         super().start(setup)
+        log.info(
+            "learner fsdp: %d of %d tensors came from the run, and ranks read the others in the files "
+            "of the model",
+            self._wanted,
+            len(self._whole),
+        )
 
     def call(self, command: str, *arguments: Any) -> Any:
         if command == "load":
@@ -183,7 +195,8 @@ class RemoteTeam(Team):
     def _send(self, command: str, arguments: tuple[Any, ...]) -> None:
         if command == "start":
             (setup,) = arguments
-            arguments = replace(setup, module=nn.Module(), threads=0), hollow(setup.module)
+            bare = replace(setup, module=nn.Module(), threads=0)
+            arguments = bare, hollow(setup.module), self._sources
         for rank, wire in enumerate(self._wires[: self._ranks]):
             self._signs[rank].time = time.monotonic()
             try:
@@ -213,6 +226,7 @@ class RemoteTeam(Team):
         if word == "beat":
             sign.cpu, sign.waits, sign.place = rest
         elif word == "want":
+            self._wanted += 1
             self._wires[rank].send(self._whole[rest[0]].detach().cpu())
         elif word == "part":
             key, tensor = rest
@@ -282,7 +296,7 @@ def _release(server: socket.socket, spares: list[Spare]) -> None:
 
 
 class _Hollow(pickle.Pickler):
-    """Pickles a module without the values of its parameters. Tied ones stay one."""
+    """Pickles a module without memory for its parameters. Tied ones stay one."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, nn.Parameter):
@@ -291,11 +305,11 @@ class _Hollow(pickle.Pickler):
 
 
 def _unfilled(shape: tuple[int, ...], dtype: torch.dtype, trains: bool) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype), trains)
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), trains)
 
 
 def hollow(module: nn.Module) -> bytes:
-    """Return *module* for `pickle.loads`, without the values of its parameters."""
+    """Return *module* for `pickle.loads`, its parameters on the device meta."""
     buffer = io.BytesIO()
     _Hollow(buffer).dump(module)
     return buffer.getvalue()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -22,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from quintain.interfaces import PARTS
 
+from .model_files import digest_of, write_file
 from .shards import as_part, rows_of
 
 
@@ -55,12 +53,10 @@ class Saver:
                 save(dict(tensors), storage_writer=writer, process_group=self._group)
                 path, weights = of_model
                 if weights:
-                    save_file(dict(weights), path, metadata={"format": "pt"})
-                    with open(path, "rb") as file:
-                        os.fsync(file.fileno())
+                    write_file(Path(path), weights)
                 written = [*parts.glob(f"__{self._rank}_*"), *([Path(path)] if weights else [])]
                 # Here, where nobody waits: it takes 0.7 s per GB.
-                self.digests = {p.relative_to(folder).as_posix(): _digest(p) for p in written}
+                self.digests = {p.relative_to(folder).as_posix(): digest_of(p) for p in written}
                 self._became = "complete"
             except CheckpointException as error:  # no `Exception`
                 self._became = _first(error)
@@ -109,11 +105,6 @@ def _first(error: CheckpointException) -> str:
     """Return what failed on the first rank on which something did."""
     (fault, *_), *_ = error.failures.values()
     return f"{type(fault).__name__}: {fault}"
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def flat(state: Mapping[Any, Any], prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -91,16 +91,27 @@ def sharded_parts(module: nn.Module) -> list[FSDPModule]:
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
 
 
-@torch.no_grad()
-def write(part: Tensor, whole: Tensor, *, first: bool) -> None:
-    """Copy this rank's *part* of a tensor into *whole*; *first* says whether it is the first rank,
-    which alone copies a tensor that all have.
+def materialize(module: nn.Module) -> None:
+    """Give the parameters of *module*, which have no memory, some on the host; their numbers are yet
+    to come. Tied ones stay one.
+    """
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for owner in module.modules():
+        for name, parameter in list(owner.named_parameters(recurse=False, remove_duplicate=False)):
+            if parameter not in made:
+                empty = torch.empty_like(parameter, device="cpu")
+                made[parameter] = nn.Parameter(empty, parameter.requires_grad)
+            setattr(owner, name, made[parameter])
+    module.cpu()  # FSDP2 looks for new parameters then
+
+
+def target_of(part: Tensor, whole: Tensor, *, first: bool) -> Tensor | None:
+    """Return the rows of *whole* into which this rank copies its *part*, or ``None`` where another
+    one does; *first* says whether it is the first rank, which alone copies a tensor that all have.
     """
     if isinstance(part, DTensor):
-        if is_writer(part):
-            whole[rows_of(part)].copy_(part.to_local())
-    elif first:
-        whole.copy_(part)
+        return whole[rows_of(part)] if is_writer(part) else None
+    return whole if first else None
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ BEAT = 1.0
 """Seconds between two signs of life."""
 BUSY = 0.02
 """Share of a processor below which a process does nothing."""
+NO_SIGN = ", and has given no sign of life since it was started; it is stopped"
 _TORCH = str(Path(torch.__file__).parent)
 _COLLECTIVES = str(Path(_TORCH, "distributed"))
 _OWN = str(Path(__file__).parent)
@@ -122,8 +123,8 @@ class RankWatch:
             return {}
         # Those in a collective wait for the others, if there are others.
         apart = [rank for rank, sign in signs.items() if not sign.waits] or list(signs)
-        return {
-            rank: f"has done nothing for {now - self._busy[rank][0]:.0f} s, at "
-            f"{signs[rank].place.decode(errors='replace')}"
-            for rank in apart
-        }
+        for rank in apart:
+            idle, sign = now - self._busy[rank][0], signs[rank]
+            place = f", at {sign.place.decode(errors='replace')}" if sign.time else NO_SIGN
+            silent[rank] = f"has done nothing for {idle:.0f} s{place}"
+        return silent
