@@ -85,7 +85,7 @@ def _observe(body: Sequence[nodes.Node], numbers: Iterator[int]) -> None:
 class _Place(NodeTransformer):
     """Gives the body of a loop `_Pass` in place of ``loop``."""
 
-    def visit_Getattr(self, node: nodes.Getattr) -> nodes.Node:  # noqa: N802 - as Jinja names it
+    def visit_Getattr(self, node: nodes.Getattr) -> nodes.Node:
         if isinstance(node.node, nodes.Name) and node.node.name == "loop":
             if node.attr not in _OF_LOOP:
                 raise NotObservableError
@@ -93,12 +93,12 @@ class _Place(NodeTransformer):
             return node
         return self.generic_visit(node)
 
-    def visit_Name(self, node: nodes.Name) -> nodes.Node:  # noqa: N802
+    def visit_Name(self, node: nodes.Name) -> nodes.Node:
         if node.name == "loop":
             raise NotObservableError
         return node
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+    def visit_For(self, node: nodes.For) -> nodes.Node:
         if node.else_ or node.recursive:
             raise NotObservableError
         node.iter = self.visit(node.iter)  # its body has a loop of its own

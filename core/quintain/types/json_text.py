@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 """Asked first, because to ask an abstract class of each number of a list takes most of the time."""
 
