@@ -39,5 +39,6 @@ if TYPE_CHECKING:
     from .schedule import Schedule as Schedule
     from .tokenizer import LITERAL as LITERAL
     from .tokenizer import Offsets as Offsets
+    from .tokenizer import Renderer as Renderer
 
 __getattr__, __dir__ = lazy_names(__name__)

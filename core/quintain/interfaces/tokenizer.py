@@ -18,6 +18,13 @@ text; this character is encoded to nothing and has no offset. It is no character
 """
 
 
+class Renderer(Protocol):
+    """Renders a conversation with a prompt, as `ChatTokenizer.render` does, again and again."""
+
+    def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSpec], known: str) -> str:
+        """Return all of it as text; *known* begins with what the last call returned."""
+
+
 class ChatTokenizer(Protocol):
     """A tokenizer with a chat template, whatever library is behind it.
 
@@ -55,6 +62,9 @@ class ChatTokenizer(Protocol):
 
         Control tokens that users, tools and arguments of calls spell hold `LITERAL`.
         """
+
+    def renderer(self) -> Renderer:
+        """Return what renders one conversation while it grows; it may keep what it rendered."""
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, finish: Finish = "stop") -> Turn:
         """Return the turn of a sampled text, split into reasoning, reply and calls of *tools*.

@@ -6,6 +6,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+from operator import le
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, nearest, suggestion
@@ -19,6 +21,7 @@ from . import tool_calls
 
 if TYPE_CHECKING:
     from ..interfaces.tools import ToolSpec
+    from .renderer import Renderer
 
 
 def render_plain(messages: Sequence[Message], *, prompt: bool = True) -> str:
@@ -188,6 +191,8 @@ class HFTokenizer:
         offset = reached = 0
         for part in text.split(LITERAL):
             encoding = self._backend.encode(part, add_special_tokens=False)
+            if len(part) == len(text) and _touching(encoding.offsets):
+                return encoding.ids, encoding.offsets
             ids += encoding.ids
             for start, end in encoding.offsets:
                 spans.append((min(offset + start, reached), offset + end))
@@ -217,13 +222,24 @@ class HFTokenizer:
         Raises:
             UsageError: the template refuses these messages; its own words are quoted.
         """
-        data = list(messages)
-        for i, m in enumerate(messages):
-            if m.role in ("user", "tool"):
-                content, name, call_id = map(self.literal, (m.content, m.name, m.call_id))
-                if LITERAL in content + name + call_id:
-                    data[i] = replace(m, content=content, name=name, call_id=call_id)
+        data = [self.marked(m) for m in messages]
         return self.apply_template(*self.tool_format.messages(data, tools), prompt=prompt)
+
+    def renderer(self) -> Renderer:
+        """Return what renders one conversation with a prompt, as `render` does, while it grows."""
+        from .renderer import Renderer
+
+        return Renderer(self)
+
+    def marked(self, message: Message) -> Message:
+        """Return *message* with `LITERAL` in the control tokens that a user or a tool spells."""
+        if message.role not in ("user", "tool"):
+            return message
+        texts = (message.content, message.name, message.call_id)
+        content, name, call_id = map(self.literal, texts)
+        if (content, name, call_id) == texts:
+            return message
+        return replace(message, content=content, name=name, call_id=call_id)
 
     def apply_template(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True
@@ -236,8 +252,8 @@ class HFTokenizer:
         try:
             return str(
                 self.hf.apply_chat_template(
-                    [self._as_template_message(m) for m in messages],
-                    tools=[self.literal(tool.to_json()) for tool in tools] or None,
+                    [self.template_message(m) for m in messages],
+                    tools=self._template_tools(tools),
                     add_generation_prompt=prompt,
                     tokenize=False,
                     **self.hf.init_kwargs.get(_SAVED_TEMPLATE, {}),
@@ -278,10 +294,29 @@ class HFTokenizer:
         special = {i for i, token in self.hf.added_tokens_decoder.items() if token.special}
         return (ids[0],) if ids and ids[0] in special else ()
 
-    def _as_template_message(self, message: Message) -> dict[str, Any]:
+    def template_source(self, tools: Sequence[ToolSpec]) -> str:
+        """Return the chat template in use with *tools*; empty without one."""
+        return str(self.hf.get_chat_template(None, [*tools] or None)) if self.has_template else ""
+
+    def template_variables(self, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+        """Return what the template reads beside the messages, with a prompt at the end."""
+        return {
+            "tools": self._template_tools(tools),
+            "documents": None,
+            "add_generation_prompt": True,
+            **self.hf.special_tokens_map,
+            **self.hf.init_kwargs.get(_SAVED_TEMPLATE, {}),
+        }
+
+    def _template_tools(self, tools: Sequence[ToolSpec]) -> list[Any] | None:
+        return [self.literal(tool.to_json()) for tool in tools] or None
+
+    def template_message(self, message: Message) -> dict[str, Any]:
+        """Return *message* as the template reads it."""
         fields: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.reasoning:
-            fields |= {"reasoning_content": message.reasoning, "thinking": message.reasoning}
+        if message.reasoning:  # in the order of transformers
+            thought = message.reasoning
+            fields = {"thinking": thought, **fields, "reasoning_content": thought}
         if message.calls:
             functions = [
                 (c.id, self.literal({"name": c.name, "arguments": c.arguments}))
@@ -293,6 +328,14 @@ class HFTokenizer:
         if message.role == "tool":
             fields |= {"tool_call_id": message.call_id, "name": message.name}
         return fields
+
+
+def _touching(offsets: Offsets) -> bool:
+    """Return whether each span begins at or before the end of the one before it, and no end comes
+    before an earlier one.
+    """
+    starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
+    return all(map(le, starts, [0, *ends])) and all(map(le, ends, islice(ends, 1, None)))
 
 
 def _fingerprint(tokenizer: Any) -> str:

@@ -17,7 +17,7 @@ from ..interfaces.tools import Tool, ToolSpec
 from ..types.rollout import Turn
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Message, messages_of
-from ..types.transcript import Transcript
+from ..types.transcript import Sampled, Transcript
 from .chat.bridge import Conversation, stops
 from .chat.thinking_budget import sample_turn
 from .function_tools import as_tool
@@ -74,6 +74,9 @@ class Session(Agent):
         self._pending: list[Message] = []
         self._turns = 0
         self.stop_string = ""  # that ended the last turn
+        # of the last turn, if its engine keeps tokens: what it continued, and what was sampled
+        self.prompt: Sequence[int] = ()
+        self.sampled: Sampled | None = None
         self._messages_after: list[int] = []  # number of messages after each turn
         self._rewritten = 0  # turns before the last rewrite
         self._compacting = False
@@ -369,6 +372,7 @@ class Session(Agent):
             )
         sampled = await sample_turn(engine, ids, stops(engine.tokenizer, sampling))
         text = self._conversation.add_sampled(sampled)
+        self.prompt, self.sampled = ids, sampled
         self.stop_string = sampled.stop if isinstance(sampled.stop, str) else ""
         turn = engine.tokenizer.parse(text, tools, finish=sampled.finish)
         return replace(turn, player=self._name, tokens=sampled.tokens if self.trains else 0)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_LEAVES = frozenset({str, int, float, bool, type(None)})
+"""Asked first, because to ask an abstract class of each number of a list takes most of the time."""
+
 
 def levels(value: Any) -> Iterator[list[Any]]:
     """Yield the values of each level of nested mappings and lists: *value*, what it holds, what
@@ -16,7 +19,7 @@ def levels(value: Any) -> Iterator[list[Any]]:
         level = [
             inner
             for outer in level
-            if isinstance(outer, (Mapping, list, tuple))
+            if type(outer) not in _LEAVES and isinstance(outer, (Mapping, list, tuple))
             for inner in (outer.values() if isinstance(outer, Mapping) else outer)
         ]
 

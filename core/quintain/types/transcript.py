@@ -10,11 +10,13 @@ token is context.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from operator import eq
 from typing import Any, Literal
 
 Finish = Literal["stop", "length", "cancelled"]
@@ -77,13 +79,15 @@ class Packed:
         return struct.unpack(f"{len(data) // struct.calcsize(code)}{code}", data)
 
     def __set__(self, record: object, values: Sequence[Any]) -> None:
+        if isinstance(values, (bytes, bytearray)):  # numbers, where an array would take its memory
+            values = array("B", values)
         for code in self._codes:
-            layout = f"{len(values)}{code}"
-            with suppress(struct.error, OverflowError):
-                data = struct.pack(layout, *values)
+            with suppress(TypeError, OverflowError):
+                packed = array(code, values)
                 # Single precision rounds instead of refusing, so it counts only if it is exact.
-                if code != "f" or struct.unpack(layout, data) == tuple(values):
-                    return object.__setattr__(record, self._stored, code.encode() + data)
+                if code != "f" or all(map(eq, packed, values)):
+                    stored = code.encode() + packed.tobytes()
+                    return object.__setattr__(record, self._stored, stored)
         raise ValueError(
             f"{self._stored[1:]} must be numbers within struct's {self._codes[-1]!r}: "
             f"{values!r:.99}"
@@ -196,53 +200,80 @@ class Transcript:
 
 
 class Recorder:
-    """Builds a `Transcript` while an episode runs."""
+    """Builds a `Transcript` while an episode runs.
+
+    Thousands of episodes wait at once, so that numbers are kept in arrays: 5 bytes a token, and 12
+    more for one that was sampled.
+    """
 
     def __init__(self) -> None:
         self._branches: list[Branch] = []
         self._parent, self._fork = -1, 0
-        self._head: list[int] = []
-        # ids, sources, logps, versions of the open branch
-        self._columns: tuple[list[Any], ...] = ([], [], [], [])
+        # the tokens of the open branch and their sources, from the start of the conversation
+        self._path, self._sources = array("i"), bytearray()
+        # of the tokens that were sampled after the fork, with place and length of each turn
+        self._logps, self._versions = array("d"), array("i")
+        self._turns: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        """Return the number of tokens of the open branch."""
+        return len(self._path)
 
     @property
-    def ids(self) -> list[int]:
-        """The tokens of the open branch, from the start of the conversation."""
-        return self._head + self._columns[0]
+    def ids(self) -> array[int]:
+        """The tokens of the open branch, from the start of the conversation: a copy."""
+        return self._path[:]
+
+    @property
+    def last(self) -> int:
+        """The last token of the open branch."""
+        return self._path[-1]
+
+    def head(self, tokens: int) -> tuple[array[int], bytearray]:
+        """Return the first *tokens* of the open branch, and their sources."""
+        return self._path[:tokens], self._sources[:tokens]
 
     def add(self, ids: Sequence[int], sources: Sequence[int]) -> None:
         """Append tokens that were not sampled."""
-        self._extend(ids, sources, [0.0] * len(ids), [-1] * len(ids))
+        self._path.extend(ids)
+        self._sources.extend(sources)
 
     def sampled(self, s: Sampled) -> None:
         """Append the tokens of a turn exactly as the engine sampled them."""
         start, end = s.forced
-        sources = [int(TokenSource.MODEL)] * len(s.ids)
-        sources[start:end] = [int(TokenSource.FORCED)] * (end - start)
-        self._extend(s.ids, sources, s.logps, s.versions)
-
-    def _extend(self, *columns: Sequence[Any]) -> None:
-        for column, values in zip(self._columns, columns, strict=True):
-            column.extend(values)
+        sources = bytearray([TokenSource.MODEL]) * len(s.ids)
+        sources[start:end] = bytes([TokenSource.FORCED]) * (end - start)
+        self._turns.append((len(self._sources), len(s.ids)))
+        self.add(s.ids, sources)
+        self._logps.extend(s.logps)
+        self._versions.extend(s.versions)
 
     def branch(self, ids: Sequence[int], sources: Sequence[int]) -> None:
         """Start a branch whose path is *ids*; the prefix that it shares with the open branch is
         linked, not copied.
         """
-        old = self.ids
+        old = self._path
         shared = next(
             (i for i, (a, b) in enumerate(zip(old, ids, strict=False)) if a != b),
             min(len(old), len(ids)),
         )
         self._branches.append(self._open_branch())
         self._parent, self._fork = len(self._branches) - 1, shared
-        self._head, self._columns = list(ids[:shared]), ([], [], [], [])
+        self._path, self._sources = self.head(shared)
+        self._logps, self._versions, self._turns = array("d"), array("i"), []
         self.add(ids[shared:], sources[shared:])
 
     def _open_branch(self) -> Branch:
-        return Branch(self._parent, self._fork, *map(tuple, self._columns))
+        count, sampled = len(self._path), 0
+        logps, versions = array("d", [0.0]) * count, array("i", [-1]) * count
+        for start, length in self._turns:
+            logps[start : start + length] = self._logps[sampled : sampled + length]
+            versions[start : start + length] = self._versions[sampled : sampled + length]
+            sampled += length
+        columns = (self._path, self._sources, logps, versions)
+        return Branch(self._parent, self._fork, *(column[self._fork :] for column in columns))
 
     def transcript(self, **fields: object) -> Transcript:
         """Return the record so far; recording may continue."""
-        last = (self._open_branch(),) if self._columns[0] or not self._branches else ()
+        last = (self._open_branch(),) if len(self._path) > self._fork or not self._branches else ()
         return Transcript(branches=(*self._branches, *last), **fields)  # type: ignore[arg-type]

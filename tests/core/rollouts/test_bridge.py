@@ -34,7 +34,7 @@ def talk(
     talked, contexts = Conversation(tokenizer), []
     for user, said, stopped in turns:
         talked.add(Message("user", user))
-        contexts.append(talked.prompt_ids())
+        contexts.append(list(talked.prompt_ids()))
         end = tokenizer.stop_ids[0]
         talked.add_sampled(sampled([*said, end], stop=end) if stopped else sampled(said))
     return talked, contexts

@@ -136,7 +136,7 @@ def test_every_sampled_token_trains_once_in_its_context(steps: list[tuple[str, l
             for i in ids:
                 expected.append((tuple(context), i, version))
                 context = [*context, i]
-        assert r.ids == context
+        assert list(r.ids) == context
     t = r.transcript()
     trained = [
         (row.ids[:j], row.ids[j], row.versions[j])

@@ -179,10 +179,12 @@ def shared_turns_trained_again() -> Iterator[None]:
 
     def forked(self: Conversation, turns: int) -> Conversation:
         other = fork(self, turns)
+        shared, own = len(other._recorder), other._recorder
         path = self._recorder.transcript().path(-1)
-        own = other._recorder._columns
-        for column, name in zip(own, ("ids", "sources", "logps", "versions"), strict=True):
-            column[:] = getattr(path, name)[: len(own[0])]
+        own._sources[:] = bytes(path.sources[:shared])
+        own._logps.extend(path.logps[:shared])
+        own._versions.extend(path.versions[:shared])
+        own._turns.append((0, shared))
         return other
 
     with patch.object(Conversation, "fork", forked):

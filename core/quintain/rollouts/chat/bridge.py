@@ -10,10 +10,13 @@ follows the last turn (`ChatTokenizer.continuation`).
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import islice
+from operator import le
 from typing import Any
 
-from ...interfaces.tokenizer import LITERAL, ChatTokenizer
+from ...interfaces.tokenizer import LITERAL, ChatTokenizer, Offsets
 from ...interfaces.tools import ToolSpec
 from ...types.sampling import Sampling
 from ...types.task import Message
@@ -25,6 +28,8 @@ _SOURCES = {
     "tool": TokenSource.TOOL,
     "assistant": TokenSource.COPY,
 }
+
+_COPIED = bytes(TokenSource.COPY if s == TokenSource.MODEL else s for s in range(256))
 
 
 class Conversation:
@@ -40,6 +45,7 @@ class Conversation:
         # what it renders, its text, and that `_encoded`
         self._first: list[Any] = [] if first is None else first
         self._messages: list[Message] = []
+        self._render = tokenizer.renderer()
         self._rendered = 0
         self._text = ""
         self._recorder = Recorder()
@@ -57,8 +63,8 @@ class Conversation:
         self._rendered = 0
         self._ends = [(len(messages), 0, 0)] * len(self._ends)
 
-    def prompt_ids(self) -> list[int]:
-        """Record all new messages; return the ids that the policy continues."""
+    def prompt_ids(self) -> Sequence[int]:
+        """Record all new messages; return the ids that the policy continues, as an `array`."""
         if not self._text:
             of = [self.tokenizer, self.tools, *self._messages]
             if self._first[:1] != [of]:
@@ -67,7 +73,7 @@ class Conversation:
             _, text, encoded = self._first
             self._recorder.add(*encoded)
         elif (
-            text := self._appended() or self.tokenizer.render(self._messages, self.tools)
+            text := self._appended() or self._render(self._messages, self.tools, self._text)
         ).startswith(self._text):
             self._recorder.add(
                 *self._encoded(text[len(self._text) :], self._messages[self._rendered :])
@@ -84,9 +90,11 @@ class Conversation:
         """
         if not self.tokenizer.appends or self.tools != self._rendered_tools:
             return ""
-        ids, (messages, _, tokens) = self._recorder.ids, self._ends[-1] if self._ends else (0, 0, 0)
-        if tokens == len(ids):  # a turn stands at the end
-            after = self.tokenizer.continuation(self._messages, messages - 1, self.tools, ids[-1])
+        messages, _, tokens = self._ends[-1] if self._ends else (0, 0, 0)
+        if tokens == len(self._recorder):  # a turn stands at the end
+            after = self.tokenizer.continuation(
+                self._messages, messages - 1, self.tools, self._recorder.last
+            )
             return self._text + after if after else ""
         # a turn is sampled again
         return self._text if self._rendered == len(self._messages) else ""
@@ -100,7 +108,7 @@ class Conversation:
         # exactly what was sampled.
         self._messages.append(Message("assistant", text))
         self._rendered = len(self._messages)
-        self._ends.append((self._rendered, len(self._text), len(self._recorder.ids)))
+        self._ends.append((self._rendered, len(self._text), len(self._recorder)))
         return text
 
     def fork(self, turns: int) -> Conversation:
@@ -113,11 +121,8 @@ class Conversation:
         messages, characters, tokens = self._ends[turns - 1] if turns else (0, 0, 0)
         fork._messages = self._messages[:messages]
         if tokens:
-            path = self._recorder.transcript().path(-1)
-            sources = [
-                TokenSource.COPY if s == TokenSource.MODEL else s for s in path.sources[:tokens]
-            ]
-            fork._recorder.add(path.ids[:tokens], sources)
+            ids, sources = self._recorder.head(tokens)
+            fork._recorder.add(ids, sources.translate(_COPIED))
             fork._text, fork._rendered = self._text[:characters], messages
         fork._ends = self._ends[:turns]
         return fork
@@ -128,7 +133,7 @@ class Conversation:
             policy=policy, tokenizer=self.tokenizer.name, temperature=temperature
         )
 
-    def _encoded(self, text: str, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+    def _encoded(self, text: str, messages: Sequence[Message]) -> tuple[list[int], bytearray]:
         """Return the ids of *text*, and the source of each: that of the message whose content it
         touches, or the template.
         """
@@ -146,14 +151,34 @@ class Conversation:
             if start >= 0:
                 offset = end
                 regions.append((start, end, _SOURCES[m.role]))
-        sources: list[int] = []
-        k = 0
-        for start, end in spans:
-            while k < len(regions) and regions[k][1] <= start:
-                k += 1
-            inside = k < len(regions) and end > regions[k][0]
-            sources.append(int(regions[k][2]) if inside else int(TokenSource.TEMPLATE))
-        return ids, sources
+        return ids, _sources(spans, regions)
+
+
+def _sources(spans: Offsets, regions: Sequence[tuple[int, int, TokenSource]]) -> bytearray:
+    """Return the source of each token: that of the first of *regions* that its span touches, or the
+    template.
+
+    Args:
+        regions: half-open spans of characters in order, without overlap.
+    """
+    starts, ends = [start for start, _ in spans], [end for _, end in spans]
+    sources = bytearray(len(spans))  # of the template
+    if _ordered(starts) and _ordered(ends):
+        for start, end, source in reversed(regions):
+            first, after = bisect_right(ends, start), bisect_left(starts, end)
+            sources[first:after] = bytes([source]) * max(0, after - first)
+        return sources
+    k = 0
+    for i, (start, end) in enumerate(spans):
+        while k < len(regions) and regions[k][1] <= start:
+            k += 1
+        if k < len(regions) and end > regions[k][0]:
+            sources[i] = regions[k][2]
+    return sources
+
+
+def _ordered(numbers: Sequence[int]) -> bool:
+    return all(map(le, numbers, islice(numbers, 1, None)))
 
 
 def text_without_stop(tokenizer: ChatTokenizer, sampled: Sampled) -> str:

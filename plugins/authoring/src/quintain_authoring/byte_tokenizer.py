@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 
 from quintain import Message, ToolCall, ToolSpec, Turn
-from quintain.interfaces import Offsets
+from quintain.interfaces import Offsets, Renderer
 from quintain.models import parse
 from quintain.types import Finish
 
@@ -87,6 +87,9 @@ class ByteTokenizer:
         self, messages: Sequence[Message], turn: int, tools: Sequence[ToolSpec], last: int
     ) -> None:
         """Return nothing: all is rendered."""
+
+    def renderer(self) -> Renderer:
+        return lambda messages, tools, known: self.render(messages, tools)
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, finish: Finish = "stop") -> Turn:
         return parse(text, tools=tools, finish=finish)

