@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .sources import ModelRequest as ModelRequest
     from .sources import ModelSource as ModelSource
     from .sources import model_source as model_source
+    from .tables import ComponentTable as ComponentTable
     from .tables import EnvironmentTable as EnvironmentTable
     from .tables import Recipe as Recipe
     from .tables import parsed_override as parsed_override
