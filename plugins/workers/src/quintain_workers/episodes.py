@@ -20,8 +20,8 @@ from quintain import (
     TokenEngine,
     need,
 )
-from quintain.errors import UsageError
-from quintain.recipe import EnvironmentSpec, RunPlan
+from quintain.errors import UsageError, did_you_mean
+from quintain.recipe import EnvironmentSpec, EnvironmentTable, RunPlan
 from quintain.registry import signature_of
 from quintain.rollouts import RolloutContext, RolloutRequest, run_episode
 from quintain.store import current_run
@@ -30,7 +30,8 @@ from quintain.types import AnyRollout, TerminationKind, derived_seed
 from .episode_process import Death, EpisodeProcess, Launch
 from .episode_worker import Opening
 from .frames import versions
-from .remote import EngineFacts
+from .remote import TOKENIZER_FIELDS, EngineFacts
+from .venvs import own_names, python_with
 
 DEATHS = 10
 """Deaths of processes that an episode survives without being to blame for one."""
@@ -59,6 +60,8 @@ class EpisodeProcesses(Service):
         processes: number of processes.
         recycle: episodes after which a process is replaced, once those that it plays have ended.
         memory: MiB above which a process is replaced in the same way; ``None`` is no limit.
+        requirements: by the name of an environment, what it needs beside Quintain, as pip takes it:
+            its processes run in a virtual environment of their own, made once and cached.
         stall_seconds: how long a process may not answer before it is killed.
         start_seconds: how long a process may take to start.
     """
@@ -69,6 +72,7 @@ class EpisodeProcesses(Service):
         processes: int = 2,
         recycle: int = 100_000,
         memory: int | None = None,
+        requirements: Mapping[str, tuple[str, ...]] | None = None,
         stall_seconds: float = 60.0,
         start_seconds: float = 120.0,
         policy: TokenEngine = need(),
@@ -84,24 +88,33 @@ class EpisodeProcesses(Service):
                 raise UsageError(f"workers.args.{name} is {value}; expected more than 0")
         self.count, self.recycle, self.memory = processes, recycle, memory
         self.stall_seconds, self.start_seconds = stall_seconds, start_seconds
+        self.requirements = {name: tuple(r) for name, r in (requirements or {}).items()}
         self.deaths = 0
         self._policy = policy
         self._places: dict[int, int] = {}  # of environments, by their id
-        self._teams: dict[int, _Team] = {}  # by place
+        self._teams: dict[int, Team] = {}  # by place
         self._environments: list[Environment[Any, Any]] = []  # holds them, so that ids stay theirs
         self._numbers = count(1)
+
+    @property
+    def teams(self) -> list[Team]:
+        """The processes, by their interpreter."""
+        return [*{id(team): team for team in self._teams.values()}.values()]
 
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> str | None:
         """Return the line of ``--dry-run`` about the processes."""
-        number = args.get("processes", 2)
+        number, own = args.get("processes", 2), args.get("requirements") or {}
         return (
             f"{number} process{'es' * (number > 1)} of their own play the episodes; the engine, "
             "rewards and updates stay in the process of the run"
+        ) + "".join(
+            f"; {name!r} has as many with a virtual environment of {', '.join(wanted)}"
+            for name, wanted in own.items()
         )
 
     async def __aexit__(self, *exc: object) -> None:
-        for team in {id(team): team for team in self._teams.values()}.values():
+        for team in self.teams:
             await team.close()
         if self.deaths > WARNINGS:
             _log.warning("%d episode processes ended before their episodes did", self.deaths)
@@ -122,39 +135,60 @@ class EpisodeProcesses(Service):
             InfrastructureError: a process does not start, or has other versions.
             UsageError: an environment or a service does not start in it.
         """
-        specs, notes = (*plan.environments, *plan.evaluation.specs), []
-        tables: dict[int, Any] = {}
+        specs = (*plan.environments, *plan.evaluation.specs)
+        for name in self.requirements:
+            if name not in {spec.name for spec in specs}:
+                near = did_you_mean(name, [spec.name for spec in specs])
+                raise UsageError(
+                    f"workers.args.requirements: there is no environment {name!r}{near}"
+                )
+        notes: list[str] = []
+        tables: dict[tuple[str, ...], dict[int, EnvironmentTable]] = {}  # by requirements
         engines: dict[str, Engine] = {"": self._policy}
         for place, (spec, environment) in enumerate(zip(specs, environments, strict=True)):
             of_spec, reason = _engines_of(spec, services)
-            if reason:
+            if spec.table is None or reason:
                 notes.append(
                     f"episodes of {spec.name!r} stay in the process of the run, since {reason}"
                 )
                 continue
-            tables[place] = spec.table
+            wanted = self.requirements.get(spec.name, ())
+            tables.setdefault(wanted, {})[place] = spec.table
             engines |= of_spec
             self._environments.append(environment)
             self._places[id(environment)] = place
-        if tables:
-            run = current_run()
-            opening = Opening(
-                environments=tables,
-                services=plan.services,
-                engines={slot: facts_of(engine) for slot, engine in engines.items()},
-                run=str(run or ""),
-            )
-            launch = Launch(
-                python=[sys.executable],
-                path=sys.path,
-                opening=pickle.dumps(opening),
-                versions=versions(),
-                start_seconds=self.start_seconds,
-            )
-            team = _Team(self, launch, engines)
-            self._teams |= dict.fromkeys(tables, team)
+        for wanted, of_wanted in tables.items():
+            team = Team(self, await self._launch(plan, engines, wanted, of_wanted), engines)
+            self._teams |= dict.fromkeys(of_wanted, team)
             await team.start()
         return notes
+
+    async def _launch(
+        self,
+        plan: RunPlan,
+        engines: Mapping[str, Engine],
+        requirements: tuple[str, ...],
+        tables: Mapping[int, EnvironmentTable],
+    ) -> Launch:
+        """Return how a process starts that has *requirements*; without any, in this interpreter."""
+        opening = Opening(
+            environments=tables,
+            services=plan.services,
+            engines={slot: facts_of(e, sent=not requirements) for slot, e in engines.items()},
+            run=str(current_run() or ""),
+        )
+        expected, python = versions(), [sys.executable]
+        if requirements:
+            own = own_names(requirements)
+            expected = {name: text for name, text in expected.items() if name not in own}
+            python = [str(await asyncio.to_thread(python_with, requirements)), "-I"]
+        return Launch(
+            python=python,
+            path=None if requirements else sys.path,
+            opening=pickle.dumps(opening),
+            versions=expected,
+            start_seconds=self.start_seconds,
+        )
 
     async def play(
         self, request: RolloutRequest, sample: int, context: RolloutContext, attempt: int
@@ -190,14 +224,18 @@ class EpisodeProcesses(Service):
                 return _failed(request, sample, context, attempt, "infrastructure_error", str(e))
 
 
-def facts_of(engine: Engine) -> EngineFacts:
-    """Return what an episode process has to know of *engine*.
+def facts_of(engine: Engine, *, sent: bool = True) -> EngineFacts:
+    """Return what an episode process has to know of *engine*. Its tokenizer is *sent*, or asked in
+    the run where the process may not have its packages.
 
     Raises:
         UsageError: its tokenizer cannot be sent.
     """
     if not isinstance(engine, TokenEngine):
         return EngineFacts(name=engine.name)
+    if not sent:
+        fields = {name: getattr(engine.tokenizer, name) for name in TOKENIZER_FIELDS}
+        return EngineFacts(name=engine.name, context=engine.context, tokenizer=fields)
     try:
         tokenizer = pickle.dumps(engine.tokenizer, pickle.HIGHEST_PROTOCOL)
     except Exception as e:
@@ -252,14 +290,19 @@ def _failed(
     )
 
 
-class _Team:
-    """The processes of one interpreter: keeps their number, whatever ends some of them."""
+class Team:
+    """The processes of one interpreter: keeps their number, whatever ends some of them.
+
+    Attributes:
+        launch: how each starts.
+        live: those that run.
+    """
 
     def __init__(
         self, service: EpisodeProcesses, launch: Launch, engines: Mapping[str, Engine]
     ) -> None:
-        self._service, self._launch, self._engines = service, launch, engines
-        self._live: list[EpisodeProcess] = []
+        self._service, self.launch, self._engines = service, launch, engines
+        self.live: list[EpisodeProcess] = []
         self._keepers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
@@ -274,7 +317,7 @@ class _Team:
             for process in first:
                 process.kill()
             raise
-        self._live = first
+        self.live = first
         loop = asyncio.get_running_loop()
         self._keepers = [
             loop.create_task(self._keep(seat, process)) for seat, process in enumerate(first)
@@ -287,12 +330,12 @@ class _Team:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for process in self._live:
+        for process in self.live:
             process.kill("was ended with the run")
-        await asyncio.gather(*(process.dead.wait() for process in self._live))
+        await asyncio.gather(*(process.dead.wait() for process in self.live))
 
     def _process(self, seat: int) -> EpisodeProcess:
-        return EpisodeProcess(self._launch, self._engines, f"episode process {seat + 1}")
+        return EpisodeProcess(self.launch, self._engines, f"episode process {seat + 1}")
 
     async def process_for(self, request: RolloutRequest) -> EpisodeProcess:
         """Return the process with the fewest episodes, by preference one that knows the task.
@@ -301,7 +344,7 @@ class _Team:
             InfrastructureError: no process starts any more.
         """
         while True:
-            open_ones = [p for p in self._live if not p.draining and not p.dead.is_set()]
+            open_ones = [p for p in self.live if not p.draining and not p.dead.is_set()]
             if open_ones:
                 return min(open_ones, key=lambda p: p.load - KNOWN * p.knows(request))
             if self._failure is not None:
@@ -318,7 +361,7 @@ class _Team:
                 await asyncio.wait({ended}, timeout=1.0)
             ended.cancel()
             if process.dead.is_set():
-                self._live.remove(process)
+                self.live.remove(process)
                 self._report(process)
                 failures = failures if process.played else failures + 1
             while True:
@@ -338,13 +381,13 @@ class _Team:
                 self._retiring.add(retired)
                 retired.add_done_callback(self._retiring.discard)
             failures, process = 0, following
-            self._live.append(process)
+            self.live.append(process)
             self._changed.set()
 
     async def _retire(self, process: EpisodeProcess) -> None:
         """End a process that was replaced once its episodes have ended."""
         await process.drained()
-        self._live.remove(process)
+        self.live.remove(process)
         process.kill("was replaced")
 
     def _report(self, process: EpisodeProcess) -> None:
@@ -358,7 +401,7 @@ class _Team:
         pause = min(1.0, service.stall_seconds / 4)
         while True:
             await asyncio.sleep(pause)
-            for process in [*self._live]:
+            for process in [*self.live]:
                 if process.dead.is_set():
                     continue
                 if process.blocked(pause) > service.stall_seconds:
