@@ -4,7 +4,7 @@ A change of the source that is meant to keep behaviour leaves every digest as it
 before and after, on the same machine. Times are left out, and of the names of
 tokenizers all but the hash of the vocabulary.
 
-    python tools/digests.py [--quick] [FOLDER]
+    python tools/digests.py [--quick] [--set KEY=VALUE] [FOLDER]
 """
 
 from __future__ import annotations
@@ -87,6 +87,9 @@ def main() -> None:
         "folder", nargs="?", type=Path, help="folder of the runs (default: a temporary one)"
     )
     parser.add_argument("--quick", action="store_true", help="only the two runs of the quickstart")
+    parser.add_argument(
+        "--set", action="append", default=[], help="a setting of all runs, as workers.episodes=2"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         parent = options.folder or Path(temporary)
@@ -106,6 +109,7 @@ def main() -> None:
                 "-q",
             ]
             command += ["--set", "evaluation.test.tasks=20", "--set", "evaluation.tasks=20"]
+            command += [word for setting in options.set for word in ("--set", setting)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             run = parent / name
             print(

@@ -25,7 +25,7 @@ from ..interfaces.engine import Engine
 from ..interfaces.environment import SPLITS, Environment, yielded
 from ..interfaces.reward import RewardContext
 from ..interfaces.rollout_request import RolloutRequest
-from ..rollouts.runner import RolloutContext, run_groups
+from ..rollouts.runner import Play, RolloutContext, run_groups
 from ..rollouts.scoring import score_group
 from ..types.rollout import SUCCESS, AnyGroup, AnyRollout, Group, reaches
 from ..types.sampling import Sampling
@@ -225,6 +225,7 @@ async def evaluate(
     success: float = SUCCESS,
     services: Mapping[str, Any] | None = None,
     answer_of: AnswerOf | None = None,
+    play: Play | None = None,
     progress: Callable[[AnyRollout], None] | None = None,
     partial: bool = False,
 ) -> Evaluation:
@@ -247,6 +248,7 @@ async def evaluate(
         services: by slot, started.
         answer_of: the answer that a rollout votes for in cons@k, ``None`` for none; by default
             `final_answer` of its reply.
+        play: plays the episodes, in place of this process.
         progress: called with every rollout as it is scored.
         partial: if the task is cancelled, return what is scored by then, unless that is nothing.
 
@@ -274,6 +276,7 @@ async def evaluate(
         run_seed=seed,
         concurrency=concurrency or engine.concurrency or RolloutContext.concurrency,
         retries=retries,
+        play=play,
     )
     # a task that is listed twice draws other samples the second time
     seen: Counter[str] = Counter()

@@ -95,6 +95,10 @@ class HFTokenizer:
         self._format: Any = None
         self.stop_ids = tuple(dict.fromkeys((*eos, *stop_ids, *self._end_of_turn())))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the format of tool calls, which may be a module: its name is saved."""
+        return {**vars(self), "_format": None}
+
     def use_tool_format(self, name: str) -> None:
         """Read and write tool calls as the component *name* does, also when saved and loaded;
         ``auto`` changes nothing.

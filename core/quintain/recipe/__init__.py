@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .rewards import as_expression as as_expression
     from .sources import ModelRequest as ModelRequest
     from .sources import ModelSource as ModelSource
+    from .tables import ComponentTable as ComponentTable
     from .tables import EnvironmentTable as EnvironmentTable
     from .tables import Recipe as Recipe
     from .tables import parsed_override as parsed_override

@@ -33,6 +33,8 @@ from .tables import ComponentTable, EnvironmentTable, Recipe
 
 OWN_SLOTS = ("policy", "learner", "replay")
 """Service slots that every run fills itself: engine, learner, replay."""
+EPISODES_SLOT = "episodes"
+"""The slot of the service that ``[workers]`` describes."""
 NARROW_CLIP = 0.01
 """Bounds of a ratio below this assume a ratio to prox. With a staleness, \\|log prox - log mu\\|
 averages 0.002 to 0.05 nats per token on the quickstart, and GSPO's bounds of 3e-4 and 4e-4 then
@@ -296,10 +298,15 @@ def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:
 
 
 def chosen_services(recipe: Recipe, algorithm: Algorithm) -> dict[str, ComponentTable]:
-    """Return the component of each service slot: that of the recipe, else that of the algorithm."""
+    """Return the component of each service slot: that of the recipe, else that of the algorithm;
+    for what plays episodes in other processes, that of ``[workers]``.
+    """
     from_recipe = {
         slot: with_model(table.use, table.args) for slot, table in recipe.services.items()
     }
+    if (workers := recipe.workers).episodes:
+        args = {"processes": workers.episodes, **workers.args}
+        from_recipe[EPISODES_SLOT] = ComponentTable(use=workers.use, args=args)
     return {slot: ComponentTable(use=use) for slot, use in algorithm.services.items()} | from_recipe
 
 
@@ -371,9 +378,8 @@ def pinned_recipe(recipe: Recipe) -> Recipe:
         slots = slots | EnvironmentSpec.of(table).slots
     services = chosen_services(recipe, algorithm)
     for slot, _, _ in start_order(services, slots, OWN_SLOTS):
-        names[f"services.{slot}.use"] = name_of(
-            "service", services[slot].use if slot in services else slot
-        )
+        table = "workers" if slot == EPISODES_SLOT else f"services.{slot}"
+        names[f"{table}.use"] = name_of("service", services[slot].use if slot in services else slot)
         if slot in services and "model" in services[slot].args:
             names[f"services.{slot}.args.model"] = services[slot].args["model"]
     return recipe.replace(names)

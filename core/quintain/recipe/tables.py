@@ -397,6 +397,15 @@ class CheckpointTable(_Table):
     best: bool = True
 
 
+class WorkersTable(ComponentTable):
+    """``[workers]``: *episodes* processes that play the episodes (0: the process of the run). *args*
+    are further settings of the component *use*.
+    """
+
+    use: Name = "episodes"
+    episodes: int = Field(default=0, ge=0, le=1024)
+
+
 class RolloutsTable(_Table):
     """``[rollouts]``: *keep* ``"all"``, ``"none"``, or the last *keep* steps."""
 
@@ -438,6 +447,7 @@ class Recipe(_Table):
     checkpoint: CheckpointTable = CheckpointTable()
     rollouts: RolloutsTable = RolloutsTable()
     stop: StopTable = StopTable()
+    workers: WorkersTable = WorkersTable()
     services: dict[Name, ComponentTable] = {}
     trackers: Annotated[tuple[ComponentTable, ...], Field(strict=False)] = ()
 

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from .chat.bridge import Conversation as Conversation
     from .chat.bridge import stops as stops
     from .chat.thinking_budget import cut_where_stopped as cut_where_stopped
+    from .runner import Play as Play
     from .runner import RolloutContext as RolloutContext
     from .runner import RolloutRunner as RolloutRunner
+    from .runner import run_episode as run_episode
     from .runner import run_groups as run_groups
     from .scoring import score_group as score_group
     from .scoring import score_rollout as score_rollout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,12 +39,18 @@ from .own_task import TimeLimitExceeded, in_own_task
 from .scoring import GradingClock, score_group, score_rollout, termination_of
 from .session import EpisodeState, Session
 
+Play = Callable[[RolloutRequest, int, "RolloutContext", int], Awaitable[AnyRollout]]
+"""Plays one attempt at an episode wherever it likes, with the arguments and the result of
+`run_episode`.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutContext:
     """The settings that all episodes of a batch share, and the clock of their rewards.
 
-    *waits*: a reproducible engine waits for each of them.
+    *waits*: a reproducible engine waits for each of them. *play* plays each; without one
+    `run_episode` does, in this process.
     """
 
     engine: Engine
@@ -55,6 +61,7 @@ class RolloutContext:
     concurrency: int = 256
     retries: int = 1
     waits: bool = True
+    play: Play | None = None
     grading: GradingClock = field(default_factory=GradingClock, compare=False)
 
 
@@ -258,6 +265,7 @@ class RolloutRunner:
 
     async def _work(self) -> None:
         context = self._rollout_context
+        play = context.play or run_episode
         # A worker stays registered with the engine between two of its episodes. Otherwise the engine
         # could step without the one that is about to begin, and the speed of the machine would
         # decide which sequences are decoded together, hence what is sampled.
@@ -267,7 +275,7 @@ class RolloutRunner:
                 request, index, number = self._queue[position]
                 del self._queue[position]
                 for attempt in range(1, context.retries + 2):
-                    rollout = await run_episode(request, index, context, attempt)
+                    rollout = await play(request, index, context, attempt)
                     if rollout.valid:
                         break
                 if self._more is None or not context.waits:

@@ -27,12 +27,13 @@ from ..recipe.planners import memory_advice, slots_of
 from ..recipe.tables import LearnerTable, Recipe
 from ..registry.binding import bind, signature_of
 from ..registry.lookup import current
-from ..rollouts.runner import RolloutContext
+from ..rollouts.runner import Play, RolloutContext
 from ..services.manager import started_services
 from ..store.checkpoint import Checkpoint, CheckpointManager, latest
 from ..store.run_folder import RunFolder, as_current_run
 from ..types.sampling import derived_seed
 from .collect import Collector
+from .episode_workers import played_elsewhere
 from .hooks import Hooks
 from .loop import training_loop
 from .provenance import header, provenance
@@ -87,15 +88,17 @@ async def _train_loaded(
         learner.serve(services)
         plan = replace(plan, algorithm=learner.algorithm or plan.algorithm)  # with its services
         environments = [spec.make(services) for spec in plan.environments]
-        for note in remarks(plan, environments):
+        held_out = [spec.make(services) for spec in plan.evaluation.specs]
+        play, notes = await played_elsewhere(plan, [*environments, *held_out], services)
+        for note in (*remarks(plan, environments), *notes):
             screen.note(note)
         run = Run(
             plan=plan,
             folder=folder,
             learner=learner,
             engine=engine,
-            collector=collector_for(plan, engine, environments, services, replays, screen),
-            held_out=[spec.make(services) for spec in plan.evaluation.specs] or environments,
+            collector=collector_for(plan, engine, environments, services, replays, screen, play),
+            held_out=held_out or environments,
             services=services,
             hooks=Hooks.installed(services),
             screen=screen,
@@ -243,8 +246,11 @@ def collector_for(
     services: Mapping[str, Any],
     replays: Replay,
     screen: Screen,
+    play: Play | None = None,
 ) -> Collector:
-    """Make what collects the groups of a step: of the kind that the schedule needs."""
+    """Make what collects the groups of a step: of the kind that the schedule needs. *play* plays
+    their episodes, in place of this process.
+    """
     kind: type[Collector] = (
         current().load("collector", plan.schedule.collector)
         if plan.schedule.overlaps
@@ -262,6 +268,7 @@ def collector_for(
             run_seed=plan.seed,
             concurrency=plan.concurrency or engine.concurrency or RolloutContext.concurrency,
             retries=plan.retries,
+            play=play,
         ),
         groups=plan.groups,
         group_size=plan.group_size,

@@ -307,6 +307,7 @@ class Run:
             services=self.services,
             concurrency=self.collector.rollout_context.concurrency,
             seed=self.plan.seed,
+            play=self.collector.rollout_context.play,
             progress=self.screen.advance,
         )
         self.hooks.emit(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .manager import BY_OPTION as BY_OPTION
     from .manager import Choice as Choice
     from .manager import find_service as find_service
+    from .manager import needed_by as needed_by
     from .manager import started_services as started_services
 
 __getattr__, __dir__ = lazy_names(__name__)

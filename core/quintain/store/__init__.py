@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .checkpoint import save_model as save_model
     from .rollout_table import to_parquet as to_parquet
     from .run_folder import RunFolder as RunFolder
+    from .run_folder import as_current_run as as_current_run
     from .run_folder import current_run as current_run
     from .runs import find_run as find_run
     from .runs import free_name as free_name

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .rollout import SCORE_TOLERANCE as SCORE_TOLERANCE
     from .rollout import AnyGroup as AnyGroup
     from .rollout import AnyRollout as AnyRollout
+    from .rollout import TerminationKind as TerminationKind
     from .rollout import reaches as reaches
     from .rollout import trained as trained
     from .sampling import decoding as decoding

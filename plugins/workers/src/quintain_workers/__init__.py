@@ -1,9 +1,15 @@
-"""Killable worker processes for Quintain: the service `workers`, for code that may hang or
-crash.
+"""Worker processes for Quintain: the service `workers` for calls that may hang or crash, and the
+service `episodes`, which plays the episodes of a run outside of its process.
 """
 
 from __future__ import annotations
 
-from .pool import WorkerPool
+from typing import TYPE_CHECKING
 
-__all__ = ["WorkerPool"]
+from quintain import lazy_names
+
+if TYPE_CHECKING:
+    from .episodes import EpisodeProcesses as EpisodeProcesses
+    from .pool import WorkerPool as WorkerPool
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -48,7 +48,7 @@ def serve(channel: int, memory: int | None = None) -> None:
         channel: a connected stream socket.
         memory: limit on the address space, bytes.
     """
-    _die_with_parent(channel)
+    die_with_parent(channel)
     _protect_channel(channel)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory is not None:
@@ -163,7 +163,7 @@ def raised(packed_error: tuple[str, str, tuple[Any, ...] | None, str, str]) -> E
     return error
 
 
-def _die_with_parent(channel: int) -> None:
+def die_with_parent(channel: int) -> None:
     """End with the parent, even while a call spins in C code with the interpreter's lock held,
     where no thread of ours would run.
     """

@@ -1,0 +1,511 @@
+"""One episode process as the run sees it: its start, its episodes, the engine calls that it makes,
+and how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quintain import Engine, InfrastructureError, Rollout, TokenEngine
+from quintain.errors import UsageError
+from quintain.rollouts import RolloutContext, RolloutRequest
+from quintain.types import AnyRollout
+
+from .episode_worker import REQUESTS, SENT
+from .frames import (
+    ANSWER,
+    ASK,
+    CANCEL,
+    DONE,
+    DROP,
+    HELLO,
+    LENGTH,
+    LOG,
+    MARK,
+    OPEN,
+    PING,
+    PLAY,
+    RAISED,
+    READY,
+    Frames,
+    packed,
+    sendable,
+    unpacked_ids,
+)
+
+LOG_BYTES = 1 << 20
+"""Of what a process has printed, kept for the message about its death."""
+_log = logging.getLogger("quintain.workers")
+
+
+class Death(Exception):
+    """The process of an episode ended before the episode did.
+
+    Attributes:
+        how: for people, such as ``"ended with status 3"``.
+        ours: it was killed from outside, or nobody's code ran, so that no episode is to blame.
+        own: whether the code of the episode that hears of it ran then.
+    """
+
+    def __init__(self, how: str, *, ours: bool, own: bool) -> None:
+        super().__init__(how)
+        self.how, self.ours, self.own = how, ours, own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How a process starts.
+
+    Attributes:
+        python: the interpreter, with the arguments before ``-c``.
+        path: where it finds modules; ``None`` leaves its own.
+        opening: a pickle of the `Opening`.
+        versions: that it must have.
+        start_seconds: how long it may take.
+        fix: the next thing to do if it does not start.
+    """
+
+    python: Sequence[str]
+    path: Sequence[str] | None
+    opening: bytes
+    versions: Mapping[str, str]
+    start_seconds: float
+    fix: str = ""
+
+
+@dataclass(eq=False)
+class _Playing:
+    """An episode that a process plays."""
+
+    request: RolloutRequest
+    context: RolloutContext
+    ended: asyncio.Future[Any]
+    values: Context  # of the task that asked for it, by which a reproducible engine knows it
+    calls: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    engines: dict[Any, Engine] = field(default_factory=dict)
+
+
+class EpisodeProcess:
+    """A running process.
+
+    Attributes:
+        load: episodes that it plays.
+        played: episodes that it was given.
+        draining: it gets no more episodes.
+        how: it ended, once it is `dead`.
+    """
+
+    def __init__(self, launch: Launch, engines: Mapping[str, Engine], name: str) -> None:
+        self._launch, self._engines, self.name = launch, engines, name
+        self.played, self.draining = 0, False
+        self._playing: dict[int, _Playing] = {}
+        self._of_call: dict[int, _Playing] = {}
+        self._requests: OrderedDict[int, tuple[int, RolloutRequest]] = OrderedDict()
+        self._settings: dict[Any, int] = {}
+        self._serial = 0
+        self.dead = asyncio.Event()
+        self.how = self._why = ""
+        self._pinged, self._silent = -1, 0.0
+
+    # ---------------------------------------------------------------- start and end
+    async def start(self) -> None:
+        """Start it, and wait until it can play.
+
+        Raises:
+            InfrastructureError: it ends, is too slow, or has other versions.
+            UsageError: an environment or a service does not start in it.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._hello: asyncio.Future[dict[str, str]] = self._loop.create_future()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        ours, texts = self._spawn()
+        self._frames, self._texts = Frames(self._received, self._lost), _Texts(self._engines)
+        await self._loop.create_unix_connection(lambda: self._frames, sock=ours)
+        await self._loop.create_unix_connection(lambda: self._texts, sock=texts)
+        try:
+            async with asyncio.timeout(self._launch.start_seconds):
+                self._check_versions(await self._hello)
+                self._frames.send(OPEN, self._launch.opening)
+                await self._ready
+        except TimeoutError as e:
+            raise InfrastructureError(
+                f"{self.name} did not start within {self._launch.start_seconds:g} s"
+                f"{self._last_words()}. Fix: raise workers.args.start_seconds"
+            ) from e
+        finally:
+            for future in (self._hello, self._ready):
+                if future.done() and not future.cancelled():
+                    future.exception()  # has been seen
+            if not self._can_play:
+                self.kill()
+
+    def _spawn(self) -> tuple[socket.socket, socket.socket]:
+        """Start the process; return the ends of its frames and of its tokenizer."""
+        self._output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as it
+        self._marks = tempfile.TemporaryFile()  # noqa: SIM115
+        self._marks.truncate(MARK.size)
+        self._memory = mmap.mmap(self._marks.fileno(), MARK.size)
+        ours, theirs = socket.socketpair()
+        texts, their_texts = socket.socketpair()
+        with theirs, their_texts:
+            descriptors = (theirs.fileno(), self._marks.fileno(), their_texts.fileno())
+            path = "" if self._launch.path is None else f"sys.path[:] = {[*self._launch.path]!r}; "
+            program = (
+                f"import sys; {path}from quintain_workers.episode_worker import main; "
+                f"main{descriptors}"
+            )
+            self._process = subprocess.Popen(
+                [*self._launch.python, "-c", program],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=descriptors,
+                env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        with contextlib.suppress(OSError):  # where memory ends, the run is the last to go
+            Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("500")
+        return ours, texts
+
+    @property
+    def _can_play(self) -> bool:
+        return self._ready.done() and not self._ready.cancelled() and not self._ready.exception()
+
+    def _check_versions(self, theirs: Mapping[str, str]) -> None:
+        for name, wanted in self._launch.versions.items():
+            if (found := theirs.get(name, "none")) != wanted:
+                raise InfrastructureError(
+                    f"{self.name} has {name} {found}, the run has {wanted}{self._launch.fix}"
+                )
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    @property
+    def load(self) -> int:
+        return len(self._playing)
+
+    def kill(self, why: str = "") -> None:
+        """End it and all that it started, by SIGKILL; *why* says it to those who wait."""
+        self._why = self._why or why
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._frames.close()
+
+    def _lost(self) -> None:
+        self._loop.create_task(self._bury(), name="quintain-episode-process-ends")
+
+    async def _bury(self) -> None:
+        """Find out how the process ended, and tell it those who wait for it."""
+        for _ in range(200):
+            if self._process.poll() is not None:
+                break
+            await asyncio.sleep(0.005)
+        else:
+            self._why = self._why or "closed its connection"
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what it started and left
+        code = self._process.returncode
+        how = self._why or (
+            f"was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with status {code}"
+        )
+        (episode,) = MARK.unpack_from(self._memory, 0)
+        ours = not episode or (not self._why and code in (-signal.SIGKILL, -signal.SIGTERM))
+        how += self._last_words()
+        for future in (self._hello, self._ready):
+            if not future.done():
+                future.set_exception(InfrastructureError(f"{self.name} {how}{self._launch.fix}"))
+        for number, playing in [*self._playing.items()]:
+            for task in playing.calls.values():
+                task.cancel()
+            if not playing.ended.done():
+                playing.ended.set_exception(Death(how, ours=ours, own=number == episode))
+        self.how = how
+        self._texts.close()
+        self._output.close()
+        self._memory.close()
+        self._marks.close()
+        self.dead.set()
+
+    def _last_words(self) -> str:
+        size = os.fstat(self._output.fileno()).st_size
+        text = os.pread(self._output.fileno(), 1000, max(0, size - 1000)).decode("utf-8", "replace")
+        text = text.replace("\0", "").strip()
+        return f"; it wrote last: {text}" if text else ""
+
+    def resident_bytes(self) -> int:
+        """Return the memory that it holds; 0 where the system does not say."""
+        try:
+            pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        except (OSError, IndexError):
+            return 0
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    def blocked(self, seconds: float) -> float:
+        """Return for how long it has not answered, where *seconds* have passed since the last call."""
+        if self._frames.heard != self._pinged:
+            self._pinged, self._silent = self._frames.heard, 0.0
+            self._frames.send(PING)
+        else:
+            self._silent += seconds
+        if os.fstat(self._output.fileno()).st_size > LOG_BYTES:
+            os.ftruncate(self._output.fileno(), 0)
+        return self._silent
+
+    async def end_blocked(self, seconds: float) -> None:
+        """Kill it because its loop does not answer; the message has the line that runs."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._output.fileno(), 0)
+            os.kill(self._process.pid, signal.SIGUSR1)  # it prints where it is
+        await asyncio.sleep(0.2)
+        lines = os.pread(self._output.fileno(), 4000, 0).decode("utf-8", "replace").splitlines()
+        where = next((line.strip() for line in lines if line.startswith("  File")), "")
+        os.ftruncate(self._output.fileno(), 0)
+        self.kill(f"did not answer for {seconds:.0f} s, blocked by {where or 'its code'}")
+
+    # ---------------------------------------------------------------- episodes
+    async def drained(self) -> None:
+        """Wait until it plays no episode, or is dead."""
+        ends = [playing.ended for playing in self._playing.values()]
+        if ends:
+            await asyncio.wait(ends)
+
+    def knows(self, request: RolloutRequest) -> bool:
+        """Return whether it has *request* already."""
+        return id(request) in self._requests
+
+    async def play(
+        self,
+        place: int,
+        request: RolloutRequest,
+        sample: int,
+        context: RolloutContext,
+        attempt: int,
+        number: int,
+    ) -> AnyRollout:
+        """Play an episode of the environment at *place*, under a *number* of its own.
+
+        Raises:
+            Death: the process ended first.
+        """
+        playing = _Playing(request, context, self._loop.create_future(), copy_context())
+        settings = {"sampling": context.sampling, "run_seed": context.run_seed}
+        settings_key = self._settings.get((context.sampling, context.run_seed))
+        new_settings = settings_key is None
+        if settings_key is None:
+            settings_key = len(self._settings)
+            self._settings[context.sampling, context.run_seed] = settings_key
+        key, payload = self._sent(place, request)
+        self._playing[number] = playing
+        self.played += 1
+        self._frames.send(
+            PLAY,
+            number,
+            key,
+            payload,
+            settings_key,
+            settings if new_settings else None,
+            sample,
+            attempt,
+        )
+        try:
+            data = await playing.ended
+        except asyncio.CancelledError:
+            self._frames.send(CANCEL, number)
+            for task in playing.calls.values():
+                task.cancel()
+            raise
+        finally:
+            del self._playing[number]
+        known = dict(zip(SENT, _loaded(data, request), strict=True))
+        return Rollout(
+            task=request.task,
+            environment=request.name,
+            group=request.index,
+            sample=sample,
+            **known,
+        )
+
+    def _sent(self, place: int, request: RolloutRequest) -> tuple[int, bytes | None]:
+        """Return the key of *request* in the process, and what to send of it: nothing again."""
+        known = self._requests.get(id(request))
+        if known is not None:
+            return known[0], None
+        self._serial += 1
+        fields = {
+            name: getattr(request, name)
+            for name in ("task", "group_size", "name", "index", "visit", "system", "seed", "step")
+        }
+        try:
+            payload = pickle.dumps((place, fields), pickle.HIGHEST_PROTOCOL)
+        except Exception as e:
+            raise UsageError(
+                f"a task of {request.name!r} cannot be sent to an episode process: {e}. Define its "
+                "class at the top of a module, with fields of plain data"
+            ) from e
+        # it holds the request, so that no other one gets its id
+        self._requests[id(request)] = self._serial, request
+        if len(self._requests) > REQUESTS:
+            self._requests.popitem(last=False)
+        return self._serial, payload
+
+    def _received(self, frame: tuple[Any, ...]) -> None:
+        match frame:
+            case (kind, episode, number, address, method, arguments) if kind == ASK:
+                self._serve(episode, number, address, method, arguments)
+            case (kind, episode, data) if kind == DONE:
+                playing = self._playing.get(episode)
+                if playing is not None and not playing.ended.done():
+                    playing.ended.set_result(data)
+            case (kind, episode, error) if kind == RAISED:
+                playing = self._playing.get(episode)
+                if playing is not None and not playing.ended.done():
+                    playing.ended.set_exception(error)
+            case (kind, number) if kind == DROP:
+                playing = self._of_call.get(number)
+                if playing is not None:
+                    playing.calls[number].cancel()
+            case (kind, name, level, message) if kind == LOG:
+                logging.getLogger(name).log(level, "%s", message)
+            case (kind, theirs) if kind == HELLO:
+                if not self._hello.done():
+                    self._hello.set_result(theirs)
+            case (kind, error) if kind == READY:
+                if self._ready.done():
+                    pass
+                elif error is None:
+                    self._ready.set_result(None)
+                else:
+                    self._ready.set_exception(error)
+
+    # ---------------------------------------------------------------- calls of engines
+    def _serve(
+        self, episode: int, number: int, address: Any, method: str, arguments: tuple[Any, ...]
+    ) -> None:
+        playing = self._playing.get(episode)
+        if playing is None and episode:  # it was cancelled
+            return
+        if playing is None:  # a service of the process asks
+            work = self._answer(number, self._engines[address[0]], method, arguments)
+            self._loop.create_task(work)
+            return
+        try:
+            engine = self._engine_of(playing, address)
+        except Exception as e:  # noqa: BLE001 - an engine of a plugin may raise anything
+            self._frames.send(ANSWER, number, None, sendable(e))
+            return
+        self._of_call[number] = playing
+        task = playing.calls[number] = self._loop.create_task(
+            self._answer(number, engine, method, arguments), context=playing.values.copy()
+        )
+
+        def ended(_: asyncio.Task[None]) -> None:
+            del playing.calls[number], self._of_call[number]
+
+        task.add_done_callback(ended)
+
+    def _engine_of(self, playing: _Playing, address: tuple[str, str, int | None]) -> Engine:
+        """Return the engine that a session in this process would ask."""
+        engine = playing.engines.get(address)
+        if engine is None:
+            slot, player, seed = address
+            if slot:
+                engine = self._engines[slot]
+            else:
+                engine = playing.context.engine.for_task(playing.request.task)
+            engine = engine.for_player(player) if seed is None else engine.for_episode(seed)
+            playing.engines[address] = engine
+        return engine
+
+    async def _answer(
+        self, number: int, engine: Engine, method: str, arguments: tuple[Any, ...]
+    ) -> None:
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            if method == "reply":
+                value = await engine.reply(*arguments)
+            else:
+                assert isinstance(engine, TokenEngine)
+                ids = unpacked_ids(arguments[0])
+                if method == "sample":
+                    value = packed(await engine.sample(ids, *arguments[1:]))
+                else:
+                    value = [*await engine.score(ids, *arguments[1:])]
+        except asyncio.CancelledError:
+            return
+        except Exception as e:  # noqa: BLE001 - whatever it is, the session meets it
+            error = sendable(e)
+        self._frames.send(ANSWER, number, value, error)
+
+
+def _loaded(data: bytes, request: RolloutRequest) -> list[Any]:
+    try:
+        values: list[Any] = pickle.loads(data)
+    except Exception as e:
+        raise UsageError(
+            f"the result of an episode of {request.name!r} cannot be read in the run: {e}. Define "
+            "its class in a module that needs none of the environment's other packages"
+        ) from e
+    return values
+
+
+class _Texts(asyncio.Protocol):
+    """Answers what a process asks of a tokenizer."""
+
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
+        self._engines = engines
+        self._arrived = bytearray()
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._arrived += data
+        while len(self._arrived) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._arrived)[0]
+            if len(self._arrived) < end:
+                return
+            slot, method, arguments, named = pickle.loads(self._arrived[LENGTH.size : end])
+            del self._arrived[:end]
+            engine = self._engines[slot]
+            assert isinstance(engine, TokenEngine)
+            value: Any = None
+            error: BaseException | None = None
+            try:
+                value = getattr(engine.tokenizer, method)(*arguments, **named)
+            except Exception as e:  # noqa: BLE001 - such as a template that refuses messages
+                error = sendable(e)
+            payload = pickle.dumps((value, error))
+            if self._transport is not None:
+                self._transport.write(LENGTH.pack(len(payload)) + payload)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.close()

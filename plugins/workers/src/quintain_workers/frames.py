@@ -1,0 +1,153 @@
+"""What the run and its episode processes say to each other, and how it is packed.
+
+A frame is a length (4 bytes, big-endian) and a pickle of a tuple whose first element is its kind.
+Tokens cross as columns of machine numbers, not as lists of Python numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from importlib.metadata import distributions
+from typing import Any
+
+from quintain import Sampled
+from quintain.types import Finish
+
+LENGTH = struct.Struct(">I")
+MARK = struct.Struct("=q")
+"""The number of the episode whose code a process runs now, in memory that it shares with the run;
+0 for none.
+"""
+
+HELLO, OPEN, READY, PLAY, CANCEL, ASK, DROP, ANSWER, DONE, RAISED, PING, LOG = range(12)
+"""Kinds of frames. A process says HELLO with its versions and gets OPEN with what it plays; READY
+says that it can, or why not. PLAY and CANCEL are about an episode, DONE and RAISED end it. ASK is a
+call of an engine within an episode, ANSWER its end, DROP gives it up. PING is sent back.
+"""
+
+Packed = tuple[bytes, bytes, bytes | int, Finish, str | int | None, tuple[int, int]]
+
+
+class Frames(asyncio.Protocol):
+    """One end of a stream of frames.
+
+    Frames that are sent in one step of the event loop leave in one write.
+
+    Args:
+        received: called with every frame.
+        lost: called once, when the other end is gone.
+    """
+
+    def __init__(self, received: Callable[[Any], None], lost: Callable[[], None]) -> None:
+        self._received, self._lost = received, lost
+        self._arrived = bytearray()
+        self._leaving: list[bytes] = []
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.WriteTransport | None = None
+        self.heard = 0
+        """Chunks that have arrived: that it grows shows that the other end lives."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._lost()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += 1
+        arrived = self._arrived
+        arrived += data
+        start, end = 0, len(arrived)
+        while end - start >= LENGTH.size:
+            after = start + LENGTH.size + LENGTH.unpack_from(arrived, start)[0]
+            if after > end:
+                break
+            frame = pickle.loads(memoryview(arrived)[start + LENGTH.size : after])
+            start = after
+            self._received(frame)
+        del arrived[:start]
+
+    def send(self, *frame: Any) -> None:
+        """Send a frame; nothing happens once the other end is gone."""
+        payload = pickle.dumps(frame, pickle.HIGHEST_PROTOCOL)
+        if not self._leaving:
+            self._loop.call_soon(self._flush)
+        self._leaving += (LENGTH.pack(len(payload)), payload)
+
+    def _flush(self) -> None:
+        leaving, self._leaving = self._leaving, []
+        if self._transport is not None:
+            self._transport.write(b"".join(leaving))
+
+    def close(self) -> None:
+        """Close this end."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+def packed_ids(ids: Sequence[int]) -> bytes:
+    """Return token ids as a column of 32-bit numbers."""
+    return array("i", ids).tobytes()
+
+
+def unpacked_ids(data: bytes) -> list[int]:
+    """Return the ids of `packed_ids`."""
+    column = array("i")
+    column.frombytes(data)
+    return column.tolist()
+
+
+def packed(sampled: Sampled) -> Packed:
+    """Return the columns of *sampled*; its versions are one number where all are equal."""
+    versions = sampled.versions
+    return (
+        packed_ids(sampled.ids),
+        array("d", sampled.logps).tobytes(),
+        versions[0] if len(set(versions)) == 1 else array("q", versions).tobytes(),
+        sampled.finish,
+        sampled.stop,
+        sampled.forced,
+    )
+
+
+def unpacked(columns: Packed) -> Sampled:
+    """Return the `Sampled` of `packed`, bit for bit."""
+    packed_tokens, packed_logps, packed_versions, finish, stop, forced = columns
+    ids, logps = tuple(unpacked_ids(packed_tokens)), array("d")
+    logps.frombytes(packed_logps)
+    versions: tuple[int, ...]
+    if isinstance(packed_versions, int):
+        versions = (packed_versions,) * len(ids)
+    else:
+        column = array("q")
+        column.frombytes(packed_versions)
+        versions = tuple(column)
+    return Sampled(
+        ids=ids, logps=tuple(logps), versions=versions, finish=finish, stop=stop, forced=forced
+    )
+
+
+def sendable(error: BaseException) -> BaseException:
+    """Return *error*, or a `RuntimeError` with its text where it cannot be pickled and read again."""
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - its author wrote how it is pickled
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error if type(copy) is type(error) else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, of Quintain and of its plugins in this process."""
+    found = {"python": ".".join(map(str, sys.version_info[:2]))}
+    for distribution in distributions():
+        name = (distribution.metadata["Name"] or "").lower()
+        if name == "quintain" or name.startswith("quintain-"):
+            found[name] = distribution.version
+    return found
