@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Block", "Code", "Figure", "Heading", "Paragraph", "Rows", "as_html", "as_markdown"]
+__all__ = ["Block", "Figure", "Heading", "Paragraph", "Rows", "Verbatim", "as_html", "as_markdown"]
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -37,7 +37,7 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
-class Code:
+class Verbatim:
     """Text that is shown as it is."""
 
     text: str
@@ -61,7 +61,7 @@ class Figure:
     file: str
 
 
-Block = Heading | Paragraph | Code | Rows | Figure
+Block = Heading | Paragraph | Verbatim | Rows | Figure
 
 
 def as_html(title: str, blocks: Iterable[Block]) -> str:
@@ -84,7 +84,7 @@ def _html(block: Block) -> str:
             return f"<h{level}>{html.escape(text)}</h{level}>"
         case Paragraph(text):
             return f"<p>{html.escape(text)}</p>"
-        case Code(text):
+        case Verbatim(text):
             return f"<pre>{html.escape(text)}</pre>"
         case Rows(titles, rows):
             lines = [_html_row("th", titles)] if any(titles) else []
@@ -110,7 +110,7 @@ def _markdown(block: Block) -> str:
             return f"{'#' * level} {_plain(text)}"
         case Paragraph(text):
             return _plain(text)
-        case Code(text, language):
+        case Verbatim(text, language):
             longest = max((len(run) for run in re.findall("`+", text)), default=0)
             fence = "`" * max(3, longest + 1)
             return f"{fence}{language}\n{text}\n{fence}"

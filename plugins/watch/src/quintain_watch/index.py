@@ -17,7 +17,7 @@ from quintain import Termination
 from quintain.store import RunFolder, steps_in
 from quintain_viewer.stored import TokenText, prompt_of, result_of, view_of
 
-__all__ = ["Entry", "Query", "RolloutIndex"]
+__all__ = ["Query", "RolloutIndex", "RolloutRow"]
 
 COLUMNS = (
     "step",
@@ -40,7 +40,7 @@ ANSWERS = 8
 """Queries whose answers stay in memory."""
 
 
-class Entry(NamedTuple):
+class RolloutRow(NamedTuple):
     """A stored rollout, without its texts: *row* of the file of *step*."""
 
     step: int
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
     seconds: float
 
 
-ORDERS: Mapping[str, Callable[[Entry], tuple[Any, ...]]] = {
+ORDERS: Mapping[str, Callable[[RolloutRow], tuple[Any, ...]]] = {
     "newest": lambda e: (-e.step,),
     "oldest": lambda e: (e.step,),
     "highest": lambda e: (e.reward is None, -(e.reward or 0.0)),
@@ -86,7 +86,7 @@ class Query:
     high: float | None = None
     order: str = "newest"
 
-    def matches(self, entry: Entry) -> bool:
+    def matches(self, entry: RolloutRow) -> bool:
         """Return whether all but the text matches."""
         return (
             self.environment in ("", entry.environment)
@@ -108,13 +108,13 @@ class RolloutIndex:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[int, tuple[Path, int]] = {}
-        self._entries: list[Entry] = []
-        self._answers: OrderedDict[Query, list[Entry]] = OrderedDict()
+        self._entries: list[RolloutRow] = []
+        self._answers: OrderedDict[Query, list[RolloutRow]] = OrderedDict()
         self._excerpts: OrderedDict[int, list[tuple[str, str]]] = OrderedDict()
         self._decode: TokenText | None = None
 
     @property
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[RolloutRow]:
         """Every rollout, in the order of the steps."""
         return self._entries
 
@@ -134,7 +134,7 @@ class RolloutIndex:
         self._answers.clear()
         self._decode = None
 
-    def found(self, query: Query) -> list[Entry]:
+    def found(self, query: Query) -> list[RolloutRow]:
         """Return the rollouts that match, in the order of the query."""
         if query not in self._answers:
             entries = [entry for entry in self._entries if query.matches(entry)]
@@ -216,7 +216,7 @@ class RolloutIndex:
         return self._excerpts[step]
 
 
-def _entries_of(step: int, path: Path) -> list[Entry]:
+def _entries_of(step: int, path: Path) -> list[RolloutRow]:
     table = pyarrow.parquet.read_table(path, columns=list(COLUMNS))
     columns = [table[name].to_pylist() for name in COLUMNS]
     entries = []
@@ -224,7 +224,7 @@ def _entries_of(step: int, path: Path) -> list[Entry]:
         row = dict(zip(COLUMNS, values, strict=True))
         outcome = row["outcome"]
         entries.append(
-            Entry(
+            RolloutRow(
                 step=step,
                 row=number,
                 environment=row["environment"],

@@ -18,8 +18,8 @@ from quintain.types import decoding
 from quintain_viewer import picture
 from quintain_viewer.runs import run_info
 
-from .document import Block, Code, Figure, Heading, Paragraph, Rows, as_html, as_markdown
-from .index import Entry, RolloutIndex
+from .document import Block, Figure, Heading, Paragraph, Rows, Verbatim, as_html, as_markdown
+from .index import RolloutIndex, RolloutRow
 from .state import alerts_of, cost_of
 
 __all__ = ["chosen_samples", "report_of"]
@@ -32,12 +32,12 @@ MOST = 3_000
 """Characters of a message in a report; the rest is counted."""
 
 
-def chosen_samples(entries: Sequence[Entry]) -> list[Entry]:
+def chosen_samples(entries: Sequence[RolloutRow]) -> list[RolloutRow]:
     """Return the rollouts that a report shows, by `RULE`; *entries* are all of the run."""
     steps = sorted({entry.step for entry in entries})
     if not steps:
         return []
-    chosen: dict[tuple[int, int], Entry] = {}
+    chosen: dict[tuple[int, int], RolloutRow] = {}
     ordered = sorted(entries, key=lambda e: (e.step, e.group, e.sample))
     for step in (steps[0], steps[len(steps) // 2], steps[-1]):
         for result in ("right", "wrong"):
@@ -84,9 +84,9 @@ def report_of(folder: Path, *, price: float | None = None) -> tuple[str, list[Bl
         *_steering(run),
         Heading("Repeat it"),
         Paragraph("Save the recipe below as recipe.toml, with the versions above, and run"),
-        Code("quintain train recipe.toml", "bash"),
+        Verbatim("quintain train recipe.toml", "bash"),
         Heading("Recipe"),
-        Code(run.recipe().strip(), "toml"),
+        Verbatim(run.recipe().strip(), "toml"),
     ]
     return title, blocks
 
@@ -142,7 +142,7 @@ def _curves(
 
 
 def _data(
-    recipe: Mapping[str, Any], entries: Sequence[Entry], metrics: Sequence[Mapping[str, Any]]
+    recipe: Mapping[str, Any], entries: Sequence[RolloutRow], metrics: Sequence[Mapping[str, Any]]
 ) -> Iterator[Block]:
     yield Heading("Data")
     groups = {(e.environment, e.step, e.group) for e in entries}
@@ -180,10 +180,10 @@ def _samples(index: RolloutIndex) -> Iterator[Block]:
             content = message["content"] or ""
             cut = len(content) - MOST
             rest = f"\n[{cut:,} more characters]" if cut > 0 else ""
-            yield Code(f"{message['role']}: {content[:MOST]}{rest}{calls}")
+            yield Verbatim(f"{message['role']}: {content[:MOST]}{rest}{calls}")
 
 
-def _failures(entries: Sequence[Entry], summary: Mapping[str, Any]) -> Iterator[Block]:
+def _failures(entries: Sequence[RolloutRow], summary: Mapping[str, Any]) -> Iterator[Block]:
     yield Heading("Failures by cause")
     found = Counter((e.cause, e.termination) for e in entries if e.cause)
     if found:

@@ -32,7 +32,7 @@ from quintain_viewer.stored import SOURCES
 
 from .index import ORDERS, Query, RolloutIndex
 from .state import overview, timeline_of
-from .steering import Order, give, is_running
+from .steering import SteeringOrder, give, is_running
 
 __all__ = ["WatchServer", "page_text"]
 
@@ -123,7 +123,7 @@ class WatchServer:
             {"name": r.name, "state": r.state, "step": r.step, "steps": r.steps, "fault": r.fault}
             for r in infos
         ]
-        first = self.names or [r["name"] for r in known[:1]]
+        first = self.names or [run.name for run in infos[:1]]
         return {"runs": known, "first": first, "sources": SOURCES, "orders": list(ORDERS)}
 
     def answer(self, path: Sequence[str], query: Mapping[str, str]) -> Any:
@@ -168,7 +168,7 @@ class WatchServer:
         folder = self._run(name)
         try:
             wanted = json.loads(body)
-            order = Order(action=str(wanted["action"]), value=wanted.get("value"))
+            order = SteeringOrder(action=str(wanted["action"]), value=wanted.get("value"))
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise UsageError(f"no order: {e!r}") from e
         if not is_running(folder):

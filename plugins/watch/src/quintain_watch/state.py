@@ -72,7 +72,9 @@ def alerts_of(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "first": first,
             "last": final,
             "on": final == last,
-            "message": messages.get((name, first), ""),
+            "message": next(
+                (messages[name, s] for s in range(first, final + 1) if (name, s) in messages), ""
+            ),
             "metrics": list(by_name[name].shows) if name in by_name else [],
         }
         for name, first, final in alert_intervals(metrics)

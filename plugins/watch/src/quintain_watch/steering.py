@@ -24,7 +24,7 @@ from quintain.errors import RunError, UsageError
 from quintain.interfaces import Steering
 from quintain.store import RunFolder, find_run, lock_owner, write_atomically
 
-__all__ = ["Order", "give", "is_running", "waiting"]
+__all__ = ["SteeringOrder", "give", "is_running", "waiting"]
 
 FOLDER = "steering"
 POLL = 0.25
@@ -37,7 +37,7 @@ STOP_REASON = "quintain steer"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class SteeringOrder:
     """What somebody asks of a run.
 
     Attributes:
@@ -64,7 +64,7 @@ class Order:
             raise UsageError(f"{self.action} is {self.value}; expected a whole number from 1 up")
 
 
-def give(folder: Path, order: Order) -> Path:
+def give(folder: Path, order: SteeringOrder) -> Path:
     """Leave *order* for the run in *folder*; return its file, which vanishes when it is taken."""
     content = {"action": order.action, "value": order.value, "step": order.step}
     file = folder / FOLDER / f"{time.time_ns()}-{uuid.uuid4().hex[:8]}.json"
@@ -72,7 +72,7 @@ def give(folder: Path, order: Order) -> Path:
     return file
 
 
-def waiting(folder: Path) -> list[tuple[Path, Order]]:
+def waiting(folder: Path) -> list[tuple[Path, SteeringOrder]]:
     """Return the orders that the run in *folder* has not taken, oldest first. A file that is no
     order is left out.
     """
@@ -81,7 +81,7 @@ def waiting(folder: Path) -> list[tuple[Path, Order]]:
         try:
             content = json.loads(file.read_bytes())
             fields = {key: content[key] for key in ("action", "value", "step")}
-            orders.append((file, Order(**fields)))
+            orders.append((file, SteeringOrder(**fields)))
         except (OSError, ValueError, KeyError, TypeError, UsageError):
             continue
     return orders
@@ -92,13 +92,13 @@ def is_running(folder: Path) -> bool:
     return bool(lock_owner(folder / "run.lock"))
 
 
-def repeated(records: Iterable[Mapping[str, Any]]) -> list[Order]:
+def repeated(records: Iterable[Mapping[str, Any]]) -> list[SteeringOrder]:
     """Return the orders that repeat what the *records* of another run say it did; pauses change
     nothing and are left out.
 
     Of a step that a resumed run did again, the last records count.
     """
-    by_step: dict[int, list[Order]] = {}
+    by_step: dict[int, list[SteeringOrder]] = {}
     last = -1
     for record in records:
         step = record["step"]
@@ -107,9 +107,9 @@ def repeated(records: Iterable[Mapping[str, Any]]) -> list[Order]:
         last = step
         for action, value in record["steering"].items():
             if action in NUMBERS:
-                order = Order(action=action, value=value, step=step + 1)
+                order = SteeringOrder(action=action, value=value, step=step + 1)
             elif action in ("evaluate", "checkpoint", "stop"):
-                order = Order(action=action, step=step)
+                order = SteeringOrder(action=action, step=step)
             else:
                 continue
             by_step.setdefault(step, []).append(order)
@@ -127,7 +127,7 @@ class OrderReader:
     """
 
     def __init__(
-        self, folder: Path, steering: Steering, step: int, orders: Iterable[Order] = ()
+        self, folder: Path, steering: Steering, step: int, orders: Iterable[SteeringOrder] = ()
     ) -> None:
         self._folder, self._steering, self._step = folder, steering, step
         self._orders = list(orders)
@@ -181,7 +181,7 @@ def quintain_on_run_start(event: Any) -> None:
     folder = Path(event.folder)
     for file, _ in waiting(folder):  # of a process that has ended
         file.unlink(missing_ok=True)
-    orders: list[Order] = []
+    orders: list[SteeringOrder] = []
     if other := os.environ.get("QUINTAIN_STEERING"):
         source = RunFolder(find_run(other, folder.parent), lock=False)
         orders = [o for o in repeated(source.steering()) if o.step > event.step]
@@ -233,7 +233,7 @@ def steer(run: str, action: str | None, value: int | None, step: int | None, fol
     if action is None:
         _list_done(RunFolder(path, lock=False))
         return
-    order = Order(action=action, value=value, step=step or 0)
+    order = SteeringOrder(action=action, value=value, step=step or 0)
     if not is_running(path):
         raise UsageError(
             f"run {path.name!r} does not run, so nothing takes orders; continue it with: "

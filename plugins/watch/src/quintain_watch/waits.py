@@ -30,7 +30,7 @@ BLOCK_SLACK = 0.03
 SHORT = 1e-6
 
 
-class Piece(NamedTuple):
+class ChainPart(NamedTuple):
     """A part of the chain: from *began* to *ended* it was *label*, in *span*."""
 
     label: str
@@ -89,7 +89,7 @@ class StepWaits:
     step: int
     seconds: float
     waits: Sequence[Wait]
-    pieces: Sequence[Piece]
+    pieces: Sequence[ChainPart]
 
 
 def waits_of(timeline: TimelineFile) -> StepWaits:
@@ -99,7 +99,7 @@ def waits_of(timeline: TimelineFile) -> StepWaits:
     pieces.reverse()
     seconds: defaultdict[str, float] = defaultdict(float)
     spans: defaultdict[str, set[int]] = defaultdict(set)
-    longest: dict[str, Piece] = {}
+    longest: dict[str, ChainPart] = {}
     for piece in pieces:
         seconds[piece.label] += piece.ended - piece.began
         spans[piece.label].add(piece.span.id)
@@ -121,8 +121,8 @@ def waits_of(timeline: TimelineFile) -> StepWaits:
     return StepWaits(step=timeline.step, seconds=whole.seconds, waits=waits, pieces=_joined(pieces))
 
 
-def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    joined: list[Piece] = []
+def _joined(pieces: Sequence[ChainPart]) -> list[ChainPart]:
+    joined: list[ChainPart] = []
     for piece in pieces:
         last = joined[-1] if joined else None
         if last and last.label == piece.label and last.span is piece.span:
@@ -159,7 +159,7 @@ class _Chain:
         self._engine_waits = sorted(waits)
         self._blocking = _union(self._blocking_work(timeline))
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ChainPart]:
         """Return the parts of the chain, the last first."""
         whole = self._whole
         return list(self._walk(whole, whole.began, whole.ended, ""))
@@ -172,7 +172,7 @@ class _Chain:
             return span.parent
         return self._whole.id
 
-    def _walk(self, node: Timed, began: float, ended: float, context: str) -> Iterator[Piece]:
+    def _walk(self, node: Timed, began: float, ended: float, context: str) -> Iterator[ChainPart]:
         """Yield the chain inside *node* from *ended* back to *began*."""
         if node.kind == "turn" and not self._children[node.id]:
             yield from self._turn(node, began, ended, context)
@@ -211,22 +211,22 @@ class _Chain:
             parts += [span for span in self._children[self._whole.id] if span.kind in loose]
         return sorted(parts, key=lambda span: span.ended)
 
-    def _own(self, node: Timed, began: float, ended: float, context: str) -> Iterator[Piece]:
+    def _own(self, node: Timed, began: float, ended: float, context: str) -> Iterator[ChainPart]:
         if ended - began > 0:
-            yield Piece(context + label_of(node), began, ended, node)
+            yield ChainPart(context + label_of(node), began, ended, node)
 
-    def _turn(self, node: Timed, began: float, ended: float, context: str) -> Iterator[Piece]:
+    def _turn(self, node: Timed, began: float, ended: float, context: str) -> Iterator[ChainPart]:
         """Yield the time of a turn, and give to other work what the turn waited for."""
         at = ended
         for first, last, work in reversed(self._taken(began, ended)):
             if last < at:
                 yield from self._own(node, last, at, context)
-            yield Piece(context + work.label, first, last, work.span)
+            yield ChainPart(context + work.label, first, last, work.span)
             at = first
         if at > began:
             yield from self._own(node, began, at, context)
 
-    def _taken(self, began: float, ended: float) -> list[tuple[float, float, Piece]]:
+    def _taken(self, began: float, ended: float) -> list[tuple[float, float, ChainPart]]:
         """Return what else decided over the time from *began* to *ended* of a turn, in order."""
         taken = [
             (max(w.began, began), min(w.ended, ended), w)
@@ -238,11 +238,11 @@ class _Chain:
                 taken += self._absent(max(first, began), min(last, ended))
         return _apart(taken)
 
-    def _absent(self, began: float, ended: float) -> list[tuple[float, float, Piece]]:
+    def _absent(self, began: float, ended: float) -> list[tuple[float, float, ChainPart]]:
         """Return what the engine waited for from *began* to *ended*: the work that ended last, then
         what ended last before that began.
         """
-        found: list[tuple[float, float, Piece]] = []
+        found: list[tuple[float, float, ChainPart]] = []
         at = ended
         place = bisect_right(self._work_ends, ended + 2e-3) - 1
         while place >= 0 and at > began:
@@ -257,21 +257,21 @@ class _Chain:
             place -= 1
         return found
 
-    def _work_beside_turns(self, timeline: TimelineFile) -> Iterator[Piece]:
+    def _work_beside_turns(self, timeline: TimelineFile) -> Iterator[ChainPart]:
         """Yield tools, rewards, and what episodes do outside of both and of turns."""
         for span in timeline.spans:
             if span.kind in ("tool", "grade"):
-                yield Piece(label_of(span), span.began, span.ended, span)
+                yield ChainPart(label_of(span), span.began, span.ended, span)
             elif span.kind == "episode":
                 at = span.began
                 for child in sorted(self._children[span.id], key=lambda child: child.began):
                     if child.began > at + 1e-4:
-                        yield Piece(label_of(span), at, child.began, span)
+                        yield ChainPart(label_of(span), at, child.began, span)
                     at = max(at, child.ended)
                 if span.ended > at + 1e-4:
-                    yield Piece(label_of(span), at, span.ended, span)
+                    yield ChainPart(label_of(span), at, span.ended, span)
 
-    def _blocking_work(self, timeline: TimelineFile) -> Iterator[Piece]:
+    def _blocking_work(self, timeline: TimelineFile) -> Iterator[ChainPart]:
         """Yield the work during which the event loop did nothing else."""
         blocked = sorted((s.began, s.ended) for s in timeline.spans if s.kind == "blocked")
         begins = [began for began, _ in blocked]
@@ -281,9 +281,9 @@ class _Chain:
                 yield work
 
 
-def _union(pieces: Iterable[Piece]) -> list[Piece]:
+def _union(pieces: Iterable[ChainPart]) -> list[ChainPart]:
     """Return *pieces* in order, each without what an earlier one covers."""
-    union: list[Piece] = []
+    union: list[ChainPart] = []
     at = 0.0
     for piece in sorted(pieces, key=lambda piece: (piece.began, piece.ended)):
         if piece.ended > at:
@@ -292,8 +292,8 @@ def _union(pieces: Iterable[Piece]) -> list[Piece]:
     return union
 
 
-def _apart(taken: list[tuple[float, float, Piece]]) -> list[tuple[float, float, Piece]]:
-    apart: list[tuple[float, float, Piece]] = []
+def _apart(taken: list[tuple[float, float, ChainPart]]) -> list[tuple[float, float, ChainPart]]:
+    apart: list[tuple[float, float, ChainPart]] = []
     at = 0.0
     for first, last, work in sorted(taken, key=lambda one: (one[0], one[1])):
         if last > max(first, at):

@@ -46,9 +46,9 @@ class Lanes {
     const waits = data.waits.slice(0, 12).map(wait => {
       const bar = make("div", {class: "bar"});
       bar.style.width = `${wait.share * 100}%`;
-      const where = wait.example ? `, the longest ${seconds(wait.longest)} in ${short(wait.example.split("/").slice(0, -2).join("/"))}, group ${wait.example.split("/").at(-2)}, sample ${wait.example.split("/").at(-1)}` : "";
+      const where = wait.example ? `${wait.count > 1 ? `${wait.count} times, the longest ${seconds(wait.longest)} ` : ""}in ${short(wait.example.split("/").slice(0, -2).join("/"))}, group ${wait.example.split("/").at(-2)}, sample ${wait.example.split("/").at(-1)}` : "";
       return make("tr", {}, make("td", {}, bar), make("td", {class: "number"}, `${(wait.share * 100).toFixed(1)} %`), make("td", {class: "number"}, seconds(wait.seconds)),
-        make("td", {}, wait.label, make("span", {class: "soft"}, ` ${wait.count > 1 ? wait.count + " times" : ""}${where}`)));
+        make("td", {}, wait.label, make("span", {class: "soft"}, ` ${where}`)));
     });
     const resources = data.resources.slice(0, 12).map(r => make("tr", {}, make("td", {}, r.label), make("td", {class: "number"}, r.count), make("td", {class: "number"}, seconds(r.seconds)),
       make("td", {class: "number"}, seconds(r.median)), make("td", {class: "number"}, seconds(r.longest)), make("td", {class: "number"}, r.unit ? `${(r.unit * 1e3).toFixed(2)} ms` : "")));

@@ -4,7 +4,7 @@ const ORDERS_OF = [["pause", "Begin no further step"], ["resume", "Go on"], ["ev
 class Now {
   constructor(run) {
     this.run = run;
-    this.body = make("div", {});
+    this.body = make("div", {class: "boxes"});
     this.pane = make("section", {class: "pane"}, this.body);
     this.numbers = ["concurrency", "max_staleness"].map(name => make("input", {type: "number", min: 1, step: 1, placeholder: name, "aria-label": name, name}));
     this.orders = make("div", {class: "row"}, ORDERS_OF.map(([action, title]) => make("button", {type: "button", title, onclick: () => this.give({action})}, action)),

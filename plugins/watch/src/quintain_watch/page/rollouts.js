@@ -1,5 +1,5 @@
 // The rollouts of one run: a list of which only the visible part exists, and one rollout in full.
-const ROW = 58, PAGE = 100;
+const ROW = 68, PAGE = 100;
 let colour = "logp";
 const COLOURS = {
   logp: "log-prob: the redder a token, the less probable it was.",
@@ -24,8 +24,9 @@ class Rollouts {
       field("select", "result", {"aria-label": "Result"}, ["", "right", "wrong", "failed"].map(v => make("option", {value: v}, v || "any result"))),
       field("select", "environment", {"aria-label": "Environment"}),
       field("select", "cause", {"aria-label": "Cause of failure"}),
-      field("input", "low", {type: "number", step: "any", placeholder: "reward ≥", "aria-label": "Smallest reward"}),
-      field("input", "high", {type: "number", step: "any", placeholder: "reward ≤", "aria-label": "Largest reward"}),
+      make("span", {class: "soft"}, "reward"),
+      field("input", "low", {type: "number", step: "any", placeholder: "min", "aria-label": "Smallest reward"}),
+      field("input", "high", {type: "number", step: "any", placeholder: "max", "aria-label": "Largest reward"}),
       field("select", "order", {"aria-label": "Order"}, known.orders.map(v => make("option", {value: v}, v))),
       this.count = make("output", {class: "soft"}));
     this.space = make("div", {class: "space"});
@@ -125,9 +126,9 @@ class Rollouts {
   summary(row) {
     return [make("div", {class: "one"}, (row.prompt || "(no prompt)").replace(/\s+/g, " ")),
       make("div", {class: "one soft"}, (row.reply || "(no reply)").replace(/\s+/g, " ")),
-      make("div", {class: "two"}, make("b", {class: row.result}, row.result), `reward ${number(row.reward, 3) || "none"}`,
-        row.advantage == null ? "" : `adv ${number(row.advantage, 2)}`, `step ${row.step}`, `${count(row.tokens)} tokens`,
-        row.cause ? `cause: ${row.cause}` : "", row.live ? "just now" : "")];
+      make("div", {class: "two"}, make("b", {class: row.result}, row.result), [`reward ${number(row.reward, 3) || "none"}`,
+        row.advantage == null ? "" : `advantage ${number(row.advantage, 2)}`, `step ${row.step}`, `${count(row.tokens)} tokens`,
+        row.cause ? `cause: ${row.cause}` : "", row.live ? "just now" : ""].filter(Boolean).map(part => make("span", {}, part)))];
   }
 
   async open(index, reading = false) {
