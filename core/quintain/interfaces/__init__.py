@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .events import Event as Event
     from .events import RunEnd as RunEnd
     from .events import RunStart as RunStart
+    from .events import Steering as Steering
     from .events import StepEnd as StepEnd
     from .events import StepMeasured as StepMeasured
     from .learner import PARTS as PARTS

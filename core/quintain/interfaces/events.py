@@ -6,8 +6,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+
+@dataclass(kw_only=True)
+class Steering:
+    """What plugins ask of a run while it runs. A plugin sets a field at any time, in the thread that
+    calls its hooks; the run does it between two steps and notes it in ``provenance.jsonl``.
+
+    Attributes:
+        paused: no step begins while it is true.
+        evaluate, checkpoint: at the end of this step.
+        stop: why the run finishes with this step, as by a limit of ``[stop]``; empty if it goes on.
+        max_staleness, concurrency: from the next step on, in place of what the recipe says.
+    """
+
+    paused: bool = False
+    evaluate: bool = False
+    checkpoint: bool = False
+    stop: str = ""
+    max_staleness: int | None = None
+    concurrency: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +42,7 @@ class RunStart:
         folder: absolute path of its folder.
         step: the last step done; 0 for a new run.
         recipe: the resolved recipe, as plain data.
+        steering: of the run, for plugins that steer it.
     """
 
     hook: ClassVar[str] = "quintain_on_run_start"
@@ -29,6 +50,7 @@ class RunStart:
     folder: str
     step: int
     recipe: Mapping[str, Any]
+    steering: Steering = field(default_factory=Steering)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,5 +22,8 @@ if TYPE_CHECKING:
     from .runner import run_groups as run_groups
     from .scoring import score_group as score_group
     from .scoring import score_rollout as score_rollout
+    from .spans import Span as Span
+    from .spans import SpanRecorder as SpanRecorder
+    from .spans import record_spans as record_spans
 
 __getattr__, __dir__ = lazy_names(__name__)

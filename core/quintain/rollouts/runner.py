@@ -38,6 +38,7 @@ from ..types.task import Task
 from .own_task import TimeLimitExceeded, in_own_task
 from .scoring import GradingClock, score_group, score_rollout, termination_of
 from .session import EpisodeState, Session
+from .spans import Span
 
 Play = Callable[[RolloutRequest, int, "RolloutContext", int], Awaitable[AnyRollout]]
 """Plays one attempt at an episode wherever it likes, with the arguments and the result of
@@ -86,7 +87,10 @@ async def run_episode(
     if system and (isinstance(prompt, str) or not any(m.role == "system" for m in prompt)):
         session.system(system)
     start = time.monotonic()
-    result, termination = await _result_of(environment, task, session, episode)
+    place = {"environment": request.name, "group": request.index, "sample": sample}
+    with Span("episode", **place, step=request.step or context.step, attempt=attempt) as span:
+        result, termination = await _result_of(environment, task, session, episode)
+        span.attributes["ended"] = str(termination.kind)
     transcripts = {
         name: transcript
         for name, one in episode.sessions.items()
@@ -295,8 +299,8 @@ class RolloutRunner:
         settings = self._rollout_context
         context = RewardContext(step=request.step or settings.step, services=settings.services)
         retries = settings.retries
-        with settings.grading(rollouts=1):
-            scored[rollout.sample] = await score_rollout(
+        with settings.grading(rollouts=1), Span("score", step=context.step) as span:
+            scored[rollout.sample] = span.attributes["rollout"] = await score_rollout(
                 request.environment, rollout, context, retries
             )
         if self._on_rollout is not None:
@@ -307,7 +311,7 @@ class RolloutRunner:
         group = Group(
             task=request.task, rollouts=rollouts, environment=request.name, index=request.index
         )
-        with settings.grading(rollouts=0):
+        with settings.grading(rollouts=0), Span("score", step=context.step, group=group.index):
             group = self._groups[number] = await score_group(
                 request.environment, group, context, retries
             )

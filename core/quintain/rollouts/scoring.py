@@ -17,6 +17,7 @@ from ..interfaces.reward import Reward, RewardContext, ScoreOrError, failure_of
 from ..tracebacks import text_of
 from ..types.rollout import AnyGroup, AnyRollout, Score, Termination, TerminationKind
 from .own_task import in_own_task
+from .spans import Span
 
 
 class GradingClock:
@@ -124,9 +125,10 @@ async def _scored(
             try:
                 score = partial(reward.score_all, [rollouts[i] for i in judged], context)
                 code_name, task = f"reward {reward.name!r}", rollouts[0].task
-                outcomes = await in_own_task(
-                    score, environment.limits, "reward_seconds", code_name, task
-                )
+                with Span("grade", reward=reward.name, rollouts=len(judged)):
+                    outcomes = await in_own_task(
+                        score, environment.limits, "reward_seconds", code_name, task
+                    )
             except UsageError:
                 raise
             except BaseException as e:  # noqa: BLE001 - such as a cancellation by its own code

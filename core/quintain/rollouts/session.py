@@ -22,6 +22,7 @@ from .chat.bridge import Conversation, stops
 from .chat.thinking_budget import sample_turn
 from .function_tools import as_tool
 from .policy_clock import PolicyClock
+from .spans import Span
 from .tool_calls import run_calls
 
 MALFORMED_CHANCES = 3  # consecutive turns without a readable tool call that become a policy fault
@@ -268,27 +269,32 @@ class Session(Agent):
         if share and isinstance(self._engine, TokenEngine):
             await self._compact_if_full(self._engine, share)
         sampling = self._allowance(max_tokens, stop)
-        if isinstance(self._engine, TokenEngine):
-            with self._episode.clock.sampled():
+        engine = self._engine.name
+        with Span("turn", player=self._name, engine=engine) as span, self._episode.clock.sampled():
+            if isinstance(self._engine, TokenEngine):
                 turn = await self._sampled(self._engine, specs, sampling)
-        else:  # the engine keeps no tokens: it gets all messages and returns parsed text
-            self._pending.clear()
-            sampling = sampling.replace(response_format=response_format, tool_choice=tool_choice)
-            with self._episode.clock.sampled():
+            else:  # the engine keeps no tokens: it gets all messages and returns parsed text
+                self._pending.clear()
+                sampling = sampling.replace(
+                    response_format=response_format, tool_choice=tool_choice
+                )
                 reply: Reply = await self._engine.reply(self.messages, specs, sampling)
-            text = (
-                f"<think>{reply.reasoning}</think>{reply.text}" if reply.reasoning else reply.text
-            )
-            # a partner's are not the policy's
-            tokens = reply.usage.get("completion_tokens", 0) if self.trains else 0
-            turn_fields: Any = {"finish": reply.finish, "player": self._name, "tokens": tokens}
-            turn = Turn(
-                text=text,
-                reply=reply.text.strip(),
-                reasoning=reply.reasoning,
-                calls=reply.calls,
-                **turn_fields,
-            )
+                text = (
+                    f"<think>{reply.reasoning}</think>{reply.text}"
+                    if reply.reasoning
+                    else reply.text
+                )
+                # a partner's are not the policy's
+                tokens = reply.usage.get("completion_tokens", 0) if self.trains else 0
+                turn_fields: Any = {"finish": reply.finish, "player": self._name, "tokens": tokens}
+                turn = Turn(
+                    text=text,
+                    reply=reply.text.strip(),
+                    reasoning=reply.reasoning,
+                    calls=reply.calls,
+                    **turn_fields,
+                )
+            span.attributes.update(tokens=turn.tokens, finish=turn.finish)
         self._turns += 1
         self._episode.turns.append(turn)
         message = Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls)

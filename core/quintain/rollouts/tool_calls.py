@@ -10,6 +10,7 @@ from dataclasses import replace
 from ..interfaces.tools import Tool
 from ..types.task import ToolCall
 from .policy_clock import PolicyClock
+from .spans import Span
 
 
 async def run_calls(
@@ -25,8 +26,11 @@ async def run_calls(
                 reason = call.error or f"no tool {call.name!r}; there are: {', '.join(tools)}"
                 return replace(call, error=f"error: {reason}")
             tool = tools[call.name]
-            with nullcontext() if tool.ours else clock.chosen():
-                return await tool.run(call)
+            timed = nullcontext() if tool.ours else clock.chosen()
+            with Span("tool", tool=call.name, call=call.id) as span, timed:
+                answered = await tool.run(call)
+                span.attributes["failed"] = bool(answered.error)
+                return answered
         except KeyboardInterrupt:
             raise
         except BaseException as e:  # noqa: BLE001 - a `SystemExit` in a task of its own would end the event loop

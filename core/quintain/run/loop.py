@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..console.metrics import flat, step_metrics
 from ..errors import Interrupted, RunError
 from ..interfaces.events import RunEnd
+from ..rollouts.spans import Span
 from ..tracebacks import text_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ async def training_loop(run: Run) -> dict[str, Any]:
             await before_training(run)
         finished = run.finished()
         while not finished:
-            finished = await train_step(run)
+            await run.steered()
+            with Span("step", step=run.state.step + 1):
+                finished = await train_step(run)
         stopped = run.stop_reason()  # before the evaluation, which takes time, too
         run.screen.note(f"training ends after step {run.state.step}: {stopped}")
         run.save()
@@ -114,6 +117,7 @@ async def train_step(run: Run) -> bool:
             await run.weight_sync.sync(run.learner.weights())  # the sampler takes the new version
         run.complete(step, collected)
         last = run.finished()
+        save = run.asked("checkpoint") or run.due(run.plan.checkpoint.every)
         # Read before the evaluation: its rewards take time, too, which is not the step's.
         collector_metrics = run.collector.metrics(collected)
         metrics = step_metrics(
@@ -128,6 +132,6 @@ async def train_step(run: Run) -> bool:
         # not repeat exactly.
         metrics["engine.stalls"] = run.engine.stalls - stalls
         run.record(step, collected.tried, metrics)
-    if run.due(run.plan.checkpoint.every):
+    if save:
         run.save()
     return last or run.accurate()

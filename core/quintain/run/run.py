@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -27,7 +28,14 @@ from ..errors import Interrupted
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
-from ..interfaces.events import CheckpointSaved, EvaluationEnd, RunStart, StepEnd, StepMeasured
+from ..interfaces.events import (
+    CheckpointSaved,
+    EvaluationEnd,
+    RunStart,
+    Steering,
+    StepEnd,
+    StepMeasured,
+)
 from ..interfaces.learner import AnyLearner
 from ..models.module_weights import ModuleWeights
 from ..models.sampler_mismatch import SamplerMismatch
@@ -35,6 +43,7 @@ from ..process.interrupts import CANCEL_SECONDS
 from ..process.threads import half_the_threads
 from ..recipe.plan import RunPlan
 from ..recipe.planners import memory_advice
+from ..rollouts.spans import Span
 from ..services.manager import copy_of_state, states
 from ..store.checkpoint import Checkpoint, CheckpointManager, generators, restore_generators
 from ..store.rollout_table import Advantages, advantages_of
@@ -50,6 +59,8 @@ A = TypeVar("A")
 AnyEnvironment = Environment[Any, Any]
 MOST_KINDS = 50
 """Kinds of failures that are counted apart."""
+PAUSE_SECONDS = 0.2
+"""Between two looks whether a pause is over."""
 OTHER_DECODING_TASKS = 200
 """Tasks of the evaluation that decodes in the other way, at most."""
 
@@ -65,6 +76,7 @@ class RunState:
         before: metrics of the evaluation before training.
         accuracy: of the last held-out evaluation, at step *measured*.
         best: the highest accuracy of a saved checkpoint.
+        steered: settings that a plugin has changed, see `quintain.interfaces.Steering`.
         evaluation_seconds: of the longest evaluation in training (``training``) and of that before
             and after it (``test``).
         failures: failed episodes by kind.
@@ -80,6 +92,7 @@ class RunState:
     best: float | None = None
     evaluation_seconds: dict[str, float] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
+    steered: dict[str, int] = field(default_factory=dict)
 
 
 class Clock:
@@ -97,7 +110,8 @@ class Clock:
     def __call__(self, phase: str) -> Iterator[None]:
         began = time.monotonic()
         try:
-            yield
+            with Span(phase):
+                yield
         finally:
             self.add(phase, time.monotonic() - began)
 
@@ -114,6 +128,7 @@ class Run:
 
     Attributes:
         stop: set when the user requests a stop.
+        steering: what plugins ask for.
         recorded: false between an update and its record, when a checkpoint would contain half a step.
         held_out: the environments of the evaluations.
         alerts: the message of each active alert, by its name.
@@ -135,6 +150,7 @@ class Run:
     screen: Screen
     checkpoints: CheckpointManager
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    steering: Steering = field(default_factory=Steering)
     state: RunState = field(default_factory=RunState)
     alerts: Mapping[str, str] = field(default_factory=dict)
     recorded: bool = True
@@ -166,8 +182,49 @@ class Run:
                 folder=str(self.folder.path.absolute()),
                 step=self.state.step,
                 recipe=self.plan.record,
+                steering=self.steering,
             )
         )
+
+    # ---------------------------------------------------------------- what plugins ask for
+    async def steered(self) -> None:
+        """Wait while the run is paused, then change the settings that plugins ask to change."""
+        steering, changed = self.steering, {}
+        if steering.paused:
+            self.screen.note(f"paused after step {self.state.step}")
+            began = time.monotonic()
+            with Span("paused"):
+                while steering.paused:
+                    await self.until_stopped(asyncio.sleep(PAUSE_SECONDS))
+            self._note_steering(paused_seconds=time.monotonic() - began)
+        for name in ("max_staleness", "concurrency"):
+            if (value := getattr(steering, name)) is not None:
+                setattr(steering, name, None)
+                if refusal := self.collector.change(**{name: value}):
+                    self.screen.warn(f"{name} = {value} was asked for and is not set: {refusal}")
+                else:
+                    changed[name] = value
+        if changed:
+            self.state.steered |= changed
+            self._note_steering(**changed)
+
+    def asked(self, what: str) -> bool:
+        """Return whether a plugin asked for *what*, ``evaluate`` or ``checkpoint``, since the last
+        call.
+        """
+        asked = bool(getattr(self.steering, what))
+        if asked:
+            setattr(self.steering, what, False)
+            self._note_steering(**{what: True})
+        return asked
+
+    def _note_steering(self, **done: Any) -> None:
+        record = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "step": self.state.step,
+            "steering": done,
+        }
+        self.folder.append(record, self.folder.provenance_path)
 
     # -------------------------------------------------------------- when to stop, evaluate and save
     def finished(self) -> bool:
@@ -188,6 +245,8 @@ class Run:
         for key, amount in {"minutes": after_start / 60, **used}.items():
             if (bound := getattr(limit, key)) is not None and amount >= bound:
                 reasons.append(f"stop.{key} = {bound:g}")
+        if self.steering.stop:
+            reasons.append(self.steering.stop)
         if state.step >= self.plan.steps:
             reasons.append(f"run.steps = {self.plan.steps}")
         return " and ".join(reasons)
@@ -209,7 +268,8 @@ class Run:
         the last step; else empty.
         """
         evaluation = self.plan.evaluation
-        if not (self.due(evaluation.every) or (last and evaluation.every)):
+        asked = self.asked("evaluate")
+        if not (asked or self.due(evaluation.every) or (last and evaluation.every)):
             return {}
         with self._timed_evaluation("training"):
             return await self.evaluate(
@@ -362,7 +422,8 @@ class Run:
             if not self.collector.overlaps:
                 return work()
             with half_the_threads() if self.collector.samples_here else nullcontext():
-                return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+                in_context = partial(copy_context().run, work)  # with the span around it
+                return await asyncio.get_running_loop().run_in_executor(self._thread, in_context)
 
     def report(self, step: int, collected: Collected) -> None:
         """Count the failed rollouts of a step; report missing groups and notices of the
@@ -413,6 +474,8 @@ class Run:
         rollouts = [r for g in (*collected.tried, *collected.wasted) for r in g.rollouts]
         self.state.samples += len(rollouts)
         self.state.tokens += sum(r.tokens for r in rollouts)
+        if self.steering.stop:
+            self._note_steering(stop=self.steering.stop)
 
     def record(self, step: int, groups: Sequence[AnyGroup], metrics: Mapping[str, Any]) -> None:
         """Write the step to disk, with the names of the active alerts; then notify hooks and
@@ -532,6 +595,7 @@ class Run:
         self.state = RunState(**content["run"])
         self.collector.curriculum.restore(content["curriculum"])
         self.collector.restore(content.get("queue", {}))
+        self.collector.change(**self.state.steered)
         self.weight_sync.restore(content["published"])
         self.folder.truncate_after(self.state.step)
         records = self.folder.metrics()

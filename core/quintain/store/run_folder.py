@@ -6,7 +6,8 @@
         run.lock                     locked while a process writes here
         recipe.toml                  the resolved recipe
         metrics.jsonl                one object per step
-        provenance.jsonl             one object per process, see `quintain.run.provenance`
+        provenance.jsonl             one object per process, see `quintain.run.provenance`, and
+                                     one per change by `quintain.interfaces.Steering`
         rollouts/step-000012.parquet
         checkpoints/step-000020/     see `quintain.store.checkpoint`
         summary.json
@@ -238,7 +239,13 @@ class RunFolder:
 
     def processes(self) -> list[Record]:
         """Return the provenance of the processes so far; raises as `metrics`."""
-        return [record for record, _ in self._lines(self.provenance_path)]
+        return [r for r, _ in self._lines(self.provenance_path) if "steering" not in r]
+
+    def steering(self) -> list[Record]:
+        """Return what plugins asked of the run and it did (``time``, ``step``, ``steering``), in
+        order; raises as `metrics`.
+        """
+        return [r for r, _ in self._lines(self.provenance_path) if "steering" in r]
 
     def _lines(self, path: Path) -> Iterator[tuple[Record, bytes]]:
         if not path.exists():

@@ -21,6 +21,7 @@ from quintain.interfaces.events import (
     Event,
     RunEnd,
     RunStart,
+    Steering,
     StepEnd,
     StepMeasured,
 )
@@ -31,7 +32,7 @@ from quintain.run.hooks import Hooks, Specification, allowed, hookimpl
 DOC = Path(__file__).resolve().parents[3] / "docs" / "hooks.md"
 
 SAMPLES: tuple[Event, ...] = (
-    RunStart(run="demo", folder="/runs/demo", step=0, recipe={"seed": 1}),
+    RunStart(run="demo", folder="/runs/demo", step=0, recipe={"seed": 1}, steering=Steering()),
     StepMeasured(step=1, metrics={"loss": 0.5}, alerts={}),
     StepEnd(step=1, metrics={"reward": 0.5}),
     EvaluationEnd(step=1, environment="arithmetic", split="dev", metrics={"accuracy": 0.9}),
@@ -74,7 +75,9 @@ def test_every_event_is_a_frozen_record_of_plain_values(kind: type[Event]) -> No
     types = {hints[f.name] for f in dataclasses.fields(kind)}
 
     assert kind.__dataclass_params__.frozen
-    assert types <= {str, int, float, bool, Mapping[str, float], Mapping[str, Any], dict[str, str]}
+    plain = {str, int, float, bool, Mapping[str, float], Mapping[str, Any], dict[str, str]}
+    assert types <= plain | {Steering}  # to be filled, as `alerts` are
+    assert set(get_type_hints(Steering).values()) == {bool, str, int | None}
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda e: e.hook)

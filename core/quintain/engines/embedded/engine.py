@@ -28,6 +28,7 @@ from ...models.load import cache_bytes, context_of, load_model
 from ...models.lora import base_of
 from ...models.snapshot import Snapshot
 from ...rollouts.chat.stop_strings import StopStrings
+from ...rollouts.spans import Span
 from ...types.sampling import Sampling
 from ...types.transcript import Sampled
 from .decoding import BatchForward
@@ -375,8 +376,9 @@ class EmbeddedEngine(TokenEngine):
     async def _wait(self) -> None:
         self._changed.clear()
         try:
-            async with asyncio.timeout(self._patience):
-                await self._changed.wait()
+            with Span("engine waits"):
+                async with asyncio.timeout(self._patience):
+                    await self._changed.wait()
         except TimeoutError:
             self.stalls += 1
             self._overslept = True

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+__all__ = ["ALERTS", "Alert", "History", "MetricsRecord"]
+
 MetricsRecord = Mapping[str, Any]
 
 

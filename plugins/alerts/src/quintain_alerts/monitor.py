@@ -9,6 +9,8 @@ from quintain.store import RunFolder
 
 from .conditions import ALERTS, History, MetricsRecord
 
+__all__ = ["AlertMonitor"]
+
 
 class AlertMonitor:
     """The alerts of a run.

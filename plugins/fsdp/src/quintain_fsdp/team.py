@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from quintain.errors import RunError, UsageError
+from quintain.rollouts import Span
 
 from .rank import run_rank
 from .setup import Setup
@@ -132,8 +133,9 @@ class Team:
                 "with --resume"
             )
         try:
-            self._send(command, arguments)
-            replies = self._replies(command)
+            with Span("ranks", command=command) as span:
+                self._send(command, arguments)
+                replies = self._replies(command, span)
         except BaseException:  # some ranks may still be in the command
             self._kill()
             raise
@@ -153,8 +155,11 @@ class Team:
             with suppress(BrokenPipeError, ConnectionResetError):
                 connection.send((command, arguments))
 
-    def _replies(self, command: str) -> list[Any]:
+    def _replies(self, command: str, span: Span) -> list[Any]:
         replies: dict[int, Any] = {}
+        began = time.monotonic()
+        seconds: dict[int, float] = {}
+        span.attributes["seconds"] = seconds
         deadline = float("inf")
         watch = RankWatch(self._silence, idle=self._device == "cpu" and command in COMPUTES)
         while len(replies) < self._ranks:
@@ -162,7 +167,7 @@ class Team:
             self._wait(missing)
             for rank in missing:
                 if (reply := self._receive(rank)) is not None:
-                    replies[rank] = reply
+                    replies[rank], seconds[rank] = reply, time.monotonic() - began
             failed = [rank for rank, (word, _) in replies.items() if word == "failed"]
             causes = {rank: self._cause(rank) for rank in missing if rank not in replies}
             if lost := {rank: cause for rank, cause in causes.items() if cause}:

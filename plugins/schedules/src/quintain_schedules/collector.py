@@ -123,6 +123,17 @@ class AsyncCollector(Collector):
         """Whether this process has episodes to sample for now, also while the learner updates."""
         return self.saves_unfinished and bool(self._running) and shares_module(type(self._engine))
 
+    def change(self, *, concurrency: int | None = None, max_staleness: int | None = None) -> str:
+        """Change settings, as `Collector.change`; a new concurrency holds for running episodes,
+        too: above it none starts.
+        """
+        before = self.rollout_context.concurrency
+        refusal = super().change(concurrency=concurrency, max_staleness=max_staleness)
+        if self._task is not None:
+            self._runner.concurrency += self.rollout_context.concurrency - before
+            self._runner.add(())
+        return refusal
+
     async def aclose(self) -> None:
         """Cancel the running episodes."""
         if self._task is not None:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 from quintain import InfrastructureError, Sampled, Sampling, Task, TokenEngine, Weights
 from quintain.errors import RunError, UsageError, did_you_mean
 from quintain.registry import current, signature_of, takes
-from quintain.rollouts import cut_where_stopped
+from quintain.rollouts import Span, cut_where_stopped
 from quintain.types import derived_seed
 
 from .routing import PendingTurn, Router
@@ -272,7 +272,8 @@ class EnginePool(TokenEngine):
         while True:
             turn.call = asyncio.ensure_future(call(self._replicas[turn.replica]))
             try:
-                answer: Out = await turn.call
+                with Span("replica", replica=turn.replica):
+                    answer: Out = await turn.call
             except InfrastructureError as error:
                 await self._router.retry(turn, error)
             except asyncio.CancelledError:
@@ -346,9 +347,12 @@ class EnginePool(TokenEngine):
         replica, error = self._replicas[number], None
         replica.follow(in_flight_updates=self.in_flight_updates, recompute_kv=self.recompute_kv)
         if not self.in_flight_updates:
-            await self._router.until(lambda: self._router.is_empty(number))
+            with Span("drain", replica=number):
+                await self._router.until(lambda: self._router.is_empty(number))
         try:
-            self._router.take(number, await replica.update(weights))
+            with Span("transfer", replica=number):
+                version = await replica.update(weights)
+            self._router.take(number, version)
         except Exception as e:  # noqa: BLE001 -- `update` raises it, once the other replicas have ended theirs
             error = e
             if _unreachable(e):

@@ -20,6 +20,8 @@ from quintain.registry import short_name
 from quintain.store import RunFolder, find_run, lock_owner, take_lock
 from quintain.types import decoding
 
+__all__ = ["RunInfo", "list_runs", "run_info", "runs"]
+
 State = Literal["preparing", "running", "finished", "stopped", "crashed"]
 LEFT_OUT = ("model", "tokens/s", "environments", "algorithm", "started")
 """Columns of the list that are left out, in this order, until the others fit on the terminal."""

@@ -15,6 +15,17 @@ from quintain.errors import RunError, UsageError
 from quintain.store import RunFolder, find_run, steps_in
 from quintain.types import reaches
 
+__all__ = [
+    "SOURCES",
+    "Filter",
+    "Row",
+    "StoredRollouts",
+    "TokenText",
+    "prompt_of",
+    "result_of",
+    "view_of",
+]
+
 Row = dict[str, Any]
 LIGHT = ("step", "environment", "group", "sample", "outcome", "shaping", "termination")
 """Columns that the filters read first; the others only if these match."""
