@@ -7,6 +7,7 @@ from __future__ import annotations
 from .axes import AXES, Axes, Guarantee
 from .best import BestSandbox
 from .bubblewrap import Bubblewrap
+from .containers import Containers
 from .docker import Docker
 from .guard import guarded
 from .landlock import Landlock
@@ -24,6 +25,7 @@ __all__ = [
     "BestSandbox",
     "Box",
     "Bubblewrap",
+    "Containers",
     "Docker",
     "Finish",
     "Guarantee",

@@ -10,7 +10,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +28,10 @@ process there.
 """
 CALL_SECONDS = 60.0
 """How long the engine may take to answer on a loaded machine."""
+BUILD_LINES = 12
+"""Last lines of a build that its error shows."""
+BUILD_TEXT = 2000
+"""Most characters of it."""
 PAUSES = (0.1, 0.3, 1.0, 3.0)
 """Seconds between attempts to remove a container that the engine is busy with."""
 START = (
@@ -99,6 +104,58 @@ class ContainerEngine:
             self._api.tag(report["status"], name, tag)  # podman calls it latest
             return str(report["status"])
 
+    def build(self, archive: IO[bytes], name: str, network: str, seconds: float) -> str:
+        """Build an image of a tar archive with a Dockerfile; why it failed, empty if it did not.
+
+        Args:
+            name: of the image, with a tag.
+            network: of the commands: ``none``, ``host``, or a network of the engine.
+            seconds: after which the build is given up.
+        """
+        deadline, lines = time.monotonic() + seconds, deque[str](maxlen=BUILD_LINES)
+        with self._reported("cannot build an image"):
+            try:
+                answer = self._api.build(
+                    fileobj=archive,
+                    custom_context=True,
+                    tag=name,
+                    rm=True,
+                    forcerm=True,
+                    network_mode=network,
+                    decode=True,
+                    timeout=seconds,
+                )
+                for item in answer:
+                    lines += str(item.get("stream", "")).splitlines()
+                    if "error" in item:
+                        said = " | ".join(filter(str.strip, lines))
+                        return f"{item['error']}; it said: {said}"[:BUILD_TEXT]
+                    if time.monotonic() > deadline:
+                        answer.close()  # ends the build
+                        raise requests.exceptions.Timeout
+            except requests.exceptions.Timeout:
+                return f"the build took more than {seconds:g} s"
+        return ""
+
+    def pull(self, image: str) -> None:
+        """Fetch an image from its registry."""
+        with self._reported(f"cannot pull the image {image!r}"):
+            self._api.pull(image)
+
+    def config(self, image: str) -> Mapping[str, Any]:
+        """Return what an image says of its programs: ``WorkingDir``, ``User``, ``Env``."""
+        with self._reported("cannot inspect an image"):
+            config: Mapping[str, Any] = self._api.inspect_image(image)["Config"] or {}
+        return config
+
+    def remove_image(self, image: str) -> None:
+        """Remove an image; nothing happens if it is gone or in use."""
+        with (
+            self._reported("cannot remove an image"),
+            contextlib.suppress(docker.errors.ImageNotFound),
+        ):
+            self._api.remove_image(image, force=True, noprune=False)
+
     def tag(self, image: str, name: str, tag: str) -> None:
         """Give an image one more tag, or move that tag to it."""
         with self._reported("cannot tag an image"):
@@ -133,6 +190,52 @@ class ContainerEngine:
         """Start its first process."""
         with self._reported("cannot start a container"):
             self._api.start(container)
+
+    def open_command(
+        self, container: str, argv: Sequence[str], **settings: Any
+    ) -> tuple[str, socket.socket]:
+        """Start a command in a running container; its id, and a connection to its streams, whose
+        output comes in frames.
+
+        Args:
+            settings: ``user``, ``workdir``, ``environment``; see ``exec_create`` of docker's SDK.
+        """
+        with self._reported("cannot start a command"):
+            command = str(
+                self._api.exec_create(container, list(argv), stdin=True, **settings)["Id"]
+            )
+            stream = self._api.exec_start(command, socket=True)
+        connection = socket.socket(fileno=os.dup(stream.fileno()))
+        stream._response.close()
+        return command, connection
+
+    def exit_status(self, command: str) -> int | None:
+        """Return how a command ended; ``None`` while it runs."""
+        with self._reported("cannot inspect a command"):
+            code = self._api.exec_inspect(command)["ExitCode"]
+        return None if code is None else int(code)
+
+    def write_archive(self, container: str, folder: str, archive: IO[bytes] | bytes) -> None:
+        """Unpack a tar archive into a folder of a container, which must exist."""
+        with self._reported("cannot write files"):
+            self._api.put_archive(container, folder, archive)
+
+    def read_archive(self, container: str, path: str, limit: int) -> bytes | None:
+        """Return a file or folder of a container as a tar archive; ``None`` if there is none, or
+        more than *limit* bytes.
+        """
+        with self._reported("cannot read files"):
+            try:
+                pieces, _ = self._api.get_archive(container, path)
+            except docker.errors.NotFound:
+                return None
+            data = bytearray()
+            for piece in pieces:
+                data += piece
+                if len(data) > limit:
+                    pieces.close()
+                    return None
+        return bytes(data)
 
     def inspect(self, container: str) -> Mapping[str, Any]:
         """Return the state of *container*: ``Running``, ``Pid``, ``OOMKilled``, ``ExitCode``."""

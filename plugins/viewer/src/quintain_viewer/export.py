@@ -7,13 +7,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import click
 
+from quintain.cli import Count
 from quintain.errors import InfrastructureError, StorageError, UsageError
+from quintain.recipe import parsed_override
 from quintain.store import model_named, storage_errors
 
 from .model_card import Origin, card
@@ -22,6 +25,8 @@ TEMPLATE = "quintain_template"
 """Key of ``tokenizer_config.json`` with the arguments of the chat template in training."""
 HISTORY = "quintain_history"
 """Key of the same file with `model.history`."""
+EXPORTS = "quintain_viewer.exports"
+"""Group of entry points: functions that write the tasks of an environment as a foreign format."""
 DTYPES = {
     "float32": "float32",
     "bfloat16": "bfloat16",
@@ -56,6 +61,24 @@ DTYPES = {
 @click.option(
     "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
 )
+@click.option(
+    "--harbor",
+    is_flag=True,
+    help="RUN is an environment: write its tasks as folders of Harbor's format.",
+)
+@click.option(
+    "--arg",
+    "-a",
+    "args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="With --harbor: field of the environment (repeatable).",
+)
+@click.option("--split", default="train", show_default=True, help="With --harbor: of the tasks.")
+@click.option("--tasks", type=Count(1), help="With --harbor: at most so many.")
+@click.option(
+    "--image", default="", help="With --harbor: image that has Python and what the reward needs."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export(
     run: str,
@@ -65,6 +88,11 @@ def export(
     push: str | None,
     public: bool,
     folder: str,
+    harbor: bool,
+    args: Sequence[str],
+    split: str,
+    tasks: int | None,
+    image: str,
     as_json: bool,
 ) -> None:
     """Write the model of RUN to DIR, for transformers, vLLM and other programs.
@@ -78,7 +106,25 @@ def export(
     quintain export arithmetic-1 exported --dtype bfloat16
     quintain export runs/arithmetic-1/checkpoints/step-000020 exported
     quintain export Qwen/Qwen3-0.6B exported --merge adapters --push OWNER/NAME
+
+    With --harbor, RUN is an environment of one turn. DIR gets a folder per task (instruction,
+    Dockerfile, solution, and a verifier that is the environment's own reward), which every reader
+    of Harbor's format runs.
+
+    \b
+    quintain export --harbor arithmetic tasks --split test --tasks 100
     """
+    if harbor:
+        report = export_tasks(run, out, args, split, tasks, image)
+        needs = ", ".join(report["requirements"]) or "nothing"
+        click.echo(
+            json.dumps(report)
+            if as_json
+            else f"wrote {report['tasks']} tasks to {out}; their images install {needs}"
+        )
+        return
+    if args or tasks or image:
+        raise UsageError("--arg, --tasks and --image are for --harbor")
     import torch  # noqa: F401 - a base installation ends here, with the name of the extra
 
     check_out(out)
@@ -106,6 +152,31 @@ def export(
     click.echo(f"wrote {out}: {size}; README.md is its model card")
     if push is not None:
         click.echo(f"uploaded to {report['url']}")
+
+
+def export_tasks(
+    environment: str, out: Path, args: Sequence[str], split: str, tasks: int | None, image: str
+) -> Mapping[str, Any]:
+    """Write tasks of an environment to *out* by the function that another distribution has for it,
+    an entry point of the group `EXPORTS`.
+
+    Raises:
+        UsageError: there is none, or something is at *out*, or the environment cannot be exported.
+    """
+    check_out(out)
+    found = list(entry_points(group=EXPORTS, name="harbor"))
+    if not found:
+        raise UsageError("--harbor needs a package: pip install quintain-harbor")
+    given = [parsed_override(pair) for pair in args]
+    report: Mapping[str, Any] = found[0].load()(
+        environment,
+        out,
+        args={override.path[0]: override.value for override in given},
+        split=split,
+        tasks=tasks,
+        image=image,
+    )
+    return report
 
 
 def check_out(out: Path) -> None:

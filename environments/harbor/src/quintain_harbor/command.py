@@ -1,0 +1,254 @@
+"""`quintain harbor`: audit, build and convert task folders."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from quintain.errors import UsageError
+
+TABLE = click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="NAME=LOCAL",
+    help="Local image for those that tasks name, such as 'python:3.*=my-python' (repeatable).",
+)
+BUILD_NETWORK = click.option(
+    "--build-network",
+    default="none",
+    show_default=True,
+    help="Network of the commands of Dockerfiles: none, host, or one of the engine.",
+)
+PULL = click.option("--pull", is_flag=True, help="The engine may fetch images from registries.")
+LIMIT = click.option("--tasks", type=click.IntRange(1), help="At most so many tasks.")
+DATA = click.argument("data", type=click.Path(path_type=Path))
+
+
+@click.group()
+def harbor() -> None:
+    """Audit, build and convert task folders of Harbor and Terminal-Bench."""
+
+
+@harbor.command()
+@DATA
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="File of records (JSON lines)."
+)
+@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True, help="Tasks at once.")
+@click.option(
+    "--repeats", type=click.IntRange(1), default=1, show_default=True, help="Runs of each solution."
+)
+@click.option("--no-forgery", is_flag=True, help="Do not try to write the reward file.")
+@click.option("--offline", is_flag=True, help="Run each solution without a network, too.")
+@click.option("--network", default="", help="Engine's network for tasks that ask for one.")
+@click.option(
+    "--keep-processes",
+    is_flag=True,
+    help="What was left running goes on beside a verifier in the same container.",
+)
+@click.option("--key", default="reward", show_default=True, help="Reward that counts.")
+@LIMIT
+@TABLE
+@BUILD_NETWORK
+@PULL
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def audit(
+    data: Path,
+    out: Path | None,
+    jobs: int,
+    repeats: int,
+    no_forgery: bool,
+    offline: bool,
+    network: str,
+    keep_processes: bool,
+    key: str,
+    tasks: int | None,
+    images: Sequence[str],
+    build_network: str,
+    pull: bool,
+    as_json: bool,
+) -> int:
+    """Run the solution of each task of DATA, nothing, and a forgery, and say what is wrong with it.
+
+    DATA is a task folder, a tree of them, an archive, or a Parquet file with archives. No model
+    takes part. With --out each task has a record in a file, and a second run goes on with those
+    that have none, or that have changed. The field `audit` of the environment `harbor` reads the
+    file and leaves out the tasks that are not sound.
+
+    \b
+    quintain harbor audit tasks --out audit.jsonl --image 'ubuntu:*=my-debian'
+    quintain harbor audit tasks --tasks 10 --network bridge --build-network bridge
+
+    Exit status: 0 all tasks are sound, 1 some are not, 2 the audit did not run.
+    """
+    from quintain_sandbox import Containers
+
+    from .audit import Plan, Record, line_of, read_records, summary
+    from .audit import audit as examine
+    from .environment import cache_folder
+    from .trial import Settings
+
+    records = {row.task: row for row in read_records(out)} if out is not None else {}
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {out.absolute().parent}")
+    found = _folders(data, cache_folder(""), tasks)
+    containers = Containers(
+        slots=jobs,
+        builds=jobs,
+        images=_table(images),
+        pull=pull,
+        build_network=build_network,
+        network=network or "bridge",
+    )
+    plan = Plan(
+        settings=Settings(network=bool(network), keep_processes=keep_processes),
+        repeats=repeats,
+        forge=not no_forgery,
+        offline=offline,
+        key=key,
+    )
+
+    def write(record: Record) -> None:
+        records[record.task] = record
+        if out is not None:
+            with out.open("a", encoding="utf-8") as file:
+                file.write(line_of(record) + "\n")
+        if not as_json:
+            click.echo(_line(record))
+
+    async def run() -> None:
+        known = {name: row.digest for name, row in records.items()}
+        async with containers:
+            await examine(found, containers, plan, write, jobs=jobs, known=known)
+
+    asyncio.run(run())
+    names = {folder.name for folder in _folders(data, cache_folder(""), tasks)}
+    rows = [row for name, row in records.items() if name in names]
+    counts = summary(rows)
+    if as_json:
+        click.echo(json.dumps(counts))
+    else:
+        _show(counts)
+    return 0 if all(row.sound for row in rows) else 1
+
+
+@harbor.command()
+@DATA
+@click.option(
+    "--jobs", type=click.IntRange(1), default=2, show_default=True, help="Builds at once."
+)
+@LIMIT
+@TABLE
+@BUILD_NETWORK
+@PULL
+def build(
+    data: Path,
+    jobs: int,
+    tasks: int | None,
+    images: Sequence[str],
+    build_network: str,
+    pull: bool,
+) -> int:
+    """Build the images of all tasks of DATA, so that no episode waits for one.
+
+    Exit status: 0 all are built, 1 some cannot be, 2 nothing ran.
+    """
+    from quintain_sandbox import Containers
+    from quintain_sandbox.task_images import BuildError
+
+    from .environment import cache_folder
+
+    failed = 0
+
+    async def run() -> None:
+        nonlocal failed
+        waiting = _folders(data, cache_folder(""), tasks)
+        async with Containers(
+            builds=jobs, images=_table(images), pull=pull, build_network=build_network
+        ) as containers:
+
+            async def work() -> None:
+                nonlocal failed
+                for folder in waiting:
+                    try:
+                        folder.check()
+                        await containers.image(folder.image())
+                    except (UsageError, BuildError) as e:
+                        failed += 1
+                        click.echo(f"{folder.name}: {e}", err=True)
+
+            await asyncio.gather(*(work() for _ in range(jobs)))
+            click.echo(f"{containers.built} images built, {failed} tasks without one")
+
+    asyncio.run(run())
+    return 1 if failed else 0
+
+
+@harbor.command()
+@click.argument("old", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("new", type=click.Path(path_type=Path))
+def convert(old: Path, new: Path) -> int:
+    """Write the tasks of the first Terminal-Bench at and below OLD as folders of Harbor below NEW.
+
+    Exit status: 0 all are written, 1 some cannot be, 2 nothing ran.
+    """
+    from .folder import OLD_CONFIG, folders
+    from .terminal_bench import convert as write
+
+    if new.exists():
+        raise UsageError(f"{new} exists; name a new folder")
+    written = failed = 0
+    for folder in folders(old):
+        if not (folder.path / OLD_CONFIG).is_file():
+            continue
+        try:
+            write(folder.path, new if folder.path == old else new / folder.name)
+            written += 1
+        except UsageError as e:
+            failed += 1
+            click.echo(f"{folder.name}: {e}", err=True)
+    click.echo(f"{written} tasks written to {new}, {failed} not")
+    return 1 if failed else 0
+
+
+def _folders(data: Path, cache: Path, tasks: int | None) -> Iterator[Any]:
+    from .archives import task_folders
+
+    return islice(task_folders(data, cache), tasks)
+
+
+def _table(images: Sequence[str]) -> dict[str, str]:
+    table = {}
+    for text in images:
+        name, sign, local = text.partition("=")
+        if not (name and sign and local):
+            raise UsageError(f"--image {text!r}: expected NAME=LOCAL")
+        table[name] = local
+    return table
+
+
+def _line(record: Any) -> str:
+    if record.status != "played":
+        return f"{record.task}: {record.status}: {record.reason}"
+    state = {True: "sound", None: "no solution", False: "not sound"}[record.sound]
+    rewards = f"solution {record.oracle}, nothing {record.nop}, forgery {record.forged}"
+    return f"{record.task}: {state}; {rewards}" + "".join(
+        f"\n  {kind}: {' '.join(seen.split())[:200]}" for kind, seen in record.defects.items()
+    )
+
+
+def _show(counts: dict[str, Any]) -> None:
+    click.echo(
+        f"{counts['tasks']} tasks, {counts['sound']} sound; {counts['with_solution']} with a "
+        f"solution that ran, {counts['oracle_1']} of them with reward 1; nothing has 0 in "
+        f"{counts['nop_0']}"
+    )
+    for kind, number in {**counts["status"], **counts["defects"]}.items():
+        click.echo(f"{number:6} {kind}")

@@ -1,0 +1,65 @@
+"""Scores an answer by the environment that an exported task comes from. It runs in the container of
+the task, as a program of its own, with the packages that lie beside it.
+
+Exit status: 0 with a reward file, 3 without one, where the environment failed and not the answer.
+"""
+
+import json
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+MOST = 1 << 20
+"""Most characters of an answer that are read."""
+
+
+def main(answer: Path, reward: Path) -> int:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        zipfile.ZipFile(HERE / "packages.zip") as packages,
+    ):
+        packages.extractall(folder)
+        sys.path.insert(0, folder)
+        score = scored(answer)
+    if score is None:
+        return 3
+    reward.parent.mkdir(parents=True, exist_ok=True)
+    reward.write_text(f"{score!r}\n", encoding="utf-8")
+    return 0
+
+
+def scored(answer: Path) -> float | None:
+    from quintain.recipe import EnvironmentTable, resolve_environment_table
+    from quintain.types.rollout import type_adapter
+    from quintain_authoring import run_episode
+
+    told = json.loads((HERE / "task.json").read_text(encoding="utf-8"))
+    use = told["use"].replace("{here}", str(HERE))
+    table = EnvironmentTable(use=use, args=told["args"])
+    environment = resolve_environment_table(table).make({})
+    module, _, name = told["task_class"].partition(":")
+    __import__(module)
+    task_class = getattr(sys.modules[module], name)
+    task = type_adapter(task_class).validate_python(told["task"])
+    try:
+        # As a model's end of a text, blanks at the ends are no part of an answer.
+        text = answer.read_text(encoding="utf-8", errors="replace")[:MOST].strip()
+    except OSError:
+        text = ""
+    rollout = run_episode(environment, task, text)
+    if rollout.outcome is None or rollout.termination.kind not in (
+        "finished",
+        "truncated",
+        "policy_fault",
+        "policy_timeout",
+    ):
+        print(f"{rollout.termination.kind}: {rollout.termination.reason}", file=sys.stderr)
+        return None
+    print(f"reward {rollout.outcome.total}")
+    return float(rollout.outcome.total)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
