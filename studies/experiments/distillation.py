@@ -91,9 +91,11 @@ COURSES: dict[str, Course] = {
     "arithmetic": Course(
         recipe="quickstart", right={"slips": 0.0}, rate=6e-5, prompts=32, answers=4
     ),
-    "code": Course(recipe="code", right={"slips": 0.0}, rate=2e-4, measured=(0, 4, 8, 16, 24)),
     "search": Course(
-        recipe="search", right={"slips": (0.0, 0.0)}, rate=3e-4, measured=(0, 2, 4, 8, 16)
+        recipe="search", right={"slips": (0.0, 0.0)}, rate=3e-4
+    ),
+    "code": Course(
+        recipe="code", right={"slips": 0.0}, rate=2e-4, teacher_rate=1e-3, examples=15360
     ),
 }
 QUICK = {
@@ -291,10 +293,13 @@ def deeper(model: LoadedModel) -> LoadedModel:
 
 
 def teacher_in(store: Path, course: Course) -> str:
-    """Train the teacher on demonstrations without mistakes, unless *store* has it; measure it."""
+    """Train the teacher on demonstrations without mistakes, unless *store* has it; measure it and
+    the student.
+    """
     folder = store / "teacher"
     if not (store / "teacher.json").exists():
         store.mkdir(parents=True, exist_ok=True)
+        began = asyncio.run(measured_alone(student(course), course))
         model = deeper(student(course))
         (table,) = course.settings.environments
         examples = source_of(
@@ -304,9 +309,15 @@ def teacher_in(store: Path, course: Course) -> str:
         )
         learner, report = tune(model, examples, epochs=1, lr=course.teacher_rate)
         save_model(folder, learner, model.tokenizer, report.to_json())
-        success = asyncio.run(measured_alone(load_model(folder, device="cpu"), course))
-        quality = {"parameters": report.parameters, "updates": report.updates, **success}
-        write(store / "teacher.json", quality)
+        write(
+            store / "teacher.json",
+            {
+                "parameters": report.parameters,
+                "updates": report.updates,
+                "success": asyncio.run(measured_alone(load_model(folder, device="cpu"), course)),
+                "student": began,
+            },
+        )
     return str(folder)
 
 
@@ -321,29 +332,31 @@ async def measured_alone(model: LoadedModel, course: Course) -> dict[str, float]
     """Return held-out success of *model*, greedy and sampled."""
     specs = [resolve_environment_table(table) for table in course.settings.environments]
     async with (
-        opened_environments(specs, course.settings.services) as ((environment,), _),
+        opened_environments(specs, course.settings.services) as ((environment,), services),
         embedded_engine(model, slots=course.prompts * course.answers) as engine,
     ):
-        return {
-            f"success at {t:g}": await success_of(environment, engine, t, course)
-            for t in (0.0, TEMPERATURE)
-        }
+        return await success_of(environment, services, engine, course)
 
 
 # ---------------------------------------------------------------------------------------- a run
 async def success_of(
-    environment: Environment[Any, Any], engine: Any, temperature: float, course: Course
-) -> float:
-    """Return the share of held-out tasks that the model of *engine* solves."""
-    found = await evaluate(
-        environment,
-        engine,
-        split="test",
-        tasks=course.held_out,
-        sampling=Sampling(temperature=temperature, max_tokens=course.settings.sampling.max_tokens),
-        seed=1,
-    )
-    return found.accuracy.value if found.accuracy else 0.0
+    environment: Environment[Any, Any], services: Mapping[str, Any], engine: Any, course: Course
+) -> dict[str, float]:
+    """Return the share of held-out tasks that the model of *engine* solves, greedy and sampled."""
+    longest = course.settings.sampling.max_tokens
+    found = {}
+    for name, temperature in (("greedy", 0.0), ("sampled", TEMPERATURE)):
+        result = await evaluate(
+            environment,
+            engine,
+            split="test",
+            tasks=course.held_out,
+            sampling=Sampling(temperature=temperature, max_tokens=longest),
+            seed=1,
+            services=services,
+        )
+        found[name] = result.accuracy.value if result.accuracy else 0.0
+    return found
 
 
 def trained(store: Path, course: Course, arm: str, seed: int) -> Curve:
@@ -351,7 +364,8 @@ def trained(store: Path, course: Course, arm: str, seed: int) -> Curve:
     place = store / f"{re.sub('[^a-z0-9.]+', '-', arm.lower())}-{seed}.json"
     if not place.exists():
         teacher = teacher_in(store, course)
-        curve = asyncio.run(run(student(course), course, ARMS[arm], teacher, seed))
+        start = json.loads((store / "teacher.json").read_text())["student"]
+        curve = asyncio.run(run(student(course), course, ARMS[arm], teacher, start, seed))
         write(place, vars(curve))
     return Curve(**json.loads(place.read_text()))
 
@@ -362,15 +376,24 @@ def cpu_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-async def run(model: LoadedModel, course: Course, arm: Arm, teacher: str, seed: int) -> Curve:
-    """Train *model* and measure it on the way; only sampling, teacher and update take time."""
+async def run(
+    model: LoadedModel,
+    course: Course,
+    arm: Arm,
+    teacher: str,
+    start: Mapping[str, float],
+    seed: int,
+) -> Curve:
+    """Train *model* and measure it on the way; only sampling, grading, teacher and update take
+    time. *start* is its success before.
+    """
     longest = course.settings.sampling.max_tokens
     learner = Learner(model.module, arm.algorithm, lr=arm.faster * course.rate, warmup_steps=WARMUP)
     specs = [resolve_environment_table(table) for table in course.settings.environments]
     slots, last = course.prompts * course.answers, course.measured[-1]
     curve, spent, tokens = Curve(), 0.0, 0
     async with (
-        opened_environments(specs, course.settings.services) as ((environment,), _),
+        opened_environments(specs, course.settings.services) as ((environment,), services),
         embedded_engine(model, slots=slots) as engine,
         ModelTeacher(model=teacher, policy=model, learner=learner) as asked,
         embedded_engine(load_model(teacher, device="cpu"), slots=slots) as teaching,
@@ -383,8 +406,9 @@ async def run(model: LoadedModel, course: Course, arm: Arm, teacher: str, seed: 
                 curve.steps.append(step)
                 curve.tokens.append(tokens)
                 curve.seconds.append(spent)
-                curve.greedy.append(await success_of(environment, engine, 0.0, course))
-                curve.sampled.append(await success_of(environment, engine, TEMPERATURE, course))
+                found = await success_of(environment, services, engine, course) if step else start
+                curve.greedy.append(found["greedy"])
+                curve.sampled.append(found["sampled"])
             if step == last:
                 break
             began = cpu_seconds()
@@ -403,6 +427,7 @@ async def run(model: LoadedModel, course: Course, arm: Arm, teacher: str, seed: 
                 RolloutContext(
                     engine=teaching if arm.imitates else engine,
                     sampling=Sampling(temperature=TEMPERATURE, max_tokens=longest),
+                    services=services,
                     run_seed=seed,
                     step=step,
                 ),

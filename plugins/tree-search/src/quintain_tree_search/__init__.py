@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from quintain import lazy_names
 
 if TYPE_CHECKING:
-    from .advantages import tree as tree
     from .advantages import tree_process as tree_process
+    from .advantages import tree_steps as tree_steps
     from .advantages import value_steps as value_steps
     from .algorithms import TREE as TREE
     from .algorithms import TREE_RL as TREE_RL

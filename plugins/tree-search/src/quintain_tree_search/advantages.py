@@ -41,7 +41,7 @@ def _fits(algorithm: Algorithm) -> None:
 
 
 @advantage(fits=_fits)
-def tree(step: Step, *, engine: TokenEngine = need("policy")) -> WithMetrics:
+def tree_steps(step: Step, *, engine: TokenEngine = need("policy")) -> WithMetrics:
     """N / (N - 1) (V(node) - V(parent)) for the tokens of the step from parent to node; V is the
     mean reward of the leaves below a node and N the number of steps that were drawn after parent
     (group-relative over siblings, as in TreeRPO, Yang et al. 2025, 2506.05183, without its division
@@ -57,7 +57,7 @@ def tree(step: Step, *, engine: TokenEngine = need("policy")) -> WithMetrics:
     trees = _trees(engine)
 
     def credit(edge: Edge, values: dict[Key, float], leaves: dict[Key, int]) -> float:
-        below = trees.branches ** (trees.depth - edge.node[0])
+        below = int(trees.branches ** (trees.depth - edge.node[0]))
         draws = math.ceil(leaves[edge.parent] / below)
         if draws < 2:
             return 0.0
@@ -74,7 +74,7 @@ def tree_process(step: Step, *, engine: TokenEngine = need("policy")) -> WithMet
     Not the gradient of the expected reward: steps with many leaves weigh less.
 
     Raises:
-        UsageError: as `tree`.
+        UsageError: as `tree_steps`.
     """
 
     def credit(edge: Edge, values: dict[Key, float], leaves: dict[Key, int]) -> float:
@@ -186,7 +186,7 @@ def _credited(
 
 def _edges(sample: Sample, engine: TreeEngine) -> list[Edge]:
     """Return the steps of an answer between the places at which its tree branches."""
-    _, tokens = answer_of(sample, "tree")
+    _, tokens = answer_of(sample, "tree_steps")
     if not tokens:
         return []
     ends = engine.steps.ends(tokens, engine.tokenizer)

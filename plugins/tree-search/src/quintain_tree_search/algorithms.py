@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from quintain.learning import ALGORITHMS
 
-from .advantages import tree, tree_process, value_steps
+from .advantages import tree_process, tree_steps, value_steps
 
 TREE = replace(
     ALGORITHMS["dr_grpo"],
@@ -16,7 +16,7 @@ TREE = replace(
         "it; needs the engine tree."
     ),
     source="Yang et al. 2025 (TreeRPO), arXiv 2506.05183",
-    advantage=tree,
+    advantage=tree_steps,
     published={"group": 8, "temperature": 1.0},
 )
 

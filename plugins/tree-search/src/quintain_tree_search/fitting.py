@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from quintain import Rollout
 from quintain.errors import UsageError
+from quintain.models import load_pretrained
 from quintain.store import RunFolder, find_run, steps_in
 from quintain.types import reaches
 
@@ -134,6 +135,7 @@ def fit_value(
         UsageError: all answers succeeded, or none; or a setting is out of range.
     """
     from transformers import AutoModelForTokenClassification, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
     if epochs < 1 or batch < 1 or not lr > 0:
         raise UsageError(f"value: epochs {epochs}, batch {batch}, lr {lr}; expected above 0")
@@ -145,8 +147,13 @@ def fit_value(
         )
     began = time.monotonic()
     torch.manual_seed(seed)
-    module: Any = AutoModelForTokenClassification.from_pretrained(model, num_labels=1)
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # the head is new, which would be a warning
+    try:
+        module = load_pretrained(AutoModelForTokenClassification, model, num_labels=1)
+    finally:
+        transformers_logging.set_verbosity(level)
+    tokenizer = load_pretrained(AutoTokenizer, model)
     torch.nn.init.zeros_(module.score.weight)
     newline = newline_of(tokenizer)
     training, held_out = _split(rows, seed)

@@ -42,7 +42,7 @@ class TreeEngine(SearchEngine):
     Equal prompts that are asked for at the same time are the leaves of one tree of *branches* to
     the power of *depth* leaves; what is more begins a further tree. After each of the first *depth*
     steps an answer branches, and the last branches run to the end. Each answer by itself is drawn
-    from the policy; answers of one tree depend on one another, which the advantages `tree` and
+    from the policy; answers of one tree depend on one another, which the advantages `tree_steps` and
     `tree_process` know. A group is a whole tree where ``group_size`` is the number of leaves.
 
     An answer that ends before its last branching is the leaf of all episodes below it.

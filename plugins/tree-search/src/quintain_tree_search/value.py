@@ -10,7 +10,7 @@ import torch
 
 from quintain import Service
 from quintain.errors import UsageError
-from quintain.models import as_device, check_available
+from quintain.models import as_device, check_available, load_pretrained
 
 from .steps import NEWLINE
 
@@ -52,11 +52,8 @@ class ValueModel(Service):
         """
         from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-        try:
-            module = AutoModelForTokenClassification.from_pretrained(self._folder)
-            tokenizer = AutoTokenizer.from_pretrained(self._folder)
-        except (OSError, ValueError) as e:
-            raise UsageError(f"value-model: {self._folder!r} cannot be loaded: {e}") from e
+        module = load_pretrained(AutoModelForTokenClassification, self._folder)
+        tokenizer = load_pretrained(AutoTokenizer, self._folder)
         if module.config.num_labels != 1:
             raise UsageError(
                 f"value-model: {self._folder!r} has {module.config.num_labels} outputs per token; "
@@ -132,6 +129,5 @@ def newline_of(tokenizer: Any) -> int | None:
 
 
 def with_newline(row: Sequence[int], newline: int | None) -> tuple[int, ...]:
-    """Return *row* with a line break at its end, unless it has one."""
-    ends = newline is None or row[-1] == newline
-    return (*row,) if ends else (*row, newline)  # type: ignore[return-value]
+    """Return *row* with a line break at its end, unless it has one or there is none."""
+    return (*row,) if newline is None or row[-1] == newline else (*row, newline)
