@@ -73,7 +73,9 @@ def measure(
 
     def side(setting: str) -> Worker:
         python = [sys.executable, "-m", "studies.benchmarks.quintain_step"]
-        return Worker(setting, ["env", f"QUINTAIN_TIMELINE={setting}", *python, *words], args.threads)
+        return Worker(
+            setting, ["env", f"QUINTAIN_TIMELINE={setting}", *python, *words], args.threads
+        )
 
     with side("off") as off, side("10") as on:
         rounds = args.rounds or (2 if args.quick else 41)

@@ -1,10 +1,13 @@
 """Is a teacher ahead of the reward? Distillation on the policy's own samples, policy gradients and
-supervised training on the teacher's samples, at equal tokens and at equal seconds.
+supervised training on the teacher's samples, at equal tokens and at equal seconds, on ``arithmetic``,
+``code`` and ``search``.
 
-The student is the default model of arithmetic, which omits carries. The teacher has twice its
-layers and was trained here on sums with all carries. Seconds are CPU seconds of sampling, teacher
-and update. A finished run is kept in ``runs/distillation``, so that an interrupted study continues;
-delete the folder to run everything again.
+The student is the default model of each environment, which has the habits that its reward punishes.
+The teacher has twice its layers and was trained here on demonstrations without them. Seconds are
+CPU seconds of sampling, grading, teacher and update.
+
+A finished run is a file in ``runs/distillation``, so that an interrupted study continues and further
+seeds add to those that are there; delete the folder to run everything again.
 """
 
 from __future__ import annotations
@@ -14,8 +17,7 @@ import json
 import os
 import re
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -25,45 +27,81 @@ from typing import Any
 import numpy as np
 import torch
 
-from quintain import Algorithm, Sampling
+from quintain import Algorithm, Environment, Sampling
 from quintain.console import Screen
 from quintain.evaluation import evaluate
 from quintain.learning import ALGORITHMS, Learner
 from quintain.models import LoadedModel, load_model
-from quintain.recipe import EnvironmentTable, ModelRequest, ModelSource, Recipe
+from quintain.recipe import (
+    EnvironmentSpec,
+    EnvironmentTable,
+    ModelRequest,
+    ModelSource,
+    Recipe,
+    opened_environments,
+)
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.run import embedded_engine
 from quintain.store import save_model
 from quintain_distill import GKD, OPD, ModelTeacher
-from quintain_env_math import Arithmetic
 from quintain_preference import SFT
 from quintain_sft.sources import Selection, source_of
 from quintain_sft.tuning import tune
 
 from .common import ROOT, Line, Panel, Report, main
 
-LEVELS, REWORDED = (1, 2, 3), 0.6
-"""Of the tasks, as in the quickstart."""
-RATE, WARMUP, LONGEST = 6e-5, 2, 48
-LEAST_SEEDS = 2
-"""Of a full study, instead of five: each seed trains a model for each arm."""
+WARMUP = 2
+TEMPERATURE = 1.0
+"""Of sampling; held-out success is measured greedily and at this."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """Of a study: steps and when success is measured on how many tasks; tasks and answers of a
-    step; examples that the teacher learns from.
+class Course:
+    """An environment to learn, and how much of it.
+
+    Attributes:
+        recipe: the bundled recipe whose environment, services and default model these are.
+        right: fields of the environment whose demonstrations have no mistakes.
+        rate, teacher_rate: learning rates of the student, half of the pair that each method has,
+            and of the teacher.
+        examples: that the teacher learns from.
+        prompts, answers: tasks of a step, and samples of each.
+        measured: the steps at which success is measured, the last one last.
+        held_out: tasks of ``test`` on which it is measured.
     """
 
-    steps: int = 12
-    measured: tuple[int, ...] = (0, 2, 4, 8, 12)
-    held_out: int = 128
-    prompts: int = 32
-    answers: int = 4
+    recipe: str
+    right: Mapping[str, Any]
+    rate: float
+    teacher_rate: float = 3e-4
     examples: int = 5120
+    prompts: int = 16
+    answers: int = 8
+    measured: tuple[int, ...] = (0, 2, 4, 8, 12)
+    held_out: int = 100
+
+    @property
+    def settings(self) -> Recipe:
+        """The bundled recipe, parsed."""
+        return Recipe.load(self.recipe)
 
 
-QUICK = Size(steps=1, measured=(0, 1), held_out=4, prompts=2, answers=2, examples=4)
+COURSES: dict[str, Course] = {
+    "arithmetic": Course(
+        recipe="quickstart", right={"slips": 0.0}, rate=6e-5, prompts=32, answers=4
+    ),
+    "search": Course(recipe="search", right={"slips": (0.0, 0.0)}, rate=3e-4),
+    "code": Course(
+        recipe="code", right={"slips": 0.0}, rate=2e-4, teacher_rate=1e-3, examples=15360
+    ),
+}
+QUICK = {
+    "arithmetic": replace(
+        COURSES["arithmetic"], examples=4, prompts=2, answers=2, measured=(0, 1), held_out=4
+    )
+}
+FASTER = 5
+"""Each method has two learning rates, that of the recipe and this many times it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +110,12 @@ class Arm:
 
     Attributes:
         imitates: the samples are the teacher's.
-        temperature: of sampling.
+        faster: the learning rate is a multiple of the course's.
     """
 
     algorithm: Algorithm
     imitates: bool = False
-    temperature: float = 1.0
-    rate: float = RATE
+    faster: int = 1
 
 
 BASE: dict[str, Arm] = {
@@ -89,11 +126,7 @@ BASE: dict[str, Arm] = {
 }
 ARMS: dict[str, Arm] = {
     **BASE,
-    **{f"{name}, rate x 5": replace(arm, rate=5 * RATE) for name, arm in BASE.items()},
-    **{
-        f"{name}, T 0.7": replace(BASE[name], temperature=0.7)
-        for name in ("policy gradient", "OPD", "GKD")
-    },
+    **{f"{name}, rate x {FASTER}": replace(arm, faster=FASTER) for name, arm in BASE.items()},
 }
 
 
@@ -110,86 +143,96 @@ class Curve:
     sampled: list[float] = field(default_factory=list)
 
 
+Curves = Mapping[str, Mapping[str, Sequence[Curve]]]
+"""Runs, one for each seed, by course and arm."""
+
+
 def study(seeds: Sequence[int], quick: bool) -> Report:
-    """Held-out success by tokens and by CPU seconds for each arm; at the lower temperature for the
-    first seed alone.
-    """
-    size = QUICK if quick else Size()
-    arms = dict(islice(ARMS.items(), 4)) if quick else ARMS
+    """Held-out success by tokens and by CPU seconds for each course and arm."""
+    courses = QUICK if quick else COURSES
+    arms = BASE if quick else ARMS
     with tempfile.TemporaryDirectory() as temporary:
         store = Path(temporary) if quick else ROOT / "runs" / "distillation"
-        store.mkdir(parents=True, exist_ok=True)
-        teacher = teacher_in(store, size)
-        curves = {
-            name: [
-                trained(store, name, arm, teacher, seed, size)
-                for seed in (seeds if arm.temperature == 1 else seeds[:1])
-            ]
-            for name, arm in arms.items()
+        curves: dict[str, dict[str, list[Curve]]] = {
+            course: {arm: [] for arm in arms} for course in courses
         }
-        quality = json.loads((store / "teacher.json").read_text())
+        for seed in seeds:  # outermost: a study that is stopped has whole seeds
+            for name, course in courses.items():
+                for arm in arms:
+                    curve = trained(store / name, course, arm, seed)
+                    curves[name][arm].append(curve)
+        teachers = {
+            name: json.loads((store / name / "teacher.json").read_text()) for name in courses
+        }
     return Report(
         panels=panels_of(curves),
         contrasts=contrasts_of(curves),
         settings={
-            "steps": size.steps,
-            "samples": size.prompts * size.answers,
-            "lr": RATE,
-            "held_out_tasks": size.held_out,
-            "teacher": quality,
+            "temperature": TEMPERATURE,
+            "yardstick": "held-out success on tasks of test, greedy and at the temperature",
+            "faster": FASTER,
+            "courses": {
+                name: {
+                    "rate": course.rate,
+                    "samples": course.prompts * course.answers,
+                    "held_out_tasks": course.held_out,
+                    "teacher": teachers[name],
+                }
+                for name, course in courses.items()
+            },
         },
-        notes=[f"the teacher: {quality}", *notes_of(curves)],
+        notes=[
+            *(f"the teacher of {name}: {quality}" for name, quality in teachers.items()),
+            *notes_of(curves),
+        ],
     )
 
 
-def panels_of(curves: Mapping[str, Sequence[Curve]]) -> list[Panel]:
-    """Success by tokens and by seconds, greedy and sampled, for each rate and temperature."""
+def panels_of(curves: Curves) -> list[Panel]:
+    """Success by tokens and by seconds, greedy and sampled, for each course; the higher rate is
+    dashed.
+    """
     panels = []
-    settings = dict.fromkeys(name.partition(", ")[2] for name in curves)
-    for setting in settings:
-        here = {
-            method: runs
-            for name, runs in curves.items()
-            for method, _, own in [name.partition(", ")]
-            if own == setting
-        }
+    for course, arms in curves.items():
         for success in ("greedy", "sampled"):
             for by in ("tokens", "seconds"):
                 lines = [
                     Line(
-                        label=method,
+                        label=arm,
                         x=[fmean(x) for x in zip(*(getattr(c, by) for c in runs), strict=True)],
                         values=[getattr(c, success) for c in runs],
+                        style="--" if "," in arm else "-",
                     )
-                    for method, runs in here.items()
+                    for arm, runs in arms.items()
                 ]
                 xlabel = "tokens sampled" if by == "tokens" else "CPU seconds"
-                title = f"{success} success{setting and ', '}{setting}"
-                panels.append(Panel(title=title, xlabel=xlabel, lines=lines))
+                panels.append(Panel(title=f"{course}: {success}", xlabel=xlabel, lines=lines))
     return panels
 
 
-def contrasts_of(curves: Mapping[str, Sequence[Curve]]) -> dict[str, list[float]]:
+def contrasts_of(curves: Curves) -> dict[str, list[float]]:
     """Each arm less the policy gradient of its rate, seed by seed: at the last step, and in the mean
     over the tokens and the CPU seconds that both took.
     """
     found = {}
-    for name, runs in curves.items():
-        method, comma, setting = name.partition(", ")
-        first = f"policy gradient{comma}{setting}"
-        if method == "policy gradient" or len(runs) < len(curves["policy gradient"]):
-            continue
-        pairs = list(zip(runs, curves[first], strict=True))
-        for success in ("greedy", "sampled"):
-            found[f"{name} less {first}: {success}, at the last step"] = [
-                getattr(a, success)[-1] - getattr(b, success)[-1] for a, b in pairs
-            ]
-            for by in ("tokens", "seconds"):
-                found[f"{name} less {first}: {success}, mean over {by}"] = [
-                    mean_until(a, by, success, end) - mean_until(b, by, success, end)
-                    for a, b in pairs
-                    for end in [min(getattr(a, by)[-1], getattr(b, by)[-1])]
+    for course, arms in curves.items():
+        for name, runs in arms.items():
+            method, comma, rate = name.partition(",")
+            if method == "policy gradient":
+                continue
+            first = f"policy gradient{comma}{rate}"
+            pairs = list(zip(runs, arms[first], strict=True))
+            what = f"{course}: {name} less {first}"
+            for success in ("greedy", "sampled"):
+                found[f"{what}: {success}, at the last step"] = [
+                    getattr(a, success)[-1] - getattr(b, success)[-1] for a, b in pairs
                 ]
+                for by in ("tokens", "seconds"):
+                    found[f"{what}: {success}, mean over {by}"] = [
+                        mean_until(a, by, success, end) - mean_until(b, by, success, end)
+                        for a, b in pairs
+                        for end in [min(getattr(a, by)[-1], getattr(b, by)[-1])]
+                    ]
     return found
 
 
@@ -200,22 +243,24 @@ def mean_until(curve: Curve, by: str, success: str, end: float) -> float:
     return float(np.interp(places, x, y).mean())
 
 
-def notes_of(curves: Mapping[str, Sequence[Curve]]) -> list[str]:
+def notes_of(curves: Curves) -> list[str]:
     """Success of each run at its measured steps."""
     return [
-        f"{name}, run {number}: steps {curve.steps}, tokens {curve.tokens[-1]:,}, CPU "
+        f"{course}, {arm}, run {number}: steps {curve.steps}, tokens {curve.tokens[-1]:,}, CPU "
         f"{curve.seconds[-1]:.0f} s, greedy {[round(x, 3) for x in curve.greedy]}, sampled "
         f"{[round(x, 3) for x in curve.sampled]}"
-        for name, runs in curves.items()
+        for course, arms in curves.items()
+        for arm, runs in arms.items()
         for number, curve in enumerate(runs)
     ]
 
 
 # ------------------------------------------------------------------------------------- the models
-def student() -> LoadedModel:
-    """Load the default model of arithmetic, which comes with quintain-starter."""
-    recipe = Recipe.load("quickstart")
-    return ModelSource.of(recipe).load(ModelRequest.of(recipe, Screen(quiet=True)))
+def student(course: Course) -> LoadedModel:
+    """Load the default model of a course; the first time on a machine may train it."""
+    return ModelSource.of(course.settings).load(
+        ModelRequest.of(course.settings, Screen(quiet=True))
+    )
 
 
 def deeper(model: LoadedModel) -> LoadedModel:
@@ -246,112 +291,154 @@ def deeper(model: LoadedModel) -> LoadedModel:
         return load_model(folder, device="cpu")
 
 
-def teacher_in(store: Path, size: Size) -> str:
-    """Train the teacher on sums with all carries, unless *store* has it; measure it."""
+def teacher_in(store: Path, course: Course) -> str:
+    """Train the teacher on demonstrations without mistakes, unless *store* has it; measure it and
+    the student.
+    """
     folder = store / "teacher"
     if not (store / "teacher.json").exists():
-        model = deeper(student())
-        table = EnvironmentTable(
-            use="quintain-env-math/arithmetic",
-            args={"slips": 0.0, "levels": list(LEVELS), "reworded": REWORDED},
+        store.mkdir(parents=True, exist_ok=True)
+        began = asyncio.run(measured_alone(student(course), course))
+        model = deeper(student(course))
+        (table,) = course.settings.environments
+        examples = source_of(
+            EnvironmentTable(use=table.use, args={**table.args, **course.right}),
+            Selection(count=course.examples),
+            services=course.settings.services,
         )
-        examples = source_of(table, Selection(count=size.examples))
-        learner, report = tune(model, examples, epochs=1, lr=3e-4)
+        learner, report = tune(model, examples, epochs=1, lr=course.teacher_rate)
         save_model(folder, learner, model.tokenizer, report.to_json())
-        success = asyncio.run(measured_alone(load_model(folder, device="cpu"), size))
-        quality = {"parameters": report.parameters, "updates": report.updates, **success}
-        (store / "teacher.json").write_text(json.dumps(quality))
+        write(
+            store / "teacher.json",
+            {
+                "parameters": report.parameters,
+                "updates": report.updates,
+                "success": asyncio.run(measured_alone(load_model(folder, device="cpu"), course)),
+                "student": began,
+            },
+        )
     return str(folder)
 
 
-async def measured_alone(model: LoadedModel, size: Size) -> dict[str, float]:
-    """Return held-out success of *model*, greedy and at both temperatures."""
-    async with embedded_engine(model, slots=size.prompts * size.answers) as engine:
-        return {f"success at {t:g}": await success_of(engine, t, size) for t in (0.0, 0.7, 1.0)}
+def write(place: Path, data: Mapping[str, Any]) -> None:
+    """Write a file at once, so that one that is there is complete."""
+    unfinished = place.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps(data))
+    unfinished.replace(place)
+
+
+async def measured_alone(model: LoadedModel, course: Course) -> dict[str, float]:
+    """Return held-out success of *model*, greedy and sampled."""
+    specs = [EnvironmentSpec.of(table) for table in course.settings.environments]
+    async with (
+        opened_environments(specs, course.settings.services) as ((environment,), services),
+        embedded_engine(model, slots=course.prompts * course.answers) as engine,
+    ):
+        return await success_of(environment, services, engine, course)
 
 
 # ---------------------------------------------------------------------------------------- a run
-async def success_of(engine: Any, temperature: float, size: Size) -> float:
-    """Return the share of held-out tasks that the model of *engine* solves."""
-    found = await evaluate(
-        Arithmetic(levels=LEVELS, reworded=REWORDED),
-        engine,
-        split="test",
-        tasks=size.held_out,
-        sampling=Sampling(temperature=temperature, max_tokens=LONGEST),
-        seed=1,
-    )
-    return found.accuracy.value if found.accuracy else 0.0
+async def success_of(
+    environment: Environment[Any, Any], services: Mapping[str, Any], engine: Any, course: Course
+) -> dict[str, float]:
+    """Return the share of held-out tasks that the model of *engine* solves, greedy and sampled."""
+    longest = course.settings.sampling.max_tokens
+    found = {}
+    for name, temperature in (("greedy", 0.0), ("sampled", TEMPERATURE)):
+        result = await evaluate(
+            environment,
+            engine,
+            split="test",
+            tasks=course.held_out,
+            sampling=Sampling(temperature=temperature, max_tokens=longest),
+            seed=1,
+            services=services,
+        )
+        found[name] = result.accuracy.value if result.accuracy else 0.0
+    return found
 
 
-def trained(store: Path, name: str, arm: Arm, teacher: str, seed: int, size: Size) -> Curve:
+def trained(store: Path, course: Course, arm: str, seed: int) -> Curve:
     """Train the student by *arm*; a run that *store* has is not repeated."""
-    place = store / f"{re.sub('[^a-z0-9.]+', '-', name.lower())}-{seed}.json"
+    place = store / f"{re.sub('[^a-z0-9.]+', '-', arm.lower())}-{seed}.json"
     if not place.exists():
-        curve = asyncio.run(run(student(), arm, teacher, seed, size))
-        unfinished = place.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(vars(curve)))
-        unfinished.replace(place)
+        teacher = teacher_in(store, course)
+        start = json.loads((store / "teacher.json").read_text())["student"]
+        curve = asyncio.run(run(student(course), course, ARMS[arm], teacher, start, seed))
+        write(place, vars(curve))
     return Curve(**json.loads(place.read_text()))
 
 
-async def run(model: LoadedModel, arm: Arm, teacher: str, seed: int, size: Size) -> Curve:
-    """Train *model* and measure it on the way; only sampling, teacher and update take time."""
-    learner = Learner(model.module, arm.algorithm, lr=arm.rate, warmup_steps=WARMUP)
-    environment = Arithmetic(levels=LEVELS, reworded=REWORDED, seed=seed)
-    tasks = iter(environment.tasks("train"))
-    slots = size.prompts * size.answers
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of the graders that it waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+async def run(
+    model: LoadedModel,
+    course: Course,
+    arm: Arm,
+    teacher: str,
+    start: Mapping[str, float],
+    seed: int,
+) -> Curve:
+    """Train *model* and measure it on the way; only sampling, grading, teacher and update take
+    time. *start* is its success before.
+    """
+    longest = course.settings.sampling.max_tokens
+    learner = Learner(model.module, arm.algorithm, lr=arm.faster * course.rate, warmup_steps=WARMUP)
+    specs = [EnvironmentSpec.of(table) for table in course.settings.environments]
+    slots, last = course.prompts * course.answers, course.measured[-1]
     curve, spent, tokens = Curve(), 0.0, 0
     async with (
+        opened_environments(specs, course.settings.services) as ((environment,), services),
         embedded_engine(model, slots=slots) as engine,
         ModelTeacher(model=teacher, policy=model, learner=learner) as asked,
         embedded_engine(load_model(teacher, device="cpu"), slots=slots) as teaching,
     ):
         learner.serve({"teacher": asked})
-        for step in range(size.steps + 1):
-            if step in size.measured:
+        # Seeds train on different tasks.
+        tasks = islice(environment.tasks("train"), seed * last * course.prompts, None)
+        for step in range(last + 1):
+            if step in course.measured:
                 curve.steps.append(step)
                 curve.tokens.append(tokens)
                 curve.seconds.append(spent)
-                curve.greedy.append(await success_of(engine, 0.0, size))
-                curve.sampled.append(await success_of(engine, arm.temperature, size))
-            if step == size.steps:
+                found = await success_of(environment, services, engine, course) if step else start
+                curve.greedy.append(found["greedy"])
+                curve.sampled.append(found["sampled"])
+            if step == last:
                 break
-            began = time.process_time()
-            requests = requests_of(environment, islice(tasks, size.prompts), size, step)
+            began = cpu_seconds()
+            requests = [
+                RolloutRequest(
+                    environment=environment,
+                    task=task,
+                    group_size=course.answers,
+                    name=specs[0].name,
+                    index=step * course.prompts + number,
+                )
+                for number, task in enumerate(islice(tasks, course.prompts))
+            ]
             groups = await run_groups(
                 requests,
                 RolloutContext(
                     engine=teaching if arm.imitates else engine,
-                    sampling=Sampling(temperature=arm.temperature, max_tokens=LONGEST),
+                    sampling=Sampling(temperature=TEMPERATURE, max_tokens=longest),
+                    services=services,
                     run_seed=seed,
                     step=step,
                 ),
             )
-            batch = learner.batch(groups, temperature=arm.temperature, max_tokens=LONGEST)
+            batch = learner.batch(groups, temperature=TEMPERATURE, max_tokens=longest)
             prepared = learner.prepare(batch)
             advantages = await learner.compute_advantages(prepared)
             learner.step(prepared, advantages=advantages)
             await engine.update(learner.weights())
-            spent += time.process_time() - began
+            spent += cpu_seconds() - began
             tokens += batch.tokens
     return curve
-
-
-def requests_of(
-    environment: Arithmetic, tasks: Iterator[Any], size: Size, step: int
-) -> list[RolloutRequest]:
-    """Return the groups of a step."""
-    return [
-        RolloutRequest(
-            environment=environment,
-            task=task,
-            group_size=size.answers,
-            name="arithmetic",
-            index=step * size.prompts + number,
-        )
-        for number, task in enumerate(tasks)
-    ]
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 
 from quintain import Environment, Task
 from quintain.errors import UsageError
-from quintain.recipe import EnvironmentTable, resolve_environment_table
+from quintain.recipe import EnvironmentSpec, EnvironmentTable
 from quintain.types import messages_of
 from quintain.types.rollout import type_adapter
 
@@ -93,7 +93,7 @@ def export_tasks(
         UsageError: the environment has several turns, tools or services, or an answer does not
             get its reward where the folders are tested.
     """
-    environment = resolve_environment_table(EnvironmentTable(use=name, args=dict(args))).make({})
+    environment = EnvironmentSpec.of(EnvironmentTable(use=name, args=dict(args))).make({})
     check_single_turn(environment, name)
     chosen = list(islice(environment.tasks(split), tasks))
     if not chosen:

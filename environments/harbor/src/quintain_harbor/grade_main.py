@@ -31,14 +31,14 @@ def main(answer: Path, reward: Path) -> int:
 
 
 def scored(answer: Path) -> float | None:
-    from quintain.recipe import EnvironmentTable, resolve_environment_table
+    from quintain.recipe import EnvironmentSpec, EnvironmentTable
     from quintain.types.rollout import type_adapter
     from quintain_authoring import run_episode
 
     told = json.loads((HERE / "task.json").read_text(encoding="utf-8"))
     use = told["use"].replace("{here}", str(HERE))
     table = EnvironmentTable(use=use, args=told["args"])
-    environment = resolve_environment_table(table).make({})
+    environment = EnvironmentSpec.of(table).make({})
     module, _, name = told["task_class"].partition(":")
     __import__(module)
     task_class = getattr(sys.modules[module], name)

@@ -194,9 +194,11 @@ class ProcessRewardModel(Service):
                 if len(self.separator) > 1
                 else ""
             )
-            text = message.content.replace(MARK, "").replace(self.separator, broken)
+            text = message.content.replace(MARK, "")
             if index in replies:
+                # split first: the separator may be what ends the steps of the policy anyway
                 steps = [s for s in text.split(self.split) if s.strip()] if self.split else [text]
+                steps = [s.replace(self.separator, broken) for s in steps]
                 counts.append(max(len(steps), 1))
                 text = "".join(f"{self._encoder.clean(step)}{MARK}" for step in steps or [""])
             messages[index] = Message(

@@ -22,7 +22,7 @@ from typing import Any
 
 from quintain import Environment
 from quintain.errors import QuintainError, UsageError
-from quintain.recipe import ComponentTable, EnvironmentTable, resolve_environment_table
+from quintain.recipe import ComponentTable, EnvironmentSpec, EnvironmentTable
 from quintain.rollouts import RolloutContext, RolloutRequest, run_episode
 from quintain.services import needed_by, started_services
 from quintain.store import RunFolder, as_current_run
@@ -168,9 +168,7 @@ class EpisodeWorker:
         assert isinstance(policy, RemoteEngine)
         self._policy = policy
         available: dict[str, Any] = {"policy": policy, **engines}
-        specs = {
-            place: resolve_environment_table(table) for place, table in opening.environments.items()
-        }
+        specs = {place: EnvironmentSpec.of(table) for place, table in opening.environments.items()}
         needed = {slot for spec in specs.values() for slot in spec.own_slots} - set(available)
         services = await stack.enter_async_context(
             started_services(needed_by(needed, opening.services), needed, available)
