@@ -378,8 +378,8 @@ def pinned_recipe(recipe: Recipe) -> Recipe:
         slots = slots | EnvironmentSpec.of(table).slots
     services = chosen_services(recipe, algorithm)
     for slot, _, _ in start_order(services, slots, OWN_SLOTS):
-        table = "workers" if slot == EPISODES_SLOT else f"services.{slot}"
-        names[f"{table}.use"] = name_of("service", services[slot].use if slot in services else slot)
+        key = "workers" if slot == EPISODES_SLOT else f"services.{slot}"
+        names[f"{key}.use"] = name_of("service", services[slot].use if slot in services else slot)
         if slot in services and "model" in services[slot].args:
             names[f"services.{slot}.args.model"] = services[slot].args["model"]
     return recipe.replace(names)
