@@ -324,8 +324,9 @@ def test_two_machines_train_as_one_process(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The job that `quintain launch` prints, on two machines that are network namespaces: the bits of
-    two ranks here, and the weights of one process.
+    """The job that `quintain launch` prints, on two machines that are network namespaces and share
+    the folder of the run, into which the ranks write their checkpoints: the bits of two ranks here,
+    and the weights of one process.
     """
     recipe = small_recipe(SUMS, steps=4, algorithm="sft", tables="[learner]\nlr = 1e-3")
     folder = small_run(recipe)
@@ -338,13 +339,15 @@ def test_two_machines_train_as_one_process(
     }
 
     def weights(name: str) -> dict[str, Any]:
-        return load_file(folder / f"runs/{name}/checkpoints/step-000004/model/model.safetensors")
+        (file,) = (folder / f"runs/{name}/checkpoints/step-000004/model").glob("*.safetensors")
+        return load_file(file)
 
     for name, words in (("one", ""), ("two", "--set learner.use=fsdp --set learner.args.ranks=2")):
         train = [sys.executable, "-m", "quintain", "train", "recipe.toml", "--name", name, "-q"]
         subprocess.run([*train, *words.split()], env=environment, check=True, timeout=600)
     words = "recipe.toml --torchrun --nodes 2 --gpus 1 --host 10.77.0.1 --name machines"
-    assert main(["launch", *words.split(), "--set", "learner.args.silence=60.0"]) == 0
+    words += " --set learner.args.silence=60.0 --set learner.args.checkpoint=sharded"
+    assert main(["launch", *words.split()]) == 0
     (folder / "job.sh").write_text(capsys.readouterr().out)
     with two_machines() as machines:
         jobs = [
