@@ -17,6 +17,8 @@ ARGS ?=
 PYTEST ?= $(BIN)/python -m pytest
 # Three for two cores: a test waits for a limit, a process or the disk in a quarter of its time.
 WORKERS ?= 3
+# Bytecode of the workspace. Where PYTHONDONTWRITEBYTECODE is set, each process of a test would compile it again.
+COMPILE := $(BIN)/python -m compileall -q core/quintain $(wildcard environments/*/src plugins/*/src)
 MEMBERS := $(wildcard environments/*/pyproject.toml plugins/*/pyproject.toml)
 
 # `make test PART=rollouts` runs the tests of a room (a folder of core/quintain), a plugin, an environment, or of
@@ -59,12 +61,15 @@ train: $(READY)  ## train the default model on arithmetic, in a minute or two (A
 	$(TRAIN) $(ARGS)
 
 test: $(READY)  ## the tests, without the long ones (PART=rollouts: of one room, plugin or environment; WORKERS=0: in one process)
+	$(COMPILE)
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not ci" $(PATHS) $(ARGS)
 
 test-slow: $(READY)  ## the long tests alone (PART as for test)
+	$(COMPILE)
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "slow and not ci" $(PATHS) $(ARGS)
 
 test-all: $(READY)  ## every test that needs no daemon
+	$(COMPILE)
 	$(PYTEST) -m "not ci" $(ARGS)
 
 test-ci: $(READY) $(SITE)  ## tests that need a daemon, the network or more time

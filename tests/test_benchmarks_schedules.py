@@ -147,6 +147,7 @@ def test_places_of_ended_episodes_start_other_groups_unless_each_group_has_its_b
     assert [r["groups"] for r in records if "groups" in r] == [benchmark.PROMPTS] * 8
 
 
+@pytest.mark.slow
 def test_slow_episodes_that_are_left_out_cost_their_own_places_only(
     benchmark: Any, simulated: Any
 ) -> None:

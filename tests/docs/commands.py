@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from unittest.mock import patch
 
 from quintain.cli import main, root
@@ -166,3 +167,10 @@ def shows(expected: str, output: str) -> bool:
 
 def _pattern(word: str) -> str:
     return re.escape(word).replace(r"\.\.\.", ".*?")
+
+
+def forget_modules(folder: Path) -> None:
+    """Forget the modules of *folder*: a later test may import others of these names."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(folder)):
+            del sys.modules[name]

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from .commands import forget_modules
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
@@ -31,6 +33,4 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     yield tmp_path
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
-            del sys.modules[name]
+    forget_modules(tmp_path)

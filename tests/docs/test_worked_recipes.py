@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from quintain.recipe.resolve import EnvironmentSpec
 from quintain.recipe.tables import Recipe
 
 from ..core.models.tiny import save_tiny
+from .commands import forget_modules
 from .pages import ROOT, page
 
 FOLDER = ROOT / "examples"
@@ -35,8 +37,10 @@ LOCAL = {
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model of random weights, sums in the format of GSM8K, and examples/."""
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a model of random weights, sums in the format of GSM8K, and examples/, whose
+    modules are forgotten afterwards.
+    """
     place = tmp_path_factory.mktemp("recipes")
     save_tiny(place / "model", context=256)
     (place / "examples").symlink_to(FOLDER)
@@ -63,7 +67,8 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     articles = [{"title": f"T{i}", "paragraphs": [paragraph]} for i in range(10)]
     (place / "dev-v2.0.json").write_text(json.dumps({"data": articles}))
-    return place
+    yield place
+    forget_modules(FOLDER)
 
 
 def overrides(recipe: str) -> list[str]:

@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny"), context=2048)
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, ["maze", "duel", "tools"]))
+@pytest.mark.parametrize("name", mostly_slow(NAMES, ["maze", "duel"]))
 def test_two_steps_of_each_recipe(name: str, model: Path, tmp_path: Path) -> None:
     """A random model plays, both sides of a game included, is scored, and is updated."""
     _, records = recipe_run(name, tmp_path / "run", brief(model, tokens=3))

@@ -27,6 +27,7 @@ from quintain_env_story.annotate import Extractive, Modelled
 from quintain_env_story.books import read_books
 from quintain_env_story.build import build_books
 from quintain_env_story.chapters import split_chapters
+from quintain_env_story.command import main
 from quintain_env_story.epub import read_book
 from quintain_openai import OpenAIEngine
 
@@ -421,8 +422,22 @@ def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command(tmp_path: Path) -> None:
-    """Build, list, JSON, help and errors."""
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Build, list, JSON, help and errors: once in a process of its own, which spends half a second
+    on imports.
+    """
+
+    def called(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["quintain-story", *words])
+        try:
+            main()
+        except SystemExit as e:
+            return int(e.code or 0), *capsys.readouterr()
+        return 0, *capsys.readouterr()
+
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "book.txt").write_text("Title: The Mill\n\n" + book_text(6))
     done = command("build", "book.txt", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -432,20 +447,20 @@ def test_the_command(tmp_path: Path) -> None:
     assert len(report["books"][0]["chapters"]) == 6
     assert (tmp_path / report["books"][0]["file"]).is_file()
     assert "book.txt: 6 chapters" in done.stderr
-    done = command("chapters", "book.txt", cwd=tmp_path)
-    assert "The Mill: 6 chapters by chapter" in done.stdout
-    done = command("build", "--help", cwd=tmp_path)
-    assert "quintain-story build alice.txt moby.epub --out stories" in done.stdout
-    done = command("build", "none.txt", "--json", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "cannot read the book none.txt" in json.loads(done.stdout)["error"]["message"]
-    done = command("build", "book.txt", "--model", "m", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: --model and --api-key belong to a server")
+    status, out, _ = called("chapters", "book.txt")
+    assert (status, "The Mill: 6 chapters by chapter" in out) == (0, True)
+    status, out, _ = called("build", "--help")
+    assert "quintain-story build alice.txt moby.epub --out stories" in out
+    status, out, _ = called("build", "none.txt", "--json")
+    assert status == 2
+    assert "cannot read the book none.txt" in json.loads(out)["error"]["message"]
+    status, _, err = called("build", "book.txt", "--model", "m")
+    assert status == 2
+    assert err.startswith("error: --model and --api-key belong to a server")
     (tmp_path / "short.txt").write_text("A tale.\n\nThe end.")
-    done = command("chapters", "short.txt", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "has no second chapter" in done.stderr
+    status, _, err = called("chapters", "short.txt")
+    assert status == 2
+    assert "has no second chapter" in err
 
 
 def test_the_page_shows_commands_that_work(

@@ -240,17 +240,17 @@ def order_matters_not(suite: EnvironmentSuite, use: str, args: Mapping[str, Any]
     here = suite.run(outcomes(environment, suite.started))
     elsewhere = outcomes_elsewhere(use, args)
     different = [
-        (said, score, elsewhere.get(said))
-        for said, score in here.items()
-        if score != elsewhere.get(said)
+        (reply, score, elsewhere.get(reply))
+        for reply, score in here.items()
+        if score != elsewhere.get(reply)
     ]
     if different:
-        said, score, other = different[0]
+        reply, score, other = different[0]
         scored = environment.reward
         place = defined_at(getattr(scored, "function", scored))
         scores = [f"{value:g}" if value is not None else "none" for value in (score, other)]
         raise AssertionError(
-            f"reward {scored.name!r} ({place}) depends on what it scored before: {said} scored "
+            f"reward {scored.name!r} ({place}) depends on what it scored before: {reply} scored "
             f"{scores[0]} after other replies and {scores[1]} in a new process, in another order "
             f"({len(different)} of {len(here)} replies differ); let it depend on the rollout "
             "alone: no `global`, no list or set of the module that scores add to"
@@ -362,13 +362,13 @@ def check_reward(
             return ""
         first = suite.without_result[0]
         count, total = len(suite.without_result), len(suite.played) + len(suite.without_result)
-        said = (
+        message = (
             f"{count} of {total} episodes of {environment} have no result and are not scored; task "
             f"{first.task.id} ended with {first.termination.kind}: {first.termination.reason}"
         )
         if not suite.played:
-            raise AssertionError(said)
-        return said
+            raise AssertionError(message)
+        return message
 
     def all_scored(suite: Any) -> None:
         for played in suite.played:

@@ -72,11 +72,11 @@ def demonstrations(suite: EnvironmentSuite) -> str:
         # with more turns the reply alone is not what is imitated
         played = [r for r in played if len(r.turns) == 1]
         wrong = [r for r in played if not is_right(r)]
-        at = defined_at(type(environment).demonstrations)
+        place = defined_at(type(environment).demonstrations)
     elif DEMONSTRATOR in environment.controls():
         played = suite.play(ControlEngine(environment, DEMONSTRATOR), concurrency=suite.episodes)
         wrong = [] if any(is_right(r) for r in played) else played
-        at = defined_at(getattr(environment, DEMONSTRATOR))
+        place = defined_at(getattr(environment, DEMONSTRATOR))
     else:
         pytest.skip("it has no demonstrator, and no demonstration with the prompt of one task")
     if not wrong:
@@ -86,7 +86,7 @@ def demonstrations(suite: EnvironmentSuite) -> str:
         for r in wrong[:SHOWN]
     ]
     head = (
-        f"{len(wrong)} of {len(played)} demonstrations ({at}) do not score full reward; correct "
+        f"{len(wrong)} of {len(played)} demonstrations ({place}) do not score full reward; correct "
         "them, unless their errors are there for reinforcement learning to remove"
     )
     return "\n".join([head, *lines])

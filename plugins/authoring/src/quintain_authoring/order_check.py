@@ -40,13 +40,13 @@ async def outcomes(
         backwards: the last one first, which changes nothing but the order.
     """
     tasks: Sequence[Task] = list(islice(yielded(environment, "tasks", "train"), MOST_TASKS))
-    said = [
+    scored_replies = [
         (index, task, reply)
         for index, task in enumerate(tasks)
         for reply in dict.fromkeys((*OTHER_REPLIES, str(task.answer)))
     ]
     found: dict[str, float | None] = {}
-    for index, task, reply in reversed(said) if backwards else said:
+    for index, task, reply in reversed(scored_replies) if backwards else scored_replies:
         context = RolloutContext(
             engine=ScriptedEngine(replies=reply),
             sampling=Sampling(max_tokens=4096),

@@ -132,8 +132,8 @@ async def teacher_tokens(
         n = len(row.positions)
         logp.append(torch.full((n, width), torch.nan) if score is None else _top(score)[:, :width])
         if not complete:
-            own = None if score is None else score.top_ids
-            ids.append(_all_ids(n, width) if own is None else own[:, :width])
+            top_ids = None if score is None else score.top_ids
+            ids.append(_all_ids(n, width) if top_ids is None else top_ids[:, :width])
     metrics["asked_ids"] = _all_ids(len(values), width) if complete else torch.cat(ids)
     metrics["teacher_logp"] = torch.cat(logp)
     if complete:

@@ -121,13 +121,13 @@ class ModelTeacher(Teacher):
     async def compute(
         self, rows: Sequence[TeacherRow], temperature: float, top: int | None
     ) -> list[TeacherScore]:
-        own = self._temperature if self._temperature is not None else temperature
+        chosen = self._temperature if self._temperature is not None else temperature
         by_route: dict[tuple[str, ...], list[int]] = {}
         for index, row in enumerate(rows):
             by_route.setdefault(self._route(row.environment), []).append(index)
         scores: dict[int, TeacherScore] = {}
         for route, indices in by_route.items():
-            found = await self._scorers[route].score([rows[i] for i in indices], own, top)
+            found = await self._scorers[route].score([rows[i] for i in indices], chosen, top)
             scores |= zip(indices, found, strict=True)
         return [scores[i] for i in range(len(rows))]
 

@@ -103,8 +103,8 @@ class SelfTeacher(Teacher):
     ) -> list[TeacherScore]:
         if self._scorer is None:
             raise UsageError("self-teacher is not started: use `async with`")
-        own = self._temperature if self._temperature is not None else temperature
-        return await self._scorer.score(rows, own, top)
+        chosen = self._temperature if self._temperature is not None else temperature
+        return await self._scorer.score(rows, chosen, top)
 
     def _hint_for(self, rollouts: Sequence[Any], sample: int) -> str:
         """Return the hint for a sample; empty where there is none."""

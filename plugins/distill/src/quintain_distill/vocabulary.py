@@ -44,26 +44,28 @@ class SharedVocabulary:
         Raises:
             UsageError: fewer than `LEAST_SHARED` of the policy's ids mean the same.
         """
-        own, other = policy.hf.get_vocab(), teacher.hf.get_vocab()
+        vocabulary, of_teacher = policy.hf.get_vocab(), teacher.hf.get_vocab()
         known = torch.zeros(policy_size, dtype=torch.bool)
-        same = [i for text, i in own.items() if other.get(text) == i and i < teacher_size]
+        same = [
+            i for text, i in vocabulary.items() if of_teacher.get(text) == i and i < teacher_size
+        ]
         known[torch.tensor(same, dtype=torch.long)] = True
-        if len(same) < LEAST_SHARED * len(own):
+        if len(same) < LEAST_SHARED * len(vocabulary):
             different = next(
                 (
                     f"id {i} is {text!r}"
-                    for text, i in sorted(own.items(), key=lambda x: x[1])
-                    if other.get(text) != i
+                    for text, i in sorted(vocabulary.items(), key=lambda x: x[1])
+                    if of_teacher.get(text) != i
                 ),
                 "",
             )
             raise UsageError(
                 f"teacher {name}: its tokenizer differs from the policy's: {len(same):,} of "
-                f"{len(own):,} ids mean the same ({different} to the policy alone), and "
+                f"{len(vocabulary):,} ids mean the same ({different} to the policy alone), and "
                 "log-probs of other tokens are no log-probs of these; take a teacher with the "
                 "policy's tokenizer, or train on its answers: quintain sft"
             )
-        complete = own == other and policy_size == teacher_size
+        complete = vocabulary == of_teacher and policy_size == teacher_size
         return cls(teacher=name, known=known, complete=complete)
 
     @property

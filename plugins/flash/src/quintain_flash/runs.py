@@ -113,19 +113,23 @@ def calls_of(runs: Sequence[TokenRun], device: torch.device) -> tuple[FlashCall,
     """
     runs = _joined(runs)
     begins = accumulate((run.length for run in runs), initial=0)
-    own = [range(begin, begin + run.length) for begin, run in zip(begins, runs, strict=False)]
+    own_tokens = [
+        range(begin, begin + run.length) for begin, run in zip(begins, runs, strict=False)
+    ]
     depths: list[int] = []
     for run in runs:
         depths.append(0 if run.parent < 0 else depths[run.parent] + 1)
     below: dict[int, range] = {}  # tokens of all descendants
     for i in reversed(range(len(runs))):
         if (parent := runs[i].parent) >= 0:
-            last = below.get(parent) or below.get(i) or own[i]
-            below[parent] = range(own[i].start, last.stop)
-    calls = [FlashCall.of(own, own, device, causal=True)]
+            last = below.get(parent) or below.get(i) or own_tokens[i]
+            below[parent] = range(own_tokens[i].start, last.stop)
+    calls = [FlashCall.of(own_tokens, own_tokens, device, causal=True)]
     for depth in range(max(depths)):
         parents = [i for i in sorted(below) if depths[i] == depth]
-        calls.append(FlashCall.of([below[i] for i in parents], [own[i] for i in parents], device))
+        calls.append(
+            FlashCall.of([below[i] for i in parents], [own_tokens[i] for i in parents], device)
+        )
     return tuple(calls)
 
 
@@ -163,8 +167,8 @@ class _Merged(torch.autograd.Function):
         calls: Sequence[FlashCall],
         scaling: float,
     ) -> Tensor:
-        own, *others = calls
-        mixed, total = forward_kernel(query, key, value, own, scaling)
+        over_themselves, *others = calls
+        mixed, total = forward_kernel(query, key, value, over_themselves, scaling)
         if others:
             mixed = mixed.to(total.dtype, copy=True)
         for call in others:
@@ -183,10 +187,10 @@ class _Merged(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mixed, total = ctx.saved_tensors
-        own, *others = ctx.calls
+        over_themselves, *others = ctx.calls
         grad = grad.contiguous()
         saved = (query, key, value, mixed, total)
-        by_query, by_key, by_value = backward_kernel(grad, *saved, own, ctx.scaling)
+        by_query, by_key, by_value = backward_kernel(grad, *saved, over_themselves, ctx.scaling)
         for call in others:
             q, k = call.queries, call.keys
             part = (query[q], key[k], value[k], mixed[q], total[:, q].contiguous())

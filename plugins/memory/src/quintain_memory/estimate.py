@@ -105,8 +105,8 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
         samples=plan.groups * plan.group_size,
     )
     if needed.own or needed.processes > 1:
-        held = memory.gradients + memory.moments + memory.reference + memory.activations
-        each = int(needed.own * parameters + held) // needed.processes
+        of_all_processes = memory.gradients + memory.moments + memory.reference + memory.activations
+        each = int(needed.own * parameters + of_all_processes) // needed.processes
         memory = replace(memory, processes=needed.processes, each=each)
     if not plan.decodes_beside_learner:
         return memory

@@ -143,8 +143,8 @@ class PlayerRecord:
         self.messages.append(Message("assistant", text, calls=reply.calls))
         # a turn without tools keeps those that the conversation has shown
         self.tools = tuple(tools) or self.tools
-        said = Message("assistant", reply.text, reasoning=reply.reasoning, calls=reply.calls)
-        self.context = [*messages, said]
+        last_turn = Message("assistant", reply.text, reasoning=reply.reasoning, calls=reply.calls)
+        self.context = [*messages, last_turn]
 
     def examples(self) -> Iterator[Example]:
         """Yield the conversation as an example, or several where its context was rewritten; none

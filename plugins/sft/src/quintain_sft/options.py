@@ -202,10 +202,10 @@ def training_options(
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def with_training(**values: Any) -> Any:
-            own = {f.name: values.pop(f.name) for f in fields(TrainingOptions)}
-            if own["lr"] is None:
-                own["lr"] = fresh_lr if own["model"] == "default" else lr
-            return command(training=TrainingOptions(**own), **values)
+            training_values = {f.name: values.pop(f.name) for f in fields(TrainingOptions)}
+            if training_values["lr"] is None:
+                training_values["lr"] = fresh_lr if training_values["model"] == "default" else lr
+            return command(training=TrainingOptions(**training_values), **values)
 
         for option in reversed(options):  # decorators apply from the last one up
             with_training = option(with_training)

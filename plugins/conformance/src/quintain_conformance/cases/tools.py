@@ -143,8 +143,8 @@ async def text_beside_a_call_left_out(c: AgentClient) -> None:
 async def calls_and_results_as_text(c: AgentClient) -> None:
     """The client writes calls and results as text of user and assistant"""
     reply = await c.ask("Add.", tools=[ADD])
-    said = f"I called add with {dict(reply.calls[0].arguments)}."
-    await c.ask("Add.", Message("assistant", said), "The result is 3.", tools=[ADD])
+    text = f"I called add with {dict(reply.calls[0].arguments)}."
+    await c.ask("Add.", Message("assistant", text), "The result is 3.", tools=[ADD])
 
 
 @case(GROUP, ['\n<tool_call>\n{"name": "add", "arguments": {"x": 1,}\n</tool_call>'], shown=False)
