@@ -148,11 +148,9 @@ class EpisodeProcess:
                 f"{self._last_words()}. Fix: raise workers.args.start_seconds"
             ) from e
         finally:
-            for future in (self._hello, self._ready):
-                if future.done() and not future.cancelled():
-                    future.exception()  # has been seen
             if not self._can_play:
                 self.kill()
+                await self.dead.wait()
 
     def _spawn(self) -> tuple[socket.socket, socket.socket]:
         """Start the process; return the ends of its frames and of its tokenizer."""
@@ -238,6 +236,7 @@ class EpisodeProcess:
         for future in (self._hello, self._ready):
             if not future.done():
                 future.set_exception(InfrastructureError(f"{self.name} {how}{self._launch.fix}"))
+                future.exception()  # whoever waits for it gets it; nobody may
         for number, playing in [*self._playing.items()]:
             for task in playing.calls.values():
                 task.cancel()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import logging
 import mmap
 import os
@@ -60,6 +61,8 @@ task is sent once. The run counts on the same number.
 """
 BURST = 16
 """Episodes that begin in one step of the event loop."""
+YOUNG_OBJECTS = 20_000
+"""New objects between two collections of garbage."""
 SENT = ("result", "termination", "metrics", "turns", "messages", "transcripts", "seed", "seconds")
 """The fields of a rollout that the run does not know."""
 
@@ -156,6 +159,7 @@ class EpisodeWorker:
                 )
                 self._frames.send(READY, sendable(error))
             else:
+                _leave_old_objects_alone()
                 self._frames.send(READY, None)
             await self._gone.wait()
 
@@ -257,6 +261,15 @@ def _sent(rollout: AnyRollout) -> bytes:
             f"the result of an episode of {rollout.environment!r} cannot leave its process: {e}. "
             "Define its class at the top of a module"
         ) from e
+
+
+def _leave_old_objects_alone() -> None:
+    """Let the garbage collector look at new objects only, and less often, as a run does while
+    episodes run.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 10, 1000)
 
 
 class _ToRun(logging.Handler):

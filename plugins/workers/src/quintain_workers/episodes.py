@@ -60,8 +60,9 @@ class EpisodeProcesses(Service):
         processes: number of processes.
         recycle: episodes after which a process is replaced, once those that it plays have ended.
         memory: MiB above which a process is replaced in the same way; ``None`` is no limit.
-        requirements: by the name of an environment, what it needs beside Quintain, as pip takes it:
-            its processes run in a virtual environment of their own, made once and cached.
+        requirements: by the name of an environment (of ``file.py:Class`` the class), what it needs
+            beside Quintain, as pip takes it: its processes run in a virtual environment of their
+            own, made once and cached.
         stall_seconds: how long a process may not answer before it is killed.
         start_seconds: how long a process may take to start.
     """
@@ -136,9 +137,10 @@ class EpisodeProcesses(Service):
             UsageError: an environment or a service does not start in it.
         """
         specs = (*plan.environments, *plan.evaluation.specs)
+        names = [spec.name.rpartition(":")[2] for spec in specs]
         for name in self.requirements:
-            if name not in {spec.name for spec in specs}:
-                near = did_you_mean(name, [spec.name for spec in specs])
+            if name not in names:
+                near = did_you_mean(name, names)
                 raise UsageError(
                     f"workers.args.requirements: there is no environment {name!r}{near}"
                 )
@@ -152,7 +154,7 @@ class EpisodeProcesses(Service):
                     f"episodes of {spec.name!r} stay in the process of the run, since {reason}"
                 )
                 continue
-            wanted = self.requirements.get(spec.name, ())
+            wanted = self.requirements.get(names[place], ())
             tables.setdefault(wanted, {})[place] = spec.table
             engines |= of_spec
             self._environments.append(environment)
@@ -312,11 +314,14 @@ class Team:
         """Start all processes; raises as `EpisodeProcesses.open`."""
         first = [self._process(seat) for seat in range(self._service.count)]
         try:
-            await asyncio.gather(*(process.start() for process in first))
-        except BaseException:
+            async with asyncio.TaskGroup() as starting:
+                for process in first:
+                    starting.create_task(process.start())
+        except BaseExceptionGroup as failed:
             for process in first:
                 process.kill()
-            raise
+            await asyncio.gather(*(process.dead.wait() for process in first))
+            raise failed.exceptions[0] from None
         self.live = first
         loop = asyncio.get_running_loop()
         self._keepers = [
