@@ -23,7 +23,7 @@ from typing import Any
 
 from quintain import Engine, InfrastructureError, Rollout, TokenEngine
 from quintain.errors import UsageError
-from quintain.rollouts import RolloutContext, RolloutRequest
+from quintain.rollouts import RolloutContext, RolloutRequest, Span
 from quintain.types import AnyRollout
 
 from .episode_worker import REQUESTS, SENT
@@ -42,7 +42,7 @@ from .frames import (
     PLAY,
     RAISED,
     READY,
-    Frames,
+    FrameStream,
     packed,
     sendable,
     unpacked_ids,
@@ -134,7 +134,7 @@ class EpisodeProcess:
         self._hello: asyncio.Future[dict[str, str]] = self._loop.create_future()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         ours, texts = self._spawn()
-        self._frames, self._texts = Frames(self._received, self._lost), _Texts(self._engines)
+        self._frames, self._texts = FrameStream(self._received, self._lost), _Texts(self._engines)
         await self._loop.create_unix_connection(lambda: self._frames, sock=ours)
         await self._loop.create_unix_connection(lambda: self._texts, sock=texts)
         try:
@@ -408,7 +408,7 @@ class EpisodeProcess:
         if playing is None and episode:  # it was cancelled
             return
         if playing is None:  # a service of the process asks
-            work = self._answer(number, self._engines[address[0]], method, arguments)
+            work = self._answer(number, self._engines[address[0]], "", method, arguments)
             self._loop.create_task(work)
             return
         try:
@@ -418,7 +418,8 @@ class EpisodeProcess:
             return
         self._of_call[number] = playing
         task = playing.calls[number] = self._loop.create_task(
-            self._answer(number, engine, method, arguments), context=playing.values.copy()
+            self._answer(number, engine, address[1], method, arguments),
+            context=playing.values.copy(),
         )
 
         def ended(_: asyncio.Task[None]) -> None:
@@ -440,20 +441,26 @@ class EpisodeProcess:
         return engine
 
     async def _answer(
-        self, number: int, engine: Engine, method: str, arguments: tuple[Any, ...]
+        self, number: int, engine: Engine, player: str, method: str, arguments: tuple[Any, ...]
     ) -> None:
         value: Any = None
         error: BaseException | None = None
         try:
-            if method == "reply":
-                value = await engine.reply(*arguments)
-            else:
+            if method == "score":
                 assert isinstance(engine, TokenEngine)
                 ids = unpacked_ids(arguments[0])
-                if method == "sample":
-                    value = packed(await engine.sample(ids, *arguments[1:]))
-                else:
-                    value = [*await engine.score(ids, *arguments[1:])]
+                value = [*await engine.score(ids, *arguments[1:])]
+            else:
+                with Span("turn", player=player, engine=engine.name) as span:
+                    if method == "reply":
+                        value = await engine.reply(*arguments)
+                        span.attributes["finish"] = value.finish
+                    else:
+                        assert isinstance(engine, TokenEngine)
+                        ids = unpacked_ids(arguments[0])
+                        sampled = await engine.sample(ids, *arguments[1:])
+                        value = packed(sampled)
+                        span.attributes.update(tokens=sampled.tokens, finish=sampled.finish)
         except asyncio.CancelledError:
             return
         except Exception as e:  # noqa: BLE001 - whatever it is, the session meets it

@@ -41,14 +41,14 @@ from .frames import (
     PLAY,
     RAISED,
     READY,
-    Frames,
+    FrameStream,
     sendable,
     versions,
 )
 from .remote import (
     EPISODE,
+    EngineCalls,
     EngineFacts,
-    Link,
     RemoteEngine,
     RemoteTokenEngine,
     RemoteTokenizer,
@@ -140,8 +140,8 @@ class EpisodeWorker:
         self._loop = asyncio.get_running_loop()
         self._gone = asyncio.Event()
         self._opened: asyncio.Future[Opening] = self._loop.create_future()
-        self._frames = Frames(self._received, self._gone.set)
-        self._link = Link(self._frames)
+        self._frames = FrameStream(self._received, self._gone.set)
+        self._calls = EngineCalls(self._frames)
         await self._loop.create_unix_connection(
             lambda: self._frames, sock=socket.socket(fileno=self._channel)
         )
@@ -182,19 +182,19 @@ class EpisodeWorker:
 
     def _engine(self, slot: str, facts: EngineFacts) -> RemoteEngine:
         if facts.context is None:
-            return RemoteEngine(self._link, slot, facts)
+            return RemoteEngine(self._calls, slot, facts)
         tokenizer: Any = (
             pickle.loads(facts.tokenizer)
             if isinstance(facts.tokenizer, bytes)
             else RemoteTokenizer(os.dup(self._texts), slot, facts.tokenizer)
         )
-        return RemoteTokenEngine(self._link, slot, facts, tokenizer)
+        return RemoteTokenEngine(self._calls, slot, facts, tokenizer)
 
     # ---------------------------------------------------------------- what the run sends
     def _received(self, frame: tuple[Any, ...]) -> None:
         match frame:
             case (kind, number, value, error) if kind == ANSWER:
-                self._link.answered(number, value, error)
+                self._calls.answered(number, value, error)
             case (kind, *play) if kind == PLAY:
                 self._waiting.append(tuple(play))
                 if self._starter is None or self._starter.done():
@@ -275,7 +275,7 @@ def _leave_old_objects_alone() -> None:
 class _ToRun(logging.Handler):
     """Sends log records to the run, which logs them under the same name."""
 
-    def __init__(self, frames: Frames) -> None:
+    def __init__(self, frames: FrameStream) -> None:
         super().__init__(logging.WARNING)
         self._frames = frames
         self._loop = asyncio.get_running_loop()

@@ -23,7 +23,7 @@ from quintain import (
 from quintain.errors import UsageError, did_you_mean
 from quintain.recipe import EnvironmentSpec, EnvironmentTable, RunPlan
 from quintain.registry import signature_of
-from quintain.rollouts import RolloutContext, RolloutRequest, run_episode
+from quintain.rollouts import RolloutContext, RolloutRequest, Span, run_episode
 from quintain.store import current_run
 from quintain.types import AnyRollout, TerminationKind, derived_seed
 
@@ -93,12 +93,12 @@ class EpisodeProcesses(Service):
         self.deaths = 0
         self._policy = policy
         self._places: dict[int, int] = {}  # of environments, by their id
-        self._teams: dict[int, Team] = {}  # by place
+        self._teams: dict[int, ProcessTeam] = {}  # by place
         self._environments: list[Environment[Any, Any]] = []  # holds them, so that ids stay theirs
         self._numbers = count(1)
 
     @property
-    def teams(self) -> list[Team]:
+    def teams(self) -> list[ProcessTeam]:
         """The processes, by their interpreter."""
         return [*{id(team): team for team in self._teams.values()}.values()]
 
@@ -160,7 +160,7 @@ class EpisodeProcesses(Service):
             self._environments.append(environment)
             self._places[id(environment)] = place
         for wanted, of_wanted in tables.items():
-            team = Team(self, await self._launch(plan, engines, wanted, of_wanted), engines)
+            team = ProcessTeam(self, await self._launch(plan, engines, wanted, of_wanted), engines)
             self._teams |= dict.fromkeys(of_wanted, team)
             await team.start()
         return notes
@@ -202,6 +202,22 @@ class EpisodeProcesses(Service):
         place = self._places.get(id(request.environment))
         if place is None or request.engine is not None or context.engine is not self._policy:
             return await run_episode(request, sample, context, attempt)
+        names = {"environment": request.name, "group": request.index, "sample": sample}
+        step = request.step or context.step
+        with Span("episode", **names, step=step, attempt=attempt) as span:
+            rollout = await self._played(place, request, sample, context, attempt)
+            span.attributes["ended"] = str(rollout.termination.kind)
+        return rollout
+
+    async def _played(
+        self,
+        place: int,
+        request: RolloutRequest,
+        sample: int,
+        context: RolloutContext,
+        attempt: int,
+    ) -> AnyRollout:
+        """Return the rollout of an episode, whatever ends the processes that play it."""
         deaths = accused = 0
         while True:
             try:
@@ -292,7 +308,7 @@ def _failed(
     )
 
 
-class Team:
+class ProcessTeam:
     """The processes of one interpreter: keeps their number, whatever ends some of them.
 
     Attributes:

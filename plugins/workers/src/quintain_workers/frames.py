@@ -33,7 +33,7 @@ call of an engine within an episode, ANSWER its end, DROP gives it up. PING is s
 Packed = tuple[bytes, bytes, bytes | int, Finish, str | int | None, tuple[int, int]]
 
 
-class Frames(asyncio.Protocol):
+class FrameStream(asyncio.Protocol):
     """One end of a stream of frames.
 
     Frames that are sent in one step of the event loop leave in one write.
@@ -97,11 +97,15 @@ def packed_ids(ids: Sequence[int]) -> bytes:
     return array("i", ids).tobytes()
 
 
-def unpacked_ids(data: bytes) -> list[int]:
-    """Return the ids of `packed_ids`."""
-    column = array("i")
+def unpacked_ids(data: bytes) -> array[int]:
+    """Return the ids of `packed_ids`, as sessions give them to engines."""
+    return _column("i", data)
+
+
+def _column(code: str, data: bytes) -> array[Any]:
+    column: array[Any] = array(code)
     column.frombytes(data)
-    return column.tolist()
+    return column
 
 
 def packed(sampled: Sampled) -> Packed:
@@ -120,17 +124,16 @@ def packed(sampled: Sampled) -> Packed:
 def unpacked(columns: Packed) -> Sampled:
     """Return the `Sampled` of `packed`, bit for bit."""
     packed_tokens, packed_logps, packed_versions, finish, stop, forced = columns
-    ids, logps = tuple(unpacked_ids(packed_tokens)), array("d")
-    logps.frombytes(packed_logps)
-    versions: tuple[int, ...]
-    if isinstance(packed_versions, int):
-        versions = (packed_versions,) * len(ids)
-    else:
-        column = array("q")
-        column.frombytes(packed_versions)
-        versions = tuple(column)
+    ids = tuple(unpacked_ids(packed_tokens))
     return Sampled(
-        ids=ids, logps=tuple(logps), versions=versions, finish=finish, stop=stop, forced=forced
+        ids=ids,
+        logps=tuple(_column("d", packed_logps)),
+        versions=(packed_versions,) * len(ids)
+        if isinstance(packed_versions, int)
+        else tuple(_column("q", packed_versions)),
+        finish=finish,
+        stop=stop,
+        forced=forced,
     )
 
 
