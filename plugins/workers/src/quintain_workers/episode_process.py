@@ -44,6 +44,7 @@ from .frames import (
     READY,
     FrameStream,
     packed,
+    pickled,
     sendable,
     unpacked_ids,
 )
@@ -359,7 +360,7 @@ class EpisodeProcess:
             for name in ("task", "group_size", "name", "index", "visit", "system", "seed", "step")
         }
         try:
-            payload = pickle.dumps((place, fields), pickle.HIGHEST_PROTOCOL)
+            payload = pickled((place, fields))
         except Exception as e:
             raise UsageError(
                 f"a task of {request.name!r} cannot be sent to an episode process: {e}. Define its "

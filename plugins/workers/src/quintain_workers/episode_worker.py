@@ -42,6 +42,7 @@ from .frames import (
     RAISED,
     READY,
     FrameStream,
+    pickled,
     sendable,
     versions,
 )
@@ -255,7 +256,7 @@ class EpisodeWorker:
 def _sent(rollout: AnyRollout) -> bytes:
     """Return a pickle of what the run does not know of *rollout*."""
     try:
-        return pickle.dumps([getattr(rollout, name) for name in SENT], pickle.HIGHEST_PROTOCOL)
+        return pickled([getattr(rollout, name) for name in SENT])
     except Exception as e:
         raise UsageError(
             f"the result of an episode of {rollout.environment!r} cannot leave its process: {e}. "

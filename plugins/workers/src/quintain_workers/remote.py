@@ -6,7 +6,7 @@ import asyncio
 import copy
 import pickle
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
@@ -18,7 +18,7 @@ from quintain.errors import UsageError
 from .frames import ASK, DROP, LENGTH, FrameStream, packed_ids, unpacked
 
 if TYPE_CHECKING:
-    from quintain.interfaces.tokenizer import ChatTokenizer, Renderer
+    from quintain.models import ChatTokenizer
 
 EPISODE: ContextVar[int] = ContextVar("quintain-episode-number", default=0)
 """The number of the episode that a task belongs to; 0 is none."""
@@ -144,7 +144,7 @@ class RemoteTokenizer:
         self._socket.setblocking(True)
         self.__dict__.update(fields)
 
-    def renderer(self) -> Renderer:
+    def renderer(self) -> Callable[..., Any]:
         """Return what renders a conversation anew each time."""
         return lambda messages, tools, known: self.render(messages, tools)
 
