@@ -284,7 +284,10 @@ class EpisodeProcess:
         lines = os.pread(self._output.fileno(), 4000, 0).decode("utf-8", "replace").splitlines()
         where = next((line.strip() for line in lines if line.startswith("  File")), "")
         os.ftruncate(self._output.fileno(), 0)
-        self.kill(f"did not answer for {seconds:.0f} s, blocked by {where or 'its code'}")
+        self.kill(
+            f"did not answer for {seconds:.0f} s, blocked by {where or 'its code'}. "
+            "Fix: await it (asyncio.to_thread), or raise workers.args.stall_seconds"
+        )
 
     # ---------------------------------------------------------------- episodes
     async def drained(self) -> None:

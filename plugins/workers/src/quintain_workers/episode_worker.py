@@ -134,6 +134,7 @@ class EpisodeWorker:
         self._contexts: dict[int, RolloutContext] = {}
         self._episodes: dict[int, asyncio.Task[None]] = {}
         self._waiting: deque[tuple[Any, ...]] = deque()
+        self._given_up: set[int] = set()  # of those that wait
         self._starter: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
@@ -203,6 +204,8 @@ class EpisodeWorker:
             case (kind, number) if kind == CANCEL:
                 if (task := self._episodes.get(number)) is not None:
                     task.cancel()
+                elif any(number == waiting for waiting, *_ in self._waiting):
+                    self._given_up.add(number)
             case (kind,) if kind == PING:
                 self._frames.send(PING)
             case (kind, opening) if kind == OPEN:
@@ -212,14 +215,10 @@ class EpisodeWorker:
         """Begin the waiting episodes, some in each step of the loop, so that it goes on to answer."""
         while self._waiting:
             for _ in range(min(BURST, len(self._waiting))):
-                number, *play = self._waiting.popleft()
-                context = copy_context()
-                context.run(EPISODE.set, number)
-                task = self._loop.create_task(self._play(number, *play), context=context)
-                self._episodes[number] = task
+                self._begin(*self._waiting.popleft())
             await asyncio.sleep(0)
 
-    async def _play(
+    def _begin(
         self,
         number: int,
         key: int,
@@ -229,15 +228,36 @@ class EpisodeWorker:
         sample: int,
         attempt: int,
     ) -> None:
-        """Play an episode, and tell the run how it ended."""
+        """Take what is new to this process, and play an episode unless it was given up."""
         try:
             if settings is not None:
                 self._contexts[settings_key] = RolloutContext(engine=self._policy, **settings)
             if request is not None:
                 self._keep(key, request)
-            rollout = await run_episode(
-                self._requests[key], sample, self._contexts[settings_key], attempt
-            )
+        except Exception as e:  # noqa: BLE001 - raised again in the run
+            self._frames.send(RAISED, number, sendable(e))
+            return
+        if number in self._given_up:
+            self._given_up.remove(number)
+            return
+        context = copy_context()
+        context.run(EPISODE.set, number)
+        play = self._play(
+            number, self._requests[key], sample, self._contexts[settings_key], attempt
+        )
+        self._episodes[number] = self._loop.create_task(play, context=context)
+
+    async def _play(
+        self,
+        number: int,
+        request: RolloutRequest,
+        sample: int,
+        context: RolloutContext,
+        attempt: int,
+    ) -> None:
+        """Play an episode, and tell the run how it ended."""
+        try:
+            rollout = await run_episode(request, sample, context, attempt)
             self._frames.send(DONE, number, _sent(rollout))
         except asyncio.CancelledError:
             return
