@@ -117,6 +117,7 @@ SECTIONS = {
     "checkpoint": "Model folders in Hugging Face format, with the state that a resumed run needs.",
     "rollouts": "The Parquet files of the run folder.",
     "stop": "Conditions that end the run before `run.steps`; the first that holds.",
+    "workers": "Episodes in processes of their own ([workers.md](workers.md)).",
     "services": (
         "One table per service: `[services.workers]`. For a name without a table, the installed "
         "service of that name is used, if there is one. A service starts once per run, and all "
@@ -226,6 +227,9 @@ MEANINGS = {
     "stop.samples": "training rollouts",
     "stop.tokens": "tokens sampled for training",
     "stop.seconds": "seconds of rollouts and updates, without evaluation",
+    "workers.use": "name of the service that plays the episodes",
+    "workers.episodes": "number of processes; 0 is the process of the run",
+    "workers.args": "settings of the service (`quintain info episodes`)",
     "services.use": "name of a service (`quintain list services`)",
     "services.args": "settings of the service",
     "trackers.use": (

@@ -4,7 +4,8 @@ once in the process of the run.
 Every turn has 16 tokens; an episode of five turns calls a tool in the first four. *here* plays all
 in one process. CPU time is that of the run and of its episode processes together, in milliseconds
 for each rollout. `--waiting` plays that many episodes at once, of which each waits a minute for its
-tool, and measures memory, and by how much a timer of the run is late.
+tool, and measures memory, by how much a timer of the run is late, and what CPU time the run takes
+between two looks at its timers (*busy*), which no other program on the machine changes.
 
     python -m studies.benchmarks.workers
     python -m studies.benchmarks.workers --waiting 100000
@@ -173,14 +174,16 @@ async def waiting(episodes: int, processes: int, seconds: float) -> dict[str, fl
     engine.turns = 2
     side = Side(engine, processes)
     late: list[float] = []
+    busy: list[float] = []
     most, begun, ended = 0, 0, 0
 
     async def tick() -> None:
         loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + TICK
+            due, cpu = loop.time() + TICK, time.process_time()
             await asyncio.sleep(TICK)
             late.append(loop.time() - due)
+            busy.append(time.process_time() - cpu)
 
     def count(_: Any) -> None:
         nonlocal ended
@@ -192,7 +195,7 @@ async def waiting(episodes: int, processes: int, seconds: float) -> dict[str, fl
 
         async def counted(ids: Sequence[int], sampling: Sampling) -> Sampled:
             nonlocal begun, most
-            begun += 1
+            begun += ids.count(engine.call_end) == 1  # the first turn
             most = max(most, begun - ended)
             return await sample(ids, sampling)
 
@@ -207,16 +210,19 @@ async def waiting(episodes: int, processes: int, seconds: float) -> dict[str, fl
             task.cancel()
         gigabytes = HIGHEST[0] / 2**30
     late.sort()
+    busy.sort()
     return {
         "episodes": episodes,
         "valid": valid,
-        "in_flight": min(most, episodes),
+        "in_flight": most,
         "seconds": taken,
         "gibibytes": gigabytes,
         "run_cpu_ms": (after[0] - cpu[0]) / episodes * 1e3,
         "processes_cpu_ms": (after[1] - cpu[1]) / episodes * 1e3,
         "late_ms": late[-1] * 1e3,
         "late_99_ms": late[int(len(late) * 0.99)] * 1e3,
+        "busy_ms": busy[-1] * 1e3,
+        "busy_99_ms": busy[int(len(busy) * 0.99)] * 1e3,
     }
 
 

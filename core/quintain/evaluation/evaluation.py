@@ -361,7 +361,8 @@ def frozen_heap() -> Iterator[None]:
         yield
         return
     gc.freeze()
-    gc.set_threshold(max(YOUNG_OBJECTS, thresholds[0]), *thresholds[1:])
+    # A look at all objects stops the event loop: for a second with 100,000 episodes.
+    gc.set_threshold(max(YOUNG_OBJECTS, thresholds[0]), thresholds[1], max(100, thresholds[2]))
     try:
         yield
     finally:

@@ -24,7 +24,7 @@ from ..registry.lookup import current
 from ..services.manager import find_service, start_order
 from .plan import EvaluationPlan, RunPlan
 from .planners import check_plan
-from .resolve import OWN_SLOTS, EnvironmentSpec, is_model_source
+from .resolve import EPISODES_SLOT, OWN_SLOTS, EnvironmentSpec, is_model_source
 from .tables import EvaluatedTable, Recipe
 
 HIGHEST_LR = 0.01
@@ -67,7 +67,8 @@ def check_recipe(recipe: Recipe) -> list[str]:
     slots, named = set(plan.slots), plan.services
     order = start_order(named, slots, OWN_SLOTS)
     for slot, component, args in order:
-        check_args(component, args, who=f"[services.{slot}]")
+        who = "[workers]" if slot == EPISODES_SLOT else f"[services.{slot}]"
+        check_args(component, args, who=who)
         slots |= {need.slot for need in signature_of(component).needs}
     for slot in sorted(slots - named.keys() - set(OWN_SLOTS)):
         if near := nearest(slot, named.keys() - slots):

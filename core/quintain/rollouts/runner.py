@@ -174,6 +174,8 @@ def _check_result(result: Any) -> None:
         )
 
 
+AT_ONCE = 64
+"""Episodes that begin in one step of the event loop, so that it goes on to answer."""
 NextRequests = Callable[[AnyGroup], Sequence[RolloutRequest]]
 OnRollout = Callable[[AnyRollout], None]
 ChooseNext = Callable[[Sequence[tuple[RolloutRequest, int, int]]], int]
@@ -258,7 +260,17 @@ class RolloutRunner:
             self._queue.extend((request, index, number) for index in range(request.group_size))
             self._requests[number] = request
             self._scored[number] = {}
-        for _ in range(min(len(self._queue) - reserved, self.concurrency - self._workers)):
+        self._start_workers(reserved)
+
+    def _start_workers(self, reserved: int = 0) -> None:
+        context = self._rollout_context
+        wanted = min(len(self._queue) - reserved, self.concurrency - self._workers)
+        # All that a reproducible engine waits for are registered before it samples anything.
+        waits = context.waits and type(context.engine).register is not Engine.register
+        count = wanted if waits else min(wanted, AT_ONCE)
+        if count < wanted:
+            asyncio.get_running_loop().call_soon(self._start_workers)
+        for _ in range(count):
             self._workers += 1
             try:
                 self._tasks.create_task(work := self._work())

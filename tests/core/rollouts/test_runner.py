@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,11 +27,12 @@ from quintain.interfaces.engine import Engine, Reply
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import Reward, group_reward, reward
 from quintain.interfaces.service import need
-from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
+from quintain.rollouts.runner import AT_ONCE, RolloutContext, RolloutRequest, run_groups
 from quintain.rollouts.scoring import GradingClock
 from quintain.types.rollout import Group, Rollout, TerminationKind
 from quintain.types.sampling import Sampling, derived_seed
 from quintain.types.task import Message, Task
+from quintain.types.transcript import Sampled
 
 from .engines import Speaker
 
@@ -572,6 +574,66 @@ def test_concurrency_is_bounded() -> None:
     play(Count(), Speaker(echo), group_size=5, tasks=4, concurrency=3)
 
     assert most == 3
+
+
+class Holds(Speaker):
+    """Answers once a thousand episodes wait."""
+
+    def __init__(self) -> None:
+        super().__init__(echo)
+        self.all, self.waiting = asyncio.Event(), 0
+
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
+        self.waiting += 1
+        if self.waiting == 1000:
+            self.all.set()
+        await self.all.wait()
+        return await super().sample(ids, sampling)
+
+
+class Registers(Holds):
+    """Notes how many episodes are registered when the first one is sampled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live, self.at_first = 0, 0
+
+    @contextmanager
+    def register(self) -> Iterator[None]:
+        self.live += 1
+        yield
+
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
+        self.at_first = self.at_first or self.live
+        return await super().sample(ids, sampling)
+
+
+def begun_in_one_step(engine: Holds) -> int:
+    """The most of 1,000 episodes that begin between two looks of another task."""
+    environment, most = Base(), 0
+
+    async def look() -> None:
+        nonlocal most
+        before = 0
+        while before < 1000:
+            most = max(most, engine.waiting - before)
+            before = engine.waiting
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        (task, *_) = environment.tasks("train")
+        request = RolloutRequest(environment=environment, task=task, group_size=1000)
+        context = RolloutContext(engine=engine, concurrency=1000)
+        await asyncio.gather(look(), run_groups([request], context))
+
+    asyncio.run(run())
+    return most
+
+
+def test_many_episodes_begin_a_few_at_a_time_unless_the_engine_waits_for_all() -> None:
+    assert begun_in_one_step(Holds()) == AT_ONCE
+    engine = Registers()
+    assert begun_in_one_step(engine) == engine.at_first == 1000
 
 
 def test_a_missing_service_stops_everything_with_its_name() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from quintain import Engine, InfrastructureError, Rollout, TokenEngine
 from quintain.errors import UsageError
-from quintain.rollouts import RolloutContext, RolloutRequest
+from quintain.rollouts import RolloutContext, RolloutRequest, Span
 from quintain.types import AnyRollout
 
 from .episode_worker import REQUESTS, SENT
@@ -42,8 +42,9 @@ from .frames import (
     PLAY,
     RAISED,
     READY,
-    Frames,
+    FrameStream,
     packed,
+    pickled,
     sendable,
     unpacked_ids,
 )
@@ -134,7 +135,7 @@ class EpisodeProcess:
         self._hello: asyncio.Future[dict[str, str]] = self._loop.create_future()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         ours, texts = self._spawn()
-        self._frames, self._texts = Frames(self._received, self._lost), _Texts(self._engines)
+        self._frames, self._texts = FrameStream(self._received, self._lost), _Texts(self._engines)
         await self._loop.create_unix_connection(lambda: self._frames, sock=ours)
         await self._loop.create_unix_connection(lambda: self._texts, sock=texts)
         try:
@@ -148,11 +149,9 @@ class EpisodeProcess:
                 f"{self._last_words()}. Fix: raise workers.args.start_seconds"
             ) from e
         finally:
-            for future in (self._hello, self._ready):
-                if future.done() and not future.cancelled():
-                    future.exception()  # has been seen
             if not self._can_play:
                 self.kill()
+                await self.dead.wait()
 
     def _spawn(self) -> tuple[socket.socket, socket.socket]:
         """Start the process; return the ends of its frames and of its tokenizer."""
@@ -238,6 +237,7 @@ class EpisodeProcess:
         for future in (self._hello, self._ready):
             if not future.done():
                 future.set_exception(InfrastructureError(f"{self.name} {how}{self._launch.fix}"))
+                future.exception()  # whoever waits for it gets it; nobody may
         for number, playing in [*self._playing.items()]:
             for task in playing.calls.values():
                 task.cancel()
@@ -284,7 +284,10 @@ class EpisodeProcess:
         lines = os.pread(self._output.fileno(), 4000, 0).decode("utf-8", "replace").splitlines()
         where = next((line.strip() for line in lines if line.startswith("  File")), "")
         os.ftruncate(self._output.fileno(), 0)
-        self.kill(f"did not answer for {seconds:.0f} s, blocked by {where or 'its code'}")
+        self.kill(
+            f"did not answer for {seconds:.0f} s, blocked by {where or 'its code'}. "
+            "Fix: await it (asyncio.to_thread), or raise workers.args.stall_seconds"
+        )
 
     # ---------------------------------------------------------------- episodes
     async def drained(self) -> None:
@@ -360,7 +363,7 @@ class EpisodeProcess:
             for name in ("task", "group_size", "name", "index", "visit", "system", "seed", "step")
         }
         try:
-            payload = pickle.dumps((place, fields), pickle.HIGHEST_PROTOCOL)
+            payload = pickled((place, fields))
         except Exception as e:
             raise UsageError(
                 f"a task of {request.name!r} cannot be sent to an episode process: {e}. Define its "
@@ -409,7 +412,7 @@ class EpisodeProcess:
         if playing is None and episode:  # it was cancelled
             return
         if playing is None:  # a service of the process asks
-            work = self._answer(number, self._engines[address[0]], method, arguments)
+            work = self._answer(number, self._engines[address[0]], "", method, arguments)
             self._loop.create_task(work)
             return
         try:
@@ -419,7 +422,8 @@ class EpisodeProcess:
             return
         self._of_call[number] = playing
         task = playing.calls[number] = self._loop.create_task(
-            self._answer(number, engine, method, arguments), context=playing.values.copy()
+            self._answer(number, engine, address[1], method, arguments),
+            context=playing.values.copy(),
         )
 
         def ended(_: asyncio.Task[None]) -> None:
@@ -441,20 +445,26 @@ class EpisodeProcess:
         return engine
 
     async def _answer(
-        self, number: int, engine: Engine, method: str, arguments: tuple[Any, ...]
+        self, number: int, engine: Engine, player: str, method: str, arguments: tuple[Any, ...]
     ) -> None:
         value: Any = None
         error: BaseException | None = None
         try:
-            if method == "reply":
-                value = await engine.reply(*arguments)
-            else:
+            if method == "score":
                 assert isinstance(engine, TokenEngine)
                 ids = unpacked_ids(arguments[0])
-                if method == "sample":
-                    value = packed(await engine.sample(ids, *arguments[1:]))
-                else:
-                    value = [*await engine.score(ids, *arguments[1:])]
+                value = [*await engine.score(ids, *arguments[1:])]
+            else:
+                with Span("turn", player=player, engine=engine.name) as span:
+                    if method == "reply":
+                        value = await engine.reply(*arguments)
+                        span.attributes["finish"] = value.finish
+                    else:
+                        assert isinstance(engine, TokenEngine)
+                        ids = unpacked_ids(arguments[0])
+                        sampled = await engine.sample(ids, *arguments[1:])
+                        value = packed(sampled)
+                        span.attributes.update(tokens=sampled.tokens, finish=sampled.finish)
         except asyncio.CancelledError:
             return
         except Exception as e:  # noqa: BLE001 - whatever it is, the session meets it

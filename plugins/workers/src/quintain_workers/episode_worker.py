@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import logging
 import mmap
 import os
@@ -40,14 +41,15 @@ from .frames import (
     PLAY,
     RAISED,
     READY,
-    Frames,
+    FrameStream,
+    pickled,
     sendable,
     versions,
 )
 from .remote import (
     EPISODE,
+    EngineCalls,
     EngineFacts,
-    Link,
     RemoteEngine,
     RemoteTokenEngine,
     RemoteTokenizer,
@@ -60,6 +62,8 @@ task is sent once. The run counts on the same number.
 """
 BURST = 16
 """Episodes that begin in one step of the event loop."""
+YOUNG_OBJECTS = 20_000
+"""New objects between two collections of garbage."""
 SENT = ("result", "termination", "metrics", "turns", "messages", "transcripts", "seed", "seconds")
 """The fields of a rollout that the run does not know."""
 
@@ -130,6 +134,7 @@ class EpisodeWorker:
         self._contexts: dict[int, RolloutContext] = {}
         self._episodes: dict[int, asyncio.Task[None]] = {}
         self._waiting: deque[tuple[Any, ...]] = deque()
+        self._given_up: set[int] = set()  # of those that wait
         self._starter: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
@@ -137,8 +142,8 @@ class EpisodeWorker:
         self._loop = asyncio.get_running_loop()
         self._gone = asyncio.Event()
         self._opened: asyncio.Future[Opening] = self._loop.create_future()
-        self._frames = Frames(self._received, self._gone.set)
-        self._link = Link(self._frames)
+        self._frames = FrameStream(self._received, self._gone.set)
+        self._calls = EngineCalls(self._frames)
         await self._loop.create_unix_connection(
             lambda: self._frames, sock=socket.socket(fileno=self._channel)
         )
@@ -156,6 +161,7 @@ class EpisodeWorker:
                 )
                 self._frames.send(READY, sendable(error))
             else:
+                _leave_old_objects_alone()
                 self._frames.send(READY, None)
             await self._gone.wait()
 
@@ -178,19 +184,19 @@ class EpisodeWorker:
 
     def _engine(self, slot: str, facts: EngineFacts) -> RemoteEngine:
         if facts.context is None:
-            return RemoteEngine(self._link, slot, facts)
+            return RemoteEngine(self._calls, slot, facts)
         tokenizer: Any = (
             pickle.loads(facts.tokenizer)
             if isinstance(facts.tokenizer, bytes)
             else RemoteTokenizer(os.dup(self._texts), slot, facts.tokenizer)
         )
-        return RemoteTokenEngine(self._link, slot, facts, tokenizer)
+        return RemoteTokenEngine(self._calls, slot, facts, tokenizer)
 
     # ---------------------------------------------------------------- what the run sends
     def _received(self, frame: tuple[Any, ...]) -> None:
         match frame:
             case (kind, number, value, error) if kind == ANSWER:
-                self._link.answered(number, value, error)
+                self._calls.answered(number, value, error)
             case (kind, *play) if kind == PLAY:
                 self._waiting.append(tuple(play))
                 if self._starter is None or self._starter.done():
@@ -198,6 +204,8 @@ class EpisodeWorker:
             case (kind, number) if kind == CANCEL:
                 if (task := self._episodes.get(number)) is not None:
                     task.cancel()
+                elif any(number == waiting for waiting, *_ in self._waiting):
+                    self._given_up.add(number)
             case (kind,) if kind == PING:
                 self._frames.send(PING)
             case (kind, opening) if kind == OPEN:
@@ -207,14 +215,10 @@ class EpisodeWorker:
         """Begin the waiting episodes, some in each step of the loop, so that it goes on to answer."""
         while self._waiting:
             for _ in range(min(BURST, len(self._waiting))):
-                number, *play = self._waiting.popleft()
-                context = copy_context()
-                context.run(EPISODE.set, number)
-                task = self._loop.create_task(self._play(number, *play), context=context)
-                self._episodes[number] = task
+                self._begin(*self._waiting.popleft())
             await asyncio.sleep(0)
 
-    async def _play(
+    def _begin(
         self,
         number: int,
         key: int,
@@ -224,15 +228,36 @@ class EpisodeWorker:
         sample: int,
         attempt: int,
     ) -> None:
-        """Play an episode, and tell the run how it ended."""
+        """Take what is new to this process, and play an episode unless it was given up."""
         try:
             if settings is not None:
                 self._contexts[settings_key] = RolloutContext(engine=self._policy, **settings)
             if request is not None:
                 self._keep(key, request)
-            rollout = await run_episode(
-                self._requests[key], sample, self._contexts[settings_key], attempt
-            )
+        except Exception as e:  # noqa: BLE001 - raised again in the run
+            self._frames.send(RAISED, number, sendable(e))
+            return
+        if number in self._given_up:
+            self._given_up.remove(number)
+            return
+        context = copy_context()
+        context.run(EPISODE.set, number)
+        play = self._play(
+            number, self._requests[key], sample, self._contexts[settings_key], attempt
+        )
+        self._episodes[number] = self._loop.create_task(play, context=context)
+
+    async def _play(
+        self,
+        number: int,
+        request: RolloutRequest,
+        sample: int,
+        context: RolloutContext,
+        attempt: int,
+    ) -> None:
+        """Play an episode, and tell the run how it ended."""
+        try:
+            rollout = await run_episode(request, sample, context, attempt)
             self._frames.send(DONE, number, _sent(rollout))
         except asyncio.CancelledError:
             return
@@ -251,7 +276,7 @@ class EpisodeWorker:
 def _sent(rollout: AnyRollout) -> bytes:
     """Return a pickle of what the run does not know of *rollout*."""
     try:
-        return pickle.dumps([getattr(rollout, name) for name in SENT], pickle.HIGHEST_PROTOCOL)
+        return pickled([getattr(rollout, name) for name in SENT])
     except Exception as e:
         raise UsageError(
             f"the result of an episode of {rollout.environment!r} cannot leave its process: {e}. "
@@ -259,10 +284,19 @@ def _sent(rollout: AnyRollout) -> bytes:
         ) from e
 
 
+def _leave_old_objects_alone() -> None:
+    """Let the garbage collector look at new objects only, and less often, as a run does while
+    episodes run.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 10, 1000)
+
+
 class _ToRun(logging.Handler):
     """Sends log records to the run, which logs them under the same name."""
 
-    def __init__(self, frames: Frames) -> None:
+    def __init__(self, frames: FrameStream) -> None:
         super().__init__(logging.WARNING)
         self._frames = frames
         self._loop = asyncio.get_running_loop()

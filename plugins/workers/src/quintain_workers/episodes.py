@@ -23,7 +23,7 @@ from quintain import (
 from quintain.errors import UsageError, did_you_mean
 from quintain.recipe import EnvironmentSpec, EnvironmentTable, RunPlan
 from quintain.registry import signature_of
-from quintain.rollouts import RolloutContext, RolloutRequest, run_episode
+from quintain.rollouts import RolloutContext, RolloutRequest, Span, run_episode
 from quintain.store import current_run
 from quintain.types import AnyRollout, TerminationKind, derived_seed
 
@@ -60,8 +60,9 @@ class EpisodeProcesses(Service):
         processes: number of processes.
         recycle: episodes after which a process is replaced, once those that it plays have ended.
         memory: MiB above which a process is replaced in the same way; ``None`` is no limit.
-        requirements: by the name of an environment, what it needs beside Quintain, as pip takes it:
-            its processes run in a virtual environment of their own, made once and cached.
+        requirements: by the name of an environment (of ``file.py:Class`` the class), what it needs
+            beside Quintain, as pip takes it: its processes run in a virtual environment of their
+            own, made once and cached.
         stall_seconds: how long a process may not answer before it is killed.
         start_seconds: how long a process may take to start.
     """
@@ -92,12 +93,12 @@ class EpisodeProcesses(Service):
         self.deaths = 0
         self._policy = policy
         self._places: dict[int, int] = {}  # of environments, by their id
-        self._teams: dict[int, Team] = {}  # by place
+        self._teams: dict[int, ProcessTeam] = {}  # by place
         self._environments: list[Environment[Any, Any]] = []  # holds them, so that ids stay theirs
         self._numbers = count(1)
 
     @property
-    def teams(self) -> list[Team]:
+    def teams(self) -> list[ProcessTeam]:
         """The processes, by their interpreter."""
         return [*{id(team): team for team in self._teams.values()}.values()]
 
@@ -136,9 +137,10 @@ class EpisodeProcesses(Service):
             UsageError: an environment or a service does not start in it.
         """
         specs = (*plan.environments, *plan.evaluation.specs)
+        names = [spec.name.rpartition(":")[2] for spec in specs]
         for name in self.requirements:
-            if name not in {spec.name for spec in specs}:
-                near = did_you_mean(name, [spec.name for spec in specs])
+            if name not in names:
+                near = did_you_mean(name, names)
                 raise UsageError(
                     f"workers.args.requirements: there is no environment {name!r}{near}"
                 )
@@ -152,13 +154,13 @@ class EpisodeProcesses(Service):
                     f"episodes of {spec.name!r} stay in the process of the run, since {reason}"
                 )
                 continue
-            wanted = self.requirements.get(spec.name, ())
+            wanted = self.requirements.get(names[place], ())
             tables.setdefault(wanted, {})[place] = spec.table
             engines |= of_spec
             self._environments.append(environment)
             self._places[id(environment)] = place
         for wanted, of_wanted in tables.items():
-            team = Team(self, await self._launch(plan, engines, wanted, of_wanted), engines)
+            team = ProcessTeam(self, await self._launch(plan, engines, wanted, of_wanted), engines)
             self._teams |= dict.fromkeys(of_wanted, team)
             await team.start()
         return notes
@@ -200,6 +202,22 @@ class EpisodeProcesses(Service):
         place = self._places.get(id(request.environment))
         if place is None or request.engine is not None or context.engine is not self._policy:
             return await run_episode(request, sample, context, attempt)
+        names = {"environment": request.name, "group": request.index, "sample": sample}
+        step = request.step or context.step
+        with Span("episode", **names, step=step, attempt=attempt) as span:
+            rollout = await self._played(place, request, sample, context, attempt)
+            span.attributes["ended"] = str(rollout.termination.kind)
+        return rollout
+
+    async def _played(
+        self,
+        place: int,
+        request: RolloutRequest,
+        sample: int,
+        context: RolloutContext,
+        attempt: int,
+    ) -> AnyRollout:
+        """Return the rollout of an episode, whatever ends the processes that play it."""
         deaths = accused = 0
         while True:
             try:
@@ -290,7 +308,7 @@ def _failed(
     )
 
 
-class Team:
+class ProcessTeam:
     """The processes of one interpreter: keeps their number, whatever ends some of them.
 
     Attributes:
@@ -312,11 +330,14 @@ class Team:
         """Start all processes; raises as `EpisodeProcesses.open`."""
         first = [self._process(seat) for seat in range(self._service.count)]
         try:
-            await asyncio.gather(*(process.start() for process in first))
-        except BaseException:
+            async with asyncio.TaskGroup() as starting:
+                for process in first:
+                    starting.create_task(process.start())
+        except BaseExceptionGroup as failed:
             for process in first:
                 process.kill()
-            raise
+            await asyncio.gather(*(process.dead.wait() for process in first))
+            raise failed.exceptions[0] from None
         self.live = first
         loop = asyncio.get_running_loop()
         self._keepers = [

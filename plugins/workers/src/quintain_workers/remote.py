@@ -6,7 +6,7 @@ import asyncio
 import copy
 import pickle
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from quintain import Engine, Message, Reply, Sampled, Sampling, TokenEngine, ToolSpec, Weights
 from quintain.errors import UsageError
 
-from .frames import ASK, DROP, LENGTH, Frames, packed_ids, unpacked
+from .frames import ASK, DROP, LENGTH, FrameStream, packed_ids, unpacked
 
 if TYPE_CHECKING:
     from quintain.models import ChatTokenizer
@@ -40,10 +40,10 @@ class EngineFacts:
     tokenizer: bytes | dict[str, Any] = b""
 
 
-class Link:
+class EngineCalls:
     """The calls of engines that this process waits for."""
 
-    def __init__(self, frames: Frames) -> None:
+    def __init__(self, frames: FrameStream) -> None:
         self._frames = frames
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count(1)
@@ -80,9 +80,9 @@ class RemoteEngine(Engine):
     episode that it was drawn for.
     """
 
-    def __init__(self, link: Link, slot: str, facts: EngineFacts) -> None:
+    def __init__(self, calls: EngineCalls, slot: str, facts: EngineFacts) -> None:
         self.name = facts.name
-        self._link, self._address = link, (slot, "", None)
+        self._calls, self._address = calls, (slot, "", None)
 
     def _at(self, **changes: Any) -> Self:
         slot, player, seed = self._address
@@ -99,7 +99,7 @@ class RemoteEngine(Engine):
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
     ) -> Reply:
-        reply: Reply = await self._link.ask(
+        reply: Reply = await self._calls.ask(
             self._address, "reply", tuple(messages), tuple(tools), sampling
         )
         return reply
@@ -108,12 +108,14 @@ class RemoteEngine(Engine):
 class RemoteTokenEngine(RemoteEngine, TokenEngine):
     """An engine of the run that returns exact tokens."""
 
-    def __init__(self, link: Link, slot: str, facts: EngineFacts, tokenizer: ChatTokenizer) -> None:
-        super().__init__(link, slot, facts)
+    def __init__(
+        self, calls: EngineCalls, slot: str, facts: EngineFacts, tokenizer: ChatTokenizer
+    ) -> None:
+        super().__init__(calls, slot, facts)
         self.tokenizer, self.context = tokenizer, facts.context or 0
 
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
-        columns = await self._link.ask(self._address, "sample", packed_ids(ids), sampling)
+        columns = await self._calls.ask(self._address, "sample", packed_ids(ids), sampling)
         sampled = unpacked(columns)
         self.version = max(self.version, *sampled.versions, 0)
         return sampled
@@ -122,7 +124,7 @@ class RemoteTokenEngine(RemoteEngine, TokenEngine):
         self, ids: Sequence[int], start: int, temperature: float = 1.0
     ) -> Sequence[float]:
         self.check_score(ids, start)
-        scores: Sequence[float] = await self._link.ask(
+        scores: Sequence[float] = await self._calls.ask(
             self._address, "score", packed_ids(ids), start, temperature
         )
         return scores
@@ -141,6 +143,10 @@ class RemoteTokenizer:
         self._socket, self._slot = socket.socket(fileno=channel), slot
         self._socket.setblocking(True)
         self.__dict__.update(fields)
+
+    def renderer(self) -> Callable[..., Any]:
+        """Return what renders a conversation anew each time."""
+        return lambda messages, tools, known: self.render(messages, tools)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
