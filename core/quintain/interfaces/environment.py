@@ -204,8 +204,9 @@ def yielded(
     method: Literal["tasks", "demonstrations"],
     split: str,
     name: str = "",
+    ordered: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> Iterator[Any]:
-    """Yield what a method of *environment* yields for *split*.
+    """Yield what a method of *environment* yields for *split*; as *ordered* takes it.
 
     Raises:
         EnvironmentFault: its code failed, or it yields something that is no task; the message has
@@ -214,7 +215,7 @@ def yielded(
     """
     name = name or type(environment).__name__
     try:
-        for item in getattr(environment, method)(split):
+        for item in ordered(getattr(environment, method)(split)):
             if method == "tasks" and not isinstance(item, Task):
                 kind = type(item).__name__
                 place = defined_at(type(environment).tasks)

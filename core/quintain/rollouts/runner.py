@@ -35,6 +35,7 @@ from ..types.rollout import (
 )
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Task
+from .loop_share import take_turn
 from .own_task import TimeLimitExceeded, in_own_task
 from .scoring import GradingClock, score_group, score_rollout, termination_of
 from .session import EpisodeState, Session
@@ -291,6 +292,7 @@ class RolloutRunner:
                 request, index, number = self._queue[position]
                 del self._queue[position]
                 for attempt in range(1, context.retries + 2):
+                    await take_turn()
                     rollout = await play(request, index, context, attempt)
                     if rollout.valid:
                         break

@@ -21,6 +21,7 @@ from ..types.transcript import Sampled, Transcript
 from .chat.bridge import Conversation, stops
 from .chat.thinking_budget import sample_turn
 from .function_tools import as_tool
+from .loop_share import take_turn
 from .policy_clock import PolicyClock
 from .spans import Span
 from .tool_calls import run_calls
@@ -264,6 +265,7 @@ class Session(Agent):
             # code that catches everything and tries again must not block the others
             await asyncio.sleep(0)
             raise EnvironmentFault("the episode is over; its code asked for another turn")
+        await take_turn()
         specs = [t if isinstance(t, ToolSpec) else as_tool(t).spec for t in tools]
         share = self._episode.limits.compact_at
         if share and isinstance(self._engine, TokenEngine):

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, islice
+from random import Random
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quintain import Task
 from quintain.errors import EnvironmentFault, NoTasksError, RecipeError, RunError
 from quintain.interfaces import curriculum as curriculum
+from quintain.interfaces import visits as visits_module
 from quintain.interfaces.curriculum import Curriculum
+from quintain.interfaces.visits import Visits
+from quintain.types import derived_seed
 
 from .splits import Broken, Endless, Finite, Repeating, prompts
 
@@ -103,14 +110,106 @@ def test_environments_that_break(fault: str, error: type[Exception], words: str)
         Curriculum([Broken(fault=fault)], names=["mine"]).pick(1)
 
 
-@given(st.integers(0, 40), st.integers(0, 40))
-@settings(max_examples=20, deadline=None)
-def test_a_restored_state_picks_what_would_have_come(before: int, after: int) -> None:
-    def make() -> Curriculum:
-        return Curriculum([Finite(size=7), Endless(), Repeating()], weights=[1, 2, 0.5], seed=3)
+class Listed(Finite):
+    """Its split is a sequence, and says which of its tasks are asked for."""
 
-    original, resumed = make(), make()
-    original.pick(before)
-    resumed.restore(json.loads(json.dumps(original.state())))
-    assert resumed.state() == original.state()
-    assert resumed.pick(after) == original.pick(after)
+    def tasks(self, split: str) -> Any:
+        return Asked(super().tasks(split), self.asked)
+
+    asked: ClassVar[list[int]] = []
+
+
+class Asked(Sequence[Task]):
+    """A sequence that notes the numbers that it is asked for."""
+
+    def __init__(self, tasks: Iterable[Task], asked: list[int]) -> None:
+        self._tasks, self._asked = [*tasks], asked
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, at: Any) -> Any:
+        self._asked.append(at)
+        return self._tasks[at]
+
+
+@given(st.integers(0, 90), st.integers(0, 40), st.sampled_from([1, 4, 64]))
+@settings(max_examples=40, deadline=None)
+def test_a_restored_state_picks_what_would_have_come(before: int, after: int, window: int) -> None:
+    """Within a pass, at its end, in a later one; of sequences and of generators."""
+
+    def make() -> Curriculum:
+        splits = [Finite(size=7), Endless(), Repeating(), Listed(size=30, word="l")]
+        return Curriculum(splits, weights=[1, 2, 0.5, 2], seed=3)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curriculum, "WINDOW", window)
+        original, resumed, repeated = make(), make(), make()
+        original.pick(before)
+        old = original.replayed_state()  # what checkpoints had until positions were saved
+        resumed.restore(json.loads(json.dumps(original.state())))
+        repeated.restore(json.loads(json.dumps(old)))
+        assert original.state() == resumed.state() == repeated.state()
+        assert original.pick(after) == resumed.pick(after) == repeated.pick(after)
+
+
+def test_a_resume_reads_the_buffer_of_a_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the tasks that were drawn before."""
+    monkeypatch.setattr(curriculum, "WINDOW", 8)
+    original, resumed = (Curriculum([Listed(size=1000)]) for _ in range(2))
+    original.pick(500)
+    Listed.asked.clear()
+    resumed.restore(original.state())
+
+    assert len(Listed.asked) == 8
+    assert resumed.pick(600) == original.pick(600)
+
+
+def test_the_order_is_that_of_earlier_versions() -> None:
+    """The picks of a seed never change: a shuffle in a buffer, written down once more."""
+
+    def order(tasks: list[str], seed: int) -> Iterator[str]:
+        for number in count():
+            rng = Random(derived_seed(seed, number))
+            source = iter(tasks)
+            window = list(islice(source, 64))
+            for task in source:
+                at = rng.randrange(len(window))
+                yield window[at]
+                window[at] = task
+            rng.shuffle(window)
+            yield from window
+
+    for size in (5, 64, 150):
+        wanted = order([f"f{i}" for i in range(size)], derived_seed(9, "curriculum", 0))
+        got = prompts(Curriculum([Finite(size=size)], seed=9), 400)
+        assert got == [*islice(wanted, 400)]
+
+
+def test_a_split_that_lost_the_tasks_of_the_buffer_is_noticed() -> None:
+    """Also a sequence that has become too short."""
+    state = Curriculum([Listed(size=100)], names=["mine"])
+    state.pick(30)
+    for size in (93, 20):
+        with pytest.raises(RunError, match="mine no longer yield the tasks of the checkpoint"):
+            Curriculum([Listed(size=size)], names=["mine"]).restore(state.state())
+
+
+IDS = st.text("0123456789abcdef", min_size=16, max_size=16) | st.text(max_size=3)
+
+
+@given(st.lists(st.tuples(IDS | st.sampled_from(["0" * 16, "00" * 7 + "01"]), st.integers(1, 3))))
+@settings(max_examples=100, deadline=None)
+def test_the_table_of_visits_counts_as_a_counter(visits: list[tuple[str, int]]) -> None:
+    """In one shard, too, where the end of a key and the beginning of the next look like a third."""
+    for shards in (1, 4096):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(visits_module, "_SHARDS", shards)
+            counter, table = Counter[str](), Visits()
+            for task, times in visits:
+                assert table.add(task, times) == counter[task]
+                counter[task] += times
+            again = Visits.of(json.loads(json.dumps(table.state())))
+            assert again.state() == table.state()
+            for task, times in counter.items():
+                assert again.add(task) == Visits.of(counter).add(task) == times

@@ -14,10 +14,13 @@ import pytest
 from quintain import Message
 from quintain.cli import main
 from quintain.errors import UsageError
+from quintain.interfaces import Curriculum
 from quintain.testing import rollout
 from quintain_authoring import EnvironmentSuite, run_episode
 from quintain_env_dataset import Dataset, same_answer
+from quintain_env_dataset import environment as dataset_environment
 from quintain_env_dataset import readers as dataset_readers
+from quintain_env_dataset.rows import Rows
 
 from ...core.models.tiny import save_tiny
 
@@ -44,6 +47,7 @@ SUMS = [{"question": f"{i}+{i}?", "answer": 2 * i} for i in range(60)]
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
 
 
 TWO = [{"question": "1,000+1?", "answer": "1001"}, {"question": "two\nlines?", "answer": "2"}]
@@ -142,6 +146,61 @@ def test_columns_with_other_names_are_chosen(tmp_path: Path) -> None:
     assert Message("system", "Be brief.") == task.prompt[0]
     assert f"{task.answer}?\n\nEnd with ####." == task.prompt[1].content
     assert task.columns["question"] == "not this one"
+
+
+MIXED = [
+    {"question": "1+1?", "answer": 3, "split": "test", "more": {"a": [None, 1.5, "\u00e9"]}},
+    *SUMS,
+    SUMS[3],
+    {"question": [{"role": "user", "content": "x"}], "answer": {"is": 1}, "split": "dev"},
+]
+
+
+def test_rows_on_disk_are_those_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also in the next run, which reads no line of the file; of a file that has changed, it does."""
+    path = write(tmp_path / "rows.jsonl", MIXED)
+    settings = {"path": path, "suffix": "Think.", "split": "split"}
+
+    def loaded() -> tuple[dict[str, list[Any]], list[str]]:
+        dataset_environment._loaded.cache_clear()
+        caplog.clear()
+        tasks = all_tasks(**settings)
+        return tasks, [record.getMessage() for record in caplog.records]
+
+    in_memory = loaded()
+    monkeypatch.setattr(dataset_environment, "IN_MEMORY", 0)
+    temporary = loaded()
+    monkeypatch.setattr(dataset_environment, "LARGE", 0)
+    stored = loaded()
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset_environment, "records", None)  # nothing is read
+        again = loaded()
+    assert in_memory == temporary == stored == again
+    assert isinstance(Dataset(**settings).tasks("train"), Rows)
+
+    write(tmp_path / "rows.jsonl", MIXED[:-1])
+    monkeypatch.setattr(dataset_environment, "IN_MEMORY", 20_000)
+    assert len(loaded()[0]["dev"]) != len(in_memory[0]["dev"])
+
+
+def test_rows_on_disk_are_a_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read from either end and in parts, which a resumed run does."""
+    monkeypatch.setattr(dataset_environment, "IN_MEMORY", 0)
+    dataset_environment._loaded.cache_clear()
+    rows = Dataset(path=write(tmp_path / "rows.jsonl", SUMS)).tasks("train")
+    assert isinstance(rows, Rows)
+    all_rows = list(rows)
+
+    assert [rows[i] for i in range(-len(rows), len(rows))] == all_rows * 2
+    assert rows[3:9:2] == all_rows[3:9:2]
+    with pytest.raises(IndexError, match=f"row {len(rows)} of {len(rows)}"):
+        rows[len(rows)]
+    curriculum, resumed = (Curriculum([Dataset(path=str(tmp_path / "rows.jsonl"))]) for _ in "ab")
+    curriculum.pick(70)
+    resumed.restore(curriculum.state())
+    assert curriculum.pick(40) == resumed.pick(40)
 
 
 def test_prompts_may_be_conversations(tmp_path: Path) -> None:

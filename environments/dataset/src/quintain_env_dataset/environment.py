@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections import Counter
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,16 @@ from quintain_data import DataFaults
 
 from .columns import RoleColumns, chosen
 from .readers import SPLITS, Record, records
+from .rows import RowFile, Stored, folder_for, new_rows, repeated, store, stored_in
 
 ROLES = ("system", "user", "assistant", "tool")
+PARTS = ("train", "dev", "test")
 LONG = 100_000
 """Characters of a prompt that is remarked."""
+IN_MEMORY = 20_000
+"""Rows of a data set that a run holds in memory; those of a larger one stay on disk."""
+LARGE = 1_000_000
+"""Bytes of files from which on the next run finds the rows of such a data set on disk."""
 _log = logging.getLogger("quintain.env.dataset")
 
 
@@ -95,13 +102,10 @@ class Dataset(Environment[Row, None]):
 
     def tasks(self, split: str) -> Iterable[Row]:
         wanted = (self.prompt, self.answer, self.split, self.system_column)
-        place = Path(self.path).expanduser()
-        # a notebook may write the file again
-        changed = place.stat().st_mtime_ns if place.is_file() else 0
         compares = _compares(self.reward)
-        rows = _loaded(self.path, self.subset, wanted, self.suffix, changed, compares).get(
-            split, ()
-        )
+        rows = _loaded(
+            self.path, self.subset, wanted, self.suffix, _version(self.path), compares
+        ).get(split, ())
         if compares and rows and all(_missing(row.answer) for row in rows):
             raise UsageError(
                 f"dataset: none of the {len(rows)} rows ({split}) has an answer, which the reward "
@@ -133,46 +137,138 @@ def _compares(scored: Reward) -> bool:
     return scored is same_answer or any(map(_compares, scored.parts))
 
 
+def _version(path: str) -> tuple[tuple[str, int, int], ...]:
+    """Return name, size and time of each file of *path*, which a notebook may write again; empty for
+    a data set of the hub.
+    """
+    place = Path(path).expanduser()
+    files = [place] if place.is_file() else sorted(place.glob("*")) if place.is_dir() else []
+    return tuple((str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files)
+
+
 @lru_cache(maxsize=4)
 def _loaded(
-    path: str, subset: str, wanted: tuple[str, ...], suffix: str, changed: int, answered: bool
+    path: str,
+    subset: str,
+    wanted: tuple[str, ...],
+    suffix: str,
+    version: tuple[tuple[str, int, int], ...],
+    answered: bool,
 ) -> Mapping[str, Sequence[Row]]:
     """Return the rows of all splits; says once which columns they come from, and what is odd.
+
+    Those of a large data set stay on disk, and the next run finds them there.
 
     Raises:
         UsageError: with all faults of the data; if *answered*, a row without an answer is one,
             unless it is so in all rows of its file.
     """
-    parsed: list[tuple[Record, str, Row]] = []
+    names, size = [name for name, _, _ in version], sum(size for _, size, _ in version)
+    folder = folder_for(names, wanted, suffix, answered) if size > LARGE else None
+    if folder is not None:
+        known = stored_in(folder)
+        if known is not None and known.about["version"] == [list(file) for file in version]:
+            _log.warning(*known.about["said"])
+            return _splits_of(known, suffix)
+    with new_rows(folder) as rows:
+        splits, columns, remarks = _read(path, subset, wanted, suffix, answered, rows)
+        counts = ", ".join(f"{len(numbers)} {name}" for name, numbers in splits.items())
+        said = ("dataset %s: %s; %s%s", path, str(columns), counts, remarks)
+        _log.warning(*said)
+        if len(rows) <= IN_MEMORY:
+            return {
+                name: tuple(
+                    _row(rows.read(i)[1], columns, suffix, f"{rows.ids[i]:016x}") for i in numbers
+                )
+                for name, numbers in splits.items()
+            }
+        about = {"version": version, "columns": asdict(columns), "said": said}
+        return _splits_of(store(rows, splits, about, folder), suffix)
+
+
+def _splits_of(stored: Stored, suffix: str) -> Mapping[str, Sequence[Row]]:
+    columns = RoleColumns(**stored.about["columns"])
+
+    def made(values: dict[str, Any], task: str) -> Row:
+        return _row(values, columns, suffix, task)
+
+    return {name: stored.rows(name, made) for name in stored.places}
+
+
+def _read(
+    path: str,
+    subset: str,
+    wanted: tuple[str, ...],
+    suffix: str,
+    answered: bool,
+    rows: RowFile,
+) -> tuple[Mapping[str, Sequence[int]], RoleColumns, str]:
+    """Write the rows of all files to *rows*; return their numbers by split, their columns, and
+    remarks about them.
+
+    Raises:
+        UsageError: as `_loaded`.
+    """
+    oddities, columns = Oddities(), RoleColumns(prompt="")
+    roles = dict(zip(("prompt", "answer", "split", "system"), wanted, strict=True))
+    without_answer: list[tuple[Record, UsageError]] = []
+    some: set[str] = set()  # files with an answer
     with DataFaults(path, "dataset") as faults:
-        rows = records(path, subset, faults)
-        if not rows and not faults:
+        records_read = records(path, subset, faults)
+        first = next(records_read, None)
+        if first is None and not faults:
             raise UsageError(f"dataset: {path} has no rows")
-        columns = RoleColumns(prompt="")
-        roles = dict(zip(("prompt", "answer", "split", "system"), wanted, strict=True))
         with faults.row(path):
-            columns = chosen(path, rows[0].values, roles) if rows else columns
-        some = {r.split for r in rows if answered and not _missing(r.values.get(columns.answer))}
-        for record in rows if columns.prompt else ():
+            columns = chosen(path, first.values, roles) if first else columns
+        for record in chain([first], records_read) if first else ():
+            if not columns.prompt:
+                continue
             with faults.row(record.where):
                 part = _split_of(record, columns)
-                parsed.append((record, part, _task(record, columns, suffix, record.split in some)))
-    splits: dict[str, dict[str, Row]] = {"train": {}, "dev": {}, "test": {}}
-    for _, given, task in parsed:
-        splits[given or "train"].setdefault(task.id, task)
+                if answered and columns.answer in record.values:
+                    if (fault := _no_answer(record, columns.answer)) is not None:
+                        without_answer.append((record._replace(values={}), fault))
+                    else:
+                        some.add(record.split)
+                text, task = _task(record, columns, suffix)
+                oddities.look(len(rows), record, task)
+                rows.append(
+                    record.where, text, task.id, _hash(task.prompt), PARTS.index(part or "train")
+                )
+        for record, fault in without_answer:
+            if record.split in some:
+                with faults.row(record.where):
+                    raise fault
+    splits, cut = _cut(rows)
+    remarks = _remarks(splits, rows, cut) + "".join(oddities.remarks(rows))
+    return splits, columns, remarks
+
+
+def _cut(rows: RowFile) -> tuple[dict[str, list[int]], list[str]]:
+    """Return the numbers of different rows by split, and the splits that were cut from train."""
+    twice: set[int] = set()
+    for numbers in repeated(rows.ids):
+        parts: set[int] = set()
+        for i in numbers:
+            if rows.parts[i] in parts:
+                twice.add(i)
+            parts.add(rows.parts[i])
+    splits: dict[str, list[int]] = {name: [] for name in PARTS}
+    for i, part in enumerate(rows.parts):
+        if i not in twice:
+            splits[PARTS[part]].append(i)
     cut = [name for name in ("dev", "test") if not splits[name]]
-    for task in [*splits["train"].values()] if cut else ():
-        name = {0: "dev", 1: "test"}.get(_hash(task.prompt) % 10, "train")
-        if name in cut:
-            splits[name][task.id] = splits["train"].pop(task.id)
+    if cut:
+        given, splits["train"] = splits["train"], []
+        for i in given:
+            name = {0: "dev", 1: "test"}.get(rows.prompts[i] % 10, "train")
+            splits[name if name in cut else "train"].append(i)
     for name in cut:
         if not splits[name] and len(splits["train"]) > 1:  # a small file
-            task = min(splits["train"].values(), key=lambda task: _hash(task.prompt))
-            splits[name][task.id] = splits["train"].pop(task.id)
-    counts = ", ".join(f"{len(tasks)} {name}" for name, tasks in splits.items())
-    remarks = _remarks(splits, len(rows), cut) + "".join(_oddities(parsed))
-    _log.warning("dataset %s: %s; %s%s", path, columns, counts, remarks)
-    return {name: tuple(tasks.values()) for name, tasks in splits.items()}
+            moved = min(splits["train"], key=rows.prompts.__getitem__)
+            splits["train"].remove(moved)
+            splits[name].append(moved)
+    return splits, cut
 
 
 def _missing(answer: Any) -> bool:
@@ -180,46 +276,100 @@ def _missing(answer: Any) -> bool:
     return answer is None or answer != answer or (isinstance(answer, str) and not answer.strip())
 
 
-def _oddities(parsed: Sequence[tuple[Record, str, Row]]) -> Iterator[str]:
-    """Yield what may be a mistake in the rows, with the number of rows and the place of the
-    first.
-    """
-    first: dict[str, tuple[Record, Row]] = {}
-    first_of_id: dict[str, tuple[Record, Row]] = {}
-    contradictions, tables, long, ids = [], [], [], []
-    for record, _, task in parsed:
-        before, known = first.setdefault(str(task.prompt), (record, task))
-        if known.answer != task.answer:
-            contradictions.append(f"{before.where} and {record.where}")
+class Oddities:
+    """Notes what may be a mistake in the rows."""
+
+    def __init__(self) -> None:
+        self._answers = array("q")  # a digest of each
+        # of the rows that name an id: their numbers, and a digest of the name
+        self._named, self._names = array("Q"), array("q")
+        self._tables: list[str] = []
+        self._long: list[str] = []
+
+    def look(self, number: int, record: Record, task: Row) -> None:
+        """Note row *number*."""
+        self._answers.append(_equality(task.answer))
         if (name := record.values.get("id")) is not None:
-            before, known = first_of_id.setdefault(str(name), (record, task))
-            if known.id != task.id:
-                ids.append(f"{name!r} at {before.where} and {record.where}")
+            self._named.append(number)
+            self._names.append(hash(str(name)))
         if isinstance(task.answer, Mapping):
-            tables.append(record.where)
+            self._tables.append(record.where)
         if (length := len(str(task.prompt))) > LONG:
-            long.append(f"{record.where}, {length:,}")
-    for places, one, several, text in (
-        (contradictions, "prompt has", "prompts have", "another answer in an earlier row"),
-        (ids, "row has", "rows have", "the id of an earlier, different row"),
-        (tables, "answer is an object, compared", "answers are objects, compared", "as JSON text"),
-        (long, "prompt has", "prompts have", f"more than {LONG:,} characters"),
-    ):
-        if places:
-            subject = one if len(places) == 1 else several
-            yield f"; {len(places)} {subject} {text} (first: {places[0]})"
+            self._long.append(f"{record.where}, {length:,}")
+
+    def remarks(self, rows: RowFile) -> Iterator[str]:
+        """Yield what is odd, with the number of rows and the place of the first."""
+        contradictions = [
+            (i, numbers[0])
+            for numbers in repeated(rows.prompts)
+            for i in numbers
+            if self._answers[i] != self._answers[numbers[0]]
+        ]
+        ids = [
+            (self._named[i], self._named[numbers[0]])
+            for numbers in repeated(self._names)
+            for i in numbers
+            if rows.ids[self._named[i]] != rows.ids[self._named[numbers[0]]]
+        ]
+        tables, long = self._tables, self._long
+        for count, first, one, several, text in (
+            (
+                len(contradictions),
+                _both(rows, contradictions),
+                "prompt has",
+                "prompts have",
+                "another answer in an earlier row",
+            ),
+            (
+                len(ids),
+                _both(rows, ids, named=True),
+                "row has",
+                "rows have",
+                "the id of an earlier, different row",
+            ),
+            (
+                len(tables),
+                tables[0] if tables else "",
+                "answer is an object, compared",
+                "answers are objects, compared",
+                "as JSON text",
+            ),
+            (
+                len(long),
+                long[0] if long else "",
+                "prompt has",
+                "prompts have",
+                f"more than {LONG:,} characters",
+            ),
+        ):
+            if count:
+                subject = one if count == 1 else several
+                yield f"; {count} {subject} {text} (first: {first})"
 
 
-def _remarks(splits: Mapping[str, Mapping[str, Row]], rows: int, cut: Sequence[str]) -> str:
+def _both(rows: RowFile, pairs: Sequence[tuple[int, int]], *, named: bool = False) -> str:
+    """Return the places of the first of *pairs*, a later and an earlier row."""
+    if not pairs:
+        return ""
+    later, earlier = min(pairs)
+    where, values = rows.read(later)
+    before, _ = rows.read(earlier)
+    return f"{str(values['id'])!r} at {before} and {where}" if named else f"{before} and {where}"
+
+
+def _equality(answer: Any) -> int:
+    """Return a number that equal answers share in this process."""
+    if answer is None or isinstance(answer, (str, int, float)):
+        return hash(answer)
+    return hash(json.dumps(answer, sort_keys=True))
+
+
+def _remarks(splits: Mapping[str, Sequence[int]], rows: RowFile, cut: Sequence[str]) -> str:
     remarks = f" ({' and '.join(cut)} cut from train by a hash of the prompt)" if cut else ""
-    if (twice := rows - sum(map(len, splits.values()))) > 0:
+    if (twice := len(rows) - sum(map(len, splits.values()))) > 0:
         remarks += f"; {twice} rows that occur twice are left out"
-    seen = Counter(
-        str(prompt)
-        for tasks in splits.values()
-        for prompt in {task.prompt for task in tasks.values()}
-    )
-    if shared := sum(count > 1 for count in seen.values()):
+    # rows without a split of their own are cut by their prompts, which then share a split
+    if shared := sum(len({rows.parts[i] for i in n}) > 1 for n in repeated(rows.prompts)):
         remarks += f"; {shared} prompts are in more than one split, so held-out accuracy is too high for them"
     return remarks
 
@@ -239,29 +389,50 @@ def _split_of(record: Record, columns: RoleColumns) -> str:
 
 
 def _hash(prompt: str | Sequence[Message]) -> int:
-    return int.from_bytes(hashlib.sha256(str(prompt).encode()).digest()[:8], "big")
+    text = str(prompt).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
-def _task(record: Record, columns: RoleColumns, suffix: str, answered: bool) -> Row:
+def _no_answer(record: Record, column: str) -> UsageError | None:
+    """Return the fault of a row without an answer."""
+    given = record.values[column]
+    if not _missing(given):
+        return None
+    kind = "null" if given is None else "empty" if isinstance(given, str) else "NaN"
+    return UsageError(f"dataset: {record.where}, column {column!r} is {kind}; expected an answer")
+
+
+def _task(record: Record, columns: RoleColumns, suffix: str) -> tuple[str, Row]:
+    """Return the values of a row as JSON, and the row as a task."""
     for name in (columns.prompt, columns.answer):
         if name and name not in record.values:
             raise UsageError(
                 f"dataset: {record.where} has no column {name!r}; it has {', '.join(record.values)}"
             )
-    if answered and _missing(given := record.values.get(columns.answer)):
-        kind = "null" if given is None else "empty" if isinstance(given, str) else "NaN"
-        raise UsageError(
-            f"dataset: {record.where}, column {columns.answer!r} is {kind}; expected an answer"
-        )
+    prompt = _prompt(record, columns, suffix)
+    values = {str(name): value for name, value in record.values.items()}
+    try:
+        text = json.dumps(values)
+    except TypeError:  # a time or a decimal of Parquet becomes text
+        text = json.dumps(values, default=str)
+        values = json.loads(text)
+    return text, Row(prompt=prompt, answer=values.get(columns.answer), columns=values)
+
+
+def _row(values: dict[str, Any], columns: RoleColumns, suffix: str, task: str) -> Row:
+    """Return the task of a row that was read before, with the id that it had."""
+    prompt = _prompt(Record("", values), columns, suffix)
+    return Row(prompt=prompt, answer=values.get(columns.answer), columns=values, id=task)
+
+
+def _prompt(record: Record, columns: RoleColumns, suffix: str) -> str | list[Message]:
     messages = _messages(record, columns.prompt)
     if suffix:
         messages[-1] = Message(messages[-1].role, f"{messages[-1].content}\n\n{suffix}")
     if system := record.values.get(columns.system):
         messages = [Message("system", str(system)), *(m for m in messages if m.role != "system")]
     alone = len(messages) == 1 and messages[0].role == "user"
-    values = {str(k): _plain(v) for k, v in record.values.items()}
-    answer = values.get(columns.answer)
-    return Row(prompt=messages[0].content if alone else messages, answer=answer, columns=values)
+    return messages[0].content if alone else messages
 
 
 def _messages(record: Record, column: str) -> list[Message]:
@@ -286,11 +457,6 @@ def _messages(record: Record, column: str) -> list[Message]:
     if messages[-1].role == "assistant":
         raise UsageError(f"{where} ends with the assistant's message; expected the user's")
     return messages
-
-
-def _plain(value: Any) -> Any:
-    """Return *value* as JSON has it: a time or a decimal of Parquet becomes text."""
-    return json.loads(json.dumps(value, default=str))
 
 
 def _text(answer: Any) -> str:

@@ -24,6 +24,9 @@ SPLITS = {
 }
 """Names of splits in data sets, and what they are called here."""
 
+BATCH = 4096
+"""Rows of Parquet that are read at once."""
+
 
 class Record(NamedTuple):
     """One row. *where* names file and line, *split* is given by the name of its file or its data
@@ -35,8 +38,8 @@ class Record(NamedTuple):
     split: str = ""
 
 
-def records(path: str, subset: str, faults: DataFaults) -> list[Record]:
-    """Return the rows of the file, folder or data set *path* that can be read; a line per other row
+def records(path: str, subset: str, faults: DataFaults) -> Iterator[Record]:
+    """Yield the rows of the file, folder or data set *path* that can be read; a line per other row
     goes to *faults*.
 
     Raises:
@@ -44,21 +47,21 @@ def records(path: str, subset: str, faults: DataFaults) -> list[Record]:
     """
     place = Path(path).expanduser()
     if place.is_file():
-        return list(_of_file(place, faults))
+        yield from _of_file(place, faults)
+        return
     if place.is_dir():
         files = {p: SPLITS[p.stem.lower()] for p in sorted(place.iterdir()) if _is_split(p)}
         if not files:
             raise UsageError(
                 f"dataset: {path} has no file such as train.jsonl, dev.csv or test.parquet"
             )
-        return [
-            record._replace(split=split)
-            for file, split in files.items()
-            for record in _of_file(file, faults)
-        ]
+        for file, split in files.items():
+            for record in _of_file(file, faults):
+                yield record._replace(split=split)
+        return
     if path.count("/") != 1 or place.suffix in DATA_SUFFIXES or path.startswith((".", "~")):
         raise UsageError(f"dataset: there is no file or folder {path!r}")
-    return list(_of_hub(path, subset))
+    yield from _of_hub(path, subset)
 
 
 def _is_split(file: Path) -> bool:
@@ -175,12 +178,14 @@ def _of_parquet(file: Path) -> Iterator[Record]:
             f"dataset: {file} needs pyarrow: pip install 'quintain-env-dataset[parquet]', or save "
             f"it as JSON lines"
         ) from e
+    number = 0
     try:
-        rows = parquet.read_table(file).to_pylist()
+        for batch in parquet.ParquetFile(file).iter_batches(BATCH):
+            for values in batch.to_pylist():
+                number += 1
+                yield Record(f"{file}, row {number}", values)
     except (OSError, ArrowException) as e:
         raise UsageError(f"dataset: cannot read {file}: {str(e).partition(chr(10))[0]}") from e
-    for number, values in enumerate(rows, 1):
-        yield Record(f"{file}, row {number}", values)
 
 
 def _of_hub(name: str, subset: str) -> Iterator[Record]:

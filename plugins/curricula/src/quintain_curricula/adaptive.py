@@ -5,14 +5,13 @@ difficulty.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from quintain import Environment, SamplingPlan, Task
 from quintain.errors import RunError
-from quintain.interfaces import WINDOW, Curriculum, Pick
+from quintain.interfaces import WINDOW, Curriculum, Pick, Visits
 from quintain.types import derived_seed
 
 from .difficulty import Rates, success_rates, tasks_in_range
@@ -183,7 +182,7 @@ class AdaptiveCurriculum(Curriculum):
 
     def state(self) -> dict[str, Any]:
         """Return plain data for a checkpoint."""
-        state = super().state()
+        state = self.replayed_state()
         if self.plan.order != "shuffled":
             state["sizes"] = [pool.size for pool in self._streams]
         if self._kept is not None:
@@ -196,7 +195,7 @@ class AdaptiveCurriculum(Curriculum):
         if self._adaptive:
             state["open"] = [[index, *entry] for index, entry in self._open.items()]
             state |= {
-                "visits": dict(self._visits),
+                "visits": self._visits.state(),
                 "pools": [pool.state() for pool in self._streams],
             }
         return state
@@ -232,7 +231,7 @@ class AdaptiveCurriculum(Curriculum):
                 "the checkpoint does not say how its tasks went, as its plan did not ask for it; "
                 "go on with the plan it was made with, or start a new run from its model"
             )
-        self._drawn, self._visits = state["picked"], Counter(state["visits"])
+        self._drawn, self._visits = state["picked"], Visits.of(state["visits"])
         for pool, pool_state in zip(self._streams, state["pools"], strict=True):
             pool.restore(pool_state)
         self._open = {

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from quintain import Task
 from quintain.errors import RunError, UsageError
-from quintain.interfaces import TaskReader, TaskStream, shuffled
+from quintain.interfaces import Shuffled, TaskReader, TaskStream
 from quintain.types import derived_seed, reaches
 
 Order = Literal["shuffled", "easy_to_hard", "hard_first"]
@@ -210,7 +210,7 @@ def first_pass(read: TaskReader, seed: int, count: int) -> list[Task]:
     Of an endless split that repeats itself no more than `POOL` are looked at.
     """
     by_id: dict[str, Task] = {}
-    for looked, (number, task) in enumerate(shuffled(read, seed)):
+    for looked, (number, task) in enumerate(Shuffled(read, seed)):
         if number or len(by_id) >= count or looked >= max(POOL, count):
             break
         by_id.setdefault(task.id, task)
