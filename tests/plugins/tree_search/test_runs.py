@@ -111,3 +111,12 @@ def test_the_algorithm_needs_the_engine(
     with pytest.raises(AssertionError):
         trained(tmp_path, "tree", "")
     assert "samples no trees; set engine.use = 'tree'" in capsys.readouterr().err
+
+
+def test_a_missing_value_model_is_said_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError):
+        trained(tmp_path, "sft", 'use = "mcts"\nargs = { value = "nobody" }', "--dry-run")
+    assert "nobody" in capsys.readouterr().err
