@@ -26,7 +26,7 @@ from quintain.console import Screen
 from quintain.evaluation import evaluate
 from quintain.learning import ALGORITHMS, Learner
 from quintain.models import LoadedModel, load_model
-from quintain.recipe import EnvironmentTable, ModelRequest, Recipe, bundled_text, model_source
+from quintain.recipe import EnvironmentTable, ModelRequest, ModelSource, Recipe
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.run import embedded_engine
 from quintain.store import save_model
@@ -66,12 +66,12 @@ class Size:
         searches: of the comparison without training, by name.
     """
 
-    examples: int = 10_240
+    examples: int = 6144
     valued: int = 256
     held_out: int = 100
     prompts: int = 16
     answers: int = 8
-    budget: int = 30_000
+    budget: int = 24_000
     searches: Mapping[str, tuple[tuple[Any, ...], ...]] = field(
         default_factory=lambda: {
             "best of n": ((4,), (16,)),
@@ -257,8 +257,8 @@ def student_in(store: Path, place: Field, size: Size) -> str:
     """
     folder = store / "student"
     if not folder.exists():
-        recipe = Recipe.parse(bundled_text("quickstart"))
-        model = model_source(recipe).load(ModelRequest.of(recipe, Screen(quiet=True)))
+        recipe = Recipe.load("quickstart")
+        model = ModelSource.of(recipe).load(ModelRequest.of(recipe, Screen(quiet=True)))
         if isinstance(place.environment, Countdown):
             args = {**EASY, "levels": [*EASY["levels"]], "targets": [*EASY["targets"]]}
             table = EnvironmentTable(use="quintain-env-math/countdown", args=args)
@@ -415,15 +415,46 @@ def run_results(
     if not file.exists():
         policy = student_in(store, place, size)
         value = value_in(store, place, size)
-        write(file, asyncio.run(run(policy, value, place, size, ARMS[arm], seed)))
+        start = start_of(store, place, size)
+        write(file, asyncio.run(run(policy, value, place, size, ARMS[arm], seed, start)))
     found: dict[str, list[float]] = json.loads(file.read_text())
     return found
 
 
+def start_of(store: Path, place: Field, size: Size) -> dict[str, float]:
+    """Return held-out success of the student, which all runs begin with."""
+    file = store / "start.json"
+    if not file.exists():
+        model = load_model(student_in(store, place, size), device="cpu")
+
+        async def measured() -> dict[str, float]:
+            async with embedded_engine(model, slots=128) as engine:
+                return await success_of(engine, place, size)
+
+        write(file, asyncio.run(measured()))
+    found: dict[str, float] = json.loads(file.read_text())
+    return found
+
+
+async def success_of(engine: TokenEngine, place: Field, size: Size) -> dict[str, float]:
+    """Return held-out success, greedy and sampled."""
+    found = {}
+    for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        result = await evaluated(engine, place, size, 1, temperature=temperature)
+        found[name] = result.accuracy.value
+    return found
+
+
 async def run(
-    policy: str, value: str, place: Field, size: Size, arm: Arm, seed: int
+    policy: str,
+    value: str,
+    place: Field,
+    size: Size,
+    arm: Arm,
+    seed: int,
+    start: Mapping[str, float],
 ) -> dict[str, list[float]]:
-    """Train until the budget of sampled tokens is spent."""
+    """Train until the budget of sampled tokens is spent; *start* is the success before."""
     model = load_model(policy, device="cpu")
     learner = Learner(model.module, arm.algorithm, lr=place.rate, warmup_steps=2)
     rater = ProcessRewardModel(
@@ -452,9 +483,9 @@ async def run(
                 marks.pop(0)
                 curve["tokens"].append(spent)
                 curve["updates"].append(updates)
-                for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-                    result = await evaluated(plain, place, size, 1, temperature=temperature)
-                    curve[name].append(result.accuracy.value)
+                success = await success_of(plain, place, size) if updates else start
+                curve["greedy"].append(success["greedy"])
+                curve["sampled"].append(success["sampled"])
                 continue
             before = getattr(sampler, "sampled_tokens", 0)
             groups = await run_groups(
