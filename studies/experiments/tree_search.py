@@ -36,7 +36,7 @@ from quintain_reward_model import ProcessRewardModel, process_reward
 from quintain_sft.sources import Selection, source_of
 from quintain_sft.tuning import tune
 from quintain_tree_search import (
-    TREE,
+    TREE_CREDIT,
     VALUE_STEPS,
     BeamEngine,
     MCTSEngine,
@@ -124,7 +124,7 @@ class Arm:
 
 ARMS: dict[str, Arm] = {
     "policy gradient": Arm(algorithm=ALGORITHMS["dr_grpo"]),
-    "tree advantages": Arm(algorithm=TREE, sampler="tree"),
+    "tree advantages": Arm(algorithm=TREE_CREDIT, sampler="tree"),
     "values as credit": Arm(algorithm=VALUE_STEPS),
     "values as reward": Arm(algorithm=ALGORITHMS["dr_grpo"], reward="process"),
     "imitation, plain": Arm(algorithm=RFT),
