@@ -68,6 +68,7 @@ class Course:
         prompts, answers: tasks of a step, and samples of each.
         measured: the steps at which success is measured, the last one last.
         held_out: tasks of ``test`` on which it is measured.
+        seeds: at most, whatever ``--seeds`` says; those of the page are what time allowed.
     """
 
     recipe: str
@@ -79,6 +80,7 @@ class Course:
     answers: int = 8
     measured: tuple[int, ...] = (0, 2, 4, 8, 12)
     held_out: int = 100
+    seeds: int = 5
 
     @property
     def settings(self) -> Recipe:
@@ -158,7 +160,7 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
         }
         for seed in seeds:  # outermost: a study that is stopped has whole seeds
             for name, course in courses.items():
-                for arm in arms:
+                for arm in arms if seed < course.seeds else ():
                     curve = trained(store / name, course, arm, seed)
                     curves[name][arm].append(curve)
         teachers = {
@@ -256,11 +258,16 @@ def notes_of(curves: Curves) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------- the models
-def student(course: Course) -> LoadedModel:
-    """Load the default model of a course; the first time on a machine may train it."""
-    return ModelSource.of(course.settings).load(
-        ModelRequest.of(course.settings, Screen(quiet=True))
-    )
+def student_in(store: Path, course: Course) -> LoadedModel:
+    """Load the default model of a course, which *store* keeps: a later version may train another
+    one.
+    """
+    folder = store / "student"
+    if not folder.exists():
+        recipe = course.settings
+        model = ModelSource.of(recipe).load(ModelRequest.of(recipe, Screen(quiet=True)))
+        save_model(folder, Learner(model.module), model.tokenizer, {})
+    return load_model(folder, device="cpu")
 
 
 def deeper(model: LoadedModel) -> LoadedModel:
@@ -298,8 +305,8 @@ def teacher_in(store: Path, course: Course) -> str:
     folder = store / "teacher"
     if not (store / "teacher.json").exists():
         store.mkdir(parents=True, exist_ok=True)
-        began = asyncio.run(measured_alone(student(course), course))
-        model = deeper(student(course))
+        began = asyncio.run(measured_alone(student_in(store, course), course))
+        model = deeper(student_in(store, course))
         (table,) = course.settings.environments
         examples = source_of(
             EnvironmentTable(use=table.use, args={**table.args, **course.right}),
@@ -364,7 +371,8 @@ def trained(store: Path, course: Course, arm: str, seed: int) -> Curve:
     if not place.exists():
         teacher = teacher_in(store, course)
         start = json.loads((store / "teacher.json").read_text())["student"]
-        curve = asyncio.run(run(student(course), course, ARMS[arm], teacher, start, seed))
+        model = student_in(store, course)
+        curve = asyncio.run(run(model, course, ARMS[arm], teacher, start, seed))
         write(place, vars(curve))
     return Curve(**json.loads(place.read_text()))
 

@@ -223,10 +223,10 @@ def test_answers_of_several_turns_are_refused() -> None:
 
 
 def test_a_kl_term_in_the_reward_is_refused() -> None:
-    from quintain_tree_search import TREE
+    from quintain_tree_search import TREE_CREDIT
 
     with pytest.raises(UsageError, match="belongs to single tokens"):
-        TREE.replace(kl={"where": "reward", "coefficient": 0.1})
+        TREE_CREDIT.replace(kl={"where": "reward", "coefficient": 0.1})
 
 
 def test_metrics_count_each_step_once() -> None:

@@ -52,7 +52,7 @@ def trained(folder: Path, algorithm: str, engine: str, *words: str) -> list[dict
 TREE = 'use = "tree"\nargs = { depth = 2, by = "tokens", size = 2 }'
 
 
-@pytest.mark.parametrize("algorithm", ["tree", "tree_rl"])
+@pytest.mark.parametrize("algorithm", ["tree_credit", "tree_rl"])
 def test_a_run_learns_from_trees(
     tmp_path: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +74,7 @@ def test_a_run_with_trees_repeats_bit_for_bit(
         place = tmp_path / name
         place.mkdir()
         monkeypatch.chdir(place)
-        trained(place, "tree", TREE, "--set", "batch.group_size=4")
+        trained(place, "tree_credit", TREE, "--set", "batch.group_size=4")
         saved = sorted((place / "runs" / "run" / "checkpoints").glob("*/model"))[-1]
         states.append(load_model(saved).module.state_dict())
     assert all(value.equal(states[1][name]) for name, value in states[0].items())
@@ -109,5 +109,14 @@ def test_the_algorithm_needs_the_engine(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AssertionError):
-        trained(tmp_path, "tree", "")
+        trained(tmp_path, "tree_credit", "")
     assert "samples no trees; set engine.use = 'tree'" in capsys.readouterr().err
+
+
+def test_a_missing_value_model_is_said_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError):
+        trained(tmp_path, "sft", 'use = "mcts"\nargs = { value = "nobody" }', "--dry-run")
+    assert "nobody" in capsys.readouterr().err

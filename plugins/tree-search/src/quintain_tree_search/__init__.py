@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .advantages import tree_process as tree_process
     from .advantages import tree_steps as tree_steps
     from .advantages import value_steps as value_steps
-    from .algorithms import TREE as TREE
+    from .algorithms import TREE_CREDIT as TREE_CREDIT
     from .algorithms import TREE_RL as TREE_RL
     from .algorithms import VALUE_STEPS as VALUE_STEPS
     from .beam import BeamEngine as BeamEngine

@@ -8,9 +8,9 @@ from quintain.learning import ALGORITHMS
 
 from .advantages import tree_process, tree_steps, value_steps
 
-TREE = replace(
+TREE_CREDIT = replace(
     ALGORITHMS["dr_grpo"],
-    name="tree",
+    name="tree_credit",
     summary=(
         "Dr. GRPO on trees of answers: a step is compared with the steps that were drawn beside "
         "it; needs the engine tree."
@@ -21,10 +21,10 @@ TREE = replace(
 )
 
 TREE_RL = replace(
-    TREE,
+    TREE_CREDIT,
     name="tree_rl",
     summary=(
-        "As tree, with the credit of TreeRL: against root and parent, over the root of the number "
+        "As tree_credit, with the credit of TreeRL: against root and parent, over the root of the number "
         "of leaves."
     ),
     source="Hou et al. 2025 (TreeRL), arXiv 2506.11902, section 3.3",

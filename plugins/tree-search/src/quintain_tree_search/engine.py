@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from random import SystemRandom
 from typing import Any, Self, cast
 
 from quintain import Sampled, Sampling, TokenEngine, Weights
+from quintain.models import check_available
 from quintain.registry import current
 from quintain.rollouts import cut_where_stopped
 from quintain.types import derived_seed
@@ -43,6 +44,13 @@ class SearchEngine(TokenEngine):
         self.tokenizer, self.context = policy.tokenizer, policy.context
         self.version, self.stalls = policy.version, policy.stalls
         self._value = ValueModel(model=value) if value else None
+
+    @classmethod
+    def check_settings(cls, settings: Mapping[str, Any]) -> None:
+        """Check what a step is, and that the value model is there; see `TokenEngine`."""
+        Steps(**{name: settings[name] for name in ("by", "size") if name in settings})
+        if settings.get("value"):
+            check_available(settings["value"])
 
     @abstractmethod
     async def search(self, prompt: tuple[int, ...], sampling: Sampling) -> Partial:

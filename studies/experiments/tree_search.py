@@ -1,0 +1,514 @@
+"""Do process reward models and tree search help, as samplers and as ways to train? Against plain
+sampling at equal sampled tokens, on ``arithmetic`` and ``countdown``.
+
+A value model is trained on rollouts of the student. Searches with it answer held-out tasks, and it
+trains the student: as reward, as credit, and by imitation of what a search finds.
+
+A finished part is a file in ``runs/tree_search``, so that an interrupted study continues; delete
+the folder to run everything again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from quintain import Algorithm, Environment, Sampling, TokenEngine
+from quintain.console import Screen
+from quintain.evaluation import evaluate
+from quintain.learning import ALGORITHMS, Learner
+from quintain.models import LoadedModel, load_model
+from quintain.recipe import EnvironmentTable, ModelRequest, ModelSource, Recipe
+from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
+from quintain.run import embedded_engine
+from quintain.store import save_model
+from quintain_env_math import Arithmetic, Countdown
+from quintain_preference import RFT
+from quintain_reward_model import ProcessRewardModel, process_reward
+from quintain_sft.sources import Selection, source_of
+from quintain_sft.tuning import tune
+from quintain_tree_search import (
+    TREE_CREDIT,
+    VALUE_STEPS,
+    BeamEngine,
+    MCTSEngine,
+    TreeEngine,
+    ValueModel,
+    fit_value,
+    rows_of,
+)
+
+from .common import ROOT, Line, Panel, Report, main
+
+LONGEST = 48
+LEAST_SEEDS = 3
+"""Of a full study, instead of five: each seed trains a model for each arm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Of a study.
+
+    Attributes:
+        examples: demonstrations that the student of countdown learns from.
+        valued: tasks whose rollouts train the value model, `answers` each.
+        held_out: tasks of ``test`` on which success is measured.
+        prompts, answers: tasks of a step, and samples of each.
+        budget: sampled tokens of a run.
+        searches: of the comparison without training, by name.
+    """
+
+    examples: int = 6144
+    valued: int = 256
+    held_out: int = 100
+    prompts: int = 16
+    answers: int = 8
+    budget: int = 24_000
+    searches: Mapping[str, tuple[tuple[Any, ...], ...]] = field(
+        default_factory=lambda: {
+            "best of n": ((4,), (16,)),
+            "beam": ((2, 2), (4, 4)),
+            "MCTS": ((8,), (32,)),
+        }
+    )
+
+
+QUICK = Size(
+    examples=8,
+    valued=8,
+    held_out=2,
+    prompts=2,
+    answers=4,
+    budget=200,
+    searches={"best of n": ((2,),), "beam": ((1, 2),), "MCTS": ((2,),)},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """An environment, and the learning rate of runs on it."""
+
+    environment: Environment[Any, Any]
+    rate: float
+
+
+EASY: dict[str, Any] = {"levels": (3,), "highest": 10, "targets": (5, 40)}
+"""Countdown as a model of a million parameters can learn it: three numbers of at most 10."""
+FIELDS: dict[str, Field] = {
+    "arithmetic": Field(environment=Arithmetic(levels=(1, 2, 3), reworded=0.6), rate=1.5e-4),
+    "countdown": Field(environment=Countdown(**EASY), rate=1.5e-4),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A way to train.
+
+    Attributes:
+        sampler: ``plain``, ``tree`` or ``mcts``.
+        reward: ``outcome``, or ``process`` for the least value of a step in its place.
+    """
+
+    algorithm: Algorithm
+    sampler: str = "plain"
+    reward: str = "outcome"
+
+
+ARMS: dict[str, Arm] = {
+    "policy gradient": Arm(algorithm=ALGORITHMS["dr_grpo"]),
+    "tree advantages": Arm(algorithm=TREE_CREDIT, sampler="tree"),
+    "values as credit": Arm(algorithm=VALUE_STEPS),
+    "values as reward": Arm(algorithm=ALGORITHMS["dr_grpo"], reward="process"),
+    "imitation, plain": Arm(algorithm=RFT),
+    "imitation, MCTS": Arm(algorithm=RFT, sampler="mcts"),
+}
+
+
+def study(seeds: Sequence[int], quick: bool) -> Report:
+    """Success of searches by tokens of a task, and of trained models by tokens of a run."""
+    size = QUICK if quick else Size()
+    fields = dict(islice(FIELDS.items(), 1)) if quick else FIELDS
+    with tempfile.TemporaryDirectory() as temporary:
+        store = Path(temporary) if quick else ROOT / "runs" / "tree_search"
+        searched: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in fields}
+        trained: dict[str, dict[str, list[dict[str, list[float]]]]] = {
+            name: {arm: [] for arm in ARMS} for name in fields
+        }
+        for seed in seeds:  # outermost: a study that is stopped has whole seeds
+            for name, place in fields.items():
+                for label, found in search_results(store / name, place, size, seed).items():
+                    searched[name].setdefault(label, []).append(found)
+                for arm in ARMS:
+                    trained[name][arm].append(run_results(store / name, place, size, arm, seed))
+        values = {name: json.loads((store / name / "value.json").read_text()) for name in fields}
+    return Report(
+        panels=[*search_panels(searched), *run_panels(trained)],
+        contrasts=contrasts_of(searched, trained),
+        settings={"temperature": 1.0, "budget": size.budget, "value models": values},
+        notes=[
+            *(f"value model of {name}: {report}" for name, report in values.items()),
+            *(
+                f"{name}, {label}: tokens a task {fmean(f['tokens'] for f in found):.0f}, success "
+                f"{[round(f['success'], 3) for f in found]}"
+                for name, by_label in searched.items()
+                for label, found in by_label.items()
+            ),
+            *(
+                f"{name}, {arm}, run {number}: {curve}"
+                for name, arms in trained.items()
+                for arm, curves in arms.items()
+                for number, curve in enumerate(curves)
+            ),
+        ],
+    )
+
+
+def search_panels(
+    searched: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]],
+) -> list[Panel]:
+    """Success by tokens of a task, a line for each kind of search."""
+    panels = []
+    for name, by_label in searched.items():
+        lines: dict[str, list[Sequence[Mapping[str, float]]]] = {}
+        for label, found in by_label.items():
+            lines.setdefault(label.partition(" (")[0], []).append(found)
+        panels.append(
+            Panel(
+                title=f"{name}: answers to held-out tasks",
+                xlabel="tokens of a task",
+                log_x=True,
+                lines=[
+                    Line(
+                        label=kind,
+                        x=[fmean(f["tokens"] for f in found) for found in points],
+                        values=[
+                            list(row)
+                            for row in zip(
+                                *([f["success"] for f in found] for found in points), strict=True
+                            )
+                        ],
+                    )
+                    for kind, points in lines.items()
+                ],
+            )
+        )
+    return panels
+
+
+def run_panels(
+    trained: Mapping[str, Mapping[str, Sequence[Mapping[str, list[float]]]]],
+) -> list[Panel]:
+    """Held-out success, greedy and sampled, by tokens of a run."""
+    return [
+        Panel(
+            title=f"{name}, training: {success}",
+            xlabel="tokens sampled",
+            lines=[
+                Line(
+                    label=arm,
+                    x=[fmean(x) for x in zip(*(c["tokens"] for c in curves), strict=True)],
+                    values=[c[success] for c in curves],
+                )
+                for arm, curves in arms.items()
+            ],
+        )
+        for name, arms in trained.items()
+        for success in ("greedy", "sampled")
+    ]
+
+
+def contrasts_of(
+    searched: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]],
+    trained: Mapping[str, Mapping[str, Sequence[Mapping[str, list[float]]]]],
+) -> dict[str, list[float]]:
+    """Each arm less the policy gradient at the end, and each search less the majority of 16."""
+    found = {}
+    for name, arms in trained.items():
+        for arm, curves in arms.items():
+            if arm != "policy gradient":
+                for success in ("greedy", "sampled"):
+                    found[f"{name}: {arm} less policy gradient, {success}, at the end"] = [
+                        own[success][-1] - first[success][-1]
+                        for own, first in zip(curves, arms["policy gradient"], strict=True)
+                    ]
+    for name, by_label in searched.items():
+        majority = [label for label in by_label if label.startswith("majority")][-1]
+        for label, results in by_label.items():
+            if label.startswith(("best of", "beam", "MCTS")):
+                found[f"{name}: {label} less {majority}"] = [
+                    own["success"] - first["success"]
+                    for own, first in zip(results, by_label[majority], strict=True)
+                ]
+    return found
+
+
+# ------------------------------------------------------------------------------------- the models
+def student_in(store: Path, place: Field, size: Size) -> str:
+    """Return the folder of the student: the default model of arithmetic, which for countdown
+    imitates worked solutions first.
+    """
+    folder = store / "student"
+    if not folder.exists():
+        recipe = Recipe.load("quickstart")
+        model = ModelSource.of(recipe).load(ModelRequest.of(recipe, Screen(quiet=True)))
+        if isinstance(place.environment, Countdown):
+            args = {**EASY, "levels": [*EASY["levels"]], "targets": [*EASY["targets"]]}
+            table = EnvironmentTable(use="quintain-env-math/countdown", args=args)
+            examples = source_of(table, Selection(count=size.examples))
+            learner, _ = tune(model, examples, epochs=1, lr=1e-3)
+        else:
+            learner = Learner(model.module)
+        save_model(folder, learner, model.tokenizer, {})
+    return str(folder)
+
+
+def value_in(store: Path, place: Field, size: Size) -> str:
+    """Return the folder of the value model, trained on rollouts of the student."""
+    folder = store / "value"
+    if not (store / "value.json").exists():
+        policy = student_in(store, place, size)
+        model = load_model(policy, device="cpu")
+        groups = asyncio.run(sampled_groups(model, place, size))
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        rows = rows_of(rollouts, model.tokenizer.stop_ids)
+        report = fit_value(policy, rows, folder, epochs=2, lr=3e-4)
+        tokens = sum(len(row.ids) - row.first for row in rows)
+        write(store / "value.json", {**vars(report), "tokens": tokens})
+    return str(folder)
+
+
+async def sampled_groups(model: LoadedModel, place: Field, size: Size) -> Sequence[Any]:
+    """Return groups of the student on tasks that no run trains on."""
+    async with embedded_engine(model, slots=size.prompts * size.answers) as engine:
+        tasks = islice(place.environment.tasks("train"), size.valued)
+        requests = requests_of(place, tasks, size, 0)
+        return await run_groups(
+            requests,
+            RolloutContext(engine=engine, sampling=Sampling(max_tokens=LONGEST), run_seed=99),
+        )
+
+
+def requests_of(place: Field, tasks: Any, size: Size, first: int) -> list[RolloutRequest]:
+    """Return a group for each of *tasks*, numbered from *first*."""
+    return [
+        RolloutRequest(
+            environment=place.environment,
+            task=task,
+            group_size=size.answers,
+            name=type(place.environment).__name__,
+            index=first + number,
+        )
+        for number, task in enumerate(tasks)
+    ]
+
+
+def write(place: Path, data: Mapping[str, Any]) -> None:
+    """Write a file at once, so that one that is there is complete."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = place.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(json.dumps(data))
+    unfinished.replace(place)
+
+
+# --------------------------------------------------------------------------------- without training
+def search_results(store: Path, place: Field, size: Size, seed: int) -> dict[str, dict[str, float]]:
+    """Return tokens of a task and success of each search of the student, from *store* if there."""
+    file = store / f"search-{seed}.json"
+    if not file.exists():
+        value = value_in(store, place, size)
+        write(file, asyncio.run(searches(student_in(store, place, size), value, place, size, seed)))
+    found: dict[str, dict[str, float]] = json.loads(file.read_text())
+    return found
+
+
+async def searches(
+    policy: str, value: str, place: Field, size: Size, seed: int
+) -> dict[str, dict[str, float]]:
+    """Answer the held-out tasks in each way."""
+    found: dict[str, dict[str, float]] = {}
+    model = load_model(policy, device="cpu")
+    async with embedded_engine(model, slots=128) as engine:
+        greedy = await evaluated(engine, place, size, seed, temperature=0.0)
+        found["greedy"] = {"tokens": tokens_of(greedy), "success": greedy.accuracy.value}
+        counts = [n for (n,) in size.searches["best of n"]]
+        plain = await evaluated(engine, place, size, seed, samples=max(counts))
+        each = tokens_of(plain) / max(counts)
+        for n in (1, *counts):
+            found[f"any of n, an upper bound ({n})"] = {
+                "tokens": each * n,
+                "success": plain.pass_at(n).value,
+            }
+        for n in counts:
+            found[f"majority ({n})"] = {"tokens": each * n, "success": plain.cons_at(n).value}
+    kinds: dict[str, Any] = {
+        "best of n": lambda n: sharing(
+            BeamEngine, model, value=value, width=1, branches=n, by="answer"
+        ),
+        "beam": lambda width, branches: sharing(
+            BeamEngine, model, value=value, width=width, branches=branches
+        ),
+        "MCTS": lambda simulations: sharing(
+            MCTSEngine, model, value=value, simulations=simulations
+        ),
+    }
+    for kind, settings in size.searches.items():
+        for setting in settings:
+            async with kinds[kind](*setting) as engine:
+                result = await evaluated(engine, place, size, seed)
+                found[f"{kind} ({' x '.join(map(str, setting))})"] = {
+                    "tokens": engine.sampled_tokens / size.held_out,
+                    "success": result.accuracy.value,
+                }
+    return found
+
+
+def sharing(kind: Any, model: LoadedModel, **settings: Any) -> Any:
+    """Return an engine of *kind* over a loaded model."""
+    return kind.sharing(model.module, model.tokenizer, slots=128, **settings)
+
+
+async def evaluated(
+    engine: TokenEngine,
+    place: Field,
+    size: Size,
+    seed: int,
+    *,
+    temperature: float = 1.0,
+    samples: int = 1,
+) -> Any:
+    """Evaluate on the held-out tasks."""
+    return await evaluate(
+        place.environment,
+        engine,
+        split="test",
+        tasks=size.held_out,
+        samples=samples,
+        sampling=Sampling(temperature=temperature, max_tokens=LONGEST),
+        seed=seed,
+    )
+
+
+def tokens_of(evaluation: Any) -> float:
+    """Return the mean number of tokens that were sampled for a task."""
+    return fmean(
+        sum(turn.tokens for rollout in group.rollouts for turn in rollout.turns)
+        for group in evaluation.groups
+    )
+
+
+# ------------------------------------------------------------------------------------ with training
+def run_results(
+    store: Path, place: Field, size: Size, arm: str, seed: int
+) -> dict[str, list[float]]:
+    """Return tokens and held-out success of a run at its start, middle and end, from *store* if
+    there.
+    """
+    file = store / f"{arm.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+    if not file.exists():
+        policy = student_in(store, place, size)
+        value = value_in(store, place, size)
+        start = start_of(store, place, size)
+        write(file, asyncio.run(run(policy, value, place, size, ARMS[arm], seed, start)))
+    found: dict[str, list[float]] = json.loads(file.read_text())
+    return found
+
+
+def start_of(store: Path, place: Field, size: Size) -> dict[str, float]:
+    """Return held-out success of the student, which all runs begin with."""
+    file = store / "start.json"
+    if not file.exists():
+        model = load_model(student_in(store, place, size), device="cpu")
+
+        async def measured() -> dict[str, float]:
+            async with embedded_engine(model, slots=128) as engine:
+                return await success_of(engine, place, size)
+
+        write(file, asyncio.run(measured()))
+    found: dict[str, float] = json.loads(file.read_text())
+    return found
+
+
+async def success_of(engine: TokenEngine, place: Field, size: Size) -> dict[str, float]:
+    """Return held-out success, greedy and sampled."""
+    found = {}
+    for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        result = await evaluated(engine, place, size, 1, temperature=temperature)
+        found[name] = result.accuracy.value
+    return found
+
+
+async def run(
+    policy: str,
+    value: str,
+    place: Field,
+    size: Size,
+    arm: Arm,
+    seed: int,
+    start: Mapping[str, float],
+) -> dict[str, list[float]]:
+    """Train until the budget of sampled tokens is spent; *start* is the success before."""
+    model = load_model(policy, device="cpu")
+    learner = Learner(model.module, arm.algorithm, lr=place.rate, warmup_steps=2)
+    rater = ProcessRewardModel(
+        model=value, head="labels", separator="\n", split="\n", reduce="min", device="cpu"
+    )
+    plain = embedded_engine(model, slots=128)
+    depth = max(1, size.answers.bit_length() - 1)
+    sampler: Any = {
+        "plain": plain,
+        "tree": sharing(TreeEngine, model, branches=2, depth=depth),
+        "mcts": sharing(MCTSEngine, model, value=value, simulations=8),
+    }[arm.sampler]
+    trained = place
+    if arm.reward == "process":
+        trained = replace(place, environment=place.environment.overridden(reward=process_reward))
+    curve: dict[str, list[float]] = {"tokens": [], "greedy": [], "sampled": [], "updates": []}
+    spent, updates = 0, 0
+    async with plain, sampler, rater, ValueModel(model=value, device="cpu") as values:
+        learner.serve({"policy": sampler, "value": values})
+        # No task of the value model; seeds train on different ones.
+        first = size.valued + seed * 100 * size.prompts
+        tasks = islice(place.environment.tasks("train"), first, None)
+        marks = [0.0, size.budget / 2, size.budget]
+        while marks:
+            if spent >= marks[0]:
+                marks.pop(0)
+                curve["tokens"].append(spent)
+                curve["updates"].append(updates)
+                success = await success_of(plain, place, size) if updates else start
+                curve["greedy"].append(success["greedy"])
+                curve["sampled"].append(success["sampled"])
+                continue
+            before = getattr(sampler, "sampled_tokens", 0)
+            groups = await run_groups(
+                requests_of(trained, islice(tasks, size.prompts), size, updates * size.prompts),
+                RolloutContext(
+                    engine=sampler,
+                    sampling=Sampling(max_tokens=LONGEST),
+                    services={"process_reward": rater},
+                    run_seed=seed,
+                    step=updates,
+                ),
+            )
+            batch = learner.batch(groups, temperature=1.0, max_tokens=LONGEST)
+            prepared = learner.prepare(batch)
+            advantages = await learner.compute_advantages(prepared)
+            learner.step(prepared, advantages=advantages)
+            for engine in {id(e): e for e in (plain, sampler)}.values():
+                await engine.update(learner.weights())
+            searched = getattr(sampler, "sampled_tokens", 0) - before
+            spent += searched or batch.tokens
+            updates += 1
+    return curve
+
+
+if __name__ == "__main__":
+    main(study)
