@@ -243,6 +243,7 @@ def test_a_running_run_is_followed_and_steered(browser: Any, tmp_path: Path) -> 
         "step": 3,
         "open": [{"kind": "tool", "tool": "search", "seconds": 4.5, "call": "c"}],
         "count": 1,
+        "queue": [[7, 2.0], [8, 12.5]],
         "rollouts": [
             {
                 "environment": "arithmetic",
@@ -270,6 +271,8 @@ def test_a_running_run_is_followed_and_steered(browser: Any, tmp_path: Path) -> 
     ):
         page.keyboard.press("3")
         page.wait_for_selector("text=tool search")
+        now = page.locator(".box").first.inner_text()
+        assert "2 complete groups wait for the learner, the oldest for 13 s" in now
         assert "step 3 of 2" in page.locator(".box h2").first.inner_text()
         page.fill("input[name=concurrency]", "6")
         page.get_by_role("button", name="set").first.click()

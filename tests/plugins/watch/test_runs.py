@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextvars import Context
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ pytest.importorskip("torch", reason="training needs quintain[train]")
 from quintain.cli import main
 from quintain.errors import UsageError
 from quintain.interfaces import Steering
+from quintain.rollouts import Span, record_spans
 from quintain.store import RunFolder, steps_in
 from quintain.store.checkpoint import latest
 from quintain_watch import recorder
@@ -121,6 +123,36 @@ def test_a_run_is_the_same_with_and_without_a_timeline(
         for place in (folder, folder.parent / "b")
     ]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_the_queue_has_ages(tmp_path: Path) -> None:
+    """A complete group waits until a batch takes it; without such batches until the step ends."""
+    made = recorder.TimelineRecorder(tmp_path, kept=1)
+    live = tmp_path / "timeline" / "live.json"
+
+    def queue() -> list[int]:
+        made.write_live(time.monotonic())
+        return [group for group, age in json.loads(live.read_text())["queue"] if age >= 0]
+
+    def play() -> None:
+        record_spans(made)
+        with Span("step", step=1):
+            for group in (1, 2):
+                with Span("score", step=1, group=group):
+                    pass
+            assert queue() == [1, 2]
+        assert queue() == []
+        with Span("step", step=2):
+            for group in (3, 4):
+                with Span("score", step=1, group=group):
+                    pass
+            with Span("evaluation"), Span("score", step=1, group=5):
+                pass
+            with Span("batch", groups=[3]):
+                pass
+        assert queue() == [4]
+
+    Context().run(play)
 
 
 # ---------------------------------------------------------------- a walk of a slow step

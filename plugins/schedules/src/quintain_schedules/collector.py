@@ -24,7 +24,7 @@ from quintain.errors import NoTasksError, RunError
 from quintain.evaluation import frozen_heap
 from quintain.interfaces import EpisodeOrder
 from quintain.models import shares_module
-from quintain.rollouts import RolloutRequest, RolloutRunner
+from quintain.rollouts import RolloutRequest, RolloutRunner, Span
 from quintain.run import Collected, Collector, check_failures
 from quintain.types import AnyGroup, AnyRollout, trained
 
@@ -107,7 +107,8 @@ class AsyncCollector(Collector):
                 self._changed.clear()
                 await self._progress()
         self._waited += time.monotonic() - began
-        self._offer_replays(batch, context)
+        with Span("batch", groups=[c.group.index for c in self._taken]):
+            self._offer_replays(batch, context)
         self._start_admitted()
         return batch
 

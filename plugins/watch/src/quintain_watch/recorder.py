@@ -69,6 +69,8 @@ class TimelineRecorder:
         self._over: list[Span] = []
         self._blocked: list[tuple[float, float]] = []
         self._rollouts: list[dict[str, Any]] = []
+        self._complete: dict[int, float] = {}  # groups that no batch has taken, with their times
+        self._takes_groups = False
         self._step, self._began, self._wrote_live = step, bool(step), 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -83,10 +85,21 @@ class TimelineRecorder:
     def end(self, span: Span) -> None:
         self._open.pop(span, None)
         self._over.append(span)
-        if span.name == "score" and (rollout := span.attributes.pop("rollout", None)) is not None:
-            if not any(around.name == "evaluation" for around in around_of(span)):
+        if span.name == "score":
+            rollout = span.attributes.pop("rollout", None)
+            if any(around.name == "evaluation" for around in around_of(span)):
+                return
+            if rollout is not None:
                 self._rollouts.append(live_row(rollout))
+            elif "group" in span.attributes:
+                self._complete[span.attributes["group"]] = span.ended
+        elif span.name == "batch":
+            self._takes_groups = True
+            for group in span.attributes["groups"]:
+                self._complete.pop(group, None)
         elif span.name == "step":
+            if not self._takes_groups:  # a collector whose batch is what it has sampled
+                self._complete.clear()
             self._write(path_of(self.folder, self._step))
 
     def beat(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -165,6 +178,7 @@ class TimelineRecorder:
                 for span in sorted(open_spans, key=lambda span: span.began)[:SHOWN_LIVE]
             ],
             "count": len(open_spans),
+            "queue": [[group, now - at] for group, at in self._complete.items()][:SHOWN_LIVE],
             "rollouts": self._rollouts[-SHOWN_LIVE:],
             "finished": len(self._rollouts),
         }
