@@ -48,7 +48,7 @@ def metrics_of(step: int, shift: float = 0.0) -> dict[str, object]:
         "reward.mean": 1.2 * share,
         "reward.spread": 0.4,
         "samples": 8,
-        "groups": 2,
+        "groups": 32,
         "success": share * 0.8,
         "length.mean": 40 - step / 2,
         "entropy": max(0.001, 1.2 - step / 9),

