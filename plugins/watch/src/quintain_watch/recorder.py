@@ -80,6 +80,9 @@ class TimelineRecorder:
             if not self._began:
                 self._write(path_of(self.folder, 0))
             self._began, self._step = True, span.attributes["step"]
+        elif span.name == "episode" and "request" in span.attributes:
+            request = span.attributes.pop("request")
+            span.attributes |= {"environment": request.name, "group": request.index}
         self._open[span] = None
 
     def end(self, span: Span) -> None:

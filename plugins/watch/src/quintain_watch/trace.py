@@ -72,19 +72,19 @@ def _episode(span: Timed) -> tuple[str, dict[str, Any]]:
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": a["environment"],
         "gen_ai.conversation.id": f"{a['environment']}/{a['group']}/{a['sample']}",
-        "quintain.ended": a.get("ended", ""),
+        "quintain.ended": str(a.get("ended", "")),
         "quintain.attempt": a["attempt"],
     }
 
 
 def _turn(span: Timed) -> tuple[str, dict[str, Any]]:
     a = span.attributes
-    return f"chat {a['engine']}", {
+    return f"chat {a.get('engine', '')}".strip(), {
         "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": a["engine"],
+        "gen_ai.provider.name": a.get("engine", ""),
         "gen_ai.usage.output_tokens": a.get("tokens", 0),
         "gen_ai.response.finish_reasons": [a["finish"]] if "finish" in a else [],
-        "quintain.player": a["player"],
+        "quintain.player": a.get("player", ""),
     }
 
 

@@ -338,7 +338,7 @@ def label_of(span: Timed) -> str:
         case "episode":
             return f"environment {brief(a['environment'])}, outside of turns and tools"
         case "turn":
-            return f"sampling ({a['engine']})"
+            return f"sampling ({a['engine']})" if "engine" in a else "sampling that failed"
         case "replica":
             return f"sampling on replica {a['replica']}"
         case "tool":
