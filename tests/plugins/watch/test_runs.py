@@ -431,13 +431,13 @@ def test_the_staleness_of_an_overlapping_run_changes(
 
 
 def test_the_command_steers_a_run_that_runs(
-    small_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    small_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A pause holds the run until it is resumed; `stop` finishes it; the list says what was done."""
     seen: list[int] = []
 
     def operate() -> None:
-        folder = Path.cwd() / "runs" / "a"
+        folder = tmp_path / "runs" / "a"
         live = folder / "timeline" / "live.json"
 
         def is_paused() -> bool:
