@@ -18,6 +18,7 @@ import tempfile
 import time
 from contextvars import Context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from quintain.rollouts import Span, record_spans
@@ -37,12 +38,12 @@ TIMES = 20_000
 
 def rollout_spans(number: int) -> None:
     """Open the spans of one rollout of one turn."""
-    place = {"environment": "sums", "group": number, "sample": 0, "step": 1, "attempt": 1}
-    with Span("episode", **place) as episode:
-        with Span("turn", player="", engine="embedded") as turn:
-            turn.attributes.update(tokens=24, finish="stop")
+    request = SimpleNamespace(name="sums", index=number)
+    with Span("episode", request=request, sample=0, attempt=1) as episode:
+        with Span("turn") as turn:
+            turn.attributes.update(player="", tokens=24, finish="stop", engine="embedded")
         episode.attributes["ended"] = "finished"
-    with Span("score", step=1), Span("grade", reward="exact", rollouts=1):
+    with Span("score"), Span("grade", reward="exact", rollouts=1):
         pass
 
 

@@ -50,6 +50,7 @@ DRY = "tests/docs/test_worked_recipes.py::test_the_recipe_passes_the_dry_run"
 OWN_DATA = "tests/docs/test_worked_recipes.py::test_the_recipe_of_ones_own_data_trains"
 CAPITALS = "tests/docs/test_worked_recipes.py::test_the_controls_play_the_file"
 RANKS = "tests/plugins/fsdp/test_run.py::test_the_quickstart_trains_on_two_ranks"
+WATCHED = "tests/plugins/watch/test_server.py::test_the_command_prints_its_address_and_ends"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
@@ -60,6 +61,7 @@ ELSEWHERE = {
     "make test": WORKSPACE,
     "quintain train --env sorting.py:Sort --set 'model.start.args.target=[0.03,0.6]' --steps 1": SOON,
     "make train": QUICKSTART,
+    "quintain watch": WATCHED,
     "quintain train --set learner.use=fsdp --set learner.args.ranks=2": RANKS,
     "quintain train": QUICKSTART,
     "quintain train --env reverse.py:Reverse --set sampling.temperature=0.5 --steps 100": OWN,

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .spans import Span
+
 
 class PolicyClock:
     """Counts the seconds in which what the policy chose ran while no turn was sampled, by the clock
@@ -29,11 +31,12 @@ class PolicyClock:
             self._change(-1, 0)
 
     @contextmanager
-    def sampled(self) -> Iterator[None]:
-        """Count no time of the block, in which a turn is sampled."""
+    def sampled(self) -> Iterator[Span]:
+        """Count no time of the block, in which a turn is sampled; it is a span."""
         self._change(0, 1)
         try:
-            yield
+            with Span("turn") as span:
+                yield span
         finally:
             self._change(0, -1)
 

@@ -88,10 +88,9 @@ async def run_episode(
     if system and (isinstance(prompt, str) or not any(m.role == "system" for m in prompt)):
         session.system(system)
     start = time.monotonic()
-    place = {"environment": request.name, "group": request.index, "sample": sample}
-    with Span("episode", **place, step=request.step or context.step, attempt=attempt) as span:
+    with Span("episode", request=request, sample=sample, attempt=attempt) as span:
         result, termination = await _result_of(environment, task, session, episode)
-        span.attributes["ended"] = str(termination.kind)
+        span.attributes["ended"] = termination.kind
     transcripts = {
         name: transcript
         for name, one in episode.sessions.items()
@@ -313,7 +312,7 @@ class RolloutRunner:
         settings = self._rollout_context
         context = RewardContext(step=request.step or settings.step, services=settings.services)
         retries = settings.retries
-        with settings.grading(rollouts=1), Span("score", step=context.step) as span:
+        with settings.grading(rollouts=1), Span("score") as span:
             scored[rollout.sample] = span.attributes["rollout"] = await score_rollout(
                 request.environment, rollout, context, retries
             )
@@ -325,7 +324,7 @@ class RolloutRunner:
         group = Group(
             task=request.task, rollouts=rollouts, environment=request.name, index=request.index
         )
-        with settings.grading(rollouts=0), Span("score", step=context.step, group=group.index):
+        with settings.grading(rollouts=0), Span("score", group=group.index):
             group = self._groups[number] = await score_group(
                 request.environment, group, context, retries
             )

@@ -23,7 +23,6 @@ from .chat.thinking_budget import sample_turn
 from .function_tools import as_tool
 from .loop_share import take_turn
 from .policy_clock import PolicyClock
-from .spans import Span
 from .tool_calls import run_calls
 
 MALFORMED_CHANCES = 3  # consecutive turns without a readable tool call that become a policy fault
@@ -271,8 +270,7 @@ class Session(Agent):
         if share and isinstance(self._engine, TokenEngine):
             await self._compact_if_full(self._engine, share)
         sampling = self._allowance(max_tokens, stop)
-        engine = self._engine.name
-        with Span("turn", player=self._name, engine=engine) as span, self._episode.clock.sampled():
+        with self._episode.clock.sampled() as span:
             if isinstance(self._engine, TokenEngine):
                 turn = await self._sampled(self._engine, specs, sampling)
             else:  # the engine keeps no tokens: it gets all messages and returns parsed text
@@ -296,7 +294,8 @@ class Session(Agent):
                     calls=reply.calls,
                     **turn_fields,
                 )
-            span.attributes.update(tokens=turn.tokens, finish=turn.finish)
+            about = {"player": self._name, "tokens": turn.tokens, "finish": turn.finish}
+            span.attributes.update(about, engine=self._engine.name)
         self._turns += 1
         self._episode.turns.append(turn)
         message = Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls)

@@ -68,7 +68,7 @@ _AROUND: ContextVar[Span | None] = ContextVar("quintain-span", default=None)
 
 
 def record_spans(recorder: SpanRecorder) -> None:
-    """Hand every span of this run that begins from now on to *recorder*. A hook calls it in
+    """Give every span of this run that begins from now on to *recorder*. A hook calls it in
     `quintain_on_run_start`.
     """
     _RECORDER.set(recorder)

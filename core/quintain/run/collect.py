@@ -198,18 +198,6 @@ class Collector:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the value of `state`, after that of the curriculum."""
 
-    def change(self, *, concurrency: int | None = None, max_staleness: int | None = None) -> str:
-        """Change settings from the next step on; return why one cannot be changed, or an empty
-        text.
-        """
-        if max_staleness is not None and not (self.saves_unfinished and max_staleness):
-            return "only a schedule with a staleness of 1 or more can change it, to 1 or more"
-        if max_staleness is not None:
-            self.schedule = replace(self.schedule, max_staleness=max_staleness)
-        if concurrency is not None:
-            self.rollout_context = replace(self.rollout_context, concurrency=concurrency)
-        return ""
-
     async def aclose(self) -> None:
         """End the episodes that still run."""
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from ..console.metrics import flat, step_metrics
 from ..errors import Interrupted, RunError
 from ..interfaces.events import RunEnd
-from ..rollouts.spans import Span
 from ..tracebacks import text_of
 
 if TYPE_CHECKING:
@@ -42,8 +41,7 @@ async def training_loop(run: Run) -> dict[str, Any]:
             await before_training(run)
         finished = run.finished()
         while not finished:
-            await run.steered()
-            with Span("step", step=run.state.step + 1):
+            async with run.next_step():
                 finished = await train_step(run)
         stopped = run.stop_reason()  # before the evaluation, which takes time, too
         run.screen.note(f"training ends after step {run.state.step}: {stopped}")

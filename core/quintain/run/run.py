@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -187,8 +187,11 @@ class Run:
         )
 
     # ---------------------------------------------------------------- what plugins ask for
-    async def steered(self) -> None:
-        """Wait while the run is paused, then change the settings that plugins ask to change."""
+    @asynccontextmanager
+    async def next_step(self) -> AsyncIterator[None]:
+        """Wait while the run is paused, change the settings that plugins ask to change, and run the
+        block, a step.
+        """
         steering, changed = self.steering, {}
         if steering.paused:
             self.screen.note(f"paused after step {self.state.step}")
@@ -200,13 +203,26 @@ class Run:
         for name in ("max_staleness", "concurrency"):
             if (value := getattr(steering, name)) is not None:
                 setattr(steering, name, None)
-                if refusal := self.collector.change(**{name: value}):
+                if refusal := self._change(name, value):
                     self.screen.warn(f"{name} = {value} was asked for and is not set: {refusal}")
                 else:
                     changed[name] = value
         if changed:
             self.state.steered |= changed
             self._note_steering(**changed)
+        with Span("step", step=self.state.step + 1):
+            yield
+
+    def _change(self, name: str, value: int) -> str:
+        """Change a setting of the next steps; return why it cannot be changed, or an empty text."""
+        collector = self.collector
+        if name == "concurrency":
+            collector.rollout_context = replace(collector.rollout_context, concurrency=value)
+        elif collector.saves_unfinished:
+            collector.schedule = replace(collector.schedule, max_staleness=value)
+        else:
+            return "only a schedule that samples ahead has one"
+        return ""
 
     def asked(self, what: str) -> bool:
         """Return whether a plugin asked for *what*, ``evaluate`` or ``checkpoint``, since the last
@@ -595,7 +611,8 @@ class Run:
         self.state = RunState(**content["run"])
         self.collector.curriculum.restore(content["curriculum"])
         self.collector.restore(content.get("queue", {}))
-        self.collector.change(**self.state.steered)
+        for name, value in self.state.steered.items():
+            self._change(name, value)
         self.weight_sync.restore(content["published"])
         self.folder.truncate_after(self.state.step)
         records = self.folder.metrics()

@@ -16,7 +16,7 @@ from quintain.store import RunFolder
 from quintain.store.rollout_table import row, schema
 from quintain.types.rollout import Group
 from quintain.types.transcript import Branch, TokenSource, Transcript
-from quintain_watch.trace import write_trace
+from quintain_watch.trace import path_of, write_trace
 
 from ..viewer.rollout_run import HOSTILE, TEXTS, failed, rollout
 from .kit import Spans
@@ -48,6 +48,7 @@ def metrics_of(step: int, shift: float = 0.0) -> dict[str, object]:
         "reward.mean": 1.2 * share,
         "reward.spread": 0.4,
         "samples": 8,
+        "groups": 32,
         "success": share * 0.8,
         "length.mean": 40 - step / 2,
         "entropy": max(0.001, 1.2 - step / 9),
@@ -135,7 +136,7 @@ def make_stored(path: Path, name: str = "sums", *, steps: int = 16, shift: float
         model_of = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<end>"}
         tokenizer = {"version": "1.0", "added_tokens": [], "model": model_of}
         (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-        write_trace(folder.path, slow_step().timeline(steps, name))
+        write_trace(path_of(folder.path, steps), slow_step().timeline(steps, name))
     return path / name
 
 

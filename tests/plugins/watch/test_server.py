@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
+import subprocess
+import sys
 import threading
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -182,3 +186,29 @@ def test_a_large_body_is_refused(server: WatchServer) -> None:
     status, answer, _ = call(server, "/api/runs/sums/steer", method="POST", body=b"x" * 10_001)
 
     assert (status, answer["error"]) == (413, "an order has at most 10000 bytes")
+
+
+def test_the_command_prints_its_address_and_ends(runs: Path) -> None:
+    """The address that it prints answers with data, and Ctrl-C ends it without a traceback."""
+    words = [sys.executable, "-m", "quintain", "watch", "sums", "--folder", str(runs)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        address = process.stderr.readline().strip()
+        base, _, token = address.partition("/#token=")
+        request = urllib.request.Request(
+            f"{base}/api/runs", headers={"Authorization": f"Bearer {token}"}
+        )
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            found = json.load(answer)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+
+    assert base.startswith("http://127.0.0.1:")
+    assert (found["first"], found["runs"][0]["name"]) == (["sums"], "sums")
+    assert (process.returncode, rest.strip()) == (0, "Ctrl-C ends it")
+
+
+def test_a_taken_port_is_named(server: WatchServer, runs: Path) -> None:
+    """The message says what to do."""
+    with pytest.raises(UsageError, match=f"port {server.port} of 127.0.0.1"):
+        WatchServer(runs, port=server.port)

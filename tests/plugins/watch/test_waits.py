@@ -94,6 +94,21 @@ def test_a_tool_that_blocks_the_process_takes_the_time_of_turns() -> None:
     assert named(spans) == {"sampling (embedded)": 3.0, "tool look": 3.0}
 
 
+def test_what_waits_behind_a_blocking_tool_gets_none_of_its_time() -> None:
+    """A reward that began while a tool blocked the process took no time itself."""
+    spans = Spans()
+    rollouts = spans.add("rollouts", 0, 4, spans.add("step", 0, 4, step=1))
+    spans.tool(0, 1, spans.episode(0, 1, rollouts))
+    spans.tool(1, 4, spans.episode(0, 4, rollouts, sample=1), "other")
+    score = spans.add("score", 1, 4, rollouts, step=1)
+    spans.add("grade", 1, 4, score, reward="exact", rollouts=1)
+    spans.add("blocked", 0, 4)
+    spans.tool(1.5, 3.5, spans.episode(1.2, 4, rollouts, sample=2), "blocking")
+
+    assert named(spans)["tool blocking"] == 2.0
+    assert named(spans)["tool look"] == 1.0
+
+
 def test_an_awaited_tool_does_not_block() -> None:
     """A span that is longer than the time for which the loop was blocked let others run."""
     spans = Spans()

@@ -24,7 +24,7 @@ from quintain.errors import NoTasksError, RunError
 from quintain.evaluation import frozen_heap
 from quintain.interfaces import EpisodeOrder
 from quintain.models import shares_module
-from quintain.rollouts import RolloutRequest, RolloutRunner
+from quintain.rollouts import RolloutRequest, RolloutRunner, Span
 from quintain.run import Collected, Collector, check_failures
 from quintain.types import AnyGroup, AnyRollout, trained
 
@@ -74,6 +74,7 @@ class AsyncCollector(Collector):
         self._order: EpisodeOrder | None = self.schedule.episode_order()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
+        self._concurrency = 0  # of the last step
         self._version = 0
         self._measured, self._idle, self._waited = time.monotonic(), 0.0, 0.0
         self._idle_from: float | None = self._measured
@@ -90,6 +91,9 @@ class AsyncCollector(Collector):
         self._step, self._taken, self._version = step, [], self._engine.version
         self.screen.phase(f"step {step}: rollouts")
         context = replace(self.rollout_context, step=step, waits=not self.saves_unfinished)
+        if self._task is not None:  # a run may change its concurrency between two steps
+            self._runner.concurrency += context.concurrency - self._concurrency
+        self._concurrency = context.concurrency
         if self._task is None:
             choose = self._choose if self.saves_unfinished or self._order else None
             self._runner = RolloutRunner(context, self._on_rollout, self._on_group, choose)
@@ -107,7 +111,8 @@ class AsyncCollector(Collector):
                 self._changed.clear()
                 await self._progress()
         self._waited += time.monotonic() - began
-        self._offer_replays(batch, context)
+        with Span("batch", groups=[c.group.index for c in self._taken]):
+            self._offer_replays(batch, context)
         self._start_admitted()
         return batch
 
@@ -122,17 +127,6 @@ class AsyncCollector(Collector):
     def samples_here(self) -> bool:
         """Whether this process has episodes to sample for now, also while the learner updates."""
         return self.saves_unfinished and bool(self._running) and shares_module(type(self._engine))
-
-    def change(self, *, concurrency: int | None = None, max_staleness: int | None = None) -> str:
-        """Change settings, as `Collector.change`; a new concurrency holds for running episodes,
-        too: above it none starts.
-        """
-        before = self.rollout_context.concurrency
-        refusal = super().change(concurrency=concurrency, max_staleness=max_staleness)
-        if self._task is not None:
-            self._runner.concurrency += self.rollout_context.concurrency - before
-            self._runner.add(())
-        return refusal
 
     async def aclose(self) -> None:
         """Cancel the running episodes."""

@@ -18,7 +18,7 @@ from quintain.store import plain_data
 from quintain.types import reaches
 
 from .otlp import Exporter
-from .trace import FOLDER, Timed, TimelineFile, path_of, steps_of, write_trace
+from .trace import FOLDER, Timed, TimelineFile, path_of, steps_of, write_trace, write_whole
 
 KEPT = 50
 """Steps with a timeline, unless ``QUINTAIN_TIMELINE`` says otherwise."""
@@ -55,35 +55,55 @@ class TimelineRecorder:
 
     Args:
         folder: of the run.
+        step: the last complete one.
         kept: number of steps whose files stay; ``None`` is all.
         exporter: sends the spans of each step to a collector.
     """
 
-    def __init__(self, folder: Path, *, kept: int | None, exporter: Exporter | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, step: int = 0, kept: int | None, exporter: Exporter | None = None
+    ) -> None:
         self.folder, self._kept, self._exporter = folder, kept, exporter
         self._since_1970 = time.time() - time.monotonic()
         self._open: dict[Span, None] = {}
         self._over: list[Span] = []
         self._blocked: list[tuple[float, float]] = []
         self._rollouts: list[dict[str, Any]] = []
-        self._step, self._wrote_live = 0, 0.0
+        self._complete: dict[int, float] = {}  # groups that no batch has taken, with their times
+        self._takes_groups = False
+        self._step, self._began, self._wrote_live = step, bool(step), 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     # ---------------------------------------------------------------- what a run calls
     def begin(self, span: Span) -> None:
         if span.name == "step":
-            self._write()
-            self._step = span.attributes["step"]
+            if not self._began:
+                self._write(path_of(self.folder, 0))
+            self._began, self._step = True, span.attributes["step"]
+        elif span.name == "episode" and "request" in span.attributes:
+            request = span.attributes.pop("request")
+            span.attributes |= {"environment": request.name, "group": request.index}
         self._open[span] = None
 
     def end(self, span: Span) -> None:
         self._open.pop(span, None)
         self._over.append(span)
-        if span.name == "score" and (rollout := span.attributes.pop("rollout", None)) is not None:
-            if not any(around.name == "evaluation" for around in around_of(span)):
+        if span.name == "score":
+            rollout = span.attributes.pop("rollout", None)
+            if any(around.name == "evaluation" for around in around_of(span)):
+                return
+            if rollout is not None:
                 self._rollouts.append(live_row(rollout))
+            elif "group" in span.attributes:
+                self._complete[span.attributes["group"]] = span.ended
+        elif span.name == "batch":
+            self._takes_groups = True
+            for group in span.attributes["groups"]:
+                self._complete.pop(group, None)
         elif span.name == "step":
-            self._write()
+            if not self._takes_groups:  # a collector whose batch is what it has sampled
+                self._complete.clear()
+            self._write(path_of(self.folder, self._step))
 
     def beat(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note when the event loop was blocked, and write what runs now, until `stop`."""
@@ -106,13 +126,13 @@ class TimelineRecorder:
         """Write what is left; the run is over."""
         if self._timer is not None:
             self._timer.cancel()
-        self._write()
+        self._write(self.folder / FOLDER / "after.json")
         (self.folder / FOLDER / "live.json").unlink(missing_ok=True)
         if self._exporter is not None:
             self._exporter.close()
 
     # ---------------------------------------------------------------- files
-    def _write(self) -> None:
+    def _write(self, path: Path) -> None:
         over, self._over = self._over, []
         blocked, self._blocked = self._blocked, []
         if not over:
@@ -124,7 +144,7 @@ class TimelineRecorder:
         if self._exporter is not None:
             self._exporter.send(timeline)
         if self._kept != 0:
-            write_trace(self.folder, timeline)
+            write_trace(path, timeline)
         if self._kept is not None:
             for old in steps_of(self.folder)[: -self._kept or None]:
                 path_of(self.folder, old).unlink(missing_ok=True)
@@ -161,15 +181,11 @@ class TimelineRecorder:
                 for span in sorted(open_spans, key=lambda span: span.began)[:SHOWN_LIVE]
             ],
             "count": len(open_spans),
+            "queue": [[group, now - at] for group, at in self._complete.items()][:SHOWN_LIVE],
             "rollouts": self._rollouts[-SHOWN_LIVE:],
             "finished": len(self._rollouts),
         }
-        path = self.folder / FOLDER / "live.json"
-        path.parent.mkdir(exist_ok=True)
-        # No flush to the disk, which `write_atomically` waits for: a reader needs whole files only.
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps(plain_data(live)), encoding="utf-8")
-        fresh.replace(path)
+        write_whole(self.folder / FOLDER / "live.json", json.dumps(plain_data(live)))
 
 
 def around_of(span: Span) -> Iterator[Span]:
@@ -215,7 +231,7 @@ def quintain_on_run_start(event: Any) -> None:
     _recorder = None
     if kept == 0 and exporter is None:
         return
-    _recorder = TimelineRecorder(Path(event.folder), kept=kept, exporter=exporter)
+    _recorder = TimelineRecorder(Path(event.folder), step=event.step, kept=kept, exporter=exporter)
     _recorder.beat(asyncio.get_running_loop())
     record_spans(_recorder)
 

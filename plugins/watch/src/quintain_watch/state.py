@@ -5,22 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from quintain.console import alert_intervals
-from quintain.errors import RunError
-from quintain.store import RunFolder
+from quintain.errors import RunError, UsageError
+from quintain.store import RunFolder, lock_owner
 from quintain_alerts.conditions import ALERTS
 from quintain_alerts.monitor import AlertMonitor
 from quintain_viewer.runs import RunInfo, run_info
 
 from .steering import is_running, waiting
-from .trace import FOLDER, ROOMS, RUN, TimelineFile, lanes_of, public_form, read_trace, steps_of
+from .trace import (
+    FOLDER,
+    ROOMS,
+    RUN,
+    TimelineFile,
+    lanes_of,
+    path_of,
+    public_form,
+    read_trace,
+    steps_of,
+)
 from .waits import resources_of, waits_of
 
 __all__ = ["alerts_of", "cost_of", "overview", "timeline_of"]
 
+RUNS = 16
+"""Whose last state stays in memory."""
 MOST_SPANS = 20_000
 """Spans of a step that a page draws; of longer steps the longest."""
 
@@ -32,12 +45,16 @@ def overview(folder: Path, *, after: int = -1, price: float | None = None) -> di
         price: of an hour.
     """
     run = RunFolder(folder, lock=False)
-    info = run_info(folder)
-    metrics = run.metrics()
+    owner = lock_owner(folder / "run.lock")
+    info, metrics, alerts = _read(
+        folder, owner, stamp_of(run.metrics_path), stamp_of(run.summary_path)
+    )
+    timelines = steps_of(folder)
+    newest = timelines[-1] if timelines else 0
     return {
         "name": info.name,
         "state": info.state,
-        "running": is_running(folder),
+        "running": bool(owner),
         "step": info.step,
         "steps": info.steps,
         "split": info.split,
@@ -46,15 +63,31 @@ def overview(folder: Path, *, after: int = -1, price: float | None = None) -> di
         "algorithm": info.algorithm,
         "environments": info.environments,
         "metrics": [record for record in metrics if record["step"] > after],
-        "alerts": alerts_of(metrics),
+        "alerts": alerts,
         "cost": cost_of(info, metrics, price),
         "live": live_of(folder),
-        "timelines": steps_of(folder),
-        "workers": workers_of(folder),
+        "timelines": timelines,
+        "workers": workers_of(folder, newest, stamp_of(path_of(folder, newest))),
         "steering": run.steering(),
         "asked": [asdict(order) for _, order in waiting(folder)],
         "machine": machine_of(run),
     }
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Return what changes when the file *path* does; zeros if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=RUNS)
+def _read(folder: Path, owner: str, *stamps: tuple[int, int]) -> tuple[Any, Any, Any]:
+    """Return what a run has said so far, which takes long to read and changes once a step."""
+    metrics = RunFolder(folder, lock=False).metrics()
+    return run_info(folder), metrics, alerts_of(metrics)
 
 
 def alerts_of(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -113,16 +146,14 @@ def live_of(folder: Path) -> dict[str, Any] | None:
     return live if is_running(folder) else None
 
 
-def workers_of(folder: Path) -> list[dict[str, Any]]:
-    """Return replicas and ranks as the last step saw them: their speed, and whether one failed to
-    take new weights.
+@lru_cache(maxsize=RUNS)
+def workers_of(folder: Path, step: int, stamp: tuple[int, int]) -> list[dict[str, Any]]:
+    """Return replicas and ranks as *step* saw them: their speed, and whether one failed to take new
+    weights. Another *stamp* reads the file again.
     """
-    steps = steps_of(folder)
-    if not steps:
-        return []
     try:
-        timeline = read_trace(folder, steps[-1])
-    except RunError:
+        timeline = read_trace(folder, step)
+    except (RunError, UsageError):  # damaged, or deleted by the run meanwhile
         return []
     workers: dict[str, dict[str, Any]] = {}
 

@@ -66,6 +66,9 @@ def drawn(folder: Path, state: Mapping[str, Any]) -> RenderableType:
         parts.append(
             Text(f"now: step {live['step']}, {now or 'nothing'}, the oldest {oldest:.1f} s")
         )
+        if ages := [age for _, age in live["queue"]]:
+            line = f"queue: {len(ages)} complete groups wait, the oldest for {max(ages):.1f} s"
+            parts.append(Text(line))
         parts.append(latest(live["rollouts"]))
     for alert in state["alerts"]:
         if alert["on"]:

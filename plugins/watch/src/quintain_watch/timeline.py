@@ -88,10 +88,9 @@ def text_of_waits(waits: StepWaits, resources: list[Resource]) -> list[str]:
     """Return the lines that the command prints."""
     lines = [f"step {waits.step}: {waits.seconds:.3f} s. It waited for"]
     for wait in waits.waits[:SHOWN]:
-        longest = f", the longest {wait.longest:.3f} s" if wait.count > 1 else ""
-        where = f" in {wait.example}" if wait.example else ""
-        times = f"{wait.count} x" if wait.count > 1 else ""
-        about = f"  ({times}{longest.lstrip(',')}{where})" if times or where else ""
+        several = [f"{wait.count} x, the longest {wait.longest:.3f} s"] if wait.count > 1 else []
+        where = ", ".join([*several, *([f"in {wait.example}"] if wait.example else [])])
+        about = f"  ({where})" if where else ""
         lines.append(f"  {wait.seconds:9.3f} s  {wait.share:6.1%}  {wait.label}{about}")
     if rest := waits.waits[SHOWN:]:
         seconds = sum(wait.seconds for wait in rest)

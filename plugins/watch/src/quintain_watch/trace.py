@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from quintain.errors import RunError, UsageError
-from quintain.store import write_atomically
 
-__all__ = ["Timed", "TimelineFile", "read_trace", "steps_of", "write_trace"]
+__all__ = ["Timed", "TimelineFile", "path_of", "read_trace", "steps_of", "write_trace"]
 
 FOLDER = "timeline"
 """In the folder of a run."""
@@ -73,19 +72,19 @@ def _episode(span: Timed) -> tuple[str, dict[str, Any]]:
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": a["environment"],
         "gen_ai.conversation.id": f"{a['environment']}/{a['group']}/{a['sample']}",
-        "quintain.ended": a.get("ended", ""),
+        "quintain.ended": str(a.get("ended", "")),
         "quintain.attempt": a["attempt"],
     }
 
 
 def _turn(span: Timed) -> tuple[str, dict[str, Any]]:
     a = span.attributes
-    return f"chat {a['engine']}", {
+    return f"chat {a.get('engine', '')}".strip(), {
         "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": a["engine"],
+        "gen_ai.provider.name": a.get("engine", ""),
         "gen_ai.usage.output_tokens": a.get("tokens", 0),
         "gen_ai.response.finish_reasons": [a["finish"]] if "finish" in a else [],
-        "quintain.player": a["player"],
+        "quintain.player": a.get("player", ""),
     }
 
 
@@ -166,13 +165,24 @@ def path_of(folder: Path, step: int) -> Path:
 
 def steps_of(folder: Path) -> list[int]:
     """Return the steps that have a timeline, in order."""
-    return sorted(int(path.stem.removeprefix("step-")) for path in (folder / FOLDER).glob("step-*"))
+    files = (folder / FOLDER).glob("step-*.json")
+    return sorted(int(path.stem.removeprefix("step-")) for path in files)
 
 
-def write_trace(folder: Path, timeline: TimelineFile) -> Path:
-    """Write the file of a step and return its path."""
-    path = path_of(folder, timeline.step)
+def write_whole(path: Path, text: str) -> None:
+    """Write a file of the folder of timelines so that a reader finds all of it or none.
+
+    It is not flushed to the disk, which takes longer than a small step: nothing needs it after a
+    crash of the machine.
+    """
     path.parent.mkdir(exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
+
+
+def write_trace(path: Path, timeline: TimelineFile) -> None:
+    """Write the spans of a step to the file *path*."""
     events = [
         {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
         for pid, name in PROCESSES.items()
@@ -200,8 +210,7 @@ def write_trace(folder: Path, timeline: TimelineFile) -> Path:
         )
     about = {"run": timeline.run, "step": timeline.step}
     text = json.dumps({"traceEvents": events, "otherData": about}, separators=(",", ":"))
-    write_atomically(path, text.encode())
-    return path
+    write_whole(path, text)
 
 
 def read_trace(folder: Path, step: int) -> TimelineFile:

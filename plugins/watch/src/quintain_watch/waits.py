@@ -12,10 +12,12 @@ may be what it waits for, and get its time:
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -157,7 +159,7 @@ class _Chain:
         self._work_ends = [piece.ended for piece in self._work]
         waits = [(s.began, s.ended) for s in timeline.spans if s.kind == "engine waits"]
         self._engine_waits = sorted(waits)
-        self._blocking = _union(self._blocking_work(timeline))
+        self._blocking = _shortest(self._blocking_work(timeline))
 
     def pieces(self) -> list[ChainPart]:
         """Return the parts of the chain, the last first."""
@@ -212,37 +214,48 @@ class _Chain:
         return sorted(parts, key=lambda span: span.ended)
 
     def _own(self, node: Timed, began: float, ended: float, context: str) -> Iterator[ChainPart]:
-        if ended - began > 0:
+        """Yield the time of *node* itself, and give to what blocked the process what that took."""
+        if node.kind in ("tool", "grade", "score", "episode"):
+            yield from self._given(node, began, ended, context, self._blocked(began, ended))
+        elif ended > began:
             yield ChainPart(context + label_of(node), began, ended, node)
 
     def _turn(self, node: Timed, began: float, ended: float, context: str) -> Iterator[ChainPart]:
         """Yield the time of a turn, and give to other work what the turn waited for."""
-        at = ended
-        for first, last, work in reversed(self._taken(began, ended)):
-            if last < at:
-                yield from self._own(node, last, at, context)
-            yield ChainPart(context + work.label, first, last, work.span)
-            at = first
-        if at > began:
-            yield from self._own(node, began, at, context)
-
-    def _taken(self, began: float, ended: float) -> list[tuple[float, float, ChainPart]]:
-        """Return what else decided over the time from *began* to *ended* of a turn, in order."""
-        taken = [
-            (max(w.began, began), min(w.ended, ended), w)
-            for w in self._blocking
-            if w.ended > began and w.began < ended
-        ]
+        taken = self._blocked(began, ended)
         for first, last in self._engine_waits:
             if last > began and first < ended:
                 taken += self._absent(max(first, began), min(last, ended))
-        return _apart(taken)
+        yield from self._given(node, began, ended, context, taken)
 
-    def _absent(self, began: float, ended: float) -> list[tuple[float, float, ChainPart]]:
+    def _given(
+        self, node: Timed, began: float, ended: float, context: str, taken: list[ChainPart]
+    ) -> Iterator[ChainPart]:
+        """Yield the time from *began* to *ended*, the last first: that of *taken*, then that of
+        *node*.
+        """
+        at = ended
+        for work in reversed(_apart(taken)):
+            if work.ended < at:
+                yield ChainPart(context + label_of(node), work.ended, at, node)
+            yield work._replace(label=context + work.label)
+            at = work.began
+        if at > began:
+            yield ChainPart(context + label_of(node), began, at, node)
+
+    def _blocked(self, began: float, ended: float) -> list[ChainPart]:
+        """Return what blocked the process from *began* to *ended*."""
+        return [
+            w._replace(began=max(w.began, began), ended=min(w.ended, ended))
+            for w in self._blocking
+            if w.ended > began and w.began < ended
+        ]
+
+    def _absent(self, began: float, ended: float) -> list[ChainPart]:
         """Return what the engine waited for from *began* to *ended*: the work that ended last, then
         what ended last before that began.
         """
-        found: list[tuple[float, float, ChainPart]] = []
+        found: list[ChainPart] = []
         at = ended
         place = bisect_right(self._work_ends, ended + 2e-3) - 1
         while place >= 0 and at > began:
@@ -252,7 +265,7 @@ class _Chain:
             if work.began < at:
                 first, last = max(work.began, began), min(work.ended, at)
                 if last > first:
-                    found.append((first, last, work))
+                    found.append(work._replace(began=first, ended=last))
                     at = first
             place -= 1
         return found
@@ -281,24 +294,35 @@ class _Chain:
                 yield work
 
 
-def _union(pieces: Iterable[ChainPart]) -> list[ChainPart]:
-    """Return *pieces* in order, each without what an earlier one covers."""
-    union: list[ChainPart] = []
-    at = 0.0
-    for piece in sorted(pieces, key=lambda piece: (piece.began, piece.ended)):
-        if piece.ended > at:
-            union.append(piece._replace(began=max(piece.began, at)))
-            at = piece.ended
-    return union
+def _shortest(parts: Iterable[ChainPart]) -> list[ChainPart]:
+    """Return *parts* beside each other, in order: where several overlap, the shortest has the time.
+
+    While one blocks the event loop, others may have begun that wait for it. They are longer.
+    """
+    parts = sorted(parts, key=lambda part: part.began)
+    bounds = sorted({bound for part in parts for bound in (part.began, part.ended)})
+    shortest: list[ChainPart] = []
+    open_parts: list[tuple[float, int]] = []
+    coming = 0
+    for began, ended in pairwise(bounds):
+        while coming < len(parts) and parts[coming].began <= began:
+            heapq.heappush(open_parts, (parts[coming].ended - parts[coming].began, coming))
+            coming += 1
+        while open_parts and parts[open_parts[0][1]].ended <= began:
+            heapq.heappop(open_parts)
+        if open_parts:
+            shortest.append(parts[open_parts[0][1]]._replace(began=began, ended=ended))
+    return shortest
 
 
-def _apart(taken: list[tuple[float, float, ChainPart]]) -> list[tuple[float, float, ChainPart]]:
-    apart: list[tuple[float, float, ChainPart]] = []
+def _apart(parts: Iterable[ChainPart]) -> list[ChainPart]:
+    """Return *parts* in order, each without what an earlier one covers."""
+    apart: list[ChainPart] = []
     at = 0.0
-    for first, last, work in sorted(taken, key=lambda one: (one[0], one[1])):
-        if last > max(first, at):
-            apart.append((max(first, at), last, work))
-            at = last
+    for part in sorted(parts, key=lambda part: (part.began, part.ended)):
+        if part.ended > max(part.began, at):
+            apart.append(part._replace(began=max(part.began, at)))
+            at = part.ended
     return apart
 
 
@@ -314,7 +338,7 @@ def label_of(span: Timed) -> str:
         case "episode":
             return f"environment {brief(a['environment'])}, outside of turns and tools"
         case "turn":
-            return f"sampling ({a['engine']})"
+            return f"sampling ({a['engine']})" if "engine" in a else "sampling that failed"
         case "replica":
             return f"sampling on replica {a['replica']}"
         case "tool":

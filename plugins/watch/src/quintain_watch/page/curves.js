@@ -17,13 +17,20 @@ function ticks(low, high) {
   return found;
 }
 
-// 95 % interval of a mean over the rollouts of a step, where the metrics have their spread and number
+// 95 % interval of the mean of a step. Rollouts of one task are alike, so tasks count and not rollouts:
+// the spread of their means is at most that of the rollouts, and the interval at most this wide.
 function bounds(curve, record) {
   const value = record[curve.name];
   if (curve.low && record[curve.low] != null && record[curve.high] != null) return [record[curve.low], record[curve.high]];
-  const rollouts = record.samples || record.rollouts;
-  if (!curve.spread || record[curve.spread] == null || !rollouts) return [value, value];
-  const half = 1.96 * record[curve.spread] / Math.sqrt(rollouts);
+  const groups = record.groups, z = 1.96;
+  if (curve.name === "success" && groups) {  // Wilson 1927
+    const centre = (value + z * z / (2 * groups)) / (1 + z * z / groups);
+    const half = z / (1 + z * z / groups) * Math.sqrt(value * (1 - value) / groups + z * z / (4 * groups * groups));
+    return [centre - half, centre + half];
+  }
+  const spread = record[curve.spread];
+  if (spread == null || !groups) return [value, value];
+  const half = z * spread / Math.sqrt(groups);
   return [value - half, value + half];
 }
 
@@ -90,6 +97,6 @@ function showCurves(main, runs) {
   const charts = curves.map(curve => chart(curve, runs)).filter(Boolean);
   main.replaceChildren(
     make("p", {class: "row"}, more, extra.length ? make("button", {type: "button", onclick: () => { extra.length = 0; showCurves(main, runs); }}, "only the first six") : "",
-      make("span", {class: "soft"}, "Shades are 95 % intervals. Red marks the steps of an alert.")),
+      make("span", {class: "soft"}, "Shades are 95 % intervals: of held-out accuracy over its tasks, of a step over its tasks, at most this wide. Red marks the steps of an alert.")),
     charts.length ? make("div", {class: "charts"}, charts) : make("p", {class: "soft"}, "No step is complete yet."));
 }

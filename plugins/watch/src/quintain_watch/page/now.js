@@ -45,9 +45,11 @@ class Now {
       const what = {tool: span.tool, grade: span.reward, episode: `${short(span.environment || "")} ${span.group}/${span.sample}`, replica: span.replica, turn: span.engine}[span.kind] ?? "";
       return make("tr", {}, make("td", {}, bar, seconds(span.seconds)), make("td", {}, `${span.kind} ${what}`));
     });
+    const ages = (live.queue || []).map(([, age]) => age).sort((a, b) => b - a);
+    const waiting = ages.length ? make("p", {}, `${count(ages.length)} complete groups wait for the learner, the oldest for ${seconds(ages[0])}, half of them for ${seconds(ages[ages.length >> 1])} or more`) : "";
     const missing = this.run.metrics.length ? "" : make("p", {class: "soft"}, "No step is complete yet.");
     return make("section", {class: "box"}, make("h2", {}, `${this.run.state}, step ${live.step} of ${this.run.steps}`), missing,
-      make("p", {}, [...kinds].map(([kind, spans]) => `${spans.length} × ${kind}`).join(", ") || "between two steps", `; ${count(live.finished)} rollouts of the step are done`),
+      make("p", {}, [...kinds].map(([kind, spans]) => `${spans.length} × ${kind}`).join(", ") || "between two steps", `; ${count(live.finished)} rollouts of the step are done`), waiting,
       rows.length ? make("h3", {}, "Open, by age") : "", make("table", {class: "ages"}, rows), queued);
   }
 

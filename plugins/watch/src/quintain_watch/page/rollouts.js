@@ -17,6 +17,7 @@ class Rollouts {
     this.view = null;
     this.tab = "conversation";
     this.known = "";
+    this.pending = null;
     this.asked = 0;
     const field = (tag, name, attributes, ...children) => make(tag, {name, ...attributes, oninput: () => this.reload()}, ...children);
     this.filters = make("form", {class: "filters", autocomplete: "off", onsubmit: event => event.preventDefault()},
@@ -100,6 +101,7 @@ class Rollouts {
         if (mine !== this.asked) return;
         this.pages.set(page, answer.rows);
         this.draw();
+        if (this.pending === this.at && this.row(this.at)) this.open(this.at);
       }).catch(error => { this.pages.delete(page); said(error.message, true); });
     }
     return null;
@@ -132,10 +134,11 @@ class Rollouts {
   }
 
   async open(index, reading = false) {
-    const row = this.row(index);
-    if (!row) return;
     this.at = index;
     this.draw();
+    const row = this.row(index);
+    this.pending = row ? null : index;  // its page is on the way
+    if (!row) return;
     if (reading) this.pane.classList.add("reading");
     if (row.live) {
       this.view = null;
