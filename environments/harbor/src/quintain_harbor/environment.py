@@ -33,17 +33,19 @@ from quintain.errors import LimitReached, UsageError
 from quintain_sandbox import Containers
 
 from .archives import ARCHIVE, task_folders
-from .config import Step
+from .config import TaskStep
 from .folder import TaskFolder
 from .reward_files import FOLDER, TEXT, RewardFileError, chosen
 from .tools import Shell
-from .trial import Settings, Trial, Verdict, opened
+from .trial import Trial, TrialSettings, VerifierOutcome, opened
 
 CACHE = "QUINTAIN_HARBOR_CACHE"
 """Environment variable with the folder of unpacked and converted tasks."""
 log = logging.getLogger("quintain.harbor")
 PIECE = 60_000
 """Characters of one command of the oracle: what an engine takes as a word is bounded."""
+SHORT = 4000
+"""Most characters of a solution that is demonstrated as it is."""
 SYSTEM = (
     "You work in a container. Use the tools to do what you are asked. Answer without a tool call "
     "when you are done."
@@ -59,7 +61,7 @@ class HarborTask(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Graded:
+class HarborResult:
     """What came of an episode.
 
     Attributes:
@@ -74,12 +76,12 @@ class Graded:
 
 
 @reward
-def verified(rollout: Rollout[HarborTask, Graded]) -> float:
+def verified(rollout: Rollout[HarborTask, HarborResult]) -> float:
     """Return the reward that the task's verifier wrote."""
     return rollout.result.reward
 
 
-class Harbor(Environment[HarborTask, Graded]):
+class Harbor(Environment[HarborTask, HarborResult]):
     """Task folders of Harbor and of the first Terminal-Bench, with a shell and tools for files.
 
     Each episode has a container of the task's own image, in which the verifier runs afterwards,
@@ -203,9 +205,9 @@ class Harbor(Environment[HarborTask, Graded]):
         self.containers.build_ahead([other.image() for other in following])
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> TrialSettings:
         """What holds for all tasks."""
-        return Settings(
+        return TrialSettings(
             self.network,
             self.variables or {},
             self.memory_mb,
@@ -213,11 +215,11 @@ class Harbor(Environment[HarborTask, Graded]):
             self.keep_processes,
         )
 
-    async def rollout(self, task: HarborTask, agent: Agent) -> Graded:
+    async def rollout(self, task: HarborTask, agent: Agent) -> HarborResult:
         folder = self.folder_of(task)
         self._build_ahead(folder)
         async with opened(folder, self.containers, self.settings) as trial:
-            verdicts: dict[str, Verdict] = {}
+            verdicts: dict[str, VerifierOutcome] = {}
             calls = 0
             for step in folder.parts:
                 await trial.begin(step)
@@ -238,7 +240,7 @@ class Harbor(Environment[HarborTask, Graded]):
             agent.metric(commands=calls)
             return graded(folder, verdicts, self.key)
 
-    async def attempt(self, trial: Trial, step: Step | None, agent: Agent) -> int:
+    async def attempt(self, trial: Trial, step: TaskStep | None, agent: Agent) -> int:
         """Have the policy work at a step; how often it used a tool."""
         agent.user(trial.folder.instruction(step))
         shell = Shell(trial, trial.user(step), trial.seconds(step), self.seconds, self.characters)
@@ -256,6 +258,11 @@ class Harbor(Environment[HarborTask, Graded]):
             return "Done."
         return _call(commands[done])
 
+    @control()
+    def demonstrator(self, task: HarborTask, messages: Sequence[Message]) -> str | Reply:
+        """Do what the oracle does; the warm start imitates it."""
+        return self.oracle(task, messages)
+
     @control(scores="min")
     def forger(self, task: HarborTask, messages: Sequence[Message]) -> str | Reply:
         """Write the reward, and leave a program that does so again and again."""
@@ -266,27 +273,27 @@ class Harbor(Environment[HarborTask, Graded]):
 
 
 FORGERY = (
-    f"mkdir -p {FOLDER}; echo 1 > {FOLDER}/{TEXT}; (setsid sh -c 'while :; do echo 1 > "
-    f"{FOLDER}/{TEXT}; sleep 0.02; done' >/dev/null 2>&1 &)"
+    f"mkdir -p {FOLDER}; (while :; do echo 1 > {FOLDER}/.forged; mv -f {FOLDER}/.forged "
+    f"{FOLDER}/{TEXT}; sleep 0.02; done >/dev/null 2>&1 &)"
 )
 """A command that forges the reward of a verifier that runs in the same container."""
 
 
-def graded(folder: TaskFolder, verdicts: Mapping[str, Verdict], key: str) -> Graded:
+def graded(folder: TaskFolder, verdicts: Mapping[str, VerifierOutcome], key: str) -> HarborResult:
     """Return the result of an episode: of several steps, their mean or the last one's."""
     values = [chosen(dict(verdict.rewards), key) for verdict in verdicts.values()]
     last = folder.config.multi_step_reward_strategy == "final"
     total = len(folder.steps) or 1
     # Steps that were not reached count as 0, or an early end would be worth more.
     value = (values[-1] if len(values) == total else 0.0) if last else sum(values) / total
-    return Graded(
+    return HarborResult(
         reward=value,
         rewards={name: dict(verdict.rewards) for name, verdict in verdicts.items()},
         output=list(verdicts.values())[-1].output,
     )
 
 
-def _goes_on(step: Step, rewards: Mapping[str, float]) -> bool:
+def _goes_on(step: TaskStep, rewards: Mapping[str, float]) -> bool:
     least = step.min_reward
     if least is None:
         return True
@@ -310,7 +317,7 @@ def _sound(file: str) -> set[str]:
         raise UsageError(f"harbor: {file} is no file of quintain harbor audit ({e})") from e
 
 
-def _place(folder: TaskFolder, messages: Sequence[Message]) -> tuple[Step | None, int]:
+def _place(folder: TaskFolder, messages: Sequence[Message]) -> tuple[TaskStep | None, int]:
     """Return the step that *messages* have come to, and how many replies they have in it."""
     users = [i for i, m in enumerate(messages) if m.role == "user"]
     step = folder.steps[len(users) - 1] if folder.steps and users else None
@@ -319,15 +326,21 @@ def _place(folder: TaskFolder, messages: Sequence[Message]) -> tuple[Step | None
 
 
 def _solving(solution: Path) -> list[str]:
-    """Return the commands that bring a folder into the container and run its ``solve.sh``."""
+    """Return the commands of a solution: its script, if that is short and all there is, else those
+    that bring the folder into the container and run it there.
+    """
+    script = (solution / "solve.sh").read_text(encoding="utf-8", errors="replace")
+    alone = [path.name for path in solution.iterdir()] == ["solve.sh"]
+    if alone and len(script) <= SHORT and "/solution" not in script and "$0" not in script:
+        return [script.partition("\n")[2].strip() if script.startswith("#!") else script.strip()]
     archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:xz") as tar:
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         tar.add(solution, arcname=".")
     text = base64.b64encode(archive.getvalue()).decode()
     pieces = [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
     write = [f"printf %s {piece} >> /tmp/.solution" for piece in pieces]
     run = (
-        "mkdir -p /solution && base64 -d /tmp/.solution | xz -d | tar -x -C /solution && rm "
+        "mkdir -p /solution && base64 -d /tmp/.solution | gzip -d | tar -x -C /solution && rm "
         "/tmp/.solution && chmod +x /solution/solve.sh && DEBIAN_FRONTEND=noninteractive "
         "/solution/solve.sh"
     )

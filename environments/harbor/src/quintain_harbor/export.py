@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -21,11 +22,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from quintain import Environment, Task
 from quintain.errors import UsageError
 from quintain.recipe import EnvironmentSpec, EnvironmentTable
 from quintain.types import messages_of
-from quintain.types.rollout import type_adapter
 
 GRADER = Path(__file__).with_name("grade_main.py")
 ANSWER = "/app/answer.txt"
@@ -100,7 +102,12 @@ def export_tasks(
         raise UsageError(f"{name} has no tasks in {split}")
     oracles = [_oracle(environment, task, name) for task in chosen]
     use, files = _place(environment, name)
-    base = {"use": use, "args": dict(args), "system": environment.system}
+    base = {
+        "module": type(environment).__module__,
+        "use": use,
+        "args": dict(args),
+        "system": environment.system,
+    }
     packages = sorted({*ALWAYS, *_own(environment)})
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder, "packages.zip")
@@ -164,20 +171,19 @@ def write_task(
     if requirements:
         lines.append(f"RUN pip install --no-cache-dir {' '.join(requirements)}")
     lines.append("WORKDIR /app")
-    task_class = type(task)
+    task_class: Any = type(task)
     told = {
         "use": base["use"],
         "args": base["args"],
-        "task_class": f"{task_class.__module__}:{task_class.__qualname__}",
-        "task": type_adapter(task_class).dump_python(task, mode="json"),
+        "task_class": [task_class.__module__, task_class.__qualname__],
+        "task": TypeAdapter(task_class).dump_python(task, mode="json"),
     }
     category = json.dumps(str(base["use"]).rpartition(":")[2])
     texts = {
         "task.toml": CONFIG.format(category=category),
         "instruction.md": instruction(task, str(base["system"])),
         "environment/Dockerfile": "\n".join(lines) + "\n",
-        "solution/solve.sh": '#!/bin/sh\ncp "$(dirname "$0")/answer.txt" ' + ANSWER + "\n",
-        "solution/answer.txt": answer,
+        "solution/solve.sh": f"#!/bin/sh\nprintf %s {shlex.quote(answer)} > {ANSWER}\n",
         "tests/test.sh": TEST,
         "tests/grade.py": GRADER.read_text(encoding="utf-8"),
         "tests/task.json": json.dumps(told, ensure_ascii=False),

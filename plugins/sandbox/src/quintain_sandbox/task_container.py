@@ -14,14 +14,17 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
+from .build_context import add_file, context_files
 from .cgroups import Counters
-from .engine import ContainerEngine
-from .task_images import _add, context_files
+from .program import WAITER_NAME
+
+if TYPE_CHECKING:
+    from .engine import ContainerEngine  # needs the extra
 
 LATE = 5.0
 """Seconds after a command's limit at which it is killed, if it ignores the signal to end."""
@@ -30,6 +33,12 @@ GRACE = 10.0
 KILLED = 137
 TIMED_OUT = 124
 CHUNK = 1 << 16
+SETTLE = (
+    "n=0; while [ $n -lt 200 ]; do for p in /proc/[0-9]*; do "
+    f"case \"$(cat $p/cmdline)\" in *{WAITER_NAME[:4]}''{WAITER_NAME[4:]}*) "
+    "echo /proc/[0-9]*; exit 0;; esac; done 2>/dev/null; n=$((n + 1)); sleep 0.1; done; exit 1"
+)
+"""Waits for the container's own command, which its first process starts, and lists all processes."""
 READ = 64 << 20
 """Most bytes that are read from a container at one time."""
 
@@ -93,6 +102,8 @@ class TaskContainer:
         self._engine, self._executor = engine, executor
         self.id, self.image, self.workdir = container, image, workdir
         self._has_timeout: bool | None = None
+        self._own: frozenset[str] = frozenset()
+        """Numbers of the image's own processes, the first one among them."""
         pid = int(engine.inspect(container)["Pid"])
         self._counters: Counters | None = None
         with contextlib.suppress(OSError):  # an engine on another machine
@@ -187,20 +198,21 @@ class TaskContainer:
             raise InfrastructureError(f"the container of a task ended {reason}")
         return None
 
-    async def processes(self) -> frozenset[str]:
-        """Return the numbers of all processes in the container."""
-        result = await self.run(["sh", "-c", "echo /proc/[0-9]*"], seconds=30, user="0")
-        return frozenset(path.removeprefix("/proc/") for path in result.text.split())
+    async def settle(self) -> None:
+        """Count what runs now as the image's own: `end_processes` leaves it alone. Done when the
+        container starts; do it again when programs of the image have started.
+        """
+        result = await self.run(["sh", "-c", SETTLE], seconds=60, user="0", workdir="/")
+        if result.status != "ok":
+            raise InfrastructureError(f"a container's own command did not start: {result.text}")
+        self._own = frozenset(path.removeprefix("/proc/") for path in result.text.split())
 
-    async def end_processes(self, but: frozenset[str] = frozenset()) -> None:
-        """End all processes but the container's first one and those of *but*."""
-        if not but:
-            await self._kill("kill -9 -1")
-            return
-        kept = " ".join(sorted(but))
-        # Three times, for those that were being started meanwhile.
+    async def end_processes(self) -> None:
+        """End all processes but the image's own."""
+        own = " ".join(sorted(self._own))
+        # Three times, for those that are being started meanwhile.
         await self._kill(
-            f'for n in 1 2 3; do for p in /proc/[0-9]*; do p="${{p#/proc/}}"; case " {kept} $$ " in '
+            f'for n in 1 2 3; do for p in /proc/[0-9]*; do p="${{p#/proc/}}"; case " {own} $$ " in '
             '*" $p "*) ;; *) kill -9 "$p" 2>/dev/null;; esac; done; done'
         )
 
@@ -233,7 +245,7 @@ class TaskContainer:
                         else [(name, content)]
                     )  # fmt: skip
                     for path, place in places:
-                        _add(tar, path, place)
+                        add_file(tar, path, place)
                 else:
                     entry = tarfile.TarInfo(name)
                     entry.size, entry.mode, entry.mtime = len(content), 0o644, int(time.time())
