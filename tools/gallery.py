@@ -35,12 +35,17 @@ PAGES = {
     "duel": "games.md",
     "gsm8k": "math-verification.md",
     "guess": "games.md",
+    "gymnasium": "other-ecosystems.md",
     "math": "math-verification.md",
     "maze": "games.md",
     "notes": "games.md",
+    "openenv": "other-ecosystems.md",
+    "peer_tasks": "other-ecosystems.md",
+    "reasoning_gym": "other-ecosystems.md",
     "returns": "games.md",
     "search": "search-environment.md",
     "story": "story.md",
+    "textarena": "other-ecosystems.md",
     "tools": "games.md",
 }
 """The page of an environment in docs/."""
