@@ -143,6 +143,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
             "quintain_starter.cache_key quintain_workers.pool quintain_workers.worker",
             "any of four trackers, none of them installed with it": "quintain_trackers.tracker",
             "the server of another library": "quintain_vllm.serve",
+            "tasks of another library, in its interpreter": "quintain_env_peers.sides.inspect_side "
+            "quintain_env_peers.sides.verifiers_side",
             "programs that run what is under test": "quintain_sandbox.launcher_main "
             "quintain_sandbox.warm_main quintain_code.inside.solution quintain_code.inside.tests "
             "quintain_code.inside.values",

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from .options import service_options as service_options
     from .options import services_of as services_of
     from .scripted import ScriptedEngine as ScriptedEngine
+    from .stepwise import Asked as Asked
+    from .stepwise import Stepwise as Stepwise
+    from .stepwise import task_at as task_at
     from .suites import EnvironmentSuite as EnvironmentSuite
     from .suites import RewardSuite as RewardSuite
 

@@ -79,14 +79,15 @@ def _by_name(rollout: AnyRollout) -> dict[str, Any]:
 
 
 def _of_trl(rollout: AnyRollout) -> dict[str, Any]:
-    """Return the same for a function of TRL, as lists of one: text, or messages where the task is a
-    conversation.
+    """Return the same for a function of TRL, as lists of one: text, or messages where the row has
+    messages.
     """
-    conversation = not isinstance(rollout.task.prompt, str)
+    columns = getattr(rollout.task, "columns", {}).values()
+    conversation = not isinstance(rollout.task.prompt, str) or any(map(_is_conversation, columns))
     prompt: Any = rollout.task.prompt
     completion: Any = rollout.reply
     if conversation:
-        prompt = [{"role": m.role, "content": m.content} for m in rollout.task.prompt]
+        prompt = [{"role": m.role, "content": m.content} for m in messages_of(prompt)]
         completion = [{"role": "assistant", "content": rollout.reply}]
     values = {
         name: [value]
@@ -94,6 +95,12 @@ def _of_trl(rollout: AnyRollout) -> dict[str, Any]:
         if name not in ("prompt", "completion")
     }
     return values | {"prompts": [prompt], "completions": [completion]}
+
+
+def _is_conversation(value: Any) -> bool:
+    """Return whether a column holds messages, though the task may have a single one as text."""
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, Mapping) and "role" in first
 
 
 def _scored(value: Any, function: Callable[..., Any], of_trl: bool) -> Any:

@@ -1,0 +1,247 @@
+"""The environment `openenv`: episodes on a server of OpenEnv."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from quintain import (
+    Agent,
+    Environment,
+    Limits,
+    Message,
+    PolicyFault,
+    Rollout,
+    Score,
+    Task,
+    Tool,
+    ToolSpec,
+    control,
+    reward,
+)
+from quintain.errors import RewardFault, ToolError, UsageError
+
+from .wire import Observed, RemoteSession, session
+
+SPLITS = {"train": "train", "dev": "validation", "test": "test"}
+"""What servers call the splits."""
+_limits: WeakKeyDictionary[Any, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote(Task):
+    """What an episode resets the server with: a seed, or a split and an index of its tasks."""
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """What the server gave.
+
+    Attributes:
+        rewards: of each step that had one.
+        done: whether the server ended the episode.
+        steps: how many were taken.
+    """
+
+    rewards: tuple[float, ...] = ()
+    done: bool = False
+    steps: int = 0
+
+
+@reward
+def sum_of_rewards(rollout: Rollout[Remote, Episode]) -> Score:
+    """The sum of what the server gave.
+
+    Raises:
+        RewardFault: no step had a reward, which is not a reward of 0.
+    """
+    given = rollout.result.rewards
+    if not given and rollout.result.steps:
+        raise RewardFault("the OpenEnv server gave no reward in any step")
+    return Score(value=sum(given))
+
+
+class OpenEnv(Environment[Remote, Episode]):
+    """Episodes on a server that speaks OpenEnv's protocol. A reply is the action; where the server
+    has MCP tools, the policy calls those.
+
+    Attributes:
+        url: of the server, such as ``http://127.0.0.1:8000``.
+        prompt: text before the first observation.
+        action: field of the action that is the reply. Empty: its only required text field; where
+            there is none, a reply is the action as a JSON object.
+        observation: field of the observation that the policy reads. Empty: all of it, as JSON where
+            it is more than one text.
+        parameters: of every reset.
+        size: tasks of each split of a server that lists none: each a seed.
+        sessions: episodes at once; a server takes one unless it was started with more.
+        seconds: that the server may take for an answer.
+    """
+
+    reward, limits = sum_of_rewards, Limits(turns=30)
+
+    url: str = "http://127.0.0.1:8000"
+    prompt: str = ""
+    action: str = ""
+    observation: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    size: int = 100
+    sessions: int = 1
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise UsageError(f"openenv: url is {self.url!r}; expected http://HOST:PORT")
+        if self.size < 1 or self.sessions < 1:
+            raise UsageError("openenv: expected a size and sessions of at least 1")
+
+    def tasks(self, split: str) -> Iterable[Remote]:
+        if listed := _listed(self.url):
+            name, count = listed.get(SPLITS[split], ("", 0))
+            for index in range(count):
+                parameters = {**self.parameters, "split": name, "index": index}
+                yield Remote(prompt=f"{name} {index}", parameters=parameters)
+            return
+        first = {"train": 2, "dev": 0, "test": 1}[split] * self.size
+        for seed in range(first, first + self.size):
+            yield Remote(prompt=f"seed {seed}", parameters={**self.parameters, "seed": seed})
+
+    async def rollout(self, task: Remote, agent: Agent) -> Episode:
+        async with session(self.url, seconds=self.seconds, limit=self._limit()) as server:
+            steps = [await server.reset(**task.parameters)]
+            first = [self.prompt, self._text(steps[0])]
+            agent.user("\n\n".join(filter(None, first)) or "Begin.")
+            if tools := await server.tools():
+                await agent.run(*(_tool(tool, server, steps) for tool in tools))
+            else:
+                async for turn in agent.turns():
+                    steps.append(await server.step(self._action(turn.reply)))
+                    if steps[-1].done:
+                        break
+                    agent.user(self._text(steps[-1]) or "Go on.")
+        return Episode(
+            rewards=tuple(step.reward for step in steps[1:] if step.reward is not None),
+            done=steps[-1].done,
+            steps=len(steps) - 1,
+        )
+
+    @control()
+    def oracle(self, task: Remote, messages: Sequence[Message]) -> str:
+        """Reply with the last message; the right replies are known to the server alone."""
+        return messages[-1].content
+
+    def _limit(self) -> asyncio.Semaphore:
+        """Return the limit on the sessions of this loop at the server."""
+        by_url = _limits.setdefault(asyncio.get_running_loop(), {})
+        return by_url.setdefault(f"{self.url} {self.sessions}", asyncio.Semaphore(self.sessions))
+
+    def _text(self, observed: Observed) -> str:
+        """Return what the policy reads of an observation."""
+        content = observed.content
+        if self.observation:
+            if self.observation not in content:
+                raise UsageError(
+                    f"openenv: the observation has no {self.observation!r}; it has "
+                    f"{', '.join(content) or 'nothing'}"
+                )
+            value = content[self.observation]
+        else:
+            told = {k: v for k, v in content.items() if v not in (None, "", [], {})}
+            value = next(iter(told.values())) if len(told) == 1 else told or ""
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    def _action(self, reply: str) -> Mapping[str, Any]:
+        """Return the action that *reply* is.
+
+        Raises:
+            PolicyFault: it should be a JSON object and is none.
+        """
+        if name := self.action or _text_field(self.url):
+            return {name: reply}
+        try:
+            action = json.loads(reply)
+        except ValueError as e:
+            raise PolicyFault(f"the action is no JSON: {e}") from e
+        if not isinstance(action, dict):
+            raise PolicyFault("the action is no JSON object")
+        return action
+
+
+def _tool(listed: Mapping[str, Any], server: RemoteSession, steps: list[Observed]) -> Tool:
+    """Return the tool of a server, whose calls are steps."""
+    name = str(listed["name"])
+
+    async def call(arguments: Mapping[str, Any]) -> str:
+        if steps[-1].done:
+            raise ToolError("the episode is over")
+        action = {"type": "call_tool", "tool_name": name, "arguments": dict(arguments)}
+        steps.append(await server.step(action))
+        content = steps[-1].content
+        if error := content.get("error"):
+            raise ToolError(str(error.get("message", error)))
+        result = content.get("result")
+        if isinstance(result, Mapping):  # of FastMCP: the value, and its parts beside it
+            result = result.get("data", result)
+        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+    schema = listed.get("input_schema") or listed.get("inputSchema") or {"type": "object"}
+    described = str(listed.get("description") or "")
+    return Tool(spec=ToolSpec(name=name, description=described, parameters=schema), call=call)
+
+
+@cache
+def _text_field(url: str) -> str:
+    """Return the only required text field of the action that the server declares, else nothing."""
+    action = _asked(url, "/schema")["action"]
+    properties = action.get("properties", {})
+    texts = [n for n in action.get("required", ()) if properties.get(n, {}).get("type") == "string"]
+    return texts[0] if texts == list(action.get("required", ())) and len(texts) == 1 else ""
+
+
+@cache
+def _listed(url: str) -> Mapping[str, tuple[str, int]]:
+    """Return the server's name of each split and the number of its tasks; nothing where it lists
+    none.
+    """
+    try:
+        (name, *_) = _asked(url, "/list_environments")
+        splits = _asked(url, f"/{name}/splits")
+    except urllib.error.HTTPError as e:
+        if e.code in (404, 501):
+            return {}
+        raise UsageError(f"openenv: {url} refuses to list its tasks: {e}") from e
+    counts = {}
+    for split in splits:
+        kind = split.get("type") or split["name"]
+        asked = _asked(url, f"/{name}/num_tasks", {"split": split["name"]})
+        counts[str(kind)] = (str(split["name"]), int(asked["num_tasks"]))
+    return counts
+
+
+def _asked(url: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    """Return what the server answers over HTTP.
+
+    Raises:
+        UsageError: nobody answers.
+        HTTPError: the answer is an error.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        url.rstrip("/") + path, data=data, headers={"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError:
+        raise
+    except OSError as e:
+        raise UsageError(f"openenv: no server answers at {url}: {e}; start it first") from e

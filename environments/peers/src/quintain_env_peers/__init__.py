@@ -1,0 +1,8 @@
+"""Tasks of libraries that need a virtual environment of their own."""
+
+from __future__ import annotations
+
+from .environment import PeerTask, PeerTasks, score_of_peer
+from .process import Peer
+
+__all__ = ["Peer", "PeerTask", "PeerTasks", "score_of_peer"]

@@ -1,0 +1,186 @@
+"""The service `peer`: processes of another virtual environment, which play tasks of a library."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from quintain import InfrastructureError, Service
+from quintain.errors import EnvironmentFault, UsageError
+
+SIDES = Path(__file__).parent / "sides"
+LARGEST = 64 << 20
+"""Bytes of a line at most."""
+Kind = Literal["inspect", "verifiers"]
+
+
+class Peer(Service):
+    """Plays tasks of a library in a virtual environment of its own. An episode is a few lines of
+    JSON each way; the library decides what the policy is asked, and scores.
+
+    Args:
+        kind: whose tasks: ``inspect`` or ``verifiers``.
+        python: the interpreter of the virtual environment, which need not have Quintain.
+        target: the tasks: ``FILE.py:function`` or ``module:function`` of Inspect, a module with a
+            taskset of verifiers.
+        args: of the function or of the configuration of the taskset.
+        seconds: that a step may take.
+        limit: tasks that are read, as some are endless.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: Kind,
+        python: str,
+        target: str,
+        args: Mapping[str, Any] | None = None,
+        seconds: float = 120.0,
+        limit: int = 10_000,
+    ) -> None:
+        if not (SIDES / f"{kind}_side.py").is_file():
+            raise UsageError(f"peer: kind is {kind!r}; expected inspect or verifiers")
+        if not Path(python).expanduser().exists():
+            raise UsageError(f"peer: there is no interpreter {python}")
+        self.kind, self._seconds = kind, seconds
+        script, settings = (
+            str(SIDES / f"{kind}_side.py"),
+            {"args": dict(args or {}), "limit": limit},
+        )
+        self._command = [str(Path(python).expanduser()), script, target, json.dumps(settings)]
+        self._tasks: list[Mapping[str, Any]] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Queue[Mapping[str, Any]]] = {}
+        self._numbers = count()
+        self._start = asyncio.Lock()
+
+    def tasks(self) -> Sequence[Mapping[str, Any]]:
+        """Return the tasks, each with a ``prompt``, an ``answer`` where it has one, and an ``id``.
+
+        Raises:
+            UsageError: the library cannot read them.
+        """
+        if self._tasks is None:
+            done = subprocess.run(
+                [*self._command, "tasks"], capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+                raise UsageError(f"peer: {self.kind} cannot read the tasks: {said[-400:]}")
+            self._tasks = json.loads(done.stdout.splitlines()[-1])
+        return self._tasks
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.tasks)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        process, self._process = self._process, None
+        if self._reader is not None:
+            self._reader.cancel()
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    @asynccontextmanager
+    async def episode(self, index: int) -> AsyncIterator[PeerEpisode]:
+        """Begin the episode of a task; at the end the other process forgets it.
+
+        Raises:
+            InfrastructureError: the process does not start.
+        """
+        await self._started()
+        number = next(self._numbers)
+        self._waiting[number] = asyncio.Queue()
+        try:
+            await self._send({"id": number, "start": index})
+            yield PeerEpisode(self, number)
+        finally:
+            del self._waiting[number]
+            if self._process is not None:
+                await self._send({"id": number, "end": True})
+
+    async def said(self, number: int) -> Mapping[str, Any]:
+        """Return what the episode *number* says next.
+
+        Raises:
+            EnvironmentFault: the library raised.
+            InfrastructureError: the process ended, or took too long.
+        """
+        try:
+            told = await asyncio.wait_for(self._waiting[number].get(), self._seconds)
+        except TimeoutError as e:
+            raise InfrastructureError(
+                f"{self.kind} did not go on within {self._seconds:g} s"
+            ) from e
+        if error := told.get("error"):
+            kind = InfrastructureError if told.get("ended") else EnvironmentFault
+            raise kind(f"{self.kind}: {error}")
+        return told
+
+    async def reply(self, number: int, text: str) -> None:
+        """Give the reply of the policy."""
+        await self._send({"id": number, "reply": text})
+
+    async def _started(self) -> None:
+        async with self._start:
+            if self._process is not None and self._process.returncode is None:
+                return
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                "play",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                limit=LARGEST,
+            )
+            self._reader = asyncio.create_task(self._read(self._process))
+
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        process = self._process
+        if process is None or process.stdin is None or process.returncode is not None:
+            return  # `_read` tells all episodes that it ended
+        process.stdin.write(json.dumps(message).encode() + b"\n")
+        try:
+            await process.stdin.drain()
+        except ConnectionError:
+            return
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            told = json.loads(line)
+            if told["id"] in self._waiting:
+                self._waiting[told["id"]].put_nowait(told)
+        status = await process.wait()
+        for queue in self._waiting.values():
+            queue.put_nowait({"error": f"its process ended with {status}", "ended": True})
+
+
+class PeerEpisode:
+    """An episode that another process plays.
+
+    Args:
+        number: by which the process knows it.
+    """
+
+    def __init__(self, peer: Peer, number: int) -> None:
+        self._peer, self._number = peer, number
+
+    async def next(self, reply: str | None = None) -> Mapping[str, Any]:
+        """Give *reply*, where something was asked. Return what is asked next, ``ask``, or the
+        score, ``done``.
+
+        Raises:
+            As `Peer.said`.
+        """
+        if reply is not None:
+            await self._peer.reply(self._number, reply)
+        return await self._peer.said(self._number)
