@@ -64,8 +64,15 @@ def teacher_table(folder: Path, settings: str = "") -> str:
     return f'[services.teacher]\nargs = {{ model = "{folder / "teacher"}"{settings} }}\nuse = "teacher"'
 
 
-@pytest.mark.parametrize("schedule", ["sync", "areal"])
-@pytest.mark.parametrize("algorithm", ["opd", "gkd"])
+@pytest.mark.parametrize(
+    ("algorithm", "schedule"),
+    [
+        ("opd", "sync"),
+        ("gkd", "areal"),
+        pytest.param("opd", "areal", marks=pytest.mark.slow),
+        pytest.param("gkd", "sync", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_has_a_teacher(
     tmp_path: Path, algorithm: str, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
