@@ -25,6 +25,7 @@ from quintain import (
     Reply,
     Sampled,
     Sampling,
+    Service,
     TokenEngine,
     ToolSpec,
     Weights,
@@ -47,13 +48,14 @@ FILE = Path(__file__).parent / "episode_environments.py"
 
 
 class Draws(TokenEngine):
-    """Samples letters that its seed and the length of the prompt decide."""
+    """Samples letters, and calls of a tool, that its seed and the length of the prompt decide."""
 
     name = "draws"
     context = 2000
 
     def __init__(self) -> None:
         self.tokenizer = HFTokenizer(byte_tokenizer())
+        self.tokenizer.use_tool_format("hermes")
         self.asked = self.given_up = 0
         self.hold = False
 
@@ -67,8 +69,10 @@ class Draws(TokenEngine):
             self.given_up += 1
             raise
         rng = Random(f"{sampling.seed} {len(ids)}")
-        letters = [rng.randrange(97, 123) for _ in range(rng.randrange(3, 20))]
-        tokens = (*letters, self.tokenizer.stop_ids[0])
+        text = "".join(rng.choices("abcdefgh", k=rng.randrange(3, 20)))
+        if rng.random() < 0.7:
+            text += f'<tool_call>{{"name": "add", "arguments": {{"x": {rng.randrange(99)}}}}}</tool_call>'
+        tokens = (*self.tokenizer.encode(text), self.tokenizer.stop_ids[0])
         return Sampled(
             ids=tokens,
             logps=tuple(-rng.random() for _ in tokens),
@@ -95,6 +99,15 @@ class Echo(Engine):
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
     ) -> Reply:
         return Reply(text=f"{len(messages)} {messages[-1].content}")
+
+
+class CountsEpisodes(Service):
+    """Has a state."""
+
+    count = 0
+
+    def state(self) -> dict[str, int]:
+        return {"count": self.count}
 
 
 def plan_of(environment: str, slots: Iterable[str] = (), **args: Any) -> RunPlan:
@@ -176,7 +189,11 @@ def test_the_rollouts_are_those_of_one_process(environment: str) -> None:
 
     elsewhere, here = asyncio.run(both())
     assert without_time(elsewhere) == without_time(here)
-    assert len({r.transcripts[""].branches[0].logps for g in here for r in g.rollouts}) == 80
+    rollouts = [rollout for group in here for rollout in group.rollouts]
+    assert len({rollout.transcripts[""].branches[0].logps for rollout in rollouts}) == 80
+    if environment == "Adds":
+        assert sum(len(turn.calls) for r in rollouts for turn in r.turns if not turn.player) > 80
+        assert 10 < sum("other" in rollout.transcripts for rollout in rollouts) < 80
 
 
 def test_engines_among_the_services_stay_in_the_run() -> None:
@@ -187,6 +204,21 @@ def test_engines_among_the_services_stay_in_the_run() -> None:
     elsewhere, here = asyncio.run(both())
     assert without_time(elsewhere) == without_time(here)
     assert all(r.metrics["heard"] > 2 for g in here for r in g.rollouts)
+
+
+def test_an_environment_whose_service_has_a_state_stays_in_the_run() -> None:
+    counter = CountsEpisodes()
+
+    async def run() -> tuple[Sequence[str], list[AnyGroup]]:
+        played = Played("Counts", {}, {"counter": counter}, processes=1)
+        async with played.processes:
+            notes = await played.processes.open(played.plan, [played.environment], played.services)
+            return notes, await played.run(3, 2)
+
+    (note,), groups = asyncio.run(run())
+    assert "stay in the process of the run" in note
+    assert "the state of its service 'counter'" in note
+    assert counter.count == sum(len(g.rollouts) for g in groups) == 6
 
 
 def test_logs_come_to_the_run_and_a_mistake_in_the_recipe_ends_it(
