@@ -99,7 +99,7 @@ class MarkedLoop(asyncio.SelectorEventLoop):
     def call_soon(
         self,
         callback: Callable[[Unpack[Arguments]], object],
-        *args: Unpack[Arguments],
+        *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.Handle:
         return super().call_soon(self._step, callback, *args, context=context)
