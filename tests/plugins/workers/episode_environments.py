@@ -118,6 +118,7 @@ class Deadly(OneTurn):
         elif self.how == "crash":
             ctypes.string_at(0)
         elif self.how == "block":
+            print("a line before", flush=True)
             time.sleep(3600)  # noqa: ASYNC251 - this is the fault
         elif self.how == "leak":
             KEPT.append(bytearray(os.urandom(1 << 20) * 300))
