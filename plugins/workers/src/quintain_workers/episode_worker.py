@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVarTuple, Unpack
 
 from quintain import Environment
 from quintain.errors import QuintainError, UsageError
@@ -64,6 +64,7 @@ BURST = 16
 """Episodes that begin in one step of the event loop."""
 YOUNG_OBJECTS = 20_000
 """New objects between two collections of garbage."""
+Arguments = TypeVarTuple("Arguments")
 SENT = ("result", "termination", "metrics", "turns", "messages", "transcripts", "seed", "seconds")
 """The fields of a rollout that the run does not know."""
 
@@ -95,7 +96,12 @@ class MarkedLoop(asyncio.SelectorEventLoop):
         super().__init__()
         self._memory = memory
 
-    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Any:
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[Arguments]], object],
+        *args: *Arguments,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
         return super().call_soon(self._step, callback, *args, context=context)
 
     def _step(self, callback: Callable[..., object], *args: Any) -> None:

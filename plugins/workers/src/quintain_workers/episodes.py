@@ -378,7 +378,7 @@ class ProcessTeam:
         failures = 0
         while True:
             ended = asyncio.ensure_future(process.dead.wait())
-            while not ended.done() and not process.draining:
+            while not ended.done() and not process.spent:
                 await asyncio.wait({ended}, timeout=1.0)
             ended.cancel()
             if process.dead.is_set():
@@ -397,7 +397,10 @@ class ProcessTeam:
                         self._failure = e
                         self._changed.set()
                         return
-            if not process.dead.is_set():
+            process.draining = True
+            if process in self.live and process.dead.is_set():
+                self.live.remove(process)
+            elif process in self.live:
                 retired = asyncio.get_running_loop().create_task(self._retire(process))
                 self._retiring.add(retired)
                 retired.add_done_callback(self._retiring.discard)
@@ -430,4 +433,4 @@ class ProcessTeam:
                 elif process.played >= service.recycle or (
                     service.memory and process.resident_bytes() > service.memory << 20
                 ):
-                    process.draining = True
+                    process.spent = True
