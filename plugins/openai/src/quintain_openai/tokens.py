@@ -170,7 +170,8 @@ class IdsText:
             numbers.max() >= self._vocabulary
         ):  # a model may have more rows than its tokenizer has ids
             return json.dumps(list(ids))[1:-1].encode()
-        return self._rows[numbers].tobytes()[:-1]
+        text: bytes = self._rows[numbers].tobytes()[:-1]
+        return text
 
 
 def _tokenizer(name: str) -> ChatTokenizer:
