@@ -68,7 +68,7 @@ def repeated(keys: Sequence[int]) -> Iterator[list[int]]:
             yield numbers
 
 
-class Rows(Sequence[T], Generic[T]):
+class RowsOnDisk(Sequence[T], Generic[T]):
     """The tasks of one split, each made of its row when it is asked for.
 
     Args:
@@ -114,9 +114,9 @@ class StoredRows:
     places: Mapping[str, memoryview]
     data: mmap.mmap
 
-    def rows(self, split: str, made: Callable[[dict[str, Any], str], T]) -> Rows[T]:
+    def rows(self, split: str, made: Callable[[dict[str, Any], str], T]) -> RowsOnDisk[T]:
         """Return the tasks of a split."""
-        return Rows(self.data, self.places[split], made)
+        return RowsOnDisk(self.data, self.places[split], made)
 
 
 def folder_for(*parts: object) -> Path:

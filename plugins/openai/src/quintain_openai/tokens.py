@@ -146,7 +146,7 @@ class OpenAITokenEngine(TokenEngine):
 
 
 class IdsText:
-    """Writes ids as JSON, 20 times as fast as the module `json`: an agent sends its whole context
+    """Writes ids as JSON, 14 times as fast as the module `json` and more: an agent sends its whole context
     with every turn.
 
     Each id of a vocabulary has one row of bytes, of equal length, in a table: blanks, digits and a
