@@ -166,9 +166,10 @@ class IdsText:
         import numpy as np
 
         numbers = np.asarray(ids if isinstance(ids, array) else array("i", ids))
-        if (
-            numbers.max() >= self._vocabulary
-        ):  # a model may have more rows than its tokenizer has ids
+        if not numbers.size:
+            return b""
+        # a model may have more rows than its tokenizer has ids
+        if numbers.max() >= self._vocabulary:
             return json.dumps(list(ids))[1:-1].encode()
         text: bytes = self._rows[numbers].tobytes()[:-1]
         return text
