@@ -115,7 +115,7 @@ PUBLIC_MODULES = {PACKAGE} | {
 }
 """What plugins, environments and examples may import, each by the names in its ``__all__``."""
 
-KERNEL_TOKENS = 34_000
+KERNEL_TOKENS = 37_000
 PACKAGE_TOKENS = 148_500
 PACKAGE_AIM = 135_000
 FILE_TOKENS = 5_000

@@ -52,7 +52,7 @@ class Pick:
     visit: int
 
 
-class Split:
+class SplitReader:
     """The tasks of one split of an environment, checked one by one."""
 
     def __init__(self, environment: Environment[Any, Any], split: str, name: str) -> None:
@@ -287,7 +287,7 @@ class Curriculum:
         """Return a function that starts a pass over the tasks of environment *at*, checked one by
         one.
         """
-        return Split(self._environments[at], self._split, self._names[at])
+        return SplitReader(self._environments[at], self._split, self._names[at])
 
 
 class Shuffled:
@@ -358,7 +358,7 @@ class Shuffled:
         self._begin(position["pass"])
         if "places" not in position:
             return True
-        assert isinstance(self._read, Split)
+        assert isinstance(self._read, SplitReader)
         self._places = array("Q", b64decode(position["places"]))
         self._seen, self._taken = position["seen"], position["taken"]
         numbers = array("I", b64decode(position["random"]))

@@ -50,8 +50,9 @@ def observable(source: str) -> Template | None:
 
 def _observable(source: str, environment: Environment) -> Template:
     tree = environment.parse(source)
-    if tree.find((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block)):
-        raise NotObservableError
+    for kind in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block):
+        if tree.find(kind) is not None:
+            raise NotObservableError
     for part in (*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)):
         names = {n.name for n in part.find_all(nodes.Name)} | {
             f.name for f in part.find_all(nodes.Filter)
@@ -188,7 +189,7 @@ class _Run:
         if old is not None and _same(old.start, before):
             self.write(self._known[slice(*old.span)])
             for name, attributes in old.namespaces.items():
-                held = context.vars[name]._Namespace__attrs
+                held = _attributes(context.vars[name])
                 held.clear()
                 held.update(attributes)
         else:
@@ -296,10 +297,18 @@ class _Pass:
         return Undefined("there is no next item") if self.last else self._run.messages[place]
 
 
+def _attributes(namespace: Namespace) -> dict[str, Any]:
+    """Return what *namespace* holds. Jinja keeps it under a name of its own and offers no other
+    way to all of it.
+    """
+    attributes: dict[str, Any] = object.__getattribute__(namespace, "_Namespace__attrs")
+    return attributes
+
+
 def _state(context: Context) -> dict[str, Any]:
     """Return the variables that the template has set; macros are the same in every rendering."""
     return {
-        name: dict(value._Namespace__attrs) if isinstance(value, Namespace) else value
+        name: dict(_attributes(value)) if isinstance(value, Namespace) else value
         for name, value in context.vars.items()
         if not isinstance(value, Macro)
     }
@@ -307,7 +316,7 @@ def _state(context: Context) -> dict[str, Any]:
 
 def _namespaces(context: Context) -> dict[str, dict[str, Any]]:
     return {
-        name: dict(value._Namespace__attrs)
+        name: dict(_attributes(value))
         for name, value in context.vars.items()
         if isinstance(value, Namespace)
     }

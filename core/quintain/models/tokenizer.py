@@ -20,8 +20,8 @@ from ..types.transcript import Finish
 from . import tool_calls
 
 if TYPE_CHECKING:
+    from ..interfaces.tokenizer import Renderer
     from ..interfaces.tools import ToolSpec
-    from .renderer import Renderer
 
 
 def render_plain(messages: Sequence[Message], *, prompt: bool = True) -> str:
@@ -231,9 +231,9 @@ class HFTokenizer:
 
     def renderer(self) -> Renderer:
         """Return what renders one conversation with a prompt, as `render` does, while it grows."""
-        from .renderer import Renderer
+        from .growing_text import GrowingText
 
-        return Renderer(self)
+        return GrowingText(self)
 
     def marked(self, message: Message) -> Message:
         """Return *message* with `LITERAL` in the control tokens that a user or a tool spells."""

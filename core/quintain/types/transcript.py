@@ -270,7 +270,7 @@ class Recorder:
             logps[start : start + length] = self._logps[sampled : sampled + length]
             versions[start : start + length] = self._versions[sampled : sampled + length]
             sampled += length
-        columns = (self._path, self._sources, logps, versions)
+        columns: list[Any] = [self._path, self._sources, logps, versions]
         return Branch(self._parent, self._fork, *(column[self._fork :] for column in columns))
 
     def transcript(self, **fields: object) -> Transcript:

@@ -20,7 +20,7 @@ from quintain_authoring import EnvironmentSuite, run_episode
 from quintain_env_dataset import Dataset, same_answer
 from quintain_env_dataset import environment as dataset_environment
 from quintain_env_dataset import readers as dataset_readers
-from quintain_env_dataset.rows import Rows
+from quintain_env_dataset.rows import RowsOnDisk
 
 from ...core.models.tiny import save_tiny
 
@@ -178,7 +178,7 @@ def test_rows_on_disk_are_those_in_memory(
         patch.setattr(dataset_environment, "records", None)  # nothing is read
         again = loaded()
     assert in_memory == temporary == stored == again
-    assert isinstance(Dataset(**settings).tasks("train"), Rows)
+    assert isinstance(Dataset(**settings).tasks("train"), RowsOnDisk)
 
     write(tmp_path / "rows.jsonl", MIXED[:-1])
     monkeypatch.setattr(dataset_environment, "IN_MEMORY", 20_000)
@@ -190,7 +190,7 @@ def test_rows_on_disk_are_a_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(dataset_environment, "IN_MEMORY", 0)
     dataset_environment._loaded.cache_clear()
     rows = Dataset(path=write(tmp_path / "rows.jsonl", SUMS)).tasks("train")
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, RowsOnDisk)
     all_rows = list(rows)
 
     assert [rows[i] for i in range(-len(rows), len(rows))] == all_rows * 2

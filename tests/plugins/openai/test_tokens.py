@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from array import array
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quintain import Environment, Limits, Rollout, Sampling, Task, TokenEngine, reward
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import InfrastructureError, LimitReached, UsageError
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain_openai import OpenAITokenEngine
+from quintain_openai.tokens import IdsText
 
 from ...core.models.tiny import save_tiny
 from .http_kit import openai_server
@@ -226,3 +230,12 @@ def test_a_plain_dict_is_sent(folder: Path) -> None:
         )
     )
     assert json.loads(seen[0])["priority"] == 2
+
+
+@given(st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 300)), st.integers(1, 300))
+@settings(deadline=None)
+def test_ids_are_written_as_json_has_them(ids: list[int], vocabulary: int) -> None:
+    """Also ids that the tokenizer does not have, of a list and of an array."""
+    written = IdsText(vocabulary)
+    for given_ids in (ids, tuple(ids), array("i", ids)):
+        assert json.loads(b"[%b]" % written(given_ids)) == ids

@@ -30,7 +30,7 @@ from quintain_data import DataFaults
 
 from .columns import RoleColumns, chosen
 from .readers import SPLITS, Record, records
-from .rows import RowFile, Stored, folder_for, new_rows, repeated, store, stored_in
+from .rows import RowFile, StoredRows, folder_for, new_rows, repeated, store, stored_in
 
 ROLES = ("system", "user", "assistant", "tool")
 PARTS = ("train", "dev", "test")
@@ -186,7 +186,7 @@ def _loaded(
         return _splits_of(store(rows, splits, about, folder), suffix)
 
 
-def _splits_of(stored: Stored, suffix: str) -> Mapping[str, Sequence[Row]]:
+def _splits_of(stored: StoredRows, suffix: str) -> Mapping[str, Sequence[Row]]:
     columns = RoleColumns(**stored.about["columns"])
 
     def made(values: dict[str, Any], task: str) -> Row:

@@ -68,7 +68,7 @@ def repeated(keys: Sequence[int]) -> Iterator[list[int]]:
             yield numbers
 
 
-class Rows(Sequence[T], Generic[T]):
+class RowsOnDisk(Sequence[T], Generic[T]):
     """The tasks of one split, each made of its row when it is asked for.
 
     Args:
@@ -103,7 +103,7 @@ class Rows(Sequence[T], Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class StoredRows:
     """The rows of a data set in a folder, by split.
 
     Attributes:
@@ -114,9 +114,9 @@ class Stored:
     places: Mapping[str, memoryview]
     data: mmap.mmap
 
-    def rows(self, split: str, made: Callable[[dict[str, Any], str], T]) -> Rows[T]:
+    def rows(self, split: str, made: Callable[[dict[str, Any], str], T]) -> RowsOnDisk[T]:
         """Return the tasks of a split."""
-        return Rows(self.data, self.places[split], made)
+        return RowsOnDisk(self.data, self.places[split], made)
 
 
 def folder_for(*parts: object) -> Path:
@@ -152,7 +152,7 @@ def store(
     splits: Mapping[str, Sequence[int]],
     about: Mapping[str, Any],
     folder: Path | None,
-) -> Stored:
+) -> StoredRows:
     """Write the numbers of the rows of each split, and keep all in *folder* for the next run.
 
     Without a folder the files are gone when the last user of the rows ends.
@@ -171,7 +171,7 @@ def store(
     return stored
 
 
-def stored_in(folder: Path) -> Stored | None:
+def stored_in(folder: Path) -> StoredRows | None:
     """Return what `store` left in *folder*; ``None`` if there is nothing that can be read."""
     try:
         return _opened(folder)
@@ -179,10 +179,10 @@ def stored_in(folder: Path) -> Stored | None:
         return None
 
 
-def _opened(folder: Path) -> Stored:
+def _opened(folder: Path) -> StoredRows:
     content = json.loads((folder / _ABOUT).read_text())
     places = {name: _mapped(folder / f"{name}.places") for name in content["splits"]}
-    return Stored(
+    return StoredRows(
         about=content["about"],
         places={name: memoryview(data).cast("Q") for name, data in places.items()},
         data=_mapped(folder / _ROWS),

@@ -146,7 +146,7 @@ class OpenAITokenEngine(TokenEngine):
 
 
 class IdsText:
-    """Writes ids as JSON, 20 times as fast as the module `json`: an agent sends its whole context
+    """Writes ids as JSON, 14 times as fast as the module `json` and more: an agent sends its whole context
     with every turn.
 
     Each id of a vocabulary has one row of bytes, of equal length, in a table: blanks, digits and a
@@ -166,11 +166,13 @@ class IdsText:
         import numpy as np
 
         numbers = np.asarray(ids if isinstance(ids, array) else array("i", ids))
-        if (
-            numbers.max() >= self._vocabulary
-        ):  # a model may have more rows than its tokenizer has ids
+        if not numbers.size:
+            return b""
+        # a model may have more rows than its tokenizer has ids
+        if numbers.max() >= self._vocabulary:
             return json.dumps(list(ids))[1:-1].encode()
-        return self._rows[numbers].tobytes()[:-1]
+        text: bytes = self._rows[numbers].tobytes()[:-1]
+        return text
 
 
 def _tokenizer(name: str) -> ChatTokenizer:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..interfaces.tools import ToolSpec
 from ..types.task import Message
 from .chat_template import Rendering, observable
 
-if TYPE_CHECKING:
-    from .tokenizer import HFTokenizer
 
-
-class Renderer:
+class GrowingText:
     """Returns what `HFTokenizer.render` does, and keeps what the next call needs again: each
     message in the form of the template, and the passes of the template's loops.
+
+    Args:
+        tokenizer: an `HFTokenizer`, whose module imports this one.
     """
 
-    def __init__(self, tokenizer: HFTokenizer) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._given: list[Message] = []
         self._marked: list[Message] = []
@@ -42,12 +42,12 @@ class Renderer:
         try:
             prepared, offered = tokenizer.tool_format.messages(self._with_literals(messages), tools)
             rendering = self._of(offered)
-            if rendering is None:
-                return tokenizer.render(messages, tools)
-            return rendering.text(self._as_data(prepared), known)
+            if rendering is not None:
+                return rendering.text(self._as_data(prepared), known)
         except Exception:  # noqa: BLE001 - of the template: it refuses the messages, or a list would do
             self._rendering = None
-            return tokenizer.render(messages, tools)
+        whole: str = tokenizer.render(messages, tools)
+        return whole
 
     def _with_literals(self, messages: Sequence[Message]) -> list[Message]:
         """Return *messages* as text of users and tools is marked for the template."""
