@@ -96,7 +96,12 @@ COURSES: dict[str, Course] = {
     ),
     "search": Course(recipe="search", right={"slips": (0.0, 0.0)}, rate=3e-4),
     "code": Course(
-        recipe="code", right={"slips": 0.0}, rate=2e-4, teacher_rate=1e-3, examples=15360
+        recipe="code",
+        right={"slips": 0.0},
+        rate=2e-4,
+        teacher_rate=1e-3,
+        examples=15360,
+        seeds=0,  # no time yet
     ),
 }
 QUICK = {
