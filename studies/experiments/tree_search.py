@@ -49,7 +49,7 @@ from quintain_tree_search import (
 from .common import ROOT, Line, Panel, Report, main
 
 LONGEST = 48
-LEAST_SEEDS = 3
+LEAST_SEEDS = 1
 """Of a full study, instead of five: each seed trains a model for each arm."""
 
 
@@ -68,7 +68,7 @@ class Size:
 
     examples: int = 6144
     valued: int = 256
-    held_out: int = 100
+    held_out: int = 64
     prompts: int = 16
     answers: int = 8
     budget: int = 24_000
@@ -138,27 +138,27 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     fields = dict(islice(FIELDS.items(), 1)) if quick else FIELDS
     with tempfile.TemporaryDirectory() as temporary:
         store = Path(temporary) if quick else ROOT / "runs" / "tree_search"
-        searched: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in fields}
+        answered: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in fields}
         trained: dict[str, dict[str, list[dict[str, list[float]]]]] = {
             name: {arm: [] for arm in ARMS} for name in fields
         }
         for seed in seeds:  # outermost: a study that is stopped has whole seeds
             for name, place in fields.items():
                 for label, found in search_results(store / name, place, size, seed).items():
-                    searched[name].setdefault(label, []).append(found)
+                    answered[name].setdefault(label, []).append(found)
                 for arm in ARMS:
                     trained[name][arm].append(run_results(store / name, place, size, arm, seed))
         values = {name: json.loads((store / name / "value.json").read_text()) for name in fields}
     return Report(
-        panels=[*search_panels(searched), *run_panels(trained)],
-        contrasts=contrasts_of(searched, trained),
+        panels=[*search_panels(answered), *run_panels(trained)],
+        contrasts=contrasts_of(answered, trained),
         settings={"temperature": 1.0, "budget": size.budget, "value models": values},
         notes=[
             *(f"value model of {name}: {report}" for name, report in values.items()),
             *(
                 f"{name}, {label}: tokens a task {fmean(f['tokens'] for f in found):.0f}, success "
                 f"{[round(f['success'], 3) for f in found]}"
-                for name, by_label in searched.items()
+                for name, by_label in answered.items()
                 for label, found in by_label.items()
             ),
             *(
@@ -172,11 +172,11 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
 
 
 def search_panels(
-    searched: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]],
+    answered: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]],
 ) -> list[Panel]:
     """Success by tokens of a task, a line for each kind of search."""
     panels = []
-    for name, by_label in searched.items():
+    for name, by_label in answered.items():
         lines: dict[str, list[Sequence[Mapping[str, float]]]] = {}
         for label, found in by_label.items():
             lines.setdefault(label.partition(" (")[0], []).append(found)
@@ -226,7 +226,7 @@ def run_panels(
 
 
 def contrasts_of(
-    searched: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]],
+    answered: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]],
     trained: Mapping[str, Mapping[str, Sequence[Mapping[str, list[float]]]]],
 ) -> dict[str, list[float]]:
     """Each arm less the policy gradient at the end, and each search less the majority of 16."""
@@ -239,7 +239,7 @@ def contrasts_of(
                         own[success][-1] - first[success][-1]
                         for own, first in zip(curves, arms["policy gradient"], strict=True)
                     ]
-    for name, by_label in searched.items():
+    for name, by_label in answered.items():
         majority = [label for label in by_label if label.startswith("majority")][-1]
         for label, results in by_label.items():
             if label.startswith(("best of", "beam", "MCTS")):
@@ -320,54 +320,68 @@ def write(place: Path, data: Mapping[str, Any]) -> None:
 
 # --------------------------------------------------------------------------------- without training
 def search_results(store: Path, place: Field, size: Size, seed: int) -> dict[str, dict[str, float]]:
-    """Return tokens of a task and success of each search of the student, from *store* if there."""
-    file = store / f"search-{seed}.json"
-    if not file.exists():
-        value = value_in(store, place, size)
-        write(file, asyncio.run(searches(student_in(store, place, size), value, place, size, seed)))
-    found: dict[str, dict[str, float]] = json.loads(file.read_text())
+    """Return tokens of a task and success of each search of the student; those that *store* has are
+    not repeated.
+    """
+    policy, value = student_in(store, place, size), value_in(store, place, size)
+    ways = [("plain", ())] + [(kind, way) for kind, ways in size.searches.items() for way in ways]
+    found: dict[str, dict[str, float]] = {}
+    for kind, way in ways:
+        words = " ".join(map(str, (kind, *way, seed)))
+        file = store / "search" / f"{words.replace(' ', '-')}.json"
+        if not file.exists():
+            model = load_model(policy, device="cpu")
+            if kind == "plain":
+                result = asyncio.run(plain_answers(model, place, size, seed))
+            else:
+                result = asyncio.run(searched(model, value, place, size, seed, kind, way))
+            write(file, result)
+        found |= json.loads(file.read_text())
     return found
 
 
-async def searches(
-    policy: str, value: str, place: Field, size: Size, seed: int
+async def plain_answers(
+    model: LoadedModel, place: Field, size: Size, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Answer the held-out tasks in each way."""
-    found: dict[str, dict[str, float]] = {}
-    model = load_model(policy, device="cpu")
+    """Answer the held-out tasks greedily and by samples, and vote."""
     async with embedded_engine(model, slots=128) as engine:
         greedy = await evaluated(engine, place, size, seed, temperature=0.0)
-        found["greedy"] = {"tokens": tokens_of(greedy), "success": greedy.accuracy.value}
         counts = [n for (n,) in size.searches["best of n"]]
         plain = await evaluated(engine, place, size, seed, samples=max(counts))
-        each = tokens_of(plain) / max(counts)
-        for n in (1, *counts):
-            found[f"any of n, an upper bound ({n})"] = {
-                "tokens": each * n,
-                "success": plain.pass_at(n).value,
-            }
-        for n in counts:
-            found[f"majority ({n})"] = {"tokens": each * n, "success": plain.cons_at(n).value}
-    kinds: dict[str, Any] = {
-        "best of n": lambda n: sharing(
-            BeamEngine, model, value=value, width=1, branches=n, by="answer"
-        ),
-        "beam": lambda width, branches: sharing(
-            BeamEngine, model, value=value, width=width, branches=branches
-        ),
-        "MCTS": lambda simulations: sharing(
-            MCTSEngine, model, value=value, simulations=simulations
-        ),
-    }
-    for kind, settings in size.searches.items():
-        for setting in settings:
-            async with kinds[kind](*setting) as engine:
-                result = await evaluated(engine, place, size, seed)
-                found[f"{kind} ({' x '.join(map(str, setting))})"] = {
-                    "tokens": engine.sampled_tokens / size.held_out,
-                    "success": result.accuracy.value,
-                }
+    each = tokens_of(plain) / max(counts)
+    found = {"greedy": {"tokens": tokens_of(greedy), "success": greedy.accuracy.value}}
+    for n in (1, *counts):
+        found[f"any of n, an upper bound ({n})"] = {
+            "tokens": each * n,
+            "success": plain.pass_at(n).value,
+        }
+    for n in counts:
+        found[f"majority ({n})"] = {"tokens": each * n, "success": plain.cons_at(n).value}
     return found
+
+
+async def searched(
+    model: LoadedModel,
+    value: str,
+    place: Field,
+    size: Size,
+    seed: int,
+    kind: str,
+    way: Sequence[int],
+) -> dict[str, dict[str, float]]:
+    """Answer the held-out tasks by one search."""
+    if kind == "MCTS":
+        engine = sharing(MCTSEngine, model, value=value, simulations=way[0])
+    elif kind == "beam":
+        engine = sharing(BeamEngine, model, value=value, width=way[0], branches=way[1])
+    else:
+        settings = {"width": 1, "branches": way[0], "by": "answer"}
+        engine = sharing(BeamEngine, model, value=value, **settings)
+    async with engine:
+        result = await evaluated(engine, place, size, seed)
+    name = f"{kind} ({' x '.join(map(str, way))})"
+    tokens = engine.sampled_tokens / size.held_out
+    return {name: {"tokens": tokens, "success": result.accuracy.value}}
 
 
 def sharing(kind: Any, model: LoadedModel, **settings: Any) -> Any:

@@ -17,11 +17,12 @@ from quintain import Message, Score, Task
 from quintain.cli import main
 from quintain.errors import UsageError
 from quintain.interfaces import every_piece
+from quintain.learning import Batch, Learner, Sample, TrainingSequence
 from quintain.models import HFTokenizer, LoadedModel, load_model
 from quintain.testing import rollout
-from quintain_distill import OPD, SelfTeacher, TeacherRow
+from quintain_distill import OPD, OPSD, SelfTeacher, TeacherRow
 
-from ...core.models.tiny import save_tiny
+from ...core.models.tiny import save_tiny, with_exact_norms
 from ...small_run import make_small_run, small_recipe
 
 BABBLE = 'use = "babble.py:Babble"'
@@ -255,3 +256,55 @@ def test_advantages_that_make_no_sense_are_refused(advantage: Any, message: str)
     learner, _ = learner_of(OPD.replace(advantage=advantage))
     with pytest.raises(UsageError, match=message):
         step(learner, BATCH)
+
+
+# ---------------------------------------------------------------- the update of self-distillation
+@pytest.mark.parametrize("hint", HINTS)
+def test_the_update_follows_the_policy_with_its_hint(tmp_path: Path, hint: str) -> None:
+    """In float64: minus the mean over all sampled tokens of (log q - log mu) times the gradient of
+    log theta, q the policy after the hinted prompt, by plain forward passes.
+    """
+    model = load_model(save_tiny(tmp_path / "model"), dtype="float64")
+    with_exact_norms(model.module)  # those of transformers round to float32
+    played = Played(model.tokenizer)
+
+    def plain(ids: Sequence[int], first: int) -> torch.Tensor:
+        table = model.module(torch.tensor([ids])).logits[0].log_softmax(-1)
+        return table[first - 1 : -1].gather(1, torch.tensor(ids[first:])[:, None])[:, 0]
+
+    samples, terms = [], []
+    for row, text in zip(played.rows(), HINTS[hint], strict=True):
+        first = row.positions[0]
+        mu_logp = plain(row.ids, first).detach() - 0.1  # a sampler that is a little behind
+        question = played.rollouts[row.sample].task.prompt
+        prompt = played.ids([Message("user", f"{question}\n\n{text}")])
+        told = plain((*prompt, *row.ids[first:]), len(prompt)).detach() if text else mu_logp
+        terms.append(-(told - mu_logp) * plain(row.ids, first))
+        sequence = TrainingSequence(
+            ids=row.ids,
+            mask=tuple(place >= first for place in range(len(row.ids))),
+            logps=(*[0.0] * first, *mu_logp.tolist()),
+            versions=(*[-1] * first, *[0] * len(mu_logp)),
+        )
+        group = played.rollouts[row.sample].group
+        samples.append(Sample(sequences=(sequence,), outcome=0.0, group=group))
+    loss = torch.cat(terms).mean()
+    expected = torch.autograd.grad(loss, list(model.module.parameters()))
+
+    learner = Learner(model.module, OPSD, max_grad_norm=0.0)
+    found: list[torch.Tensor] = []
+    learner._optimizer.register_step_pre_hook(
+        lambda *_: found.extend(p.grad.clone() for p in learner.module.parameters())  # type: ignore[union-attr]
+    )
+
+    async def stepped() -> None:
+        teacher = SelfTeacher(hint=hint, policy=model, learner=learner, replay=played)  # type: ignore[arg-type]
+        async with teacher:
+            learner.serve({"teacher": teacher})
+            prepared = learner.prepare(Batch(samples=tuple(samples)))
+            learner.step(prepared, advantages=await learner.compute_advantages(prepared))
+
+    asyncio.run(stepped())
+    assert max(float(part.abs().max()) for part in expected) > 1e-3
+    for actual, part in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, part, rtol=0, atol=1e-9)
