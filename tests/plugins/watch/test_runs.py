@@ -242,6 +242,19 @@ def test_a_slow_replica_is_named(
     assert units["sampling on replica 1"] > units["sampling on replica 0"]
 
 
+def test_a_slow_tool_in_another_process_is_named(small_run: Callable[..., Path]) -> None:
+    """Episodes in processes of their own tell the run of their tools."""
+    tables = caller(tool="lookup") + "\n[workers]\nepisodes = 1"
+    folder = train(small_run, looking(lookup=1.0), tables=tables)
+
+    first = first_wait(folder)
+    assert first.label == "tool lookup" and first.seconds >= 1.0
+    spans = read_trace(folder, 2).spans
+    by_id = {span.id: span for span in spans}
+    calls = [span for span in spans if span.kind == "tool"]
+    assert [by_id[call.parent].kind for call in calls] == ["episode"] * 4
+
+
 @pytest.mark.slow
 def test_every_rank_has_its_seconds(small_run: Callable[..., Path]) -> None:
     """The update of two ranks says how long each took, and which one was last."""
