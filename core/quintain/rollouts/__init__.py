@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .scoring import score_rollout as score_rollout
     from .spans import Span as Span
     from .spans import SpanRecorder as SpanRecorder
+    from .spans import add_span as add_span
     from .spans import record_spans as record_spans
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -67,6 +67,15 @@ _RECORDER: ContextVar[SpanRecorder | None] = ContextVar("quintain-spans", defaul
 _AROUND: ContextVar[Span | None] = ContextVar("quintain-span", default=None)
 
 
+def add_span(name: str, began: float, ended: float, error: str, **attributes: Any) -> None:
+    """Record a span of another process of this machine, inside the one that is open here."""
+    if (recorder := _RECORDER.get()) is not None:
+        span = Span(name, **attributes)
+        span.parent, span.began, span.ended, span.error = _AROUND.get(), began, ended, error
+        recorder.begin(span)
+        recorder.end(span)
+
+
 def record_spans(recorder: SpanRecorder) -> None:
     """Give every span of this run that begins from now on to *recorder*. A hook calls it in
     `quintain_on_run_start`.

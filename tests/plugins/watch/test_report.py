@@ -11,7 +11,7 @@ import pytest
 from quintain.cli import main
 from quintain.errors import RunError
 from quintain.store import RunFolder
-from quintain_watch.document import Heading, Paragraph, Rows, Verbatim, as_html, as_markdown
+from quintain_watch.document import Grid, Heading, Paragraph, Verbatim, as_html, as_markdown
 from quintain_watch.index import RolloutIndex
 from quintain_watch.report import chosen_samples, report_of
 from quintain_watch.terminal import bars
@@ -104,7 +104,7 @@ def test_texts_neither_format_nor_run() -> None:
         Heading(HOSTILE),
         Paragraph("*no* <b> _x_ | [y](z)"),
         Verbatim(fence),
-        Rows(["a|b"], [["x\ny|z"]]),
+        Grid(["a|b"], [["x\ny|z"]]),
     ]
 
     page = as_html("t", blocks)

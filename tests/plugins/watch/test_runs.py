@@ -114,6 +114,27 @@ def test_a_switched_off_timeline_writes_nothing(
     assert steps_of(folder.parent / "b") == [2, 3]
 
 
+def test_large_timelines_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the limit the oldest files go, and the newest stays whatever its size."""
+    made = recorder.TimelineRecorder(tmp_path, kept=10)
+
+    def play() -> None:
+        record_spans(made)
+        for step in range(1, 6):
+            with Span("step", step=step):
+                pass
+
+    Context().run(play)
+    size = (tmp_path / "timeline" / "step-000005.json").stat().st_size
+    assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
+    monkeypatch.setattr(recorder, "MOST_BYTES", int(3.5 * size))
+    Context().run(play)
+    assert steps_of(tmp_path) == [3, 4, 5]
+    monkeypatch.setattr(recorder, "MOST_BYTES", 1)
+    Context().run(play)
+    assert steps_of(tmp_path) == [5]
+
+
 def test_the_number_of_steps_is_read() -> None:
     """Empty is the default, `all` has no limit, and anything else is refused."""
     assert [kept_steps(text) for text in ("", "all", "off", "0", "7")] == [50, None, 0, 0, 7]
@@ -219,6 +240,30 @@ def test_a_slow_replica_is_named(
     resources = json.loads(capsys.readouterr().out)["resources"]
     units = {r["label"]: r["unit"] for r in resources if r["unit"] is not None}
     assert units["sampling on replica 1"] > units["sampling on replica 0"]
+
+
+def test_a_slow_tool_in_another_process_is_named(small_run: Callable[..., Path]) -> None:
+    """Episodes in processes of their own tell the run of their tools."""
+    tables = caller(tool="lookup") + "\n[workers]\nepisodes = 1"
+    folder = train(small_run, looking(lookup=1.0), tables=tables)
+
+    first = first_wait(folder)
+    assert first.label == "tool lookup" and first.seconds >= 1.0
+    spans = read_trace(folder, 2).spans
+    by_id = {span.id: span for span in spans}
+    calls = [span for span in spans if span.kind == "tool"]
+    assert [by_id[call.parent].kind for call in calls] == ["episode"] * 4
+
+
+@pytest.mark.slow
+def test_every_rank_has_its_seconds(small_run: Callable[..., Path]) -> None:
+    """The update of two ranks says how long each took, and which one was last."""
+    folder = train(small_run, tables='[learner]\nuse = "fsdp"\nargs = { ranks = 2 }')
+
+    spans = [span for span in read_trace(folder, 2).spans if span.kind == "ranks"]
+    assert {tuple(sorted(span.attributes["seconds"])) for span in spans} == {("0", "1")}
+    labels = [wait.label for wait in waits_of(read_trace(folder, 2)).waits]
+    assert any(label.startswith("ranks, step (rank ") for label in labels)
 
 
 def test_code_of_an_environment_is_named_behind_a_reproducible_engine(

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from quintain.cli import main
 from quintain.errors import UsageError
 from quintain.store import RunFolder
 from quintain_watch.server import WatchServer, page_text
@@ -206,6 +207,16 @@ def test_the_command_prints_its_address_and_ends(runs: Path) -> None:
     assert base.startswith("http://127.0.0.1:")
     assert (found["first"], found["runs"][0]["name"]) == (["sums"], "sums")
     assert (process.returncode, rest.strip()) == (0, "Ctrl-C ends it")
+
+
+def test_runs_of_two_folders_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A page shows one folder."""
+    folders = [make_stored(tmp_path / place, "sums", steps=1) for place in ("a", "b")]
+
+    assert main(["watch", *map(str, folders)]) == 2
+    assert "the runs of a page lie in one folder" in capsys.readouterr().err
 
 
 def test_a_taken_port_is_named(server: WatchServer, runs: Path) -> None:

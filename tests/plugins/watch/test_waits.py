@@ -184,6 +184,17 @@ def test_episodes_beside_the_update_count_where_the_learner_waits() -> None:
     }
 
 
+def test_a_turn_of_an_episode_that_goes_on_is_no_phase() -> None:
+    """It ended last of all, and the step did not wait for it."""
+    spans = Spans()
+    step = spans.add("step", 0, 4, step=2)
+    spans.add("rollouts", 0, 1, step)
+    spans.add("update", 1, 4, step)
+    spans.add("turn", 0, 3.9, None, player="", engine="embedded", tokens=1, finish="stop")
+
+    assert named(spans) == {"update of the policy": 3.0, "rollouts, outside of episodes": 1.0}
+
+
 def test_an_evaluation_keeps_its_own_lines() -> None:
     """What the evaluation of a step waits for is not mixed with training."""
     spans = Spans()

@@ -91,16 +91,17 @@ class AsyncCollector(Collector):
         self._step, self._taken, self._version = step, [], self._engine.version
         self.screen.phase(f"step {step}: rollouts")
         context = replace(self.rollout_context, step=step, waits=not self.saves_unfinished)
-        if self._task is not None:  # a run may change its concurrency between two steps
-            self._runner.concurrency += context.concurrency - self._concurrency
-        self._concurrency = context.concurrency
         if self._task is None:
+            self._concurrency = context.concurrency
             choose = self._choose if self.saves_unfinished or self._order else None
             self._runner = RolloutRunner(context, self._on_rollout, self._on_group, choose)
             self._task = asyncio.create_task(
                 self._runner.run((), endless=True), name="quintain-rollouts"
             )
             await asyncio.sleep(0)  # it is ready for requests
+        # A run may change its concurrency between two steps.
+        self._runner.concurrency += context.concurrency - self._concurrency
+        self._concurrency = context.concurrency
         began = time.monotonic()
         with frozen_heap():
             while True:

@@ -6,6 +6,7 @@ import time
 import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import click
 
@@ -48,19 +49,23 @@ def watch(
     quintain watch arithmetic-1 arithmetic-2 --open
     quintain watch arithmetic-1 --terminal
     """
-    known = [find_run(name, folder).name for name in names]
+    paths = [find_run(name, folder) for name in names]
+    known = [path.name for path in paths]
+    if len(places := {path.parent.resolve() for path in paths} or {Path(folder)}) > 1:
+        raise UsageError("the runs of a page lie in one folder; open a page for each folder")
+    (place,) = places
     if once and not terminal:
         raise click.UsageError("--once is for --terminal; leave it out")
     if terminal:
         from .terminal import follow
 
-        newest = known or [run.name for run in list_runs(folder)[:1]]
+        newest = paths or [run.path for run in list_runs(folder)[:1]]
         if not newest:
             raise UsageError(f"no runs in {folder!r}")
         with suppress(KeyboardInterrupt):
-            follow(find_run(newest[0], folder), once=once, price=price)
+            follow(newest[0], once=once, price=price)
         return
-    server = WatchServer(folder, known, port=port, price=price)
+    server = WatchServer(place, known, port=port, price=price)
     click.echo(f"{server.url}\nCtrl-C ends it", err=True)
     if opens:
         webbrowser.open(server.url)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Block", "Figure", "Heading", "Paragraph", "Rows", "Verbatim", "as_html", "as_markdown"]
+__all__ = ["Block", "Figure", "Grid", "Heading", "Paragraph", "Verbatim", "as_html", "as_markdown"]
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -45,7 +45,7 @@ class Verbatim:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Grid:
     """A table."""
 
     titles: Sequence[str]
@@ -61,7 +61,7 @@ class Figure:
     file: str
 
 
-Block = Heading | Paragraph | Verbatim | Rows | Figure
+Block = Heading | Paragraph | Verbatim | Grid | Figure
 
 
 def as_html(title: str, blocks: Iterable[Block]) -> str:
@@ -86,7 +86,7 @@ def _html(block: Block) -> str:
             return f"<p>{html.escape(text)}</p>"
         case Verbatim(text):
             return f"<pre>{html.escape(text)}</pre>"
-        case Rows(titles, rows):
+        case Grid(titles, rows):
             lines = [_html_row("th", titles)] if any(titles) else []
             lines += [_html_row("td", row) for row in rows]
             return f"<table>{''.join(lines)}</table>"
@@ -114,7 +114,7 @@ def _markdown(block: Block) -> str:
             longest = max((len(run) for run in re.findall("`+", text)), default=0)
             fence = "`" * max(3, longest + 1)
             return f"{fence}{language}\n{text}\n{fence}"
-        case Rows(titles, rows):
+        case Grid(titles, rows):
             width = len(titles)
             lines = [titles, ["---"] * width, *rows]
             cells = [[cell if cell == "---" else _plain(cell) for cell in line] for line in lines]

@@ -22,6 +22,8 @@ from .trace import FOLDER, Timed, TimelineFile, path_of, steps_of, write_trace, 
 
 KEPT = 50
 """Steps with a timeline, unless ``QUINTAIN_TIMELINE`` says otherwise."""
+MOST_BYTES = 500_000_000
+"""Of the timelines of a run; the older ones go first."""
 BEAT = 0.025
 """Seconds between two looks whether the event loop runs."""
 LATE = 0.02
@@ -146,8 +148,16 @@ class TimelineRecorder:
         if self._kept != 0:
             write_trace(path, timeline)
         if self._kept is not None:
-            for old in steps_of(self.folder)[: -self._kept or None]:
-                path_of(self.folder, old).unlink(missing_ok=True)
+            self._retain(self._kept)
+
+    def _retain(self, kept: int) -> None:
+        """Keep the files of the last *kept* steps, fewer above `MOST_BYTES`."""
+        left = MOST_BYTES
+        for number, step in enumerate(reversed(steps_of(self.folder))):
+            path = path_of(self.folder, step)
+            left -= path.stat().st_size
+            if number >= kept or (number and left < 0):
+                path.unlink(missing_ok=True)
 
     def _timed(self, over: list[Span], blocked: list[tuple[float, float]]) -> Iterator[Timed]:
         over.sort(key=lambda span: span.began)
@@ -177,7 +187,7 @@ class TimelineRecorder:
             "time": now + self._since_1970,
             "step": self._step,
             "open": [
-                {"kind": span.name, "seconds": now - span.began, **span.attributes}
+                {**span.attributes, "kind": span.name, "seconds": now - span.began}
                 for span in sorted(open_spans, key=lambda span: span.began)[:SHOWN_LIVE]
             ],
             "count": len(open_spans),

@@ -18,7 +18,7 @@ from quintain.types import decoding
 from quintain_viewer import picture
 from quintain_viewer.runs import run_info
 
-from .document import Block, Figure, Heading, Paragraph, Rows, Verbatim, as_html, as_markdown
+from .document import Block, Figure, Grid, Heading, Paragraph, Verbatim, as_html, as_markdown
 from .index import RolloutIndex, RolloutRow
 from .state import alerts_of, cost_of
 
@@ -119,7 +119,7 @@ def _results(metrics: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -
         rows.append([f"step {record['step']}", "held out", tasks, how, accuracy, interval])
     if rows:
         titles = ["when", "split", "tasks", "decoding", "accuracy", "95 % interval"]
-        yield Rows(titles, rows)
+        yield Grid(titles, rows)
     else:
         yield Paragraph("The run measured no held-out tasks.")
 
@@ -154,7 +154,7 @@ def _data(
         name = str(table.get("name") or use)
         count = stored.get(name, stored.get(use, 0))
         rows.append([short_name(use), arguments, str(table.get("weight", 1)), f"{count:,}"])
-    yield Rows(["environment", "arguments", "weight", "groups stored"], rows)
+    yield Grid(["environment", "arguments", "weight", "groups stored"], rows)
     batch = recipe.get("batch", {})
     yield Paragraph(
         f"{batch.get('prompts', '?')} tasks a step with {batch.get('group_size', '?')} samples each, "
@@ -191,12 +191,12 @@ def _failures(entries: Sequence[RolloutRow], summary: Mapping[str, Any]) -> Iter
             [cause, ended, f"{count:,}", f"{count / len(entries):.2%}"]
             for (cause, ended), count in found.most_common()
         ]
-        yield Rows(["cause", "ended by", "rollouts", "of those stored"], rows)
+        yield Grid(["cause", "ended by", "rollouts", "of those stored"], rows)
     else:
         yield Paragraph(f"None of the {len(entries):,} stored rollouts failed.")
     if summary.get("failures"):
         rows = [[kind, f"{count:,}"] for kind, count in summary["failures"].items()]
-        yield Rows(["over the whole run", "episodes"], rows)
+        yield Grid(["over the whole run", "episodes"], rows)
 
 
 def _alerts(metrics: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
@@ -206,7 +206,7 @@ def _alerts(metrics: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
         [a["name"], f"{a['first']} to {a['last']}", ", ".join(a["metrics"]), a["message"]]
         for a in alerts
     ]
-    yield Rows(["alert", "steps", "metrics", "message"], rows) if rows else Paragraph("None.")
+    yield Grid(["alert", "steps", "metrics", "message"], rows) if rows else Paragraph("None.")
 
 
 def _cost(cost: Mapping[str, Any], processes: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
@@ -218,7 +218,7 @@ def _cost(cost: Mapping[str, Any], processes: Sequence[Mapping[str, Any]]) -> It
     )
     phases = sorted(cost["seconds"].items(), key=lambda item: -item[1])
     total = cost["total"] or 1.0
-    yield Rows(
+    yield Grid(
         ["phase", "seconds", "share"],
         [[phase, f"{spent:.1f}", f"{spent / total:.1%}"] for phase, spent in phases],
     )
@@ -226,10 +226,10 @@ def _cost(cost: Mapping[str, Any], processes: Sequence[Mapping[str, Any]]) -> It
         [str(p.get("time", "")), str(p.get("device", "")), str(p.get("commit", ""))]
         for p in processes
     ]
-    yield Rows(["process started", "device", "commit"], rows)
+    yield Grid(["process started", "device", "commit"], rows)
     if processes:
         versions = processes[-1].get("versions", {})
-        yield Rows(["distribution", "version"], [[k, str(v)] for k, v in sorted(versions.items())])
+        yield Grid(["distribution", "version"], [[k, str(v)] for k, v in sorted(versions.items())])
 
 
 def _steering(run: RunFolder) -> Iterator[Block]:
@@ -241,7 +241,7 @@ def _steering(run: RunFolder) -> Iterator[Block]:
         [str(r["step"]), ", ".join(f"{name} = {value}" for name, value in r["steering"].items())]
         for r in records
     ]
-    yield Rows(["step", "what was done"], rows)
+    yield Grid(["step", "what was done"], rows)
     yield Paragraph(
         f"QUINTAIN_STEERING={run.name} repeats it in another run of the recipe, in the same steps."
     )

@@ -30,6 +30,8 @@ EPS = 1e-5
 BLOCK_SLACK = 0.03
 """Seconds by which a span may begin before the event loop was seen to be blocked."""
 SHORT = 1e-6
+OF_EPISODES = {"episode", "turn", "replica", "tool", "score", "grade"}
+"""Spans that are no phases of a step."""
 
 
 class ChainPart(NamedTuple):
@@ -206,11 +208,11 @@ class _Chain:
         phases, so a phase of rollouts has them all.
         """
         parts = list(self._children[node.id])
-        loose = {"episode", "score"}
-        if node is self._whole:
-            parts = [span for span in parts if span.kind not in loose]
+        if node is self._whole:  # a turn without an episode is of one that ends in a later step
+            parts = [span for span in parts if span.kind not in OF_EPISODES]
         elif node.kind == "rollouts":
-            parts += [span for span in self._children[self._whole.id] if span.kind in loose]
+            beside = self._children[self._whole.id]
+            parts += [span for span in beside if span.kind in ("episode", "score")]
         return sorted(parts, key=lambda span: span.ended)
 
     def _own(self, node: Timed, began: float, ended: float, context: str) -> Iterator[ChainPart]:

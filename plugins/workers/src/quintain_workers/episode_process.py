@@ -24,7 +24,7 @@ from typing import Any
 
 from quintain import Engine, InfrastructureError, Rollout, TokenEngine
 from quintain.errors import UsageError
-from quintain.rollouts import RolloutContext, RolloutRequest, Span
+from quintain.rollouts import RolloutContext, RolloutRequest, Span, add_span
 from quintain.types import AnyRollout
 
 from .episode_worker import REQUESTS, SENT
@@ -339,7 +339,7 @@ class EpisodeProcess:
             attempt,
         )
         try:
-            data = await playing.ended
+            data, tool_calls = await playing.ended
         except asyncio.CancelledError:
             self._frames.send(CANCEL, number)
             for task in playing.calls.values():
@@ -347,6 +347,8 @@ class EpisodeProcess:
             raise
         finally:
             del self._playing[number]
+        for *span, attributes in tool_calls:
+            add_span(*span, **attributes)
         known = dict(zip(SENT, _loaded(data, request), strict=True))
         return Rollout(
             task=request.task,
@@ -383,10 +385,10 @@ class EpisodeProcess:
         match frame:
             case (kind, episode, number, address, method, arguments) if kind == ASK:
                 self._serve(episode, number, address, method, arguments)
-            case (kind, episode, data) if kind == DONE:
+            case (kind, episode, data, tool_calls) if kind == DONE:
                 playing = self._playing.get(episode)
                 if playing is not None and not playing.ended.done():
-                    playing.ended.set_result(data)
+                    playing.ended.set_result((data, tool_calls))
             case (kind, episode, error) if kind == RAISED:
                 playing = self._playing.get(episode)
                 if playing is not None and not playing.ended.done():

@@ -24,7 +24,7 @@ from typing import Any, TypeVarTuple, Unpack
 from quintain import Environment
 from quintain.errors import QuintainError, UsageError
 from quintain.recipe import ComponentTable, EnvironmentSpec, EnvironmentTable
-from quintain.rollouts import RolloutContext, RolloutRequest, run_episode
+from quintain.rollouts import RolloutContext, RolloutRequest, Span, record_spans, run_episode
 from quintain.services import needed_by, started_services
 from quintain.store import RunFolder, as_current_run
 from quintain.types import AnyRollout
@@ -262,9 +262,11 @@ class EpisodeWorker:
         attempt: int,
     ) -> None:
         """Play an episode, and tell the run how it ended."""
+        calls = _ToolCalls()
         try:
+            record_spans(calls)
             rollout = await run_episode(request, sample, context, attempt)
-            self._frames.send(DONE, number, _sent(rollout))
+            self._frames.send(DONE, number, _sent(rollout), calls.spans)
         except asyncio.CancelledError:
             return
         except BaseException as e:  # noqa: BLE001 - raised again in the run
@@ -297,6 +299,20 @@ def _leave_old_objects_alone() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 10, 1000)
+
+
+class _ToolCalls:
+    """Keeps the spans of tools. The run has those of turns itself."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, float, float, str, dict[str, Any]]] = []
+
+    def begin(self, span: Span) -> None:
+        """Do nothing."""
+
+    def end(self, span: Span) -> None:
+        if span.name == "tool":
+            self.spans.append((span.name, span.began, span.ended, span.error, span.attributes))
 
 
 class _ToRun(logging.Handler):
