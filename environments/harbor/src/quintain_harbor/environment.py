@@ -266,8 +266,8 @@ class Harbor(Environment[HarborTask, Graded]):
 
 
 FORGERY = (
-    f"mkdir -p {FOLDER}; echo 1 > {FOLDER}/{TEXT}; (setsid sh -c 'while :; do echo 1 > "
-    f"{FOLDER}/{TEXT}; sleep 0.02; done' >/dev/null 2>&1 &)"
+    f"mkdir -p {FOLDER}; echo 1 > {FOLDER}/{TEXT}; (while :; do echo 1 > "
+    f"{FOLDER}/{TEXT}; sleep 0.02; done >/dev/null 2>&1 &)"
 )
 """A command that forges the reward of a verifier that runs in the same container."""
 
@@ -321,13 +321,13 @@ def _place(folder: TaskFolder, messages: Sequence[Message]) -> tuple[Step | None
 def _solving(solution: Path) -> list[str]:
     """Return the commands that bring a folder into the container and run its ``solve.sh``."""
     archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:xz") as tar:
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         tar.add(solution, arcname=".")
     text = base64.b64encode(archive.getvalue()).decode()
     pieces = [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
     write = [f"printf %s {piece} >> /tmp/.solution" for piece in pieces]
     run = (
-        "mkdir -p /solution && base64 -d /tmp/.solution | xz -d | tar -x -C /solution && rm "
+        "mkdir -p /solution && base64 -d /tmp/.solution | gzip -d | tar -x -C /solution && rm "
         "/tmp/.solution && chmod +x /solution/solve.sh && DEBIAN_FRONTEND=noninteractive "
         "/solution/solve.sh"
     )

@@ -164,7 +164,7 @@ def write_task(
     if requirements:
         lines.append(f"RUN pip install --no-cache-dir {' '.join(requirements)}")
     lines.append("WORKDIR /app")
-    task_class = type(task)
+    task_class: Any = type(task)
     told = {
         "use": base["use"],
         "args": base["args"],

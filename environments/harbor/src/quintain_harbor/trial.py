@@ -77,8 +77,6 @@ class Trial:
         self.folder, self.container = folder, container
         self._containers, self._settings = containers, settings
         self._graded = False
-        self._first: frozenset[str] = frozenset()
-        """Processes of the image, from before the policy."""
 
     async def begin(self, step: Step | None) -> None:
         """Prepare a step: its files, its ``setup.sh`` and its health check.
@@ -99,10 +97,6 @@ class Trial:
                 raise EnvironmentFault(f"{self.folder.path}: setup.sh: {result.text[-500:]}")
         if step.healthcheck is not None:
             await self.healthy(step.healthcheck)
-
-    async def ready(self) -> None:
-        """Remember the processes of the image; what is started later is the policy's."""
-        self._first = await self.container.processes()
 
     async def healthy(self, check: Healthcheck) -> None:
         """Wait until a health check succeeds.
@@ -177,7 +171,7 @@ class Trial:
             await self.run(hook.command, _user(hook.user), hook.timeout_sec)
         if mode_of(config, step or config) == "shared":
             if not self._settings.keep_processes:
-                await self.container.end_processes(self._first)
+                await self.container.end_processes()
             return await self._verified(self.container, step, self.folder.tests(step))
         image, bundled = self.folder.verifier_image(step)
         table = (step.verifier.environment if step else None) or config.verifier.environment
@@ -254,7 +248,7 @@ async def opened(
         trial = Trial(folder, container, containers, settings)
         if config.environment.healthcheck is not None:
             await trial.healthy(config.environment.healthcheck)
-        await trial.ready()
+            await container.settle()
         yield trial
 
 

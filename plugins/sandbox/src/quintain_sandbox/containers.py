@@ -211,9 +211,11 @@ class Containers(Service):
                         f"the container of image {image!r} ended at once, with status "
                         f"{state['ExitCode']}: its entry point does not start its command"
                     )
-                yield TaskContainer(
+                container = TaskContainer(
                     engine, self._executor, name, image, workdir or config.get("WorkingDir") or "/"
                 )
+                await container.settle()
+                yield container
             finally:
                 if name:
                     await asyncio.shield(self._do(engine.remove, name))

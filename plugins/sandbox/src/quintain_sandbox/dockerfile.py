@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -15,7 +15,7 @@ FROM = re.compile(
 ARG = re.compile(r"^\s*ARG\s+(?P<name>\w+)(?:=(?P<value>\S*))?", re.I)
 COPY_FROM = re.compile(r"^(?P<head>\s*(?:COPY|ADD)\s+(?:--\S+\s+)*?--from=)(?P<image>[^\s]+)", re.I)
 VARIABLE = re.compile(r"\$(?:\{(?P<braced>\w+)(?::-(?P<default>[^}]*))?\}|(?P<plain>\w+))")
-HEREDOC = re.compile(r"""<<-?\s*(?P<quote>["']?)(?P<word>[A-Za-z_]\w*)(?P=quote)""")
+HEREDOC = re.compile(r"""(?<!<)<<(?!<)-?\s*(?P<quote>["']?)(?P<word>[A-Za-z_]\w*)(?P=quote)""")
 PLATFORM = re.compile(r"--platform=\S+\s+", re.I)
 NO_IMAGE = "scratch"
 
@@ -35,7 +35,7 @@ class Line:
 
 def lines_of(text: str) -> list[Line]:
     """Return the lines of a Dockerfile, of which each says whether an instruction begins there."""
-    lines = text.splitlines()
+    lines = text.split("\n")
     escape = "\\"
     for line in lines:  # directives come before everything else
         if not line.lstrip().startswith("#"):
@@ -103,7 +103,7 @@ def rebased(text: str, image: Callable[[str], str]) -> str:
                 if name.lower() not in stages and name != NO_IMAGE:
                     written = found["head"] + image(name) + written[found.end() :]
         out.append(written)
-    return "\n".join(out) + "\n"
+    return "\n".join(out)
 
 
 def buildkit_only(text: str) -> str:
@@ -141,8 +141,6 @@ def _heredoc(line: str) -> str:
     """Return the word that ends the here-document of an instruction's line; empty without one."""
     if not re.match(r"\s*(RUN|COPY|ADD)\b", line, re.I):
         return ""
-    # In a shell command, such as `RUN cat > file <<EOF \`, the shell itself reads it only where
-    # the word stands behind the command; the engine's builder takes each such line as one.
     found = HEREDOC.search(line)
     return found["word"] if found else ""
 
@@ -153,10 +151,3 @@ def _resolved(name: str, arguments: Mapping[str, str]) -> str:
         return given or match["default"] or match[0]
 
     return VARIABLE.sub(value, name)
-
-
-def instructions(text: str) -> Iterator[str]:
-    """Yield each instruction's first line, without blanks at its ends."""
-    for line in lines_of(text):
-        if line.begins:
-            yield line.text.strip()

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import docker  # type: ignore[import-untyped]
 import requests.exceptions
+from urllib3.exceptions import HTTPError
 
 from quintain import InfrastructureError
 
@@ -113,6 +114,7 @@ class ContainerEngine:
             seconds: after which the build is given up.
         """
         deadline, lines = time.monotonic() + seconds, deque[str](maxlen=BUILD_LINES)
+        late = f"the build took more than {seconds:g} s"
         with self._reported("cannot build an image"):
             try:
                 answer = self._api.build(
@@ -132,9 +134,12 @@ class ContainerEngine:
                         return f"{item['error']}; it said: {said}"[:BUILD_TEXT]
                     if time.monotonic() > deadline:
                         answer.close()  # ends the build
-                        raise requests.exceptions.Timeout
-            except requests.exceptions.Timeout:
-                return f"the build took more than {seconds:g} s"
+                        return late
+            except (requests.exceptions.RequestException, HTTPError):
+                # a command that prints nothing meets the limit on waiting for the next line
+                if time.monotonic() < deadline:
+                    raise
+                return late
         return ""
 
     def pull(self, image: str) -> None:
@@ -292,7 +297,12 @@ class ContainerEngine:
             raise InfrastructureError(
                 f"the container engine at {self.url} refused a call: {error_text[:300]}"
             ) from e
-        except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as e:
+        except (
+            docker.errors.DockerException,
+            requests.exceptions.RequestException,
+            HTTPError,
+            OSError,
+        ) as e:
             raise InfrastructureError(f"no container engine answers at {self.url}; {START}") from e
 
 

@@ -30,9 +30,9 @@ from quintain.errors import UsageError
 FORMAT = 1
 """Raised when the same contents are to give another image."""
 TOOLS = """
-sh bash awk basename cat chmod cmp comm cp cut date dd diff dirname du echo env expr false find fold grep gzip head id
-join kill ln ls mkdir mkfifo mktemp mv nl od paste printf ps pwd readlink realpath rm rmdir sed seq sleep sort split
-stat su tac tail tar tee test timeout touch tr true tty uname uniq wc which xargs yes
+sh bash awk base64 basename cat chmod cmp comm cp cut date dd diff dirname du echo env expr false find fold grep
+gzip head id join kill ln ls mkdir mkfifo mktemp mv nl od paste printf ps pwd readlink realpath rm rmdir sed seq
+sha256sum sleep sort split stat su tac tail tar tee test timeout touch tr true tty uname uniq wc which xargs yes
 """.split()
 """Copied where this machine has them."""
 NEEDED = ("sh", "mkdir", "dd", "sleep")

@@ -93,6 +93,8 @@ class TaskContainer:
         self._engine, self._executor = engine, executor
         self.id, self.image, self.workdir = container, image, workdir
         self._has_timeout: bool | None = None
+        self._own: frozenset[str] = frozenset()
+        """Numbers of the image's own processes, the first one among them."""
         pid = int(engine.inspect(container)["Pid"])
         self._counters: Counters | None = None
         with contextlib.suppress(OSError):  # an engine on another machine
@@ -187,20 +189,19 @@ class TaskContainer:
             raise InfrastructureError(f"the container of a task ended {reason}")
         return None
 
-    async def processes(self) -> frozenset[str]:
-        """Return the numbers of all processes in the container."""
+    async def settle(self) -> None:
+        """Count what runs now as the image's own: `end_processes` leaves it alone. Done when the
+        container starts; do it again when programs of the image have started.
+        """
         result = await self.run(["sh", "-c", "echo /proc/[0-9]*"], seconds=30, user="0")
-        return frozenset(path.removeprefix("/proc/") for path in result.text.split())
+        self._own = frozenset(path.removeprefix("/proc/") for path in result.text.split())
 
-    async def end_processes(self, but: frozenset[str] = frozenset()) -> None:
-        """End all processes but the container's first one and those of *but*."""
-        if not but:
-            await self._kill("kill -9 -1")
-            return
-        kept = " ".join(sorted(but))
-        # Three times, for those that were being started meanwhile.
+    async def end_processes(self) -> None:
+        """End all processes but the image's own."""
+        own = " ".join(sorted(self._own))
+        # Three times, for those that are being started meanwhile.
         await self._kill(
-            f'for n in 1 2 3; do for p in /proc/[0-9]*; do p="${{p#/proc/}}"; case " {kept} $$ " in '
+            f'for n in 1 2 3; do for p in /proc/[0-9]*; do p="${{p#/proc/}}"; case " {own} $$ " in '
             '*" $p "*) ;; *) kill -9 "$p" 2>/dev/null;; esac; done; done'
         )
 
