@@ -35,6 +35,8 @@ PAGES = {
     "duel": "games.md",
     "gsm8k": "math-verification.md",
     "guess": "games.md",
+    "harbor": "harbor.md",
+    "harbor-agent": "harbor.md",
     "math": "math-verification.md",
     "maze": "games.md",
     "notes": "games.md",

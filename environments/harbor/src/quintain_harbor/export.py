@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -176,8 +177,7 @@ def write_task(
         "task.toml": CONFIG.format(category=category),
         "instruction.md": instruction(task, str(base["system"])),
         "environment/Dockerfile": "\n".join(lines) + "\n",
-        "solution/solve.sh": '#!/bin/sh\ncp "$(dirname "$0")/answer.txt" ' + ANSWER + "\n",
-        "solution/answer.txt": answer,
+        "solution/solve.sh": f"#!/bin/sh\nprintf %s {shlex.quote(answer)} > {ANSWER}\n",
         "tests/test.sh": TEST,
         "tests/grade.py": GRADER.read_text(encoding="utf-8"),
         "tests/task.json": json.dumps(told, ensure_ascii=False),

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Self
 from quintain import InfrastructureError, Service
 from quintain.errors import UsageError
 
+from .program import WAITER_NAME
+
 if TYPE_CHECKING:
     from .engine import ContainerEngine  # needs the extra
     from .task_container import TaskContainer, TaskLimits
     from .task_images import Context, TaskImages
 
-WAITS = ("sh", "-c", "sleep infinity")
-"""The first process, as Harbor has it; an entry point of the image is started before it."""
+WAITS = ("sh", "-c", "while :; do sleep 3600 & wait $!; done", WAITER_NAME)
+"""The command of a container; an entry point of the image is started before it."""
 DROPPED = ("AUDIT_WRITE", "MKNOD", "NET_RAW")
 """Capabilities of the engine's default that no task needs."""
 log = logging.getLogger("quintain.sandbox")

@@ -14,6 +14,8 @@ Status = Literal["ok", "failed", "timeout", "memory", "output", "closed"]
 """``ok`` is exit status 0, ``failed`` any other exit, ``closed`` a kill by the caller; the rest are
 limits.
 """
+WAITER_NAME = "quintain-waits"
+"""An argument by which a container's own command is found among its processes."""
 HOME = "/tmp/box"
 """The working directory of a program that sees file systems of its own."""
 ENVIRONMENT: Mapping[str, str] = {

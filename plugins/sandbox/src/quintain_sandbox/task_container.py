@@ -21,6 +21,7 @@ from quintain.errors import UsageError
 
 from .cgroups import Counters
 from .engine import ContainerEngine
+from .program import WAITER_NAME
 from .task_images import _add, context_files
 
 LATE = 5.0
@@ -30,6 +31,12 @@ GRACE = 10.0
 KILLED = 137
 TIMED_OUT = 124
 CHUNK = 1 << 16
+SETTLE = (
+    "n=0; while [ $n -lt 200 ]; do for p in /proc/[0-9]*; do "
+    f"case \"$(cat $p/cmdline)\" in *{WAITER_NAME[:4]}''{WAITER_NAME[4:]}*) "
+    "echo /proc/[0-9]*; exit 0;; esac; done 2>/dev/null; n=$((n + 1)); sleep 0.1; done; exit 1"
+)
+"""Waits for the container's own command, which its first process starts, and lists all processes."""
 READ = 64 << 20
 """Most bytes that are read from a container at one time."""
 
@@ -193,7 +200,9 @@ class TaskContainer:
         """Count what runs now as the image's own: `end_processes` leaves it alone. Done when the
         container starts; do it again when programs of the image have started.
         """
-        result = await self.run(["sh", "-c", "echo /proc/[0-9]*"], seconds=30, user="0")
+        result = await self.run(["sh", "-c", SETTLE], seconds=60, user="0", workdir="/")
+        if result.status != "ok":
+            raise InfrastructureError(f"a container's own command did not start: {result.text}")
         self._own = frozenset(path.removeprefix("/proc/") for path in result.text.split())
 
     async def end_processes(self) -> None:
