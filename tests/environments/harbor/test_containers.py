@@ -25,9 +25,9 @@ from quintain.types.sampling import Sampling
 from quintain_authoring import EnvironmentSuite, ScriptedEngine
 from quintain_gateway import Gateway
 from quintain_harbor import Harbor, HarborAgent, RewardFileError, TaskFolder
-from quintain_harbor.audit import Plan, Record, examined
+from quintain_harbor.audit import AuditRecord, Plan, examined
 from quintain_harbor.command import harbor as command
-from quintain_harbor.trial import Settings, Trial, Verdict, opened
+from quintain_harbor.trial import Trial, TrialSettings, VerifierOutcome, opened
 from quintain_sandbox import Containers
 from quintain_sandbox.docker import build_image
 
@@ -114,15 +114,15 @@ def in_trial(place: Path, act: Callable[[Trial], Awaitable[Any]], **settings: An
         folder = TaskFolder(place, "t")
         async with (
             service() as containers,
-            opened(folder, containers, Settings(**settings)) as trial,
+            opened(folder, containers, TrialSettings(**settings)) as trial,
         ):
             return await act(trial)
 
     return asyncio.run(run())
 
 
-def record_of(place: Path, **plan: Any) -> Record:
-    async def run() -> Record:
+def record_of(place: Path, **plan: Any) -> AuditRecord:
+    async def run() -> AuditRecord:
         async with service() as containers:
             return await examined(TaskFolder(place, "t"), "0", containers, Plan(**plan))
 
@@ -254,7 +254,7 @@ def test_a_verifier_of_its_own_sees_only_what_the_task_lists(tmp_path: Path) -> 
     """
     place = task(tmp_path, "python:3", task_dot_toml=toml, tests__test_dot_sh=script)
 
-    async def act(trial: Trial) -> Verdict:
+    async def act(trial: Trial) -> VerifierOutcome:
         await trial.run(
             "echo hello > out.txt; touch other.txt; rm -f /usr/bin/ls; ln -s true /usr/bin/ls"
         )
@@ -270,7 +270,7 @@ def test_what_a_policy_left_running_cannot_write_the_reward(tmp_path: Path) -> N
     script = "#!/bin/sh\nsleep 1\necho 0 > /logs/verifier/reward.txt\nsleep 1\n"
     place = task(tmp_path, "python:3", tests__test_dot_sh=script)
     assert record_of(place).forged == 0.0
-    kept = record_of(place, settings=Settings(keep_processes=True))
+    kept = record_of(place, settings=TrialSettings(keep_processes=True))
     assert (kept.forged, list(kept.defects)) == (
         1.0, ["the solution fails", "the reward can be forged"],
     )  # fmt: skip

@@ -21,7 +21,7 @@ from quintain_harbor.config import filled, mebibytes, mode_of, read_config, unsu
 from quintain_harbor.folder import folders
 from quintain_harbor.reward_files import chosen, rewards_of
 from quintain_harbor.terminal_bench import convert
-from quintain_sandbox.task_images import Context
+from quintain_sandbox import BuildContext
 
 from .task_files import TOML, archive, old_task, task, write
 
@@ -192,7 +192,7 @@ def test_a_folder_says_what_it_needs(tmp_path: Path) -> None:
     assert folder.instruction() == "Write hello into out.txt.\n"
     assert (folder.level, folder.solution()) == (1.0, tmp_path / "t" / "solution")
     image = folder.image()
-    assert isinstance(image, Context)
+    assert isinstance(image, BuildContext)
     assert image.folder == tmp_path / "t" / "environment"
 
 
@@ -252,7 +252,7 @@ def test_a_verifier_of_its_own_is_built_from_the_tests(tmp_path: Path) -> None:
     built = TaskFolder(task(tmp_path / "b", tests__Dockerfile="FROM x"), "b")
     context, bundled = built.verifier_image()
     assert bundled
-    assert isinstance(context, Context)
+    assert isinstance(context, BuildContext)
     assert context.folder == tmp_path / "b" / "tests"
 
 

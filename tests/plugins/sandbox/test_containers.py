@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 
 from quintain.errors import InfrastructureError, UsageError
-from quintain_sandbox import Containers
-from quintain_sandbox.task_container import TaskContainer, TaskLimits
-from quintain_sandbox.task_images import BuildError, Context
+from quintain_sandbox import BuildContext, BuildError, Containers, TaskContainer, TaskLimits
 
 from .service import image
 
@@ -41,10 +39,10 @@ def with_container(act: Callable[[TaskContainer], Awaitable[Any]], **settings: A
     return with_service(run)
 
 
-def context(place: Path, text: str, **files: str) -> Context:
+def context(place: Path, text: str, **files: str) -> BuildContext:
     for name, content in files.items():
         (place / name).write_text(content, encoding="utf-8")
-    return Context(place, text, seconds=120.0)
+    return BuildContext(place, text, seconds=120.0)
 
 
 def test_equal_contents_are_built_once(tmp_path: Path) -> None:
@@ -109,7 +107,7 @@ def test_a_build_that_fails_says_which_command(tmp_path: Path) -> None:
 
 
 def test_a_build_has_a_time_limit(tmp_path: Path) -> None:
-    slow = Context(tmp_path, "FROM python:3\nRUN sleep 60\n", seconds=2.0)
+    slow = BuildContext(tmp_path, "FROM python:3\nRUN sleep 60\n", seconds=2.0)
 
     async def run(containers: Containers) -> str:
         with pytest.raises(BuildError) as error:

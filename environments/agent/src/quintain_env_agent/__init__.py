@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .environment import AgentOutput, AgentProgram, right_answer
+from .processes import run as run_program
 from .sandboxed import SandboxedAgent
 
-__all__ = ["AgentOutput", "AgentProgram", "SandboxedAgent", "right_answer"]
+__all__ = ["AgentOutput", "AgentProgram", "SandboxedAgent", "right_answer", "run_program"]

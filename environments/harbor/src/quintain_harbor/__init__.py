@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from .environment import Graded, Harbor, HarborTask, verified
+from .environment import Harbor, HarborResult, HarborTask, verified
 from .folder import TaskFolder, UnsupportedTask
 from .program import HarborAgent
 from .reward_files import RewardFileError
 
 __all__ = [
-    "Graded",
     "Harbor",
     "HarborAgent",
+    "HarborResult",
     "HarborTask",
     "RewardFileError",
     "TaskFolder",

@@ -17,14 +17,13 @@ from typing import Any
 
 from quintain import InfrastructureError
 from quintain.errors import EnvironmentFault, UsageError
-from quintain_sandbox import Containers
-from quintain_sandbox.task_images import BuildError, Context, context_files
+from quintain_sandbox import BuildContext, BuildError, Containers, context_files
 
 from .config import mode_of
 from .environment import FORGERY, graded
 from .folder import TaskFolder, UnsupportedTask
 from .reward_files import RewardFileError
-from .trial import Settings, Trial, Verdict, opened
+from .trial import Trial, TrialSettings, VerifierOutcome, opened
 
 TELLING = 64
 """Bytes from which on equal contents are no accident."""
@@ -41,7 +40,7 @@ SCAN = (
 
 
 @dataclass(kw_only=True)
-class Record:
+class AuditRecord:
     """What the audit found of one task.
 
     Attributes:
@@ -94,7 +93,7 @@ class Plan:
         key: of the reward that counts.
     """
 
-    settings: Settings = field(default_factory=Settings)
+    settings: TrialSettings = field(default_factory=TrialSettings)
     repeats: int = 1
     forge: bool = True
     offline: bool = False
@@ -105,7 +104,7 @@ async def audit(
     folders: Iterable[TaskFolder],
     containers: Containers,
     plan: Plan,
-    write: Callable[[Record], None],
+    write: Callable[[AuditRecord], None],
     *,
     jobs: int,
     known: Mapping[str, str],
@@ -128,13 +127,15 @@ async def audit(
     await asyncio.gather(*(work() for _ in range(jobs)))
 
 
-async def examined(folder: TaskFolder, digest: str, containers: Containers, plan: Plan) -> Record:
+async def examined(
+    folder: TaskFolder, digest: str, containers: Containers, plan: Plan
+) -> AuditRecord:
     """Return the record of one task.
 
     Raises:
         UsageError: the service or the settings are at fault, not the task.
     """
-    record = Record(task=folder.name, folder=str(folder.path), digest=digest)
+    record = AuditRecord(task=folder.name, folder=str(folder.path), digest=digest)
     try:
         folder.check()
         record.level, record.steps = folder.level, len(folder.steps)
@@ -156,8 +157,8 @@ async def examined(folder: TaskFolder, digest: str, containers: Containers, plan
     return record
 
 
-def judge(record: Record) -> None:
-    """Set `Record.sound`, and note the defects that follow from the rewards."""
+def judge(record: AuditRecord) -> None:
+    """Set `AuditRecord.sound`, and note the defects that follow from the rewards."""
     if record.status != "played":
         record.sound = False
         return
@@ -182,7 +183,9 @@ def judge(record: Record) -> None:
         record.sound = len(solved) == len(record.oracle) and min(solved) >= 1
 
 
-async def _nothing(record: Record, folder: TaskFolder, containers: Containers, plan: Plan) -> None:
+async def _nothing(
+    record: AuditRecord, folder: TaskFolder, containers: Containers, plan: Plan
+) -> None:
     async def idle(trial: Trial, number: int) -> None:
         if number == 0:
             await _compare(record, trial)
@@ -193,7 +196,7 @@ async def _nothing(record: Record, folder: TaskFolder, containers: Containers, p
 
 
 async def _solutions(
-    record: Record, folder: TaskFolder, containers: Containers, plan: Plan
+    record: AuditRecord, folder: TaskFolder, containers: Containers, plan: Plan
 ) -> None:
     if not all(folder.solution(step) for step in folder.parts):
         return
@@ -225,7 +228,9 @@ async def _solutions(
         record.offline = 0.0 if verdicts is None else graded(folder, verdicts, plan.key).reward
 
 
-async def _forgery(record: Record, folder: TaskFolder, containers: Containers, plan: Plan) -> None:
+async def _forgery(
+    record: AuditRecord, folder: TaskFolder, containers: Containers, plan: Plan
+) -> None:
     shared = all(mode_of(folder.config, step or folder.config) == "shared" for step in folder.parts)
     if not plan.forge or not shared:
         return
@@ -239,15 +244,15 @@ async def _forgery(record: Record, folder: TaskFolder, containers: Containers, p
 
 
 async def _played(
-    record: Record,
+    record: AuditRecord,
     who: str,
     folder: TaskFolder,
     containers: Containers,
     plan: Plan,
     act: Callable[[Trial, int], Awaitable[None]],
-) -> dict[str, Verdict] | None:
+) -> dict[str, VerifierOutcome] | None:
     """Return the verdicts of an attempt; ``None`` if there is no reward, which is noted."""
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[str, VerifierOutcome] = {}
     async with opened(folder, containers, plan.settings) as trial:
         for number, step in enumerate(folder.parts):
             await trial.begin(step)
@@ -268,7 +273,11 @@ WHO = {"nop": "nothing", "solution": "the solution", "forgery": "a forgery"}
 
 
 def _value(
-    record: Record, who: str, folder: TaskFolder, verdicts: Mapping[str, Verdict], key: str
+    record: AuditRecord,
+    who: str,
+    folder: TaskFolder,
+    verdicts: Mapping[str, VerifierOutcome],
+    key: str,
 ) -> float | None:
     try:
         return graded(folder, verdicts, key).reward
@@ -277,7 +286,7 @@ def _value(
         return None
 
 
-async def _compare(record: Record, trial: Trial) -> None:
+async def _compare(record: AuditRecord, trial: Trial) -> None:
     """Note files of the solution and of the tests that are in the policy's container."""
     folder = trial.folder
     ours: dict[str, tuple[str, str]] = {}
@@ -307,7 +316,7 @@ def digest_of(folder: Path) -> str:
     return total.hexdigest()[:16]
 
 
-def read_records(file: Path) -> list[Record]:
+def read_records(file: Path) -> list[AuditRecord]:
     """Return the records of a file, the last one of each task; none if there is no file.
 
     Raises:
@@ -315,11 +324,11 @@ def read_records(file: Path) -> list[Record]:
     """
     if not file.exists():
         return []
-    found: dict[str, Record] = {}
+    found: dict[str, AuditRecord] = {}
     lines = file.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            record = Record(**json.loads(line))
+            record = AuditRecord(**json.loads(line))
         except (ValueError, TypeError) as e:
             if number == len(lines):
                 continue
@@ -328,7 +337,7 @@ def read_records(file: Path) -> list[Record]:
     return list(found.values())
 
 
-def summary(records: Iterable[Record]) -> dict[str, Any]:
+def summary(records: Iterable[AuditRecord]) -> dict[str, Any]:
     """Return counts: of states, of tasks with a solution that has 1, of those in which nothing has
     0, of sound ones, and of each kind of defect.
     """
@@ -346,7 +355,7 @@ def summary(records: Iterable[Record]) -> dict[str, Any]:
     }
 
 
-def line_of(record: Record) -> str:
+def line_of(record: AuditRecord) -> str:
     """Return a record as a line of JSON."""
     return json.dumps(asdict(record), ensure_ascii=False)
 
@@ -355,7 +364,7 @@ def _said(error: Exception) -> str:
     return " ".join(str(error).split())[:TEXT]
 
 
-def contexts(folders: Iterable[TaskFolder]) -> Iterator[Context | str]:
+def contexts(folders: Iterable[TaskFolder]) -> Iterator[BuildContext | str]:
     """Yield what the images of tasks are made of; tasks that cannot run are left out."""
     for folder in folders:
         try:

@@ -90,10 +90,10 @@ def audit(
     """
     from quintain_sandbox import Containers
 
-    from .audit import Plan, Record, line_of, read_records, summary
+    from .audit import AuditRecord, Plan, line_of, read_records, summary
     from .audit import audit as examine
     from .environment import cache_folder
-    from .trial import Settings
+    from .trial import TrialSettings
 
     records = {row.task: row for row in read_records(out)} if out is not None else {}
     if out is not None and not out.absolute().parent.is_dir():
@@ -108,14 +108,14 @@ def audit(
         network=network or "bridge",
     )
     plan = Plan(
-        settings=Settings(network=bool(network), keep_processes=keep_processes),
+        settings=TrialSettings(network=bool(network), keep_processes=keep_processes),
         repeats=repeats,
         forge=not no_forgery,
         offline=offline,
         key=key,
     )
 
-    def write(record: Record) -> None:
+    def write(record: AuditRecord) -> None:
         records[record.task] = record
         if out is not None:
             with out.open("a", encoding="utf-8") as file:
@@ -160,8 +160,7 @@ def build(
 
     Exit status: 0 all are built, 1 some cannot be, 2 nothing ran.
     """
-    from quintain_sandbox import Containers
-    from quintain_sandbox.task_images import BuildError
+    from quintain_sandbox import BuildError, Containers
 
     from .environment import cache_folder
 

@@ -41,7 +41,7 @@ class Phase(_Table):
     timeout_sec: float | None = None
 
 
-class EnvironmentTable(_Table):
+class ContainerTable(_Table):
     """The image and the resources of a container."""
 
     build_timeout_sec: float = 600.0
@@ -87,17 +87,17 @@ class Collect(_Table):
     user: str | int | None = None
 
 
-class Verifier(Phase):
+class VerifierTable(Phase):
     """How the outcome is checked."""
 
     timeout_sec: float = 600.0
     env: dict[str, str] = Field(default_factory=dict)
     environment_mode: Literal["shared", "separate"] | None = None
-    environment: EnvironmentTable | None = None
+    environment: ContainerTable | None = None
     collect: list[Collect] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Verifier:
+    def _consistent(self) -> VerifierTable:
         if self.environment_mode == "shared" and self.environment is not None:
             raise ValueError("a shared verifier has no environment of its own")
         return self
@@ -123,12 +123,12 @@ class Artifact(_Table):
         return source
 
 
-class Step(_Table):
+class TaskStep(_Table):
     """One of several parts, each with an instruction and a verifier of its own."""
 
     name: str
     agent: Phase = Field(default_factory=Phase)
-    verifier: Verifier = Field(default_factory=Verifier)
+    verifier: VerifierTable = Field(default_factory=VerifierTable)
     min_reward: float | dict[str, float] | None = None
     healthcheck: Healthcheck | None = None
     artifacts: list[Artifact] = Field(default_factory=list)
@@ -152,11 +152,11 @@ class TaskConfig(_Table):
     metadata: dict[str, Any] = Field(default_factory=dict)
     task: dict[str, Any] = Field(default_factory=dict)
     agent: Phase = Field(default_factory=Phase)
-    verifier: Verifier = Field(default_factory=Verifier)
-    environment: EnvironmentTable = Field(default_factory=EnvironmentTable)
+    verifier: VerifierTable = Field(default_factory=VerifierTable)
+    environment: ContainerTable = Field(default_factory=ContainerTable)
     solution: dict[str, Any] = Field(default_factory=dict)
     multi_step_reward_strategy: Literal["mean", "final"] = "mean"
-    steps: list[Step] = Field(default_factory=list)
+    steps: list[TaskStep] = Field(default_factory=list)
     artifacts: list[Artifact] = Field(default_factory=list)
 
     @model_validator(mode="before")
@@ -171,7 +171,7 @@ class TaskConfig(_Table):
 
     @field_validator("steps")
     @classmethod
-    def _unique(cls, steps: list[Step]) -> list[Step]:
+    def _unique(cls, steps: list[TaskStep]) -> list[TaskStep]:
         if len({step.name.casefold() for step in steps}) < len(steps):
             raise ValueError("two steps have one name")
         return steps
@@ -225,7 +225,7 @@ def unsupported(config: TaskConfig) -> list[str]:
     asked = [*(e.network for e in environments), *(p.network_mode for p in phases)]
     if "allowlist" in asked:
         found.append("a network of listed hosts (network_mode = 'allowlist')")
-    parts: list[Step | TaskConfig] = [*config.steps] or [config]
+    parts: list[TaskStep | TaskConfig] = [*config.steps] or [config]
     shared = [part.verifier for part in parts if mode_of(config, part) == "shared"]
     agents = {network_of(config, part.agent) for part in parts}
     if len(agents | {network_of(config, v) for v in shared}) > 1:
@@ -245,7 +245,7 @@ def unsupported(config: TaskConfig) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def mode_of(config: TaskConfig, step: Step | TaskConfig) -> Literal["shared", "separate"]:
+def mode_of(config: TaskConfig, step: TaskStep | TaskConfig) -> Literal["shared", "separate"]:
     """Return where the verifier of a step runs; *config* itself for a task without steps."""
     return step.verifier.mode or config.verifier.mode or "shared"
 

@@ -33,11 +33,11 @@ from quintain.errors import LimitReached, UsageError
 from quintain_sandbox import Containers
 
 from .archives import ARCHIVE, task_folders
-from .config import Step
+from .config import TaskStep
 from .folder import TaskFolder
 from .reward_files import FOLDER, TEXT, RewardFileError, chosen
 from .tools import Shell
-from .trial import Settings, Trial, Verdict, opened
+from .trial import Trial, TrialSettings, VerifierOutcome, opened
 
 CACHE = "QUINTAIN_HARBOR_CACHE"
 """Environment variable with the folder of unpacked and converted tasks."""
@@ -61,7 +61,7 @@ class HarborTask(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Graded:
+class HarborResult:
     """What came of an episode.
 
     Attributes:
@@ -76,12 +76,12 @@ class Graded:
 
 
 @reward
-def verified(rollout: Rollout[HarborTask, Graded]) -> float:
+def verified(rollout: Rollout[HarborTask, HarborResult]) -> float:
     """Return the reward that the task's verifier wrote."""
     return rollout.result.reward
 
 
-class Harbor(Environment[HarborTask, Graded]):
+class Harbor(Environment[HarborTask, HarborResult]):
     """Task folders of Harbor and of the first Terminal-Bench, with a shell and tools for files.
 
     Each episode has a container of the task's own image, in which the verifier runs afterwards,
@@ -205,9 +205,9 @@ class Harbor(Environment[HarborTask, Graded]):
         self.containers.build_ahead([other.image() for other in following])
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> TrialSettings:
         """What holds for all tasks."""
-        return Settings(
+        return TrialSettings(
             self.network,
             self.variables or {},
             self.memory_mb,
@@ -215,11 +215,11 @@ class Harbor(Environment[HarborTask, Graded]):
             self.keep_processes,
         )
 
-    async def rollout(self, task: HarborTask, agent: Agent) -> Graded:
+    async def rollout(self, task: HarborTask, agent: Agent) -> HarborResult:
         folder = self.folder_of(task)
         self._build_ahead(folder)
         async with opened(folder, self.containers, self.settings) as trial:
-            verdicts: dict[str, Verdict] = {}
+            verdicts: dict[str, VerifierOutcome] = {}
             calls = 0
             for step in folder.parts:
                 await trial.begin(step)
@@ -240,7 +240,7 @@ class Harbor(Environment[HarborTask, Graded]):
             agent.metric(commands=calls)
             return graded(folder, verdicts, self.key)
 
-    async def attempt(self, trial: Trial, step: Step | None, agent: Agent) -> int:
+    async def attempt(self, trial: Trial, step: TaskStep | None, agent: Agent) -> int:
         """Have the policy work at a step; how often it used a tool."""
         agent.user(trial.folder.instruction(step))
         shell = Shell(trial, trial.user(step), trial.seconds(step), self.seconds, self.characters)
@@ -279,21 +279,21 @@ FORGERY = (
 """A command that forges the reward of a verifier that runs in the same container."""
 
 
-def graded(folder: TaskFolder, verdicts: Mapping[str, Verdict], key: str) -> Graded:
+def graded(folder: TaskFolder, verdicts: Mapping[str, VerifierOutcome], key: str) -> HarborResult:
     """Return the result of an episode: of several steps, their mean or the last one's."""
     values = [chosen(dict(verdict.rewards), key) for verdict in verdicts.values()]
     last = folder.config.multi_step_reward_strategy == "final"
     total = len(folder.steps) or 1
     # Steps that were not reached count as 0, or an early end would be worth more.
     value = (values[-1] if len(values) == total else 0.0) if last else sum(values) / total
-    return Graded(
+    return HarborResult(
         reward=value,
         rewards={name: dict(verdict.rewards) for name, verdict in verdicts.items()},
         output=list(verdicts.values())[-1].output,
     )
 
 
-def _goes_on(step: Step, rewards: Mapping[str, float]) -> bool:
+def _goes_on(step: TaskStep, rewards: Mapping[str, float]) -> bool:
     least = step.min_reward
     if least is None:
         return True
@@ -317,7 +317,7 @@ def _sound(file: str) -> set[str]:
         raise UsageError(f"harbor: {file} is no file of quintain harbor audit ({e})") from e
 
 
-def _place(folder: TaskFolder, messages: Sequence[Message]) -> tuple[Step | None, int]:
+def _place(folder: TaskFolder, messages: Sequence[Message]) -> tuple[TaskStep | None, int]:
     """Return the step that *messages* have come to, and how many replies they have in it."""
     users = [i for i, m in enumerate(messages) if m.role == "user"]
     step = folder.steps[len(users) - 1] if folder.steps and users else None

@@ -22,11 +22,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from quintain import Environment, Task
 from quintain.errors import UsageError
 from quintain.recipe import EnvironmentSpec, EnvironmentTable
 from quintain.types import messages_of
-from quintain.types.rollout import type_adapter
 
 GRADER = Path(__file__).with_name("grade_main.py")
 ANSWER = "/app/answer.txt"
@@ -101,7 +102,12 @@ def export_tasks(
         raise UsageError(f"{name} has no tasks in {split}")
     oracles = [_oracle(environment, task, name) for task in chosen]
     use, files = _place(environment, name)
-    base = {"use": use, "args": dict(args), "system": environment.system}
+    base = {
+        "module": type(environment).__module__,
+        "use": use,
+        "args": dict(args),
+        "system": environment.system,
+    }
     packages = sorted({*ALWAYS, *_own(environment)})
     with tempfile.TemporaryDirectory() as folder:
         archive = Path(folder, "packages.zip")
@@ -169,8 +175,8 @@ def write_task(
     told = {
         "use": base["use"],
         "args": base["args"],
-        "task_class": f"{task_class.__module__}:{task_class.__qualname__}",
-        "task": type_adapter(task_class).dump_python(task, mode="json"),
+        "task_class": [task_class.__module__, task_class.__qualname__],
+        "task": TypeAdapter(task_class).dump_python(task, mode="json"),
     }
     category = json.dumps(str(base["use"]).rpartition(":")[2])
     texts = {

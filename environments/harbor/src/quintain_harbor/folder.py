@@ -12,9 +12,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from quintain.errors import UsageError
-from quintain_sandbox.task_images import Context
+from quintain_sandbox import BuildContext
 
-from .config import Step, TaskConfig, mode_of, read_config, unsupported
+from .config import TaskConfig, TaskStep, mode_of, read_config, unsupported
 
 CONFIG, OLD_CONFIG = "task.toml", "task.yaml"
 COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
@@ -46,15 +46,15 @@ class TaskFolder:
         Raises:
             UsageError: it is not valid.
         """
-        return read_config(_text(self.path / CONFIG), f"{self.path / CONFIG}")
+        return read_config(read_text(self.path / CONFIG), f"{self.path / CONFIG}")
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[TaskStep]:
         """Its steps; empty for a task of one part."""
         return self.config.steps
 
     @property
-    def parts(self) -> list[Step | None]:
+    def parts(self) -> list[TaskStep | None]:
         """Its steps; ``None`` stands for the whole of a task without steps."""
         return [*self.steps] or [None]
 
@@ -63,30 +63,30 @@ class TaskFolder:
         """Its difficulty as a number; ``None`` where nothing says it."""
         return DIFFICULTIES.get(str(self.config.metadata.get("difficulty", "")).lower())
 
-    def instruction(self, step: Step | None = None) -> str:
+    def instruction(self, step: TaskStep | None = None) -> str:
         """Return what the policy reads.
 
         Raises:
             UsageError: there is no such file, or it is empty.
         """
         place = self.part("instruction.md", step)
-        text = _text(place)
+        text = read_text(place)
         if not text.strip():
             raise UsageError(f"{place} is empty")
         return text
 
-    def part(self, name: str, step: Step | None = None) -> Path:
+    def part(self, name: str, step: TaskStep | None = None) -> Path:
         """Return the path of a file or folder of the task, or of one of its steps."""
         return self.path / "steps" / step.name / name if step else self.path / name
 
-    def solution(self, step: Step | None = None) -> Path | None:
+    def solution(self, step: TaskStep | None = None) -> Path | None:
         """Return the folder with ``solve.sh``; ``None`` without a solution."""
         for place in [self.part("solution", step)] + ([self.path / "solution"] if step else []):
             if (place / "solve.sh").is_file():
                 return place
         return None
 
-    def tests(self, step: Step | None = None) -> list[Path]:
+    def tests(self, step: TaskStep | None = None) -> list[Path]:
         """Return the folders of the verifier, of which later ones add to earlier ones.
 
         Raises:
@@ -111,7 +111,7 @@ class TaskFolder:
         for folder in (self.path / "environment", self.path / "tests"):
             for name in COMPOSE:
                 if (folder / name).is_file():
-                    found += compose_faults(_yaml(folder / name))
+                    found += compose_faults(read_yaml(folder / name))
         if found:
             raise UnsupportedTask(f"{self.path}: not supported: {'; '.join(found)}")
         for step in self.parts:
@@ -120,7 +120,7 @@ class TaskFolder:
                 self.tests(step)
         self.image()
 
-    def image(self) -> Context | str:
+    def image(self) -> BuildContext | str:
         """Return what the policy's container is made of: a build context, or the name of an image.
 
         Raises:
@@ -133,7 +133,7 @@ class TaskFolder:
             self.config.environment.build_timeout_sec,
         )
 
-    def verifier_image(self, step: Step | None = None) -> tuple[Context | str, bool]:
+    def verifier_image(self, step: TaskStep | None = None) -> tuple[BuildContext | str, bool]:
         """Return what a separate verifier's container is made of, and whether its tests are in the
         image.
         """
@@ -146,14 +146,14 @@ class TaskFolder:
                 return self._built(place, table.docker_image if table else None, seconds), True
         return self.image(), False
 
-    def _bundled(self, step: Step | None) -> bool:
+    def _bundled(self, step: TaskStep | None) -> bool:
         return (
             mode_of(self.config, step or self.config) == "separate" and self.verifier_image(step)[1]
         )
 
-    def _built(self, place: Path, image: str | None, seconds: float) -> Context | str:
+    def _built(self, place: Path, image: str | None, seconds: float) -> BuildContext | str:
         if (place / "Dockerfile").is_file():
-            return Context(place, _text(place / "Dockerfile"), seconds=seconds)
+            return BuildContext(place, read_text(place / "Dockerfile"), seconds=seconds)
         if image:
             return image
         raise UsageError(f"{place} has no Dockerfile, and task.toml names no docker_image")
@@ -194,7 +194,7 @@ def compose_faults(compose: Any) -> list[str]:
     return [f"a compose file with {', '.join(further)}"] if further else []
 
 
-def _text(place: Path) -> str:
+def read_text(place: Path) -> str:
     try:
         return place.read_text(encoding="utf-8")
     except FileNotFoundError as e:
@@ -205,8 +205,8 @@ def _text(place: Path) -> str:
         raise UsageError(f"cannot read {place}: {e.strerror}") from e
 
 
-def _yaml(place: Path) -> Any:
+def read_yaml(place: Path) -> Any:
     try:
-        return yaml.safe_load(_text(place))
+        return yaml.safe_load(read_text(place))
     except yaml.YAMLError as e:
         raise UsageError(f"{place}: not YAML ({str(e).partition(chr(10))[0]})") from e

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 MOST = 1 << 20
@@ -31,18 +32,22 @@ def main(answer: Path, reward: Path) -> int:
 
 
 def scored(answer: Path) -> float | None:
+    from pydantic import TypeAdapter
+
+    from quintain import Task
     from quintain.recipe import EnvironmentSpec, EnvironmentTable
-    from quintain.types.rollout import type_adapter
     from quintain_authoring import run_episode
 
     told = json.loads((HERE / "task.json").read_text(encoding="utf-8"))
     use = told["use"].replace("{here}", str(HERE))
     table = EnvironmentTable(use=use, args=told["args"])
     environment = EnvironmentSpec.of(table).make({})
-    module, _, name = told["task_class"].partition(":")
-    __import__(module)
-    task_class = getattr(sys.modules[module], name)
-    task = type_adapter(task_class).validate_python(told["task"])
+    # The module of the environment is imported now, and with it those of its tasks.
+    found = [
+        c for c in classes(Task) if (c.__module__, c.__qualname__) == tuple(told["task_class"])
+    ]
+    found += [c for c in classes(Task) if c.__qualname__ == told["task_class"][1]]
+    task = TypeAdapter(found[0]).validate_python(told["task"])
     try:
         # As a model's end of a text, blanks at the ends are no part of an answer.
         text = answer.read_text(encoding="utf-8", errors="replace")[:MOST].strip()
@@ -59,6 +64,11 @@ def scored(answer: Path) -> float | None:
         return None
     print(f"reward {rollout.outcome.total}")
     return float(rollout.outcome.total)
+
+
+def classes(kind: Any) -> list[Any]:
+    """Return a class and all that derive from it."""
+    return [kind, *(c for derived in kind.__subclasses__() for c in classes(derived))]
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from quintain import Agent, need
 from quintain.errors import EnvironmentFault, UsageError
-from quintain_env_agent import processes
+from quintain_env_agent import run_program
 from quintain_gateway import Gateway
 
-from .config import Step
+from .config import TaskStep
 from .environment import Harbor
 from .trial import Trial
 
@@ -41,7 +41,7 @@ class HarborAgent(Harbor):
         if not self.argv:
             raise UsageError("harbor-agent: set argv, the agent's program")
 
-    async def attempt(self, trial: Trial, step: Step | None, agent: Agent) -> int:
+    async def attempt(self, trial: Trial, step: TaskStep | None, agent: Agent) -> int:
         """Run the program; how many turns it took. One that fails after a turn is graded by what it
         left in the container, as Harbor does.
 
@@ -64,7 +64,7 @@ class HarborAgent(Harbor):
                 "QUINTAIN_CONTAINER": trial.container.id,
                 "DOCKER_HOST": self.containers.address,
             }
-            ended = await processes.run(argv, prompt.encode(), variables, most=OUTPUT)
+            ended = await run_program(argv, prompt.encode(), variables, most=OUTPUT)
             turns = endpoint.turns
         if ended.status != 0 and not turns:
             said = ended.stderr.strip()[-300:]

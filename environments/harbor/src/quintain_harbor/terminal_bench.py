@@ -10,7 +10,15 @@ from typing import Any
 
 from quintain.errors import UsageError
 
-from .folder import COMPOSE, CONFIG, OLD_CONFIG, UnsupportedTask, _text, _yaml, compose_faults
+from .folder import (
+    COMPOSE,
+    CONFIG,
+    OLD_CONFIG,
+    UnsupportedTask,
+    compose_faults,
+    read_text,
+    read_yaml,
+)
 
 TEST = """#!/bin/bash
 # The exit status of the old test script is the result.
@@ -46,7 +54,7 @@ def convert(old: Path, new: Path) -> None:
         UnsupportedTask: it has several services, or asks for something else that is not possible
             in one container.
     """
-    task = _yaml(old / OLD_CONFIG)
+    task = read_yaml(old / OLD_CONFIG)
     if not isinstance(task, dict) or not str(task.get("instruction") or "").strip():
         raise UsageError(f"{old / OLD_CONFIG} has no instruction")
     service = _service(old)
@@ -78,7 +86,7 @@ def _service(old: Path) -> Mapping[str, Any]:
     place = next((p for p in sorted(old.glob("docker-compose.y*ml"))), None)
     if place is None:
         return {}
-    compose = _yaml(place)
+    compose = read_yaml(place)
     services = compose.get("services") if isinstance(compose, dict) else None
     only = {}
     if isinstance(services, dict) and len(services) == 1:
@@ -108,7 +116,7 @@ def _dockerfile(old: Path, service: Mapping[str, Any]) -> str:
     if old.resolve() not in (place.resolve(), *place.resolve().parents):
         raise UnsupportedTask(f"{old}: not supported: a build context outside of the folder")
     lines = [
-        _text(place / name).rstrip("\n"),
+        read_text(place / name).rstrip("\n"),
         "",
         "# From the compose file:",
         "ENV TEST_DIR=/tests",

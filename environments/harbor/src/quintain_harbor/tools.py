@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from quintain import Tool, ToolError, as_tool
-from quintain_sandbox.task_container import CommandResult
+from quintain_sandbox import CommandResult
 
 from .trial import Trial
 

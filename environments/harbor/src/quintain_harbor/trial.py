@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quintain.errors import EnvironmentFault
-from quintain_sandbox import Containers
-from quintain_sandbox.task_container import CommandResult, TaskContainer, TaskLimits
+from quintain_sandbox import CommandResult, Containers, TaskContainer, TaskLimits
 
-from .config import EnvironmentTable, Healthcheck, Step, filled, mode_of, network_of
+from .config import ContainerTable, Healthcheck, TaskStep, filled, mode_of, network_of
 from .folder import TaskFolder, UnsupportedTask
 from .reward_files import FOLDER, JSON, MOST, TEXT, RewardFileError, rewards_of
 
@@ -36,7 +35,7 @@ class VerifierTimeout(RewardFileError):
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrialSettings:
     """What a recipe decides for all tasks.
 
     Attributes:
@@ -56,7 +55,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class VerifierOutcome:
     """What a verifier said: rewards by name, the end of its output, and how long it took."""
 
     rewards: Mapping[str, float]
@@ -72,13 +71,13 @@ class Trial:
         folder: TaskFolder,
         container: TaskContainer,
         containers: Containers,
-        settings: Settings,
+        settings: TrialSettings,
     ) -> None:
         self.folder, self.container = folder, container
         self._containers, self._settings = containers, settings
         self._graded = False
 
-    async def begin(self, step: Step | None) -> None:
+    async def begin(self, step: TaskStep | None) -> None:
         """Prepare a step: its files, its ``setup.sh`` and its health check.
 
         Raises:
@@ -117,12 +116,12 @@ class Trial:
                 )
             await asyncio.sleep(check.start_interval_sec if early else check.interval_sec)
 
-    def user(self, step: Step | None) -> str:
+    def user(self, step: TaskStep | None) -> str:
         """The user of the policy's commands; empty for that of the image."""
         own = step.agent.user if step else None
         return _user(own if own is not None else self.folder.config.agent.user)
 
-    def seconds(self, step: Step | None) -> float | None:
+    def seconds(self, step: TaskStep | None) -> float | None:
         """Return how long the policy's commands may take in all; ``None`` without a limit."""
         own = step.agent.timeout_sec if step else None
         return own if own is not None else self.folder.config.agent.timeout_sec
@@ -136,7 +135,7 @@ class Trial:
             [*shell, command], seconds=seconds, user=user, output=output
         )
 
-    async def solve(self, step: Step | None) -> CommandResult:
+    async def solve(self, step: TaskStep | None) -> CommandResult:
         """Run the reference solution.
 
         Raises:
@@ -158,7 +157,7 @@ class Trial:
             variables={"DEBIAN_FRONTEND": "noninteractive"} | variables,
         )
 
-    async def verify(self, step: Step | None) -> Verdict:
+    async def verify(self, step: TaskStep | None) -> VerifierOutcome:
         """Run the verifier, in this container or its own, and read its reward.
 
         Raises:
@@ -190,8 +189,8 @@ class Trial:
             return await self._verified(other, step, [] if bundled else self.folder.tests(step))
 
     async def _verified(
-        self, container: TaskContainer, step: Step | None, tests: list[Path]
-    ) -> Verdict:
+        self, container: TaskContainer, step: TaskStep | None, tests: list[Path]
+    ) -> VerifierOutcome:
         config, own = self.folder.config, step.verifier if step else None
         await _as_root(container, f"rm -f {FOLDER}/{TEXT} {FOLDER}/{JSON}")
         for place in tests:
@@ -219,7 +218,7 @@ class Trial:
         except RewardFileError as e:
             said = result.text[-600:].strip()
             raise RewardFileError(e.kind, f"{self.folder.path}: {e}; it said: {said}") from e
-        return Verdict(rewards=rewards, output=result.text[-TAIL:], seconds=result.seconds)
+        return VerifierOutcome(rewards=rewards, output=result.text[-TAIL:], seconds=result.seconds)
 
     async def _root(self, command: str) -> None:
         await _as_root(self.container, command)
@@ -227,7 +226,7 @@ class Trial:
 
 @contextlib.asynccontextmanager
 async def opened(
-    folder: TaskFolder, containers: Containers, settings: Settings
+    folder: TaskFolder, containers: Containers, settings: TrialSettings
 ) -> AsyncIterator[Trial]:
     """Build the image of a task if need be, start its container, and wait until it is healthy.
 
@@ -256,8 +255,8 @@ async def opened(
 async def started(
     containers: Containers,
     image: str,
-    table: EnvironmentTable,
-    settings: Settings,
+    table: ContainerTable,
+    settings: TrialSettings,
     *,
     network: bool | None = None,
     beside: bool = False,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from .axes import AXES, Axes, Guarantee
 from .best import BestSandbox
 from .bubblewrap import Bubblewrap
+from .build_context import BuildContext, BuildError, context_files
 from .containers import Containers
 from .docker import Docker
 from .guard import guarded
@@ -17,6 +18,7 @@ from .protocol import ProbedSandbox
 from .rlimits import Rlimits
 from .running import LineTimeout, LineTooLong, ReadError, RunningProgram
 from .session import Interpreter, PythonOutcome, SandboxSession, SessionFileError
+from .task_container import CommandResult, TaskContainer, TaskLimits
 from .tools import python_tool
 
 __all__ = [
@@ -25,6 +27,9 @@ __all__ = [
     "BestSandbox",
     "Box",
     "Bubblewrap",
+    "BuildContext",
+    "BuildError",
+    "CommandResult",
     "Containers",
     "Docker",
     "Finish",
@@ -43,7 +48,10 @@ __all__ = [
     "RunningProgram",
     "SandboxSession",
     "SessionFileError",
+    "TaskContainer",
+    "TaskLimits",
     "Usage",
+    "context_files",
     "guarded",
     "open_streams",
     "python_tool",

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Self
 from quintain import InfrastructureError, Service
 from quintain.errors import UsageError
 
+from .build_context import BuildContext
+from .docker import connected
 from .program import WAITER_NAME
+from .task_container import TaskContainer, TaskLimits
 
 if TYPE_CHECKING:
     from .engine import ContainerEngine  # needs the extra
-    from .task_container import TaskContainer, TaskLimits
-    from .task_images import Context, TaskImages
+    from .task_images import TaskImages
 
 WAITS = ("sh", "-c", "while :; do sleep 3600 & wait $!; done", WAITER_NAME)
 """The command of a container; an entry point of the image is started before it."""
@@ -72,16 +74,13 @@ class Containers(Service):
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:
         """Check that an engine answers; see `quintain.Service.check_available`."""
-        from .docker import _connected
-
-        _connected(str(args.get("url", ""))).close()
+        connected(str(args.get("url", ""))).close()
 
     async def __aenter__(self) -> Self:
-        from .docker import _connected
         from .engine import is_stale, own_labels
         from .task_images import TaskImages
 
-        self._engine = await asyncio.to_thread(_connected, self.url)
+        self._engine = await asyncio.to_thread(connected, self.url)
         self._labels = own_labels()
         self._cpus = int((await asyncio.to_thread(self._engine.info)).get("NCPU") or 1)
         # A command holds a thread; opening one or removing a container takes another.
@@ -125,7 +124,7 @@ class Containers(Service):
             )
         return self._engine, self._images
 
-    async def image(self, source: Context | str) -> str:
+    async def image(self, source: BuildContext | str) -> str:
         """Return the image of a build context, or the local one for a name; built at most once for
         equal contents.
 
@@ -136,13 +135,13 @@ class Containers(Service):
         _, images = self._started()
         return await (images.named(source) if isinstance(source, str) else images.of(source))
 
-    def build_ahead(self, sources: Iterable[Context | str]) -> None:
+    def build_ahead(self, sources: Iterable[BuildContext | str]) -> None:
         """Build images in the background, while episodes run. A failure shows where the image is
         needed.
         """
         self._started()
 
-        async def built(source: Context | str) -> None:
+        async def built(source: BuildContext | str) -> None:
             with contextlib.suppress(Exception):
                 await self.image(source)
 
@@ -191,8 +190,6 @@ class Containers(Service):
         Raises:
             InfrastructureError: the engine failed, or the container ended at once.
         """
-        from .task_container import TaskContainer, TaskLimits
-
         engine, _ = self._started()
         limits = limits or TaskLimits(processes=self.processes)
         async with contextlib.nullcontext() if beside else self._free:

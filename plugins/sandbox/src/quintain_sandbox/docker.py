@@ -90,7 +90,7 @@ class Docker(ProbedSandbox):
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:
         """Check that an engine answers; see `quintain.Service.check_available`."""
-        _connected(str(args.get("url", ""))).close()
+        connected(str(args.get("url", ""))).close()
 
     def prepare(self) -> None:
         """Connect to the engine; see `ProbedSandbox.prepare`."""
@@ -151,7 +151,7 @@ class _Fleet:
     """
 
     def __init__(self, service: Docker) -> None:
-        self.engine = _connected(service.url)
+        self.engine = connected(service.url)
         self._service = service
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         try:
@@ -295,7 +295,7 @@ def build_image(
     """
     from .image import python_image
 
-    engine = _connected(url)
+    engine = connected(url)
     try:
         users = range(USERS, USERS + BLOCKS * PER_BLOCK)
         image = python_image(users, HOME, packages, progress)
@@ -340,7 +340,12 @@ def _ulimits(shape: Shape) -> dict[str, int]:
     }
 
 
-def _connected(url: str) -> ContainerEngine:
+def connected(url: str) -> ContainerEngine:
+    """Return a client of the engine at *url*; see `ContainerEngine`.
+
+    Raises:
+        InfrastructureError: there is no engine, or the package of its client is not installed.
+    """
     try:
         from .engine import ContainerEngine
     except ModuleNotFoundError as e:

@@ -21,7 +21,7 @@ NO_IMAGE = "scratch"
 
 
 @dataclass(frozen=True)
-class Line:
+class DockerfileLine:
     """One line.
 
     Attributes:
@@ -33,7 +33,7 @@ class Line:
     begins: bool
 
 
-def lines_of(text: str) -> list[Line]:
+def lines_of(text: str) -> list[DockerfileLine]:
     """Return the lines of a Dockerfile, of which each says whether an instruction begins there."""
     lines = text.split("\n")
     escape = "\\"
@@ -42,15 +42,15 @@ def lines_of(text: str) -> list[Line]:
             break
         if ESCAPE.match(line.strip()):
             escape = "`"
-    found: list[Line] = []
+    found: list[DockerfileLine] = []
     goes_on, until = False, ""
     for line in lines:
         if until:
-            found.append(Line(line, False))
+            found.append(DockerfileLine(line, False))
             until = "" if line.strip() == until else until
             continue
         comment = not line.strip() or line.lstrip().startswith("#")
-        found.append(Line(line, not goes_on and not comment))
+        found.append(DockerfileLine(line, not goes_on and not comment))
         if comment:
             continue  # within an instruction, too, such a line does not end it
         goes_on = line.rstrip().endswith(escape)

@@ -14,15 +14,17 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
+from .build_context import add_file, context_files
 from .cgroups import Counters
-from .engine import ContainerEngine
 from .program import WAITER_NAME
-from .task_images import _add, context_files
+
+if TYPE_CHECKING:
+    from .engine import ContainerEngine  # needs the extra
 
 LATE = 5.0
 """Seconds after a command's limit at which it is killed, if it ignores the signal to end."""
@@ -243,7 +245,7 @@ class TaskContainer:
                         else [(name, content)]
                     )  # fmt: skip
                     for path, place in places:
-                        _add(tar, path, place)
+                        add_file(tar, path, place)
                 else:
                     entry = tarfile.TarInfo(name)
                     entry.size, entry.mode, entry.mtime = len(content), 0o644, int(time.time())
