@@ -35,6 +35,8 @@ TIMED_OUT = 124
 CHUNK = 1 << 16
 SETTLE = (
     "timeout -k 1 5 true 2>/dev/null && echo timeout; n=0; while [ $n -lt 200 ]; do for p in /proc/[0-9]*; do "
+    # The first process has the command as its arguments, before it has started it.
+    "[ $p = /proc/1 ] && continue; "
     f"case \"$(cat $p/cmdline)\" in *{WAITER_NAME[:4]}''{WAITER_NAME[4:]}*) "
     "echo /proc/[0-9]*; exit 0;; esac; done 2>/dev/null; n=$((n + 1)); sleep 0.1; done; exit 1"
 )
