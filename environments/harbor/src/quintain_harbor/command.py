@@ -124,7 +124,8 @@ def audit(
             click.echo(_line(record))
 
     async def run() -> None:
-        known = {name: row.digest for name, row in records.items()}
+        # What the engine failed at may go well the next time.
+        known = {name: row.digest for name, row in records.items() if row.status != "failed"}
         async with containers:
             await examine(found, containers, plan, write, jobs=jobs, known=known)
 

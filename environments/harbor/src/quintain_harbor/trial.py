@@ -144,12 +144,11 @@ class Trial:
         solution = self.folder.solution(step)
         if solution is None:
             raise UnsupportedTask(f"{self.folder.path} has no solution/solve.sh")
-        await self.container.put("/solution", {".": solution})
+        await self.container.put("/solution", {".": solution}, "solve.sh")
         variables = filled(
             _texts(self.folder.config.solution.get("env")), self._settings.variables,
             str(self.folder.path),
         )  # fmt: skip
-        await self._root("chmod +x /solution/solve.sh")
         return await self.container.run(
             ["sh", "-c", "/solution/solve.sh"],
             seconds=self.seconds(step) or 3600.0,
@@ -194,8 +193,7 @@ class Trial:
         config, own = self.folder.config, step.verifier if step else None
         await _as_root(container, f"rm -f {FOLDER}/{TEXT} {FOLDER}/{JSON}")
         for place in tests:
-            await container.put("/tests", {".": place})
-        await _as_root(container, "chmod +x /tests/test.sh")
+            await container.put("/tests", {".": place}, "test.sh")
         user = own.user if own and own.user is not None else config.verifier.user
         texts = config.verifier.env | (own.env if own else {})
         seconds = config.verifier.timeout_sec

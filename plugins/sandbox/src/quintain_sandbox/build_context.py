@@ -85,10 +85,15 @@ def _ignores(folder: Path) -> Callable[[str], bool]:
     return matches
 
 
-def add_file(tar: tarfile.TarFile, path: str, place: Path) -> bytes:
-    """Add a file to the archive, and return what decides about the image: no times and owners."""
+def add_file(tar: tarfile.TarFile, path: str, place: Path, mode: int | None = None) -> bytes:
+    """Add a file to the archive, and return what decides about the image: no times and owners.
+
+    Args:
+        mode: of the file in the archive; ``None`` for that of *place*.
+    """
     entry = tar.gettarinfo(str(place), arcname=path)
     entry.uid = entry.gid = 0
+    entry.mode = entry.mode if mode is None else mode
     entry.uname = entry.gname = ""
     if entry.isreg():
         entry.type, entry.linkname = tarfile.REGTYPE, ""  # also one of two hard links

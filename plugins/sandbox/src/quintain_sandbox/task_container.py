@@ -34,7 +34,9 @@ KILLED = 137
 TIMED_OUT = 124
 CHUNK = 1 << 16
 SETTLE = (
-    "n=0; while [ $n -lt 200 ]; do for p in /proc/[0-9]*; do "
+    "timeout -k 1 5 true 2>/dev/null && echo timeout; n=0; while [ $n -lt 200 ]; do for p in /proc/[0-9]*; do "
+    # The first process has the command as its arguments, before it has started it.
+    "[ $p = /proc/1 ] && continue; "
     f"case \"$(cat $p/cmdline)\" in *{WAITER_NAME[:4]}''{WAITER_NAME[4:]}*) "
     "echo /proc/[0-9]*; exit 0;; esac; done 2>/dev/null; n=$((n + 1)); sleep 0.1; done; exit 1"
 )
@@ -101,7 +103,7 @@ class TaskContainer:
     ) -> None:
         self._engine, self._executor = engine, executor
         self.id, self.image, self.workdir = container, image, workdir
-        self._has_timeout: bool | None = None
+        self._has_timeout = False
         self._own: frozenset[str] = frozenset()
         """Numbers of the image's own processes, the first one among them."""
         pid = int(engine.inspect(container)["Pid"])
@@ -139,10 +141,6 @@ class TaskContainer:
                 f"argv {list(argv)!r:.80}, seconds {seconds!r}; expected words without NUL and a "
                 "positive finite number"
             )
-        if self._has_timeout is None:
-            self._has_timeout = False
-            probe = await self.run(["sh", "-c", "timeout -k 1 5 true"], seconds=30)
-            self._has_timeout = probe.exit == 0
         words = list(argv)
         if self._has_timeout:
             words = ["timeout", "-k", f"{LATE:g}", f"{seconds:g}", *words]
@@ -205,7 +203,9 @@ class TaskContainer:
         result = await self.run(["sh", "-c", SETTLE], seconds=60, user="0", workdir="/")
         if result.status != "ok":
             raise InfrastructureError(f"a container's own command did not start: {result.text}")
-        self._own = frozenset(path.removeprefix("/proc/") for path in result.text.split())
+        words = result.text.split()
+        self._has_timeout = "timeout" in words
+        self._own = frozenset(path.removeprefix("/proc/") for path in words)
 
     async def end_processes(self) -> None:
         """End all processes but the image's own."""
@@ -227,34 +227,33 @@ class TaskContainer:
         finally:
             connection.close()
 
-    async def put(self, folder: str, files: Mapping[str, bytes | Path]) -> None:
+    async def put(
+        self, folder: str, files: Mapping[str, bytes | Path], executable: str = ""
+    ) -> None:
         """Write files below *folder*, which is made. A `Path` is a file of this machine, or a
         folder with all that is below it.
+
+        Args:
+            executable: path below *folder* of a file that can be run, whatever it is here.
 
         Raises:
             InfrastructureError: the engine failed.
         """
-        archive = io.BytesIO()
+        archive, root = io.BytesIO(), folder.strip("/")
         with tarfile.open(fileobj=archive, mode="w") as tar:
             for name, content in files.items():
-                if isinstance(content, Path):
-                    places = (
-                        [(f"{name}/{path}".removeprefix("./"), place)
-                         for path, place in context_files(content)]
-                        if content.is_dir()
-                        else [(name, content)]
-                    )  # fmt: skip
-                    for path, place in places:
-                        add_file(tar, path, place)
-                else:
-                    entry = tarfile.TarInfo(name)
+                if isinstance(content, bytes):
+                    entry = tarfile.TarInfo(f"{root}/{name}")
                     entry.size, entry.mode, entry.mtime = len(content), 0o644, int(time.time())
                     tar.addfile(entry, io.BytesIO(content))
-        made = await self.run(["mkdir", "-p", folder], seconds=30, user="0", workdir="/")
-        if made.exit != 0:
-            raise InfrastructureError(f"cannot make {folder} in a container: {made.text[-300:]}")
+                    continue
+                places = context_files(content) if content.is_dir() else [("", content)]
+                for below, place in places:
+                    path = "/".join(p for p in (name, below) if p not in ("", "."))
+                    add_file(tar, f"{root}/{path}", place, 0o755 if path == executable else None)
+        # An engine makes the folders that are missing on the way.
         await asyncio.get_running_loop().run_in_executor(
-            self._executor, self._engine.write_archive, self.id, folder, archive.getvalue()
+            self._executor, self._engine.write_archive, self.id, "/", archive.getvalue()
         )
 
     async def get(self, path: str, limit: int = READ) -> dict[str, bytes] | None:
