@@ -24,7 +24,7 @@ from quintain import Agent, Environment, Limits, Reply, Rollout, Score, Task, To
 from quintain.rollouts import RolloutContext, RolloutRequest, run_groups
 from quintain_authoring import ScriptedEngine, run_episode
 from quintain_env_openenv import OpenEnv
-from quintain_env_openenv.server import OpenEnvServer
+from quintain_env_openenv.server import OpenEnvServer, TurnAction
 
 HERE = Path(__file__).parent
 
@@ -114,6 +114,24 @@ def test_a_client_plays_all_turns_and_gets_the_reward() -> None:
     assert (end["data"]["done"], end["data"]["reward"]) == (True, 9.0)
     assert end["data"]["metadata"]["players"] == {"second": 0.5}
     assert after["data"]["code"] == "EXECUTION_ERROR"
+
+
+def test_verifiers_sends_a_reply_as_the_message() -> None:
+    """Its taskset `openenv` makes an action of a reply by the schema of the server."""
+    python = os.environ.get("QUINTAIN_VERIFIERS_PYTHON", "")
+    if not python:
+        pytest.skip("QUINTAIN_VERIFIERS_PYTHON names no interpreter with verifiers 0.4")
+    program = (
+        "import json, sys\n"
+        "from verifiers.v1.tasksets.openenv.taskset import parse_action\n"
+        "print(json.dumps(parse_action('Lima', json.loads(sys.argv[1]))))"
+    )
+    schema = TurnAction.model_json_schema()
+    said = subprocess.run(
+        [python, "-c", program, json.dumps(schema)], capture_output=True, text=True, check=True
+    )
+    assert json.loads(said.stdout.splitlines()[-1]) == {"message": "Lima"}
+    assert schema["title"] not in {"Action", "CallToolAction", "ListToolsAction"}
 
 
 def test_a_failure_of_the_environment_is_an_error_and_no_reward() -> None:
