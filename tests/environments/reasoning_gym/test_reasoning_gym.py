@@ -141,7 +141,7 @@ def test_an_exception_of_a_scorer_is_the_policys_where_it_takes_the_stored_answe
     assert value == 0.0 and "ValueError" in reason
     broken = row.replace("'answer'", "'answers'")
     value, reason = scored("prime_factorization", "{}", broken, "I do not know.")
-    assert value is None and "ValueError" in reason
+    assert value is None and "KeyError" in reason
 
 
 @pytest.mark.parametrize("name", sorted(RUNS_REPLIES))
