@@ -40,6 +40,7 @@ PAGES = {
     "harbor-agent": "harbor.md",
     "math": "math-verification.md",
     "maze": "games.md",
+    "nemo_gym": "other-ecosystems.md",
     "notes": "games.md",
     "openenv": "other-ecosystems.md",
     "peer_tasks": "other-ecosystems.md",

@@ -24,7 +24,7 @@ from quintain import Agent, Environment, Limits, Reply, Rollout, Score, Task, To
 from quintain.rollouts import RolloutContext, RolloutRequest, run_groups
 from quintain_authoring import ScriptedEngine, run_episode
 from quintain_env_openenv import OpenEnv
-from quintain_env_openenv.server import OpenEnvServer
+from quintain_env_openenv.server import OpenEnvServer, TurnAction
 
 HERE = Path(__file__).parent
 
@@ -116,6 +116,24 @@ def test_a_client_plays_all_turns_and_gets_the_reward() -> None:
     assert after["data"]["code"] == "EXECUTION_ERROR"
 
 
+def test_verifiers_sends_a_reply_as_the_message() -> None:
+    """Its taskset `openenv` makes an action of a reply by the schema of the server."""
+    python = os.environ.get("QUINTAIN_VERIFIERS_PYTHON", "")
+    if not python:
+        pytest.skip("QUINTAIN_VERIFIERS_PYTHON names no interpreter with verifiers 0.4")
+    program = (
+        "import json, sys\n"
+        "from verifiers.v1.tasksets.openenv.taskset import parse_action\n"
+        "print(json.dumps(parse_action('Lima', json.loads(sys.argv[1]))))"
+    )
+    schema = TurnAction.model_json_schema()
+    said = subprocess.run(
+        [python, "-c", program, json.dumps(schema)], capture_output=True, text=True, check=True
+    )
+    assert json.loads(said.stdout.splitlines()[-1]) == {"message": "Lima"}
+    assert schema["title"] not in {"Action", "CallToolAction", "ListToolsAction"}
+
+
 def test_a_failure_of_the_environment_is_an_error_and_no_reward() -> None:
     """A reward that raises, a wrong action, a wrong split and what is no message are all errors,
     and the session goes on.
@@ -183,16 +201,27 @@ def their_python() -> str:
 
 
 @pytest.fixture(scope="module")
-def their_server(their_python: str) -> Iterator[Callable[[str], str]]:
-    """Starts one of `their_servers` and returns its address."""
+def their_server(
+    their_python: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], str]]:
+    """Starts one of `their_servers`, or the server that ``openenv init`` writes (``template``), and
+    returns its address.
+    """
     running: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
 
     def start(kind: str) -> str:
         if kind not in running:
             port = 20000 + (os.getpid() * 7 + len(running)) % 20000
-            command = [their_python, str(HERE / "their_servers.py"), kind, str(port)]
+            command, folder = [their_python, str(HERE / "their_servers.py"), kind, str(port)], HERE
+            if kind == "template":
+                folder = tmp_path_factory.mktemp("openenv")
+                tool = str(Path(their_python).with_name("openenv"))
+                subprocess.run(
+                    [tool, "init", "my_echo", "-o", str(folder)], check=True, capture_output=True
+                )
+                command = [their_python, "-m", "my_echo.server.app", "--port", str(port)]
             url = f"http://127.0.0.1:{port}"
-            running[kind] = (subprocess.Popen(command), url)
+            running[kind] = (subprocess.Popen(command, cwd=folder), url)
             for _ in range(240):
                 try:
                     urllib.request.urlopen(f"{url}/health", timeout=5).close()
@@ -206,6 +235,21 @@ def their_server(their_python: str) -> Iterator[Callable[[str], str]]:
     for process, _ in running.values():
         process.terminate()
         process.wait(30)
+
+
+def test_the_server_that_openenv_writes_is_an_environment(
+    their_server: Callable[[str], str],
+) -> None:
+    """``openenv init`` writes an echo that pays a tenth for each letter, up to 1."""
+    echo = OpenEnv(url=their_server("template"), observation="echoed_message", size=5)
+    short = echo.overridden(limits=Limits(turns=3))
+    played = run_episode(short, next(iter(echo.tasks("test"))), ["hello", "ten letters"])
+    assert [m.content for m in played.messages][:3] == [
+        "My Echo environment ready!",
+        "hello",
+        "hello",
+    ]
+    assert played.result.rewards == (0.5, 1.0, 1.0) and played.outcome.total == 2.5
 
 
 def test_their_server_is_an_environment(their_server: Callable[[str], str]) -> None:

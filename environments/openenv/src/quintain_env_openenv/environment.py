@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +33,7 @@ from .wire import Observed, RemoteSession, session
 
 SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 """What servers call the splits."""
+_log = logging.getLogger("quintain.env.openenv")
 _limits: WeakKeyDictionary[Any, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
 
 
@@ -142,7 +144,10 @@ class OpenEnv(Environment[Remote, Episode]):
     def _limit(self) -> asyncio.Semaphore:
         """Return the limit on the sessions of this loop at the server."""
         by_url = _limits.setdefault(asyncio.get_running_loop(), {})
-        return by_url.setdefault(f"{self.url} {self.sessions}", asyncio.Semaphore(self.sessions))
+        limit = by_url.setdefault(f"{self.url} {self.sessions}", asyncio.Semaphore(self.sessions))
+        if limit.locked():
+            _remark(self.url, self.sessions)
+        return limit
 
     def _text(self, observed: Observed) -> str:
         """Return what the policy reads of an observation."""
@@ -196,6 +201,18 @@ def _tool(listed: Mapping[str, Any], server: RemoteSession, steps: list[Observed
     schema = listed.get("input_schema") or listed.get("inputSchema") or {"type": "object"}
     described = str(listed.get("description") or "")
     return Tool(spec=ToolSpec(name=name, description=described, parameters=schema), call=call)
+
+
+@cache
+def _remark(url: str, sessions: int) -> None:
+    """Say once that episodes wait, for which a reproducible engine waits in turn."""
+    _log.warning(
+        "openenv: episodes wait for one of %d sessions at %s; with --set batch.concurrency=%d the "
+        "engine does not wait for them, or raise --arg sessions if the server takes more",
+        sessions,
+        url,
+        sessions,
+    )
 
 
 @cache

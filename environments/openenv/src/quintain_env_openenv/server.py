@@ -29,8 +29,12 @@ class NamedCall(BaseModel):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-class Action(BaseModel):
-    """A turn: text, and calls of tools where the observation offers some."""
+class TurnAction(BaseModel):
+    """A turn: text, and calls of tools where the observation offers some.
+
+    Its only required field is text, so that clients which know no schema send a reply as it is.
+    verifiers takes a class called ``Action`` for a list of MCP tools.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -134,7 +138,11 @@ class OpenEnvServer:
         return web.json_response({"name": self._name, "description": described})
 
     async def _schema(self, request: web.Request) -> web.Response:
-        schemas = {"action": Action, "observation": Observation, "state": State}
+        schemas: dict[str, type[BaseModel]] = {
+            "action": TurnAction,
+            "observation": Observation,
+            "state": State,
+        }
         return web.json_response({k: v.model_json_schema() for k, v in schemas.items()})
 
     async def _environments(self, request: web.Request) -> web.Response:
@@ -190,7 +198,7 @@ class _Player:
                 case "reset":
                     return await self._reset(**data)
                 case "step":
-                    return await self._step(Action.model_validate(data))
+                    return await self._step(TurnAction.model_validate(data))
                 case "state":
                     return {"type": "state", "data": self._state.model_dump()}
                 case "mcp":
@@ -230,7 +238,7 @@ class _Player:
         ).__aenter__()
         return _seen(await self._episode.next())
 
-    async def _step(self, action: Action) -> Mapping[str, Any]:
+    async def _step(self, action: TurnAction) -> Mapping[str, Any]:
         if self._episode is None:
             raise UsageError("no episode has begun: send a reset first")
         calls = tuple(

@@ -12,6 +12,7 @@ import ast
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import random
 import subprocess
@@ -25,6 +26,7 @@ from typing import Any
 from quintain.errors import StorageError, UsageError
 
 Entry = dict[str, Any]
+_log = logging.getLogger("quintain.env.reasoning_gym")
 
 
 def library_version() -> str:
@@ -73,6 +75,7 @@ def stored_rows(name: str, config: str, size: int, seed: int) -> tuple[str, ...]
 
 def _draw_elsewhere(name: str, config: str, size: int, seed: int, place: Path) -> None:
     """Draw rows in another interpreter, whose hash seed is fixed, and store them as *place*."""
+    _log.warning("reasoning_gym: drawing %d rows of %s once", size, name)
     unfinished = place.with_suffix(".part")
     command = [sys.executable, "-m", __spec__.name, name, config, str(size), str(seed)]
     done = subprocess.run(

@@ -81,5 +81,5 @@ def _too_long(number: int, frame: object) -> None:
 
 
 if __name__ == "__main__":
-    first = {game.kind: game.id for game in reversed(listed().values())}
+    first = {game.kind: game.id for game in reversed(list(listed().values()))}
     main(Path(sys.argv[1]), sys.argv[2:] or sorted(first.values()))

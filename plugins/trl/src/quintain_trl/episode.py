@@ -24,8 +24,13 @@ TYPES: Mapping[str, type] = {
 class EpisodeHost(Protocol):
     """What has the environment of an episode, and the thread that plays it."""
 
-    environment: Environment[Any, Any]
-    services: Mapping[str, Any]
+    @property
+    def environment(self) -> Environment[Any, Any]:
+        """The environment."""
+
+    @property
+    def services(self) -> Mapping[str, Any]:
+        """Its services."""
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run *coroutine* in that thread."""
