@@ -33,7 +33,7 @@ define UNKNOWN
 no part "$(1)". The parts are
   of core       $(ROOMS)
   plugins       $(subst _,-,$(PLUGINS))
-  environments  $(ENVIRONMENTS)
+  environments  $(subst _,-,$(ENVIRONMENTS))
   folders       $(OTHERS)
 endef
 path = $(or $(if $(filter $(1),$(ROOMS)),tests/core/$(1)),\
