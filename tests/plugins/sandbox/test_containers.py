@@ -291,3 +291,16 @@ def test_misuse_is_an_error_of_the_user() -> None:
         asyncio.run(Containers().image("x"))
     with pytest.raises(InfrastructureError, match="no container engine"):
         Containers.check_available({"url": "unix:///nowhere"})
+
+
+def test_commands_that_end_at_once_lose_no_output() -> None:
+    """Their output may come in one packet with the engine's answer."""
+
+    async def act(container: TaskContainer) -> list[bytes]:
+        rounds = [
+            await asyncio.gather(*(container.run(["echo", "here"]) for _ in range(4)))
+            for _ in range(10)
+        ]
+        return [result.output for results in rounds for result in results]
+
+    assert with_container(act) == [b"here\n"] * 40

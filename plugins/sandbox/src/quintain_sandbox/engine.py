@@ -198,9 +198,9 @@ class ContainerEngine:
 
     def open_command(
         self, container: str, argv: Sequence[str], **settings: Any
-    ) -> tuple[str, socket.socket]:
-        """Start a command in a running container; its id, and a connection to its streams, whose
-        output comes in frames.
+    ) -> tuple[str, socket.socket, bytes]:
+        """Start a command in a running container; its id, a connection to its streams, whose output
+        comes in frames, and what of it has come already.
 
         Args:
             settings: ``user``, ``workdir``, ``environment``; see ``exec_create`` of docker's SDK.
@@ -210,9 +210,13 @@ class ContainerEngine:
                 self._api.exec_create(container, list(argv), stdin=True, **settings)["Id"]
             )
             stream = self._api.exec_start(command, socket=True)
+        # A command that ends at once has its output in one packet with the engine's header, which
+        # the client has read into its buffer.
+        stream._sock.setblocking(False)
+        early: bytes = stream._response.raw._fp.fp.peek() or b""
         connection = socket.socket(fileno=os.dup(stream.fileno()))
         stream._response.close()
-        return command, connection
+        return command, connection, early
 
     def exit_status(self, command: str) -> int | None:
         """Return how a command ended; ``None`` while it runs."""

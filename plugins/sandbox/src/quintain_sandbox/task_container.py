@@ -151,11 +151,11 @@ class TaskContainer:
         }
         loop = asyncio.get_running_loop()
         began = time.monotonic()
-        command, connection = await loop.run_in_executor(
+        command, connection, early = await loop.run_in_executor(
             self._executor, lambda: self._engine.open_command(self.id, words, **settings)
         )
         moved = loop.run_in_executor(
-            self._executor, _exchange, connection, stdin, seconds + LATE + GRACE, output
+            self._executor, _exchange, connection, early, stdin, seconds + LATE + GRACE, output
         )
         try:
             kept = await asyncio.shield(moved)
@@ -201,7 +201,7 @@ class TaskContainer:
         container starts; do it again when programs of the image have started.
         """
         result = await self.run(["sh", "-c", SETTLE], seconds=60, user="0", workdir="/")
-        if result.status != "ok":
+        if result.status != "ok" or "/proc/1" not in result.text.split():
             raise InfrastructureError(f"a container's own command did not start: {result.text}")
         words = result.text.split()
         self._has_timeout = "timeout" in words
@@ -218,12 +218,12 @@ class TaskContainer:
 
     async def _kill(self, script: str) -> None:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.run_in_executor(
+        _, connection, early = await loop.run_in_executor(
             self._executor,
             lambda: self._engine.open_command(self.id, ["sh", "-c", script], user="0"),
         )
         try:
-            await loop.run_in_executor(self._executor, _exchange, connection, b"", GRACE, 0)
+            await loop.run_in_executor(self._executor, _exchange, connection, early, b"", GRACE, 0)
         finally:
             connection.close()
 
@@ -305,11 +305,14 @@ class _Kept:
     late: bool = False
 
 
-def _exchange(connection: socket.socket, stdin: bytes, seconds: float, output: int) -> _Kept:
+def _exchange(
+    connection: socket.socket, early: bytes, stdin: bytes, seconds: float, output: int
+) -> _Kept:
     """Write the input, and read frames until the command ends or the time is over."""
     deadline = time.monotonic() + seconds
-    pending, raw = memoryview(stdin), bytearray()
+    pending, raw = memoryview(stdin), bytearray(early)
     kept = _Kept(bytearray(), bytearray())
+    _take(raw, kept, output)
     connection.setblocking(False)
     if not pending:
         connection.shutdown(socket.SHUT_WR)
