@@ -102,7 +102,8 @@ class MarkedLoop(asyncio.SelectorEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        return super().call_soon(self._step, callback, *args, context=context)
+        step: Any = self._step  # a type checker cannot follow arguments of arguments
+        return super().call_soon(step, callback, *args, context=context)
 
     def _step(self, callback: Callable[..., object], *args: Any) -> None:
         MARK.pack_into(self._memory, 0, EPISODE.get())
