@@ -15,7 +15,7 @@ import torch
 
 from quintain.errors import UsageError
 from quintain.learning import Batch, Sample, Step, TrainingSequence
-from quintain_tree_search import Steps, TreeEngine, tree_process, tree_steps, value_steps
+from quintain_tree_search import StepRule, TreeEngine, tree_process, tree_steps, value_steps
 
 from ...core.learning.exact.policies import Array, Tree, log_softmax, multisets
 from .toy import policy
@@ -27,7 +27,7 @@ def engine(branches: int, depth: int, size: int = 1) -> TreeEngine:
     """An engine whose steps are *size* tokens."""
     built = TreeEngine.__new__(TreeEngine)
     built._configure(branches, depth)
-    built._open(policy(), Steps(by="tokens", size=size))
+    built.open_policy(policy(), StepRule(by="tokens", size=size))
     return built
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from quintain import Sampling, TokenEngine
 from quintain.errors import UsageError
-from quintain_tree_search import BeamEngine, MCTSEngine, Partial, Steps, TreeEngine
+from quintain_tree_search import BeamEngine, MCTSEngine, Partial, StepRule, TreeEngine
 
 from .toy import LINES, SAMPLING, ByTable, drawn, letters, policy, prompt, worth_of
 
@@ -28,7 +28,7 @@ def over_toy(kind: Any, *settings: Any, by: Any = "lines", inner: TokenEngine | 
     """An engine of *kind* over the toy's policy."""
     engine = kind.__new__(kind)
     engine._configure(*settings)
-    engine._open(inner or policy(), Steps(by=by))
+    engine.open_policy(inner or policy(), StepRule(by=by))
     return engine
 
 
@@ -220,4 +220,4 @@ def test_settings_out_of_range_are_refused(kind: Any, settings: Any, message: st
 @pytest.mark.parametrize("bad", [{"by": "words"}, {"size": 0}])
 def test_steps_out_of_range_are_refused(bad: Any) -> None:
     with pytest.raises(UsageError, match="steps: by"):
-        Steps(**bad)
+        StepRule(**bad)

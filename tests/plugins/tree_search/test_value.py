@@ -23,7 +23,7 @@ from quintain_tree_search import (
     BeamEngine,
     Partial,
     ScoredRow,
-    Steps,
+    StepRule,
     ValueModel,
     ValueReport,
     fit_value,
@@ -160,7 +160,7 @@ def test_a_search_reads_answers_without_their_stop_token(
             return await engine.worth((5, 6), [Partial(ids=(7, stop), finish="stop"), Partial()])
 
     assert asyncio.run(worth()) == pytest.approx(values(folder, [(5, 6, 7), (5, 6)]), abs=1e-6)
-    assert engine.steps == Steps(by="lines")
+    assert engine.steps == StepRule(by="lines")
 
 
 def test_both_right_and_wrong_answers_are_needed(policy: str, tmp_path: Path) -> None:

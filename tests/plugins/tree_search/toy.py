@@ -10,7 +10,7 @@ from random import Random
 
 from quintain import Message, Sampling
 from quintain_authoring.scripted import ScriptedEngine
-from quintain_tree_search import Partial, Steps
+from quintain_tree_search import Partial, StepRule
 
 LETTERS = "abc"
 LINES = 3
@@ -63,7 +63,7 @@ def drawn(partial: Partial, *path: object, seed: int = 11, whole: bool = False) 
     """The step that the policy draws after *partial* by seed and path, without a search."""
     from quintain.types import derived_seed
 
-    steps = Steps(by="answer" if whole else "lines")
+    steps = StepRule(by="answer" if whole else "lines")
     sampling = steps.sampling(Sampling(seed=derived_seed(seed, *path), max_tokens=64))
     new = asyncio.run(policy().sample((*prompt(), *partial.ids), sampling))
     return Partial(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .fitting import rows_of as rows_of
     from .mcts import MCTSEngine as MCTSEngine
     from .partial import Partial as Partial
-    from .steps import Steps as Steps
+    from .steps import StepRule as StepRule
     from .tree import TreeEngine as TreeEngine
     from .value import ValueModel as ValueModel
 

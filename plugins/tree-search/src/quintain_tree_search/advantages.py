@@ -15,7 +15,7 @@ from quintain import Algorithm, TokenEngine, advantage, need
 from quintain.errors import UsageError
 from quintain.learning import Sample, Step
 
-from .steps import By, Steps
+from .steps import By, StepRule
 from .tree import TreeEngine
 from .value import ValueModel
 
@@ -101,12 +101,12 @@ def value_steps(
     The sum over an answer is R - V(prompt). The update is biased as far as V is wrong.
 
     Args:
-        by, size: what a step is; see `Steps`.
+        by, size: what a step is; see `StepRule`.
 
     Raises:
         UsageError: an answer has several turns, or a setting is out of range.
     """
-    steps = Steps(by=by, size=size)
+    steps = StepRule(by=by, size=size)
     rows, places = [], []
     for sample in step.batch.samples:
         prompt, tokens = answer_of(sample, "value_steps")

@@ -11,7 +11,7 @@ from quintain.errors import UsageError
 
 from .engine import SLOTS, SearchEngine, loaded, shared
 from .partial import Partial
-from .steps import By, Steps
+from .steps import By, StepRule
 
 
 class BeamEngine(SearchEngine):
@@ -29,7 +29,7 @@ class BeamEngine(SearchEngine):
         model: a folder or hub id; a run decodes the learner's own weights.
         value: the folder of a value model (`quintain value`); without one, the mean log-prob.
         width, branches: beginnings that are kept, and steps sampled after each.
-        by, size: what a step is; see `Steps`.
+        by, size: what a step is; see `StepRule`.
         slots, dtype, device: of the engine that samples.
 
     Raises:
@@ -53,7 +53,7 @@ class BeamEngine(SearchEngine):
     ) -> None:
         self._configure(width, branches)
         policy = loaded(model, slots=slots, dtype=dtype, device=device)
-        self._open(policy, Steps(by=by, size=size), value)
+        self.open_policy(policy, StepRule(by=by, size=size), value)
 
     @classmethod
     def sharing(
@@ -74,7 +74,7 @@ class BeamEngine(SearchEngine):
         engine = cls.__new__(cls)
         engine._configure(width, branches)
         policy = shared(module, tokenizer, dtype=dtype, slots=slots, copy=copy)
-        engine._open(policy, Steps(by=by, size=size), value)
+        engine.open_policy(policy, StepRule(by=by, size=size), value)
         return engine
 
     def _configure(self, width: int, branches: int) -> None:

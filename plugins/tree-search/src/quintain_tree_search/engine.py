@@ -15,7 +15,7 @@ from quintain.rollouts import cut_where_stopped
 from quintain.types import derived_seed
 
 from .partial import Partial
-from .steps import NEWLINE, Steps
+from .steps import NEWLINE, StepRule
 from .value import ValueModel
 
 SLOTS = 256
@@ -23,7 +23,7 @@ SLOTS = 256
 
 class SearchEngine(TokenEngine):
     """Answers a turn by a search over the steps of the policy. A subclass implements `search`, and
-    ``sharing`` or a constructor that calls `_open`.
+    ``sharing`` or a constructor that calls `open_policy`.
 
     The log-probs of an answer are those of the policy. Which answers come back is up to the search.
 
@@ -35,10 +35,10 @@ class SearchEngine(TokenEngine):
     """
 
     policy: TokenEngine
-    steps: Steps
+    steps: StepRule
     sampled_tokens: int
 
-    def _open(self, policy: TokenEngine, steps: Steps, value: str = "") -> None:
+    def open_policy(self, policy: TokenEngine, steps: StepRule, value: str = "") -> None:
         """Take the engine of the policy and the value model in the folder *value*, or none."""
         self.policy, self.steps, self.sampled_tokens = policy, steps, 0
         self.tokenizer, self.context = policy.tokenizer, policy.context
@@ -48,7 +48,7 @@ class SearchEngine(TokenEngine):
     @classmethod
     def check_settings(cls, settings: Mapping[str, Any]) -> None:
         """Check what a step is, and that the value model is there; see `TokenEngine`."""
-        Steps(**{name: settings[name] for name in ("by", "size") if name in settings})
+        StepRule(**{name: settings[name] for name in ("by", "size") if name in settings})
         if settings.get("value"):
             check_available(settings["value"])
 
@@ -74,14 +74,14 @@ class SearchEngine(TokenEngine):
         self, prompt: tuple[int, ...], partial: Partial, sampling: Sampling, *path: object
     ) -> Partial:
         """Return *partial* with the rest of the answer; arguments as of `extended`."""
-        return await self._continued(prompt, partial, sampling, Steps(by="answer"), path)
+        return await self._continued(prompt, partial, sampling, StepRule(by="answer"), path)
 
     async def _continued(
         self,
         prompt: tuple[int, ...],
         partial: Partial,
         sampling: Sampling,
-        steps: Steps,
+        steps: StepRule,
         path: tuple[object, ...],
     ) -> Partial:
         limit = sampling.max_tokens

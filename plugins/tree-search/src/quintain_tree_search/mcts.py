@@ -14,11 +14,11 @@ from quintain.errors import UsageError
 
 from .engine import SLOTS, SearchEngine, loaded, shared
 from .partial import Partial
-from .steps import By, Steps
+from .steps import By, StepRule
 
 
 @dataclass(kw_only=True)
-class Node:
+class SearchNode:
     """The beginning of an answer in a search tree.
 
     Attributes:
@@ -32,21 +32,21 @@ class Node:
     prior: float = 1.0
     visits: int = 0
     total: float = 0.0
-    children: list[Node] = field(default_factory=list)
+    children: list[SearchNode] = field(default_factory=list)
 
     @property
     def mean(self) -> float:
         """Mean of the values found below; its own value before the first visit."""
         return self.total / self.visits if self.visits else self.value
 
-    def best_child(self, exploration: float) -> Node:
+    def best_child(self, exploration: float) -> SearchNode:
         """Return the child with the largest mean + exploration prior sqrt(visits) / (1 + its own
         visits), the first of equals (PUCT; AlphaGo Zero, Silver et al. 2017).
         """
         scale = exploration * math.sqrt(self.visits)
         return max(self.children, key=lambda c: c.mean + scale * c.prior / (1 + c.visits))
 
-    def descendants(self) -> Iterator[Node]:
+    def descendants(self) -> Iterator[SearchNode]:
         """Yield the node and all nodes below it."""
         yield self
         for child in self.children:
@@ -70,7 +70,7 @@ class MCTSEngine(SearchEngine):
         simulations: of one search.
         branches: steps sampled after a node.
         exploration: the weight of the prior.
-        by, size: what a step is; see `Steps`.
+        by, size: what a step is; see `StepRule`.
         slots, dtype, device: of the engine that samples.
 
     Raises:
@@ -95,7 +95,7 @@ class MCTSEngine(SearchEngine):
     ) -> None:
         self._configure(simulations, branches, exploration)
         policy = loaded(model, slots=slots, dtype=dtype, device=device)
-        self._open(policy, Steps(by=by, size=size), value)
+        self.open_policy(policy, StepRule(by=by, size=size), value)
 
     @classmethod
     def sharing(
@@ -117,7 +117,7 @@ class MCTSEngine(SearchEngine):
         engine = cls.__new__(cls)
         engine._configure(simulations, branches, exploration)
         policy = shared(module, tokenizer, dtype=dtype, slots=slots, copy=copy)
-        engine._open(policy, Steps(by=by, size=size), value)
+        engine.open_policy(policy, StepRule(by=by, size=size), value)
         return engine
 
     def _configure(self, simulations: int, branches: int, exploration: float) -> None:
@@ -129,7 +129,7 @@ class MCTSEngine(SearchEngine):
         self.simulations, self.branches, self.exploration = simulations, branches, exploration
 
     async def search(self, prompt: tuple[int, ...], sampling: Sampling) -> Partial:
-        root = Node(partial=Partial(), visits=1)
+        root = SearchNode(partial=Partial(), visits=1)
         for simulation in range(self.simulations):
             path = [root]
             while path[-1].children:
@@ -149,7 +149,7 @@ class MCTSEngine(SearchEngine):
         return await self.completed(prompt, node.partial, sampling, "mcts", "rest")
 
     async def _expand(
-        self, prompt: tuple[int, ...], node: Node, sampling: Sampling, simulation: int
+        self, prompt: tuple[int, ...], node: SearchNode, sampling: Sampling, simulation: int
     ) -> None:
         grown = await asyncio.gather(
             *(
@@ -161,6 +161,6 @@ class MCTSEngine(SearchEngine):
         different = list({partial.ids: partial for partial in grown}.values())
         values = await self.worth(prompt, different)
         node.children = [
-            Node(partial=partial, value=value, prior=draws[partial.ids] / self.branches)
+            SearchNode(partial=partial, value=value, prior=draws[partial.ids] / self.branches)
             for partial, value in zip(different, values, strict=True)
         ]

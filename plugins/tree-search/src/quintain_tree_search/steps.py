@@ -15,7 +15,7 @@ By = Literal["lines", "tokens", "answer"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class StepRule:
     """The rule that cuts answers into steps.
 
     Attributes:

@@ -14,7 +14,7 @@ from quintain.errors import UsageError
 
 from .engine import SLOTS, SearchEngine, loaded, shared
 from .partial import Partial
-from .steps import By, Steps
+from .steps import By, StepRule
 
 Path = tuple[int, ...]
 """Which branch was taken at each step."""
@@ -50,7 +50,7 @@ class TreeEngine(SearchEngine):
     Args:
         model: a folder or hub id; a run decodes the learner's own weights.
         branches, depth: of the tree, from 2 and 1.
-        by, size: what a step is; see `Steps`.
+        by, size: what a step is; see `StepRule`.
         slots, dtype, device: of the engine that samples.
 
     Raises:
@@ -73,7 +73,7 @@ class TreeEngine(SearchEngine):
     ) -> None:
         self._configure(branches, depth)
         policy = loaded(model, slots=slots, dtype=dtype, device=device)
-        self._open(policy, Steps(by=by, size=size))
+        self.open_policy(policy, StepRule(by=by, size=size))
 
     @classmethod
     def sharing(
@@ -93,7 +93,7 @@ class TreeEngine(SearchEngine):
         engine = cls.__new__(cls)
         engine._configure(branches, depth)
         policy = shared(module, tokenizer, dtype=dtype, slots=slots, copy=copy)
-        engine._open(policy, Steps(by=by, size=size))
+        engine.open_policy(policy, StepRule(by=by, size=size))
         return engine
 
     def _configure(self, branches: int, depth: int) -> None:
