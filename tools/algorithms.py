@@ -60,6 +60,9 @@ PAIRS = (
     ("ppo", "grpo"),
     ("trpo", "ppo"),
     ("vineppo", "ppo"),
+    ("tree_credit", "dr_grpo"),
+    ("tree_rl", "tree_credit"),
+    ("value_steps", "dr_grpo"),
     ("rft", "reinforce"),
     ("dpo", "grpo"),
     ("dpo_norm", "dpo"),
@@ -83,6 +86,7 @@ REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("rloo", {"objective": "sequence_clip"}),
     ("rloo", {"optimizer_step": "natural", "prune": 1e-3}),
     ("vineppo", {"overlong": 0.2}),
+    ("tree_credit", {"kl": {"where": "reward", "coefficient": 0.1}}),
     ("maxrl", {"overlong": 0.2}),
     ("sft", {"overlong": 0.2}),
 )
