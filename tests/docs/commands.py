@@ -51,6 +51,7 @@ OWN_DATA = "tests/docs/test_worked_recipes.py::test_the_recipe_of_ones_own_data_
 CAPITALS = "tests/docs/test_worked_recipes.py::test_the_controls_play_the_file"
 RANKS = "tests/plugins/fsdp/test_run.py::test_the_quickstart_trains_on_two_ranks"
 WATCHED = "tests/plugins/watch/test_server.py::test_the_command_prints_its_address_and_ends"
+AUDITED = "tests/environments/harbor/test_containers.py::test_an_audit_goes_on_where_it_was_and_a_recipe_reads_it"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
@@ -59,6 +60,7 @@ ELSEWHERE = {
     "bash tools/vllm_env.sh": VLLM,
     ".venv-vllm/bin/quintain train --set engine.use=vllm": VLLM_RUN,
     "make test": WORKSPACE,
+    "quintain harbor audit tasks --out audit.jsonl": AUDITED,
     "quintain train --env sorting.py:Sort --set 'model.start.args.target=[0.03,0.6]' --steps 1": SOON,
     "make train": QUICKSTART,
     "quintain watch": WATCHED,

@@ -221,6 +221,7 @@ class Curriculum:
     def state(self) -> dict[str, Any]:
         """Return plain data for a checkpoint."""
         return {
+            "seed": self._seed,
             "picked": self._drawn,
             "streams": [stream.position() for stream in self._streams],
             "visits": self._visits.state(),
@@ -240,8 +241,10 @@ class Curriculum:
         else:
             self._drawn, self._visits = state["picked"], Visits.of(state["visits"])
             positions = zip(self._streams, state["streams"], strict=False)
-            same = len(state["streams"]) == len(self._streams) and all(
-                stream.seek(position) for stream, position in positions
+            same = (
+                state["seed"] == self._seed
+                and len(state["streams"]) == len(self._streams)
+                and all(stream.seek(position) for stream, position in positions)
             )
         if not same:
             raise RunError(

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from time import perf_counter
 from weakref import WeakKeyDictionary
 
-SLICE = 0.01
-"""Seconds that a round of the loop may take; what has begun is not interrupted."""
-MOST = 64
-"""Turns that begin in one round of the loop."""
+TURNS = 4
+"""Turns that begin in one round of the loop. It is a constant, not a share of measured time, so that
+the order of events does not depend on the speed of the machine.
+"""
 
 
 class LoopShare:
-    """Bounds how long the loop runs turns until it looks at sockets and timers again.
+    """Bounds how many turns the loop begins until it looks at sockets and timers again.
 
     The loop runs all that is ready in one round. 4,096 turns that begin at once would be one round
-    of a second or more, in which no server is answered and no time limit is kept. So each round
-    begins a few turns: one more than the round before if that was short, else half as many.
+    of a second or more, in which no server is answered and no time limit is kept.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._began = 0.0
-        self._batch = self._left = MOST // 4
+        self._left = TURNS
         self._counting = False
 
     async def take(self) -> None:
         """Wait until a round of the loop has room for another turn."""
         loop = asyncio.get_running_loop()
         if not self._counting:
-            self._counting, self._left, self._began = True, self._batch, perf_counter()
+            self._counting, self._left = True, TURNS
             loop.call_soon(self._next, loop)
         if self._left and not self._waiting:
             self._left -= 1
@@ -42,16 +39,13 @@ class LoopShare:
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin another round, in which turns go on that wait for one."""
-        now = perf_counter()
-        long = now - self._began > SLICE
-        self._batch = max(1, self._batch // 2) if long else min(MOST, self._batch + 1)
-        self._left, self._began = self._batch, now
+        self._left = TURNS
         while self._waiting and self._left:
             waiter = self._waiting.popleft()
             if not waiter.done():  # else its episode was cancelled
                 waiter.set_result(None)
                 self._left -= 1
-        self._counting = self._left < self._batch
+        self._counting = self._left < TURNS
         if self._counting:
             loop.call_soon(self._next, loop)
 

@@ -40,7 +40,7 @@ def test_list_has_a_row_per_kind(capsys: pytest.CaptureFixture[str]) -> None:
     heads = dict(re.findall(r"^(\w+) \((\d+)\) ", "\n".join(lines), re.M))
     kinds = [c.kind for c in current().components()]
     assert {kind: str(kinds.count(kind)) for kind in {*kinds} & {*KINDS.values()}} == heads
-    assert len(lines) <= 46
+    assert len(lines) <= 60
     main(["list", "environments"])
     assert "Sums, differences and products" in capsys.readouterr().out
 

@@ -274,8 +274,12 @@ def test_a_host_without_descriptors_is_no_result(sandbox: Bubblewrap) -> None:
 
 
 def test_no_limit_is_measured_by_a_clock_that_jumps() -> None:
-    """No module asks for the time of day, which administrators and time servers set."""
+    """No module asks for the time of day, which administrators and time servers set; files that go
+    into a container have it as the time at which they were written.
+    """
     for path in Path(quintain_sandbox.__file__).parent.glob("*.py"):
+        if path.name == "task_container.py":
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):
                 asked = ast.unparse(node)

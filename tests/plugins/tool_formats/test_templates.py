@@ -67,7 +67,7 @@ def talk(tokenizer: HFTokenizer, name: str, turns: list[Message | str]) -> Conve
         if isinstance(turn, Message):
             conversation.add(turn)
             continue
-        context = conversation.prompt_ids()
+        context = list(conversation.prompt_ids())
         if held:
             branches = len(conversation.transcript("p", 1.0).branches)
             assert (context[: len(held)] == held) or branches > 1

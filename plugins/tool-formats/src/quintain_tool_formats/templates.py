@@ -130,7 +130,7 @@ def _case(
                 messages.append(turn)
                 if turn is not turns[-1]:
                     continue
-            ids = conversation.prompt_ids()
+            ids = list(conversation.prompt_ids())
             if expected and ids[: len(expected)] != expected:
                 begins.append(_message_at(tokenizer, expected, ids, messages))
             if isinstance(turn, str):

@@ -28,7 +28,7 @@ from quintain.errors import UsageError
 from quintain.interfaces.agent import SUMMARISE
 from quintain.interfaces.algorithm import KL
 from quintain.interfaces.engine import TokenEngine, Weights
-from quintain.interfaces.tokenizer import Offsets
+from quintain.interfaces.tokenizer import Offsets, Renderer
 from quintain.interfaces.tools import ToolSpec
 from quintain.learning import Learner
 from quintain.learning.batch import Batch, Sample, batch_of
@@ -81,6 +81,9 @@ class BitTokenizer:
             for i, message in enumerate(messages)
             if i not in left_out
         )
+
+    def renderer(self) -> Renderer:
+        return lambda messages, tools, known: self.render(messages, tools)
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, finish: Finish = "stop") -> Turn:
         calls = tuple(ToolCall(name=tool.name, arguments={}) for tool in tools if text == "1")
