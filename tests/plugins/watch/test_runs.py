@@ -202,6 +202,7 @@ def test_a_slow_tool_is_named(
     assert line in capsys.readouterr().out and first.example.startswith("Looking/")
 
 
+@pytest.mark.slow
 def test_a_tool_that_blocks_the_process_is_named(small_run: Callable[..., Path]) -> None:
     """Four calls of a plain function run one after the other, and hold up the turns of all."""
     folder = train(small_run, looking(count=0.3), tables=caller(tool="count", seconds=0.02))
@@ -224,6 +225,7 @@ def test_a_slow_grader_is_named(small_run: Callable[..., Path], reward: str) -> 
     assert first.seconds >= 0.9
 
 
+@pytest.mark.slow
 def test_a_slow_replica_is_named(
     small_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,6 +244,7 @@ def test_a_slow_replica_is_named(
     assert units["sampling on replica 1"] > units["sampling on replica 0"]
 
 
+@pytest.mark.slow
 def test_a_slow_tool_in_another_process_is_named(small_run: Callable[..., Path]) -> None:
     """Episodes in processes of their own tell the run of their tools."""
     tables = caller(tool="lookup") + "\n[workers]\nepisodes = 1"
@@ -266,6 +269,7 @@ def test_every_rank_has_its_seconds(small_run: Callable[..., Path]) -> None:
     assert any(label.startswith("ranks, step (rank ") for label in labels)
 
 
+@pytest.mark.slow
 def test_code_of_an_environment_is_named_behind_a_reproducible_engine(
     small_run: Callable[..., Path],
 ) -> None:
@@ -411,6 +415,7 @@ def test_a_steered_run_does_what_it_is_asked_and_notes_it(
     assert len(run.processes()) == 1
 
 
+@pytest.mark.slow
 def test_another_run_repeats_what_was_done(
     small_run: Callable[..., Path],
     steered: Callable[[dict[int, Any]], None],
@@ -459,6 +464,7 @@ def test_a_setting_that_the_schedule_lacks_is_refused(
     assert "max_staleness = 3 was asked for and is not set" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_staleness_of_an_overlapping_run_changes(
     small_run: Callable[..., Path], steered: Callable[[dict[int, Any]], None]
 ) -> None:

@@ -281,8 +281,8 @@ def test_cancelled_episodes_free_the_engine() -> None:
     ("how", "reason"),
     [
         ("exit", "ended with status 3"),
-        ("crash", "was ended by SIGSEGV"),
-        ("block", "episode_environments.py"),
+        pytest.param("crash", "was ended by SIGSEGV", marks=pytest.mark.slow),
+        pytest.param("block", "episode_environments.py", marks=pytest.mark.slow),
     ],
 )
 def test_an_episode_that_always_ends_its_process_is_a_failure_of_its_environment(
@@ -304,6 +304,7 @@ def test_an_episode_that_always_ends_its_process_is_a_failure_of_its_environment
     assert all(r.outcome is not None and r.total == 1 for g in groups for r in g.valid)
 
 
+@pytest.mark.slow
 def test_a_process_that_holds_too_much_memory_is_replaced(tmp_path: Path) -> None:
     async def run() -> tuple[list[int], list[int], list[AnyGroup]]:
         args = {"folder": str(tmp_path), "kills": 100, "how": "leak"}
@@ -319,6 +320,7 @@ def test_a_process_that_holds_too_much_memory_is_replaced(tmp_path: Path) -> Non
     assert all(r.valid and r.total == 1 for g in groups for r in g.rollouts)
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_start_any_more_are_failures_of_the_infrastructure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -394,6 +396,7 @@ def wheel_of(folder: Path, version: str, value: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_an_environment_has_packages_that_the_run_has_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
