@@ -148,7 +148,7 @@ def containers_of(service: Docker, user: int) -> list[str]:
     return [
         name
         for name, labels in service._fleet.engine.containers().items()
-        if labels[USER] == str(user)
+        if labels.get(USER) == str(user)  # containers of tasks have none
     ]
 
 

@@ -210,7 +210,7 @@ def test_hostile_texts_stay_texts(browser: Any, runs: Path) -> None:
 def test_two_runs_stand_beside_each_other(browser: Any, runs: Path) -> None:
     """Curves share their panels, everything else has a column for each run."""
     with serving(runs, "sums", "sums-2") as server, opened(browser, server) as page:
-        page.wait_for_selector("figure.chart svg")
+        page.locator("figure.chart").first.locator("path.line").nth(1).wait_for(state="attached")
         assert page.locator("figure.chart").first.locator("path.line").count() == 2
         assert page.locator("figure.chart").first.locator("path.band").count() == 2
         picture(page, "two-runs")
@@ -268,7 +268,7 @@ def test_a_running_run_is_followed_and_steered(browser: Any, tmp_path: Path) -> 
         page.wait_for_selector("text=pause is on its way")
         page.keyboard.press("2")
         page.wait_for_selector("text=a prompt of now")
-        assert page.locator(".filters output").inner_text() == "17 rollouts"
+        page.get_by_text("17 rollouts", exact=True).wait_for()
         held.append({"step": 3, "reward.mean": 0.7, "alerts": []})
         page.wait_for_selector("text=live · running 3/2")
     assert [(o.action, o.value) for _, o in waiting(folder)] == [

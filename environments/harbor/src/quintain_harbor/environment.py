@@ -308,11 +308,14 @@ def cache_folder(given: str) -> Path:
 
 
 def _sound(file: str) -> set[str]:
-    """Return the names of the tasks that a file of the audit calls sound."""
+    """Return the names of the tasks that a file of the audit calls sound; the last row of a task
+    counts, since one that has changed is audited again.
+    """
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
         rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
-        return {str(row["task"]) for row in rows if row["sound"]}
+        latest = {str(row["task"]): row["sound"] for row in rows}
+        return {name for name, sound in latest.items() if sound}
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise UsageError(f"harbor: {file} is no file of quintain harbor audit ({e})") from e
 
