@@ -154,16 +154,25 @@ async def serve() -> None:
         name = "call" if body.get("tools") and turn < TURNS - 1 else "answer"
         return web.Response(text=chats[name], content_type="application/json")
 
+    await answer_until_killed(complete, chat, context=8192)
+
+
+async def answer_until_killed(complete: Any, chat: Any, *, context: int) -> None:
+    """Print the address of a server whose completions the handlers *complete* and *chat* answer,
+    then answer until killed.
+    """
+    from aiohttp import web
+
     app = web.Application(client_max_size=2**24)
     app.router.add_post("/v1/completions", complete)
     app.router.add_post("/v1/chat/completions", chat)
     app.router.add_get(
         "/v1/models",
-        lambda request: web.json_response({"data": [{"id": "m", "max_model_len": 8192}]}),
+        lambda request: web.json_response({"data": [{"id": "m", "max_model_len": context}]}),
     )
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=8192).start()
     print(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", flush=True)
     await asyncio.Event().wait()
 

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from .common import ROOT, Door, Worker, arguments, child_environment, shown, spread, table, write
-from .rollouts import CALL, tokenizer_folder
+from .rollouts import CALL, answer_until_killed, tokenizer_folder
 
 CASES = {"one turn": 1, "five turns, tool": 5, "thirty turns, tool": 30}
 EPISODES = {1: 2048, 5: 512, 30: 64}
@@ -85,18 +85,7 @@ async def serve() -> None:
         name = "call" if turn < count - 1 else "answer"
         return web.Response(text=chats[count, name], content_type="application/json")
 
-    app = web.Application(client_max_size=2**24)
-    app.router.add_post("/v1/completions", complete)
-    app.router.add_post("/v1/chat/completions", chat)
-    app.router.add_get(
-        "/v1/models",
-        lambda request: web.json_response({"data": [{"id": "m", "max_model_len": 16384}]}),
-    )
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=8192).start()
-    print(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", flush=True)
-    await asyncio.Event().wait()
+    await answer_until_killed(complete, chat, context=16384)
 
 
 async def converse(http: Any, url: str, key: str, count: int) -> str:
