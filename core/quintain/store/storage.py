@@ -21,6 +21,14 @@ _STEP = re.compile(r"step-(\d+)(?:\.parquet)?")
 TEMPORARY = ".tmp-"
 
 
+def cache_folder() -> Path:
+    """Return where files are kept that can be made again: ``$QUINTAIN_CACHE``, else
+    ``~/.cache/quintain``.
+    """
+    chosen = os.environ.get("QUINTAIN_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "quintain"
+
+
 def take_lock(path: Path) -> IO[str] | None:
     """Lock the file at *path*, created if missing; ``None`` if another process has the lock.
 

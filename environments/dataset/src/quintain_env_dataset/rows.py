@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-import os
 import shutil
 import tempfile
 from array import array
@@ -15,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar, overload
+
+from quintain.store import cache_folder
 
 T = TypeVar("T")
 FORMAT = 1
@@ -123,10 +124,8 @@ def folder_for(*parts: object) -> Path:
     """Return the folder of what *parts* identify, in ``$QUINTAIN_CACHE``, else
     ``~/.cache/quintain``.
     """
-    chosen = os.environ.get("QUINTAIN_CACHE", "")
-    cache = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "quintain"
     key = hashlib.sha256(json.dumps([FORMAT, *map(str, parts)]).encode()).hexdigest()
-    return cache / "rows" / key[:32]
+    return cache_folder() / "rows" / key[:32]
 
 
 @contextmanager

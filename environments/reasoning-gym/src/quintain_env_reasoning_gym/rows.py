@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from quintain.errors import StorageError, UsageError
+from quintain.store import cache_folder
 
 Entry = dict[str, Any]
 _log = logging.getLogger("quintain.env.reasoning_gym")
@@ -58,8 +59,7 @@ def stored_rows(name: str, config: str, size: int, seed: int) -> tuple[str, ...]
         UsageError: reasoning-gym is not installed, or refuses the name or the settings.
         StorageError: the rows cannot be stored.
     """
-    cache = Path(os.environ.get("QUINTAIN_CACHE") or Path.home() / ".cache" / "quintain")
-    folder = cache.expanduser() / "reasoning-gym" / library_version()
+    folder = cache_folder() / "reasoning-gym" / library_version()
     key = hashlib.sha256(f"{config}/{size}/{seed}".encode()).hexdigest()[:12]
     place = folder / f"{name}-{key}.jsonl"
     try:

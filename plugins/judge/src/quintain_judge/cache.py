@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sqlite3
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quintain.errors import StorageError, UsageError
+from quintain.store import cache_folder
 
 FLUSH_SECONDS = 0.1
 MOST_PENDING = 64
@@ -45,10 +45,7 @@ class Spending:
 
 def default_path() -> Path:
     """Return ``$QUINTAIN_CACHE/judge.sqlite``, else ``~/.cache/quintain/judge.sqlite``."""
-    return (
-        Path(os.environ.get("QUINTAIN_CACHE") or Path.home() / ".cache" / "quintain").expanduser()
-        / "judge.sqlite"
-    )
+    return cache_folder() / "judge.sqlite"
 
 
 class AnswerCache:

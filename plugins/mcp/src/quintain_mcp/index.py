@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 from array import array
 from collections import Counter
@@ -19,6 +18,7 @@ import tantivy
 from tantivy import Filter, Occur, Query, TextAnalyzer, TextAnalyzerBuilder, Tokenizer
 
 from quintain.errors import StorageError, UsageError
+from quintain.store import cache_folder
 from quintain_data import DataFaults
 
 from .corpus import Corpus, Passage
@@ -111,13 +111,7 @@ def build_index(
         UsageError: the corpus is empty, a row is unreadable, or two passages have one id.
         StorageError: the cache cannot be written.
     """
-    cache = (
-        cache
-        or Path(
-            os.environ.get("QUINTAIN_CACHE") or Path.home() / ".cache" / "quintain"
-        ).expanduser()
-        / "search"
-    )
+    cache = cache or cache_folder() / "search"
     key = f"{FORMAT}-{version('tantivy')}-{corpus.digest()}"
     folder = cache / key
     try:

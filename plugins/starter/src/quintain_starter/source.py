@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from quintain.errors import NoTasksError, StorageError, UsageError
 from quintain.models import HFTokenizer, LoadedModel, as_device, fuse_storage, load_model
 from quintain.process import run_stoppable
 from quintain.recipe import ModelRequest, ModelSource, opened_environments
-from quintain.store import lock_owner, save_model, storage_errors, take_lock
+from quintain.store import cache_folder, lock_owner, save_model, storage_errors, take_lock
 
 from . import general_starter
 from .architecture import CONTEXT, build_model, build_tokenizer
@@ -309,12 +308,6 @@ def untrained(seed: int, *, device: str = "cpu", **sizes: Any) -> LoadedModel:
         context=CONTEXT,
         fused=fuse_storage(module),
     )
-
-
-def cache_folder() -> Path:
-    """Return where default models are cached: ``$QUINTAIN_CACHE``, else ``~/.cache/quintain``."""
-    chosen = os.environ.get("QUINTAIN_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "quintain"
 
 
 def _content(folder: Path) -> str:

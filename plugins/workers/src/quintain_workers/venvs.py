@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -20,19 +19,12 @@ from pathlib import Path
 
 from quintain import InfrastructureError
 from quintain.registry import normalise
+from quintain.store import cache_folder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 METADATA = ("METADATA", "entry_points.txt")
 """What is copied of a distribution; without a list of its files pip does not remove it."""
 DONE = "quintain-is-ready"
-
-
-def cache_folder() -> Path:
-    """Return where virtual environments are kept: below ``$QUINTAIN_CACHE``, else
-    ``~/.cache/quintain``.
-    """
-    chosen = os.environ.get("QUINTAIN_CACHE") or "~/.cache/quintain"
-    return Path(chosen).expanduser() / "environments"
 
 
 def python_with(requirements: Sequence[str]) -> Path:
@@ -42,7 +34,7 @@ def python_with(requirements: Sequence[str]) -> Path:
     Raises:
         InfrastructureError: pip cannot install them; the message has its last lines.
     """
-    folder = cache_folder() / _key(requirements)
+    folder = cache_folder() / "environments" / _key(requirements)
     python = folder / "bin" / "python"
     if not (folder / DONE).is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
