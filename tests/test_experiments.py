@@ -42,6 +42,7 @@ LONG = {
     "judged_rewards",
     "mismatch",
     "overoptimisation",
+    "tree_search",
 }
 """Each takes seconds; the others prove the same of one study each."""
 PAGES = ROOT / "docs" / "experiments"

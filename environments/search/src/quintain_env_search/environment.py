@@ -99,18 +99,22 @@ class Search(Environment[SearchTask, SearchResult]):
         tool = next((t for t in session.tools if t.spec.name == (self.open_tool or "open")), None)
         if self.search in _COMPARED or tool is None or not task.hops:
             return
+        _COMPARED.add(self.search)  # at once: the other episodes that begin now need not read it
         passage = task.hops[-1].passage
         try:
             text = await tool.call({"id": passage})
         except ToolError as e:
             text = str(e)
+        except BaseException:
+            _COMPARED.discard(self.search)
+            raise
         if not any(answer in text for answer in task.answers):
+            _COMPARED.discard(self.search)
             raise UsageError(
                 f"search: the server's passage {passage!r} does not have the answer "
                 f"{task.answer!r}; give the service `search` the same data, pilots and seed as the "
                 "environment"
             )
-        _COMPARED.add(self.search)
 
     @control()
     def demonstrator(self, task: SearchTask, messages: Sequence[Message]) -> Reply:
