@@ -21,11 +21,11 @@ from quintain.errors import (
     suggestion,
 )
 from quintain.evaluation.evaluation import tasks_of
-from quintain.interfaces.curriculum import Curriculum
 from quintain.interfaces.environment import yielded
 from quintain.registry.binding import bind
 from quintain.registry.lookup import current
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_episode
+from quintain.tasks.mixture import Mixture
 from quintain.testing import rollout
 from quintain.tracebacks import describe_error, place_of
 from quintain.types.sampling import Sampling
@@ -116,7 +116,7 @@ def test_tasks(mistaken: type[Environment[Any, Any]]) -> None:
         f"environment 'mine' failed in tasks('dev'): {known} (mistakes.py, line "
         f"{line('quintain.Task(promt')})"
     )
-    assert message(EnvironmentFault, lambda: Curriculum([mistaken()], names=["mine"]).pick(1)) == (
+    assert message(EnvironmentFault, lambda: Mixture([mistaken()], names=["mine"]).pick(1)) == (
         "environment 'mine' failed in tasks('train'): NameError: name 'answr' is not defined "
         f"(mistakes.py, line {line('answr)')})"
     )

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING
 from .. import lazy_names
 
 if TYPE_CHECKING:
-    from .curriculum import WINDOW as WINDOW
     from .curriculum import Curriculum as Curriculum
     from .curriculum import Pick as Pick
-    from .curriculum import Shuffled as Shuffled
     from .curriculum import TaskReader as TaskReader
-    from .curriculum import TaskStream as TaskStream
     from .environment import SPLITS as SPLITS
     from .environment import yielded as yielded
     from .events import CheckpointSaved as CheckpointSaved
@@ -41,6 +38,5 @@ if TYPE_CHECKING:
     from .tokenizer import LITERAL as LITERAL
     from .tokenizer import Offsets as Offsets
     from .tokenizer import Renderer as Renderer
-    from .visits import Visits as Visits
 
 __getattr__, __dir__ = lazy_names(__name__)

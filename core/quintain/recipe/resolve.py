@@ -27,6 +27,7 @@ from ..registry.known import known_plugins
 from ..registry.lookup import current
 from ..services.manager import IN_RECIPE, Choice, find_service, start_order, started_services
 from ..store.runs import model_named
+from ..tasks.mixture import Mixture
 from ..tracebacks import defined_at
 from .rewards import of_function, parse_reward, qualified
 from .tables import ComponentTable, EnvironmentTable, Recipe
@@ -288,7 +289,7 @@ def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:
     """
     measured = plan.difficulty_samples or plan.difficulty_file
     if plan.order == "shuffled" and plan.drop_solved is None and not measured:
-        return Curriculum
+        return Mixture
     try:
         kind: type[Curriculum] = current().load("curriculum", "adaptive")
     except UnknownNameError as e:

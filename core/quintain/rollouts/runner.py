@@ -35,9 +35,10 @@ from ..types.rollout import (
 )
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Task
+from .grading_clock import GradingClock
 from .loop_share import take_turn
 from .own_task import TimeLimitExceeded, in_own_task
-from .scoring import GradingClock, score_group, score_rollout, termination_of
+from .scoring import score_group, score_rollout, termination_of
 from .session import EpisodeState, Session
 from .spans import Span
 

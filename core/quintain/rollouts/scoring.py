@@ -4,9 +4,7 @@ is complete.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,47 +16,6 @@ from ..tracebacks import text_of
 from ..types.rollout import AnyGroup, AnyRollout, Score, Termination, TerminationKind
 from .own_task import in_own_task
 from .spans import Span
-
-
-class GradingClock:
-    """The time that rewards take: the sum over rollouts, and the time in which any ran, where
-    overlaps count once.
-
-    A reward that waits, such as for a slot of a sandbox, takes time. Used by one event loop at a
-    time.
-    """
-
-    def __init__(self) -> None:
-        self._running = self._rollouts = 0
-        self._began = self._busy = self._total = 0.0
-
-    @contextmanager
-    def __call__(self, rollouts: int) -> Iterator[None]:
-        """Count the time of the block, in which *rollouts* get their first score."""
-        began = time.monotonic()
-        if not self._running:
-            self._began = began
-        self._running += 1
-        try:
-            yield
-        finally:
-            ended = time.monotonic()
-            self._running -= 1
-            self._rollouts += rollouts
-            self._total += ended - began
-            if not self._running:
-                self._busy += ended - self._began
-
-    def take_metrics(self) -> dict[str, float]:
-        """Return the metrics of the time since the last call; empty if no reward ran."""
-        if self._running:  # those of a schedule whose episodes go on
-            now = time.monotonic()
-            self._busy, self._began = self._busy + now - self._began, now
-        metrics = {"grading.seconds": self._busy} if self._busy else {}
-        if self._rollouts:
-            metrics["grading.seconds_per_rollout"] = self._total / self._rollouts
-        self._busy, self._total, self._rollouts = 0.0, 0.0, 0
-        return metrics
 
 
 async def score_rollout(

@@ -27,8 +27,8 @@ from quintain.interfaces.engine import Engine, Reply
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import Reward, group_reward, reward
 from quintain.interfaces.service import need
+from quintain.rollouts.grading_clock import GradingClock
 from quintain.rollouts.runner import AT_ONCE, RolloutContext, RolloutRequest, run_groups
-from quintain.rollouts.scoring import GradingClock
 from quintain.types.rollout import Group, Rollout, TerminationKind
 from quintain.types.sampling import Sampling, derived_seed
 from quintain.types.task import Message, Task

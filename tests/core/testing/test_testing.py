@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from quintain.errors import UnknownNameError
-from quintain.interfaces.curriculum import Curriculum
 from quintain.interfaces.environment import Environment
 from quintain.registry import lookup as registry
+from quintain.tasks.mixture import Mixture
 from quintain.testing import isolated_plugins, rollout
 from quintain.types.task import Task
 
@@ -35,7 +35,7 @@ def test_isolated_plugins_hides_and_restores() -> None:
     with isolated_plugins() as plugins:
         plugins.add("environment", "added", Environment)
         assert registry.current().load("environment", "added") is Environment
-        assert registry.current().load("curriculum", "shuffled") is Curriculum
+        assert registry.current().load("curriculum", "shuffled") is Mixture
         assert {c.distribution for c in plugins.components()} == {"quintain", "local"}
     assert registry.current() is before
     with pytest.raises(UnknownNameError), isolated_plugins(keep=()):

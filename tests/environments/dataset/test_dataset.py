@@ -14,7 +14,7 @@ import pytest
 from quintain import Message
 from quintain.cli import main
 from quintain.errors import UsageError
-from quintain.interfaces import Curriculum
+from quintain.tasks import Mixture
 from quintain.testing import rollout
 from quintain_authoring import EnvironmentSuite, run_episode
 from quintain_env_dataset import Dataset, same_answer
@@ -197,7 +197,7 @@ def test_rows_on_disk_are_a_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert rows[3:9:2] == all_rows[3:9:2]
     with pytest.raises(IndexError, match=f"row {len(rows)} of {len(rows)}"):
         rows[len(rows)]
-    curriculum, resumed = (Curriculum([Dataset(path=str(tmp_path / "rows.jsonl"))]) for _ in "ab")
+    curriculum, resumed = (Mixture([Dataset(path=str(tmp_path / "rows.jsonl"))]) for _ in "ab")
     curriculum.pick(70)
     resumed.restore(curriculum.state())
     assert curriculum.pick(40) == resumed.pick(40)

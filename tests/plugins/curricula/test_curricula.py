@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from quintain.cli import main
 from quintain.errors import NoTasksError, RunError, UsageError
-from quintain.interfaces import curriculum as core
 from quintain.interfaces.curriculum import Pick
 from quintain.interfaces.sampling_plan import SamplingPlan
+from quintain.tasks import stream
 from quintain.types.task import Task
 from quintain_curricula import AdaptiveCurriculum as Curriculum
 from quintain_curricula import adaptive, pool
@@ -32,13 +32,13 @@ from quintain_curricula.pass_rates import (
     write_pass_rates,
 )
 
-from ...core.interfaces.splits import Endless, Finite, Repeating
+from ...core.tasks.splits import Endless, Finite, Repeating
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_window() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "WINDOW", 64)
+        patch.setattr(stream, "WINDOW", 64)
         patch.setattr(adaptive, "WINDOW", 64)
         patch.setattr(adaptive, "POOL", 256)
         patch.setattr(pool, "POOL", 256)

@@ -9,25 +9,15 @@ follows the last turn (`ChatTokenizer.continuation`).
 
 from __future__ import annotations
 
-import json
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import islice
-from operator import le
 from typing import Any
 
-from ...interfaces.tokenizer import LITERAL, ChatTokenizer, Offsets
+from ...interfaces.tokenizer import ChatTokenizer
 from ...interfaces.tools import ToolSpec
 from ...types.sampling import Sampling
 from ...types.task import Message
 from ...types.transcript import Recorder, Sampled, TokenSource, Transcript
-
-_SOURCES = {
-    "system": TokenSource.PROMPT,
-    "user": TokenSource.PROMPT,
-    "tool": TokenSource.TOOL,
-    "assistant": TokenSource.COPY,
-}
+from .token_sources import encoded_with_sources
 
 _COPIED = bytes(TokenSource.COPY if s == TokenSource.MODEL else s for s in range(256))
 
@@ -42,7 +32,7 @@ class Conversation:
     ) -> None:
         self.tokenizer = tokenizer
         self.tools = self._rendered_tools = tuple(tools)
-        # what it renders, its text, and that `_encoded`
+        # what it renders, its text, and that `encoded_with_sources`
         self._first: list[Any] = [] if first is None else first
         self._messages: list[Message] = []
         self._render = tokenizer.renderer()
@@ -69,17 +59,23 @@ class Conversation:
             of = [self.tokenizer, self.tools, *self._messages]
             if self._first[:1] != [of]:
                 text = self.tokenizer.render(self._messages, self.tools)
-                self._first[:] = of, text, self._encoded(text, self._messages)
+                self._first[:] = (
+                    of,
+                    text,
+                    encoded_with_sources(self.tokenizer, text, self._messages),
+                )
             _, text, encoded = self._first
             self._recorder.add(*encoded)
         elif (
             text := self._appended() or self._render(self._messages, self.tools, self._text)
         ).startswith(self._text):
             self._recorder.add(
-                *self._encoded(text[len(self._text) :], self._messages[self._rendered :])
+                *encoded_with_sources(
+                    self.tokenizer, text[len(self._text) :], self._messages[self._rendered :]
+                )
             )
         else:
-            self._recorder.branch(*self._encoded(text, self._messages))
+            self._recorder.branch(*encoded_with_sources(self.tokenizer, text, self._messages))
             self._ends = [(messages, 0, 0) for messages, _, _ in self._ends]  # of another path
         self._text, self._rendered, self._rendered_tools = text, len(self._messages), self.tools
         return self._recorder.ids
@@ -133,53 +129,6 @@ class Conversation:
             policy=policy, tokenizer=self.tokenizer.name, temperature=temperature
         )
 
-    def _encoded(self, text: str, messages: Sequence[Message]) -> tuple[list[int], bytearray]:
-        """Return the ids of *text*, and the source of each: that of the message whose content it
-        touches, or the template.
-        """
-        ids, spans = self.tokenizer.encode_with_offsets(text)
-        regions: list[tuple[int, int, TokenSource]] = []
-        text, offset = text.replace(LITERAL, ""), 0
-        for m in messages:
-            start, end = _find(text, offset, (m.content, m.content.strip()))
-            # some templates write results as JSON, and replies without thoughts and calls
-            if start < 0:
-                inside_json = json.dumps(m.content, ensure_ascii=False)[1:-1]
-                start, end = _find(
-                    text, offset, (inside_json, self.tokenizer.parse(m.content).reply)
-                )
-            if start >= 0:
-                offset = end
-                regions.append((start, end, _SOURCES[m.role]))
-        return ids, _sources(spans, regions)
-
-
-def _sources(spans: Offsets, regions: Sequence[tuple[int, int, TokenSource]]) -> bytearray:
-    """Return the source of each token: that of the first of *regions* that its span touches, or the
-    template.
-
-    Args:
-        regions: half-open spans of characters in order, without overlap.
-    """
-    starts, ends = [start for start, _ in spans], [end for _, end in spans]
-    sources = bytearray(len(spans))  # of the template
-    if _ordered(starts) and _ordered(ends):
-        for start, end, source in reversed(regions):
-            first, after = bisect_right(ends, start), bisect_left(starts, end)
-            sources[first:after] = bytes([source]) * max(0, after - first)
-        return sources
-    k = 0
-    for i, (start, end) in enumerate(spans):
-        while k < len(regions) and regions[k][1] <= start:
-            k += 1
-        if k < len(regions) and end > regions[k][0]:
-            sources[i] = regions[k][2]
-    return sources
-
-
-def _ordered(numbers: Sequence[int]) -> bool:
-    return all(map(le, numbers, islice(numbers, 1, None)))
-
 
 def text_without_stop(tokenizer: ChatTokenizer, sampled: Sampled) -> str:
     """Return the text of a sampled turn without the stop token or stop string that ended it."""
@@ -202,17 +151,3 @@ def stops(tokenizer: ChatTokenizer, sampling: Sampling) -> Sampling:
     return sampling.replace(
         stop=(*sampling.stop, *tokenizer.stops), stop_ids=(*sampling.stop_ids, *tokenizer.stop_ids)
     )
-
-
-def _find(text: str, offset: int, contents: Sequence[str]) -> tuple[int, int]:
-    """Return the span of the first of *contents* that occurs in *text* from *offset*; (-1, -1)
-    if none does.
-    """
-    for content in filter(None, contents):
-        # a short content such as "a" also occurs inside the template's words
-        for lead in ("\n", " ", ""):
-            start = text.find(lead + content, offset)
-            if start >= 0:
-                start += len(lead)
-                return start, start + len(content)
-    return -1, -1

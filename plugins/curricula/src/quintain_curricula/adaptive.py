@@ -11,7 +11,8 @@ from typing import Any
 
 from quintain import Environment, SamplingPlan, Task
 from quintain.errors import RunError
-from quintain.interfaces import WINDOW, Curriculum, Pick, Visits
+from quintain.interfaces import Pick
+from quintain.tasks import WINDOW, Mixture, Visits
 from quintain.types import derived_seed
 
 from .difficulty import Rates, success_rates, tasks_in_range
@@ -19,8 +20,8 @@ from .pass_rates import read_pass_rates, tasks_with
 from .pool import POOL, TaskPool, chosen_of, first_pass, level_of
 
 
-class AdaptiveCurriculum(Curriculum):
-    """Mixes environments as `Curriculum` does; the tasks of each come as the plan orders them (see
+class AdaptiveCurriculum(Mixture):
+    """Mixes environments as `Mixture` does; the tasks of each come as the plan orders them (see
     `TaskPool`).
 
     With ``order = "easy_to_hard"`` as many tasks are sorted together as the run will pick

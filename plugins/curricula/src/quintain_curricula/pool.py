@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from quintain import Task
 from quintain.errors import RunError, UsageError
-from quintain.interfaces import Shuffled, TaskReader, TaskStream
+from quintain.interfaces import TaskReader
+from quintain.tasks import Shuffled, TaskStream
 from quintain.types import derived_seed, reaches
 
 Order = Literal["shuffled", "easy_to_hard", "hard_first"]

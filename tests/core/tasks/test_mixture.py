@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from quintain import Task
 from quintain.errors import EnvironmentFault, NoTasksError, RecipeError, RunError
-from quintain.interfaces import curriculum as curriculum
-from quintain.interfaces import visits as visits_module
-from quintain.interfaces.curriculum import Curriculum
-from quintain.interfaces.visits import Visits
+from quintain.tasks import stream
+from quintain.tasks import visits as visits_module
+from quintain.tasks.mixture import Mixture
+from quintain.tasks.visits import Visits
 from quintain.types import derived_seed
 
 from .splits import Broken, Endless, Finite, Repeating, prompts
@@ -27,31 +27,31 @@ from .splits import Broken, Endless, Finite, Repeating, prompts
 @pytest.fixture(autouse=True, scope="module")
 def small_window() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curriculum, "WINDOW", 64)
+        patch.setattr(stream, "WINDOW", 64)
         yield
 
 
 def test_every_pass_shows_all_tasks_once_in_another_order() -> None:
-    c = Curriculum([Finite(size=20)], seed=1)
+    c = Mixture([Finite(size=20)], seed=1)
     first, second = prompts(c, 20), prompts(c, 20)
     assert sorted(first) == sorted(second) == sorted(f"f{i}" for i in range(20))
     assert first != second
     assert first != [f"f{i}" for i in range(20)]
-    assert prompts(Curriculum([Finite(size=20)], seed=1), 20) == first
-    assert prompts(Curriculum([Finite(size=20)], seed=2), 20) != first
+    assert prompts(Mixture([Finite(size=20)], seed=1), 20) == first
+    assert prompts(Mixture([Finite(size=20)], seed=2), 20) != first
 
 
 def test_a_split_longer_than_the_window_is_still_seen_once_a_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(curriculum, "WINDOW", 8)
-    c = Curriculum([Finite(size=50)])
+    monkeypatch.setattr(stream, "WINDOW", 8)
+    c = Mixture([Finite(size=50)])
     for _ in range(2):
         assert sorted(prompts(c, 50)) == sorted(f"f{i}" for i in range(50))
 
 
 def test_endless_splits_never_repeat_and_are_mixed() -> None:
-    seen = prompts(Curriculum([Endless()]), 500)
+    seen = prompts(Mixture([Endless()]), 500)
     assert len(set(seen)) == 500
     assert seen != [f"e{i}" for i in range(500)]
 
@@ -61,7 +61,7 @@ def test_endless_splits_never_repeat_and_are_mixed() -> None:
 )
 @settings(max_examples=30, deadline=None)
 def test_the_mix_follows_the_weights_closely(weights: list[float], seed: int, count: int) -> None:
-    c = Curriculum(
+    c = Mixture(
         [Finite(size=3, word=w) for w in "abcd"[: len(weights)]], weights=weights, seed=seed
     )
     counts = Counter(p.environment for p in c.pick(count))
@@ -70,7 +70,7 @@ def test_the_mix_follows_the_weights_closely(weights: list[float], seed: int, co
 
 
 def test_visits_count_how_often_a_task_came_up_before() -> None:
-    picks = Curriculum([Repeating()]).pick(9)
+    picks = Mixture([Repeating()]).pick(9)
     by_task: dict[str, list[int]] = {}
     for p in picks:
         by_task.setdefault(p.task.id, []).append(p.visit)
@@ -79,22 +79,22 @@ def test_visits_count_how_often_a_task_came_up_before() -> None:
     )
     assert len({(p.task.id, p.visit) for p in picks}) == 9
     assert [p.index for p in picks] == list(range(9))
-    again = Curriculum([Finite(size=2)]).pick(4)
+    again = Mixture([Finite(size=2)]).pick(4)
     assert Counter(p.visit for p in again) == {0: 2, 1: 2}
 
 
 def test_changed_tasks_are_noticed() -> None:
-    c = Curriculum([Finite(size=7)], names=["mine"])
+    c = Mixture([Finite(size=7)], names=["mine"])
     c.pick(4)
     with pytest.raises(RunError, match="mine no longer yield the tasks of the checkpoint"):
-        Curriculum([Finite(size=8)], names=["mine"]).restore(c.state())
+        Mixture([Finite(size=8)], names=["mine"]).restore(c.state())
 
 
 def test_nothing_to_pick() -> None:
     with pytest.raises(
         NoTasksError, match=r"'mine' has no tasks in its 'train' split.*quintain info mine"
     ):
-        Curriculum([Finite(size=0)], names=["mine"]).pick(1)
+        Mixture([Finite(size=0)], names=["mine"]).pick(1)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_nothing_to_pick() -> None:
 )
 def test_environments_that_break(fault: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        Curriculum([Broken(fault=fault)], names=["mine"]).pick(1)
+        Mixture([Broken(fault=fault)], names=["mine"]).pick(1)
 
 
 class Listed(Finite):
@@ -138,12 +138,12 @@ class Asked(Sequence[Task]):
 def test_a_restored_state_picks_what_would_have_come(before: int, after: int, window: int) -> None:
     """Within a pass, at its end, in a later one; of sequences and of generators."""
 
-    def make() -> Curriculum:
+    def make() -> Mixture:
         splits = [Finite(size=7), Endless(), Repeating(), Listed(size=30, word="l")]
-        return Curriculum(splits, weights=[1, 2, 0.5, 2], seed=3)
+        return Mixture(splits, weights=[1, 2, 0.5, 2], seed=3)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curriculum, "WINDOW", window)
+        patch.setattr(stream, "WINDOW", window)
         original, resumed, repeated = make(), make(), make()
         original.pick(before)
         old = original.replayed_state()  # what checkpoints had until positions were saved
@@ -155,8 +155,8 @@ def test_a_restored_state_picks_what_would_have_come(before: int, after: int, wi
 
 def test_a_resume_reads_the_buffer_of_a_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the tasks that were drawn before."""
-    monkeypatch.setattr(curriculum, "WINDOW", 8)
-    original, resumed = (Curriculum([Listed(size=1000)]) for _ in range(2))
+    monkeypatch.setattr(stream, "WINDOW", 8)
+    original, resumed = (Mixture([Listed(size=1000)]) for _ in range(2))
     original.pick(500)
     Listed.asked.clear()
     resumed.restore(original.state())
@@ -182,17 +182,17 @@ def test_the_order_is_that_of_earlier_versions() -> None:
 
     for size in (5, 64, 150):
         wanted = order([f"f{i}" for i in range(size)], derived_seed(9, "curriculum", 0))
-        got = prompts(Curriculum([Finite(size=size)], seed=9), 400)
+        got = prompts(Mixture([Finite(size=size)], seed=9), 400)
         assert got == [*islice(wanted, 400)]
 
 
 def test_a_split_that_lost_the_tasks_of_the_buffer_is_noticed() -> None:
     """Also a sequence that has become too short."""
-    state = Curriculum([Listed(size=100)], names=["mine"])
+    state = Mixture([Listed(size=100)], names=["mine"])
     state.pick(30)
     for size in (93, 20):
         with pytest.raises(RunError, match="mine no longer yield the tasks of the checkpoint"):
-            Curriculum([Listed(size=size)], names=["mine"]).restore(state.state())
+            Mixture([Listed(size=size)], names=["mine"]).restore(state.state())
 
 
 IDS = st.text("0123456789abcdef", min_size=16, max_size=16) | st.text(max_size=3)

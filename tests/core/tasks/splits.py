@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from quintain.errors import RecipeError
-from quintain.interfaces import Curriculum
+from quintain.interfaces.curriculum import Curriculum
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward
 from quintain.types.rollout import Rollout
