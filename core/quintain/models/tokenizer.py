@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from operator import le
@@ -230,10 +230,11 @@ class HFTokenizer:
         return self.apply_template(*self.tool_format.messages(data, tools), prompt=prompt)
 
     def renderer(self) -> Renderer:
-        """Return what renders one conversation with a prompt, as `render` does, while it grows."""
-        from .growing_text import GrowingText
-
-        return GrowingText(self)
+        """Return what renders one conversation with a prompt, as `render` does, while it grows: the
+        ``renderer`` of a plugin, else `render` itself.
+        """
+        kind: Callable[[HFTokenizer], Renderer] | None = current().first("renderer")
+        return kind(self) if kind else lambda messages, tools, known: self.render(messages, tools)
 
     def marked(self, message: Message) -> Message:
         """Return *message* with `LITERAL` in the control tokens that a user or a tool spells."""

@@ -28,6 +28,8 @@ GROUPS = {
     # a function of a folder that returns its weights for `Decoder`, or None
     "loader": "quintain.loaders",
     "decoder": "quintain.decoders",  # a subclass of quintain.models.Decoder, for training
+    # a function of a quintain.models.HFTokenizer that returns a quintain.interfaces.Renderer
+    "renderer": "quintain.renderers",
     "kernels": "quintain.kernels",  # quintain.models.kernels.AttentionKernels, of a GPU
     "model": "quintain.models",  # quintain.recipe.ModelSource
     "schedule": "quintain.schedules",  # quintain.interfaces.schedule.Schedule

@@ -233,6 +233,7 @@ def test_groups_are_the_contract() -> None:
         "collector": "quintain.collectors",
         "loader": "quintain.loaders",
         "decoder": "quintain.decoders",
+        "renderer": "quintain.renderers",
         "kernels": "quintain.kernels",
         "model": "quintain.models",
         "schedule": "quintain.schedules",

@@ -31,6 +31,7 @@ OTHER_KINDS = (
     "collector",
     "loader",
     "decoder",
+    "renderer",
     "kernels",
     "model",
     "schedule",

@@ -54,6 +54,21 @@ ALIASES |= {
 }
 """Other words for a kind."""
 
+AS_NEEDED = {
+    "reward_adapter",
+    "curriculum",
+    "collector",
+    "loader",
+    "decoder",
+    "renderer",
+    "kernels",
+    "planner",
+    "check",
+    "hint",
+    "completion",
+}
+"""Kinds whose components no recipe and no command names: being installed is enough."""
+
 
 def kind_of(text: str) -> str:
     """Return the kind *text*, singular or plural; ``env`` and ``envs`` are environments.
@@ -163,8 +178,10 @@ def print_to(console: Console, table: Table) -> None:
 
 
 def print_names(lines: list[Line]) -> None:
-    """Print the names of each kind, as wide as the terminal and on one line elsewhere, then all
-    errors.
+    """Print the names of each kind on a line of its own, then all errors.
+
+    A terminal shows them as wide as it is, those of `AS_NEEDED` together, and commands where they
+    have their summaries.
     """
     from rich.console import Console
     from rich.table import Table
@@ -172,11 +189,20 @@ def print_names(lines: list[Line]) -> None:
 
     console = Console() if Console().is_terminal else Console(width=10_000)
     table = Table(box=None, pad_edge=False, show_header=False)
+    together: list[str] = []
+    count = 0
     for kind, group in groupby(lines, key=lambda line: line.kind):
         names = [line.name for line in group]
-        table.add_row(
-            Text(f"{kind} ({len(names)})", style="bold"), Text(", ".join(names), style="cyan")
-        )
+        shown = Text(", ".join(names), style="cyan")
+        if console.is_terminal and kind in AS_NEEDED:
+            together.append(f"{kind}: {shown}")
+            count += len(names)
+            continue
+        if console.is_terminal and kind == "command":
+            shown = Text("`quintain --help` lists them")
+        table.add_row(Text(f"{kind} ({len(names)})", style="bold"), shown)
+    if together:
+        table.add_row(Text(f"as needed ({count})", style="bold"), Text("; ".join(together)))
     print_to(console, table)
     for line in lines:
         if line.error:
@@ -184,7 +210,7 @@ def print_names(lines: list[Line]) -> None:
                 Text(f"error: {line.kind} {line.id}: {line.error}", style="red"), soft_wrap=True
             )
     console.print(
-        "`quintain list KIND` adds summaries; `quintain info NAME` describes one component.",
+        "`quintain list KIND` adds summaries, `quintain info NAME` describes a component.",
         style="dim",
     )
 

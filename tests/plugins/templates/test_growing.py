@@ -15,10 +15,11 @@ from quintain import Message, Sampled, ToolCall, ToolSpec
 from quintain.errors import UsageError
 from quintain.models import HFTokenizer
 from quintain.rollouts import Conversation
+from quintain_templates import loops
 
-from .chat_templates import FAMILIES
-from .talk import component, tokenizer_with
-from .test_conversations import LOOK, NOW, spoken_by, turns_of
+from ..tool_formats.chat_templates import FAMILIES
+from ..tool_formats.talk import component, tokenizer_with
+from ..tool_formats.test_conversations import LOOK, NOW, spoken_by, turns_of
 
 READ_ALL = {"gpt-oss"}
 """Families whose template looks at all later messages with each call, so that all is rendered."""
@@ -125,14 +126,13 @@ def test_a_turn_renders_what_it_adds(name: str, monkeypatch: pytest.MonkeyPatch)
     seen: list[int] = []
     given: list[Message] = [Message("user", "begin")]
     renderer, known = tokenizer.renderer(), ""
-    from quintain.models import chat_template
 
-    class Counted(chat_template._Pass):
+    class Counted(loops._Pass):
         def __init__(self, run: Any, start: int, index0: int) -> None:
             seen.append(index0)
             super().__init__(run, start, index0)
 
-    monkeypatch.setattr(chat_template, "_Pass", Counted)
+    monkeypatch.setattr(loops, "_Pass", Counted)
     passes = []
     for i in range(12):
         seen.clear()

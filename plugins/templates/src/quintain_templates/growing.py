@@ -6,20 +6,19 @@ from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
-from ..interfaces.tools import ToolSpec
-from ..types.task import Message
-from .chat_template import Rendering, observable
+from quintain import Message, ToolSpec
+from quintain.models import HFTokenizer
+
+from .loops import Rendering, observable
 
 
 class GrowingText:
     """Returns what `HFTokenizer.render` does, and keeps what the next call needs again: each
     message in the form of the template, and the passes of the template's loops.
 
-    Args:
-        tokenizer: an `HFTokenizer`, whose module imports this one.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: HFTokenizer) -> None:
         self._tokenizer = tokenizer
         self._given: list[Message] = []
         self._marked: list[Message] = []
@@ -46,8 +45,7 @@ class GrowingText:
                 return rendering.text(self._as_data(prepared), known)
         except Exception:  # noqa: BLE001 - of the template: it refuses the messages, or a list would do
             self._rendering = None
-        whole: str = tokenizer.render(messages, tools)
-        return whole
+        return tokenizer.render(messages, tools)
 
     def _with_literals(self, messages: Sequence[Message]) -> list[Message]:
         """Return *messages* as text of users and tools is marked for the template."""
