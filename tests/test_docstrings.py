@@ -7,12 +7,19 @@ from .tools import load_tool
 TOOL = load_tool("docstrings")
 
 
-def test_docstrings_of_the_package_begin_with_a_verb() -> None:
-    """`python tools/docstrings.py` lists those that do not."""
-    paths = sorted(TOOL.PACKAGE.rglob("*.py"))
-    found = {str(path): TOOL.without_verb(path.read_text(encoding="utf-8")) for path in paths}
+def test_docstrings_begin_with_a_verb() -> None:
+    """`python tools/docstrings.py FOLDER` lists those that do not. A model reads the one that may
+    stay: the text of a tool.
+    """
+    folders = (TOOL.PACKAGE, TOOL.ROOT / "plugins", TOOL.ROOT / "environments")
+    found = {
+        f"{path.relative_to(TOOL.ROOT)}: {name}"
+        for folder in folders
+        for path in folder.rglob("*.py")
+        for _, name, _ in TOOL.without_verb(path.read_text(encoding="utf-8"))
+    }
 
-    assert {name: functions for name, functions in found.items() if functions} == {}
+    assert found == {"environments/games/src/quintain_env_games/tools.py: count"}
 
 
 def test_nouns_are_found_where_they_may_not_stand() -> None:

@@ -19,12 +19,12 @@ PACKAGE = ROOT / "core" / "quintain"
 VERBS = frozenset(
     """
     Accept Accumulate Add Adjust Advance Aggregate Agree Allocate Allow Announce Answer Append Apply
-    Arrange Ask Assert Assign Attach Average Await Begin Bind Block Bound Build Call Cancel Change
+    Arrange Ask Assert Assign Attach Audit Average Await Begin Bind Block Bound Build Call Cancel Change
     Check Choose Clear Clip Close Collect Combine Compact Compare Complete Compute Configure Confine
     Connect Continue Convert Copy Count Create Cut Deal Decide Decode Decorate Define Delete Deliver
     Describe Detect Digest Discard Divide Do Draw Drop Embed Emit Empty Encode End Ensure Enter
-    Estimate Evaluate Exclude Execute Expand Explain Extend Extract Fill Find Finish Fit Flush
-    Follow Forget Fork Format Free Freeze Gather Generate Get Give Go Grade Group Guard Handle Hide
+    Estimate Evaluate Exclude Execute Expand Explain Extend Extract Fetch Fill Find Finish Fit Flush
+    Follow Forget Fork Format Free Freeze Gather Generate Get Give Go Grade Group Guard Hand Handle Hide
     Hold Ignore Import Initialise Insert Install Interrupt Invert Join Judge Keep Kill Launch Lay
     Leave Let Limit Link List Listen Load Lock Log Look Make Map Mark Mask Match Measure Merge
     Minimize Move Multiply Name Normalise Note Notify Offer Open Order Pack Pad Parse Pass Pause

@@ -67,9 +67,9 @@ def planned(settings: list[str]) -> dict[str, float]:
     import torch
     import transformers
 
-    from quintain.models.lora import with_adapters
     from quintain.recipe.plan import RunPlan
     from quintain.recipe.tables import Recipe
+    from quintain_lora import with_adapters
     from quintain_memory import memory_of
 
     plan = RunPlan.of(Recipe.load("quickstart", settings))

@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
-from quintain.models.lora import with_adapters
 from quintain.recipe.extends import bundled_text
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
+from quintain_lora import with_adapters
 from quintain_memory import memory_of
 
 from .pages import page

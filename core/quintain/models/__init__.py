@@ -14,14 +14,21 @@ from .. import lazy_names
 if TYPE_CHECKING:
     from ..interfaces.shared_module import shares_module as shares_module
     from ..interfaces.tokenizer import ChatTokenizer as ChatTokenizer
-    from .adapter_files import merge_adapters as merge_adapters
-    from .adapter_files import note_digest as note_digest
+    from .adapters import Adapters as Adapters
+    from .adapters import base_of as base_of
+    from .adapters import body_of as body_of
+    from .adapters import installed_adapters as installed_adapters
+    from .adapters import named_tensors as named_tensors
     from .forward import TOKEN_BUDGET as TOKEN_BUDGET
     from .forward import Forward as Forward
     from .head import CHUNK_ELEMENTS as CHUNK_ELEMENTS
+    from .hf import BASE_FILE as BASE_FILE
+    from .hf import base_named as base_named
+    from .hf import base_record as base_record
     from .hf import check_available as check_available
     from .hf import check_folder as check_folder
     from .hf import check_whole as check_whole
+    from .hf import is_folder as is_folder
     from .hf import offline as offline
     from .hf import quiet as quiet
     from .hf import unreachable as unreachable
@@ -36,8 +43,6 @@ if TYPE_CHECKING:
     from .load import cache_bytes as cache_bytes
     from .load import load_model as load_model
     from .load import load_pretrained as load_pretrained
-    from .lora import base_of as base_of
-    from .lora import body_of as body_of
     from .paper import module_on_paper as module_on_paper
     from .prefix_layout import PrefixLayout as PrefixLayout
     from .prefix_layout import TokenSequence as TokenSequence

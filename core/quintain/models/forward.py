@@ -28,10 +28,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import UsageError
 from ..registry.lookup import current
+from .adapters import base_of, body_of
 from .head import Statistics, statistics
 from .kernels import Attend, kernels_of
 from .layers import Decoder, Layer, attend, product_type, steady_length
-from .lora import base_of, body_of
 from .prefix_layout import Padding, PrefixGroup, PrefixLayout, TokenSequence, tokens_computed
 from .prefix_tree import Node
 from .probe import agree, logit_map_of, plain_log_probs

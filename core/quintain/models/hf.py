@@ -171,7 +171,7 @@ def has_adapters_alone(name: str | Path) -> bool:
 
 
 def base_record(folder: Path) -> dict[str, Any]:
-    """Return what `write_adapters` wrote of the model under the adapters in *folder*; empty for
+    """Return what `Adapters.write_adapters` wrote of the model under the adapters in *folder*; empty for
     those of other programs.
     """
     if not (file := folder / BASE_FILE).is_file():

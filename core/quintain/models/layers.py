@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .adapters import base_of, has_adapters
 from .kernels import on_gpu
-from .lora import base_of, has_adapters
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """``config.model_type`` of the modules against which `Decoder` is tested."""

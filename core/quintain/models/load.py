@@ -16,7 +16,7 @@ from torch import nn
 
 from ..errors import UsageError
 from ..registry.lookup import current
-from .adapter_files import check_base, merge_adapters
+from .adapters import installed_adapters, named_tensors
 from .hf import (
     base_named,
     base_record,
@@ -30,7 +30,6 @@ from .hf import (
     quiet,
 )
 from .layers import cache_shape, fuse_storage, steady_length
-from .lora import named_tensors, with_adapters
 from .tokenizer import HFTokenizer
 
 DTYPES = {
@@ -134,7 +133,7 @@ def load_model(
     without_dropout(module)
     module.to(as_device(device))
     if lora is not None:
-        module = with_adapters(module, lora)
+        module = installed_adapters().with_adapters(module, lora)
     module.eval()
     fused = lora is None and fuse_storage(module)
     return LoadedModel(
@@ -161,8 +160,8 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
         wide = dtype if dtype == torch.float64 else torch.float32
         trained = DTYPES.get(base_record(Path(path)).get("dtype", ""), wide)
         module = _module_of(os.path.expanduser(base_named(path)[0]), trained, attn)
-        check_base(module, Path(path))
-        module = merge_adapters(module.to(wide), path)
+        installed_adapters().check_base(module, Path(path))
+        module = installed_adapters().merge_adapters(module.to(wide), path)
         exact = getattr(module, "_keep_in_fp32_modules_strict", None) or ()
         for name, tensor in named_tensors(module) if isinstance(dtype, torch.dtype) else ():
             if tensor.is_floating_point() and not any(part in name for part in exact):
@@ -247,7 +246,7 @@ def trainable(
     if widen and any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters()):
         module.float()
     if lora is not None:
-        module = with_adapters(module, lora)
+        module = installed_adapters().with_adapters(module, lora)
     without_dropout(module)
     return module
 

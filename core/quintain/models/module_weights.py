@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .lora import has_adapters, merged_tensors
+from .adapters import has_adapters, merged_tensors
 
 
 class ModuleWeights:

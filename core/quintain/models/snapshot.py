@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ..errors import InfrastructureError
 from ..interfaces.engine import Weights
+from .adapters import base_of, has_adapters, merged_tensors, named_tensors
 from .layers import fuse_storage
 from .load import as_dtype
-from .lora import base_of, has_adapters, merged_tensors, named_tensors
 
 
 class Snapshot:

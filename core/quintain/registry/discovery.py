@@ -25,6 +25,7 @@ GROUPS = {
     # quintain.interfaces.curriculum.Curriculum; the sampling plan of an algorithm chooses "adaptive"
     "curriculum": "quintain.curricula",
     "collector": "quintain.collectors",  # quintain.run.collect.Collector; a schedule names it
+    "adapters": "quintain.adapters",  # quintain.models.Adapters
     # a function of a folder that returns its weights for `Decoder`, or None
     "loader": "quintain.loaders",
     "decoder": "quintain.decoders",  # a subclass of quintain.models.Decoder, for training

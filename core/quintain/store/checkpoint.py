@@ -166,10 +166,10 @@ class Checkpoint:
             if "module" not in learner_state and not weights:
                 raise FileNotFoundError(f"{self.model} has no weights")
         if (self.model / BASE_FILE).exists():
-            from ..models.adapter_files import check_base
+            from ..models.adapters import installed_adapters
 
             try:
-                check_base(learner.module, self.model)
+                installed_adapters().check_base(learner.module, self.model)
             except UsageError as e:
                 raise RunError(f"checkpoint {self.path} cannot be resumed: {e}") from e
         try:
@@ -210,7 +210,7 @@ class CheckpointManager:
         keep: number of last checkpoints to keep.
         best: also keep the best one.
         base: path or id of the model that the adapters of a LoRA run change.
-        base_learner: see `write_adapters`.
+        base_learner: see `Adapters.write_adapters`.
     """
 
     def __init__(
@@ -253,8 +253,7 @@ class CheckpointManager:
         """
         import torch
 
-        from ..models.adapter_files import digest_of, write_adapters
-        from ..models.lora import has_adapters
+        from ..models.adapters import has_adapters, installed_adapters
 
         final = self.folder.checkpoints / f"step-{step:06d}"
         self.folder.check()
@@ -281,8 +280,10 @@ class CheckpointManager:
             model = beside / "model"
             if not model.exists() and lora:
                 # they never change the base, whose digest is thus that of the whole run
-                self._base_digest = self._base_digest or digest_of(learner.module)
-                write_adapters(
+                self._base_digest = self._base_digest or installed_adapters().digest_of(
+                    learner.module
+                )
+                installed_adapters().write_adapters(
                     model, learner.module, self._base, self._base_digest, self._base_learner
                 )
             elif not model.exists():
@@ -497,7 +498,7 @@ def _tensor_bytes(value: Any) -> Iterator[int]:
 def _write_model(path: Path, learner: AnyLearner) -> None:
     from transformers.utils import logging
 
-    from ..models.lora import has_adapters
+    from ..models.adapters import has_adapters
 
     module: Any = learner.module
     bars = logging.is_progress_bar_enabled()
@@ -592,10 +593,13 @@ def _checkpoint_tensors(module: Any) -> Mapping[str, Any]:
     """Return the tensors that a checkpoint holds, in the memory of *module*: all, or those of its
     adapters.
     """
-    from ..models.adapter_files import adapter_tensors
-    from ..models.lora import has_adapters
+    from ..models.adapters import has_adapters, installed_adapters
 
-    return adapter_tensors(module) if has_adapters(module) else module.state_dict()
+    return (
+        installed_adapters().adapter_tensors(module)
+        if has_adapters(module)
+        else module.state_dict()
+    )
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:

@@ -21,10 +21,11 @@ from quintain.engines.embedded.sampler import Sampler, invert, truncate
 from quintain.engines.embedded.slots import common_prefix
 from quintain.errors import InfrastructureError, UsageError
 from quintain.learning import ModuleWeights
-from quintain.models.lora import merged_tensors, with_adapters
+from quintain.models.adapters import merged_tensors
 from quintain.models.snapshot import Snapshot
 from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled
+from quintain_lora import with_adapters
 
 from ..models.architectures import architecture
 from ..models.tiny import tiny_model

@@ -231,6 +231,7 @@ def test_groups_are_the_contract() -> None:
         "learner": "quintain.learners",
         "curriculum": "quintain.curricula",
         "collector": "quintain.collectors",
+        "adapters": "quintain.adapters",
         "loader": "quintain.loaders",
         "decoder": "quintain.decoders",
         "renderer": "quintain.renderers",

@@ -18,11 +18,12 @@ from quintain.engines.embedded.slots import Slots
 from quintain.errors import InfrastructureError, QuintainError, UndeliveredWeights
 from quintain.learning import ALGORITHMS, Learner, ModuleWeights
 from quintain.models import HFTokenizer
-from quintain.models.lora import named_tensors, with_adapters
+from quintain.models.adapters import named_tensors
 from quintain.models.snapshot import Snapshot
 from quintain.run.sampler_check import check_delivery
 from quintain.run.weight_sync import WeightSync
 from quintain.types.sampling import Sampling
+from quintain_lora import with_adapters
 
 from ...lanes import mostly_slow
 from ..learning.batches import batch

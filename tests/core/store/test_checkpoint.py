@@ -25,12 +25,12 @@ from quintain.errors import RunError, StorageError
 from quintain.learning.algorithms import RLOO
 from quintain.learning.batch import Batch, Sample
 from quintain.learning.learner import Learner
-from quintain.models.adapter_files import check_base, merge_adapters
 from quintain.models.load import load_model
 from quintain.models.tokenizer import HFTokenizer
 from quintain.store.checkpoint import Checkpoint, CheckpointManager, best, latest
 from quintain.store.run_folder import RunFolder
 from quintain.types.transcript import TrainingSequence
+from quintain_lora import check_base, merge_adapters
 
 from ..learning import batches
 from ..models.architectures import VOCABULARY, architecture

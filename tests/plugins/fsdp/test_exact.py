@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from quintain.interfaces.algorithm import KL, Algorithm
 from quintain.learning import Advantages, Batch, Learner
-from quintain.models.lora import with_adapters
 from quintain.registry.discovery import discover
 from quintain.registry.lookup import Registry
 from quintain_fsdp import FsdpLearner
 from quintain_fsdp.team import Team
+from quintain_lora import with_adapters
 
 from ...core.learning import batches
 from ...core.models.tiny import tiny_model

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from quintain.models.lora import with_adapters
 from quintain.recipe.extends import bundled_text
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
 from quintain_fsdp import Fsdp
 from quintain_fsdp.memory import gathered_bytes
+from quintain_lora import with_adapters
 from quintain_memory import memory_of
 from quintain_memory.estimate import activations, logits_bytes, memory_table
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from quintain.errors import UsageError
 from quintain.learning import ALGORITHMS, Learner
-from quintain.models.lora import with_adapters
 from quintain_lean import Lean, LeanLearner
+from quintain_lora import with_adapters
 
 from ...core.learning.batches import batch
 from ...core.models.tiny import tiny_model

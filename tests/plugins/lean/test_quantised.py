@@ -24,11 +24,10 @@ from quintain.cli import main
 from quintain.errors import UsageError
 from quintain.learning import ALGORITHMS, Learner, ModuleWeights
 from quintain.models import load_model
-from quintain.models.adapter_files import adapter_tensors, digest_of
-from quintain.models.lora import with_adapters
 from quintain.types.sampling import Sampling
 from quintain_lean import Lean, LeanLearner
 from quintain_lean.quantised import BYTES, FORMATS, QuantisedWeight, quantise, round_to
+from quintain_lora import adapter_tensors, digest_of, with_adapters
 
 from ...core.engines.test_embedded_engine import engine_of, plain_logps, run
 from ...core.learning.batches import batch

@@ -12,10 +12,10 @@ import pytest
 from safetensors.torch import load_file
 
 from quintain.cli import main
-from quintain.models.lora import with_adapters
 from quintain.recipe.extends import bundled_text
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
+from quintain_lora import with_adapters
 from quintain_memory import MemoryPlan, memory_of
 
 from ...core.models.tiny import tiny_model

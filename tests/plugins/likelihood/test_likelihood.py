@@ -16,7 +16,6 @@ from quintain import LimitReached, Message
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import UsageError
 from quintain.models import HFTokenizer
-from quintain.models.lora import with_adapters
 from quintain_likelihood import (
     EngineLikelihood,
     FrozenModel,
@@ -25,6 +24,7 @@ from quintain_likelihood import (
     Pair,
     improvement,
 )
+from quintain_lora import with_adapters
 
 from ...core.models.tiny import byte_tokenizer, save_tiny, tiny_model
 

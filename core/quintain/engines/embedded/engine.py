@@ -23,9 +23,9 @@ from torch import Tensor
 from ...errors import InfrastructureError, LimitReached, UsageError
 from ...interfaces.engine import TokenEngine, Weights
 from ...interfaces.tokenizer import ChatTokenizer
+from ...models.adapters import base_of
 from ...models.kernels import on_gpu
 from ...models.load import cache_bytes, context_of, load_model
-from ...models.lora import base_of
 from ...models.snapshot import Snapshot
 from ...rollouts.chat.stop_strings import StopStrings
 from ...rollouts.spans import Span

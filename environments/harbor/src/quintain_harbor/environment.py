@@ -241,7 +241,7 @@ class Harbor(Environment[HarborTask, HarborResult]):
             return graded(folder, verdicts, self.key)
 
     async def attempt(self, trial: Trial, step: TaskStep | None, agent: Agent) -> int:
-        """Have the policy work at a step; how often it used a tool."""
+        """Let the policy work at a step; return how often it used a tool."""
         agent.user(trial.folder.instruction(step))
         shell = Shell(trial, trial.user(step), trial.seconds(step), self.seconds, self.characters)
         await agent.run(*shell.tools)

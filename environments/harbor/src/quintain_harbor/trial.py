@@ -117,7 +117,7 @@ class Trial:
             await asyncio.sleep(check.start_interval_sec if early else check.interval_sec)
 
     def user(self, step: TaskStep | None) -> str:
-        """The user of the policy's commands; empty for that of the image."""
+        """Return the user of the policy's commands; empty for that of the image."""
         own = step.agent.user if step else None
         return _user(own if own is not None else self.folder.config.agent.user)
 

@@ -29,6 +29,7 @@ OTHER_KINDS = (
     "learner",
     "curriculum",
     "collector",
+    "adapters",
     "loader",
     "decoder",
     "renderer",

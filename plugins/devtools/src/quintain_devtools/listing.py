@@ -58,6 +58,7 @@ AS_NEEDED = {
     "reward_adapter",
     "curriculum",
     "collector",
+    "adapters",
     "loader",
     "decoder",
     "renderer",

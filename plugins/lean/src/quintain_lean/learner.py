@@ -12,7 +12,7 @@ from quintain import Algorithm
 from quintain.errors import UsageError
 from quintain.interfaces import BytesPerParameter, LearnerKind
 from quintain.learning import Learner
-from quintain.models import note_digest
+from quintain.models import installed_adapters
 
 from .eight_bit import EightBitAdamW
 from .host import HostAdamW
@@ -51,7 +51,7 @@ class Lean(LearnerKind):
     ) -> LeanLearner:
         settings["max_sample_mismatch"] = max_sample_mismatch
         if self.base:
-            note_digest(module)
+            installed_adapters().note_digest(module)
             quantise(module, self.base)
         return LeanLearner(module, algorithm, optimizer=self.optimizer, **settings)
 

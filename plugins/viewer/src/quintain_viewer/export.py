@@ -237,12 +237,16 @@ def write(
     """
     import torch
 
-    from quintain.models import load_model, merge_adapters
+    from quintain.models import installed_adapters, load_model
 
     model = load_model(path, dtype="float32" if merge else dtype or "auto", device="cpu")
     module: Any = model.module
     if merge is not None:
-        module = merge_adapters(module, merge).to(getattr(torch, dtype or "float32"))
+        module = (
+            installed_adapters()
+            .merge_adapters(module, merge)
+            .to(getattr(torch, dtype or "float32"))
+        )
     parameters = list(module.parameters())
     needed = sum(p.numel() * p.element_size() for p in parameters)
     report = {

@@ -1,5 +1,5 @@
-"""Folders with the adapters of a run alone, in the format of peft, and the identity of the model
-that they change.
+"""Adapters of low rank (Hu et al. 2021, 2106.09685), by peft: attached, saved alone with the identity
+of the model that they change, and merged into it. Implements `quintain.models.Adapters`.
 """
 
 from __future__ import annotations
@@ -8,19 +8,91 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
-from ..registry.binding import bind
-from ..registry.lookup import current
-from .hf import BASE_FILE, base_named, base_record, is_folder
-from .lora import base_of, named_tensors, without_warnings
+from quintain.errors import UsageError
+from quintain.models import BASE_FILE, base_named, base_of, base_record, is_folder, named_tensors
+from quintain.registry import bind, current
+
+EXACT = """r lora_alpha rank_pattern alpha_pattern use_rslora target_modules exclude_modules target_parameters
+    layers_to_transform layers_pattern fan_in_fan_out task_type""".split()
+"""Fields of `peft.LoraConfig` with which the policy is the base model, untouched, plus products
+that are merged.
+"""
+
+
+def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
+    """Return *module* with adapters, which alone train; by default on all linear maps but the
+    output layer and those that bypass adapters.
+
+    Args:
+        settings: fields of `peft.LoraConfig`.
+
+    Raises:
+        UsageError: a setting is unknown or keeps the adapters from being merged.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    # The router of Llama 4 is a linear map that returns a pair. Fused kernels of Mamba read the weight
+    # of `out_proj` past its adapter, and peft refuses one there.
+    parts = list(module.named_modules())
+    others = [name for name, part in parts if type(part).__name__ == "Llama4Router"]
+    others += [f"{n}.out_proj" for n, p in parts if hasattr(p, "conv1d") and hasattr(p, "D")]
+    fields = {
+        "target_modules": "all-linear",
+        "task_type": "CAUSAL_LM",
+        "exclude_modules": others or None,
+        **settings,
+    }
+    for name, value in fields.items():
+        plain = (
+            not value
+            or value in ("none", "gaussian", "orthogonal")
+            or (name, value) == ("init_lora_weights", True)
+        )
+        if name in {*LoraConfig.__dataclass_fields__} - {*EXACT} and not plain:
+            raise UsageError(
+                f"lora.{name} = {value!r} is not supported: sampler or ref would be wrong; leave "
+                f"it out"
+            )
+    with without_warnings():
+        try:
+            adapted = get_peft_model(module, LoraConfig(**fields))
+        except (TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0].partition(". Please")[0]
+            fix = 'name the modules to adapt, such as target_modules = ["q_proj", "v_proj"]'
+            raise UsageError(f"lora {dict(settings)!r}: {reason}; {fix}") from error
+    inputs, outputs = adapted.get_input_embeddings(), adapted.get_output_embeddings()
+    if hasattr(inputs, "base_layer") and inputs.weight is outputs.weight:
+        raise UsageError(
+            "an adapter on embeddings that are the output layer, too, is not supported; exclude "
+            "them"
+        )
+    return adapted
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Leave out the warnings of peft that mean nothing here."""
+    with warnings.catch_warnings():  # it still asks transformers 5 by an older name
+        warnings.filterwarnings(
+            "ignore", message=".*is_gradient_checkpointing", category=FutureWarning
+        )
+        # Its own pattern for the experts of a mixture is applied, but not counted as a match.
+        warnings.filterwarnings(
+            "ignore", message=".*_pattern keys did not match", category=RuntimeWarning
+        )
+        # It finds the transposed weights of GPT-2 itself.
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set", category=UserWarning)
+        yield
 
 
 def adapter_tensors(module: nn.Module) -> Mapping[str, Tensor]:
@@ -117,14 +189,10 @@ def merge_adapters(module: Any, folder: str | Path) -> Any:
     the learner had rounded is rounded first, so that the policy is the one that was trained.
 
     Raises:
-        UsageError: peft or the learner is not installed, or the adapters belong to another model.
+        UsageError: the learner is not installed, or the adapters belong to another model.
     """
-    try:
-        from peft import PeftModel
-    except ImportError as missing:
-        raise UsageError(
-            f"{folder} has LoRA adapters, which need peft: pip install 'quintain[lora]'"
-        ) from missing
+    from peft import PeftModel
+
     try:
         with without_warnings():
             adapted = PeftModel.from_pretrained(module, str(folder))
