@@ -158,21 +158,21 @@ class Screen(AbstractContextManager["Screen"]):
             evaluated: seconds of the evaluations since training began.
             to_evaluate: seconds that those until the end of the run will take.
         """
-        more, first = self._steps - step, step == self._done_before + 1
+        steps_left, first = self._steps - step, step == self._done_before + 1
         if first and (
             spent := sum(value for key, value in metrics.items() if key.startswith("seconds."))
         ):
             self._began = time.monotonic() - spent - evaluated  # without the evaluation before
         training = time.monotonic() - self._began - evaluated
         pace = training / max(step - self._done_before, 1)
-        left = pace * more + to_evaluate
+        left = pace * steps_left + to_evaluate
         count, time_left = f"step {step}/{self._steps}", f"{self._bound} {rough(left)} left"
         self._write_step(count, metrics, "" if last else time_left)
         if first and left > 60 and not last:
             each = f"{pace:.2g} s" if pace < 60 else f"{pace / 60:.1f} min"
             kind = "with" if to_evaluate else "without"
             self.note(
-                f"{each} a step: {self._bound} {rough(left)} for the other {more} steps, {kind} "
+                f"{each} a step: {self._bound} {rough(left)} for the other {steps_left} steps, {kind} "
                 "evaluations"
             )
 

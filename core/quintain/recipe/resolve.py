@@ -293,8 +293,8 @@ def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:
     try:
         kind: type[Curriculum] = current().load("curriculum", "adaptive")
     except UnknownNameError as e:
-        what = "the plan orders tasks, drops solved ones or filters them by difficulty"
-        raise UsageError(f"{what}, and {e}") from e
+        reason = "the plan orders tasks, drops solved ones or filters them by difficulty"
+        raise UsageError(f"{reason}, and {e}") from e
     return kind
 
 

@@ -25,4 +25,4 @@ def known_plugins() -> Mapping[tuple[str, str], str]:
 
 def providers(kind: str) -> list[str]:
     """Return the distributions that bring a component of *kind*, in order."""
-    return sorted({name for (of, _), name in known_plugins().items() if of == kind})
+    return sorted({name for (provided, _), name in known_plugins().items() if provided == kind})

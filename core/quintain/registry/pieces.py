@@ -26,13 +26,13 @@ def find(kind: Kind, name: str) -> Piece:
     if ":" in name:
         piece = current().load("algorithm", name)
         if not isinstance(piece, Piece) or piece.kind != kind:
-            what = (
+            found = (
                 f"a piece of the kind {piece.kind}"
                 if isinstance(piece, Piece)
                 else f"a {type(piece).__name__}"
             )
             raise PluginError(
-                f"algorithm {name!r} is {what}; expected a function decorated with @{kind}"
+                f"algorithm {name!r} is {found}; expected a function decorated with @{kind}"
             )
         return piece
     if name.removeprefix(f"{kind}.") not in pieces(kind):
@@ -40,10 +40,10 @@ def find(kind: Kind, name: str) -> Piece:
         if name.removeprefix(f"{kind}.") not in pieces(kind):
             installed = {c.distribution for c in current().components("algorithm")}
             missing = [name for name in providers("algorithm") if name not in installed]
-            more = [f"more come with: pip install {' '.join(missing)}"] if missing else []
+            install = [f"more come with: pip install {' '.join(missing)}"] if missing else []
             hint = "`quintain info ALGORITHM` shows its pieces"
             raise UnknownNameError.of(
-                kind, name, pieces(kind), "\n".join((hint, *more, *map(str, failures)))
+                kind, name, pieces(kind), "\n".join((hint, *install, *map(str, failures)))
             )
     return imported(kind, name)
 

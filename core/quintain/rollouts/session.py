@@ -294,8 +294,12 @@ class Session(Agent):
                     calls=reply.calls,
                     **turn_fields,
                 )
-            about = {"player": self._name, "tokens": turn.tokens, "finish": turn.finish}
-            span.attributes.update(about, engine=self._engine.name)
+            span.attributes.update(
+                player=self._name,
+                tokens=turn.tokens,
+                finish=turn.finish,
+                engine=self._engine.name,
+            )
         self._turns += 1
         self._episode.turns.append(turn)
         message = Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls)

@@ -55,11 +55,11 @@ class SplitReader:
                 if len(tasks) >= start:
                     yield from (tasks[i] for i in chain(places, range(start, len(tasks))))
                 return
-            wanted, rest = set(places), iter(tasks)
-            held = {i: task for i, task in enumerate(islice(rest, start)) if i in wanted}
-            if len(held) == len(wanted):
-                yield from (held[i] for i in places)
-                yield from rest
+            wanted, remaining = set(places), iter(tasks)
+            by_place = {i: task for i, task in enumerate(islice(remaining, start)) if i in wanted}
+            if len(by_place) == len(wanted):
+                yield from (by_place[i] for i in places)
+                yield from remaining
 
         return yielded(self._environment, "tasks", self._split, self._name, ordered)
 
@@ -142,9 +142,9 @@ class Shuffled:
             if self._taken < 0:
                 task = next(self._source, None)
                 if task is not None:
-                    at = self._rng.randrange(len(self._window))
-                    drawn, self._window[at] = self._window[at], task
-                    self._places[at] = self._seen
+                    position = self._rng.randrange(len(self._window))
+                    drawn, self._window[position] = self._window[position], task
+                    self._places[position] = self._seen
                     self._seen += 1
                     return self._number, drawn
                 order = list(range(len(self._window)))

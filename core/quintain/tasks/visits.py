@@ -30,15 +30,17 @@ class Visits:
         key = _key(task_id)
         shard = int.from_bytes(key[:2]) % _SHARDS
         keys, counts = self._keys[shard], self._counts[shard]
-        at = keys.find(key)
-        while at > 0 and at % _BYTES:  # the end of one key and the beginning of the next
-            at = keys.find(key, at + 1)
-        if at < 0:
+        position = keys.find(key)
+        while (
+            position > 0 and position % _BYTES
+        ):  # the end of one key and the beginning of the next
+            position = keys.find(key, position + 1)
+        if position < 0:
             keys += key
             counts.append(visits)
             return 0
-        counts[at // _BYTES] += visits
-        return counts[at // _BYTES] - visits
+        counts[position // _BYTES] += visits
+        return counts[position // _BYTES] - visits
 
     def state(self) -> dict[str, Any]:
         """Return plain data for a checkpoint: 11 bytes for a task that was visited once."""

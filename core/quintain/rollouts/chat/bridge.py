@@ -56,14 +56,11 @@ class Conversation:
     def prompt_ids(self) -> Sequence[int]:
         """Record all new messages; return the ids that the policy continues, as an `array`."""
         if not self._text:
-            of = [self.tokenizer, self.tools, *self._messages]
-            if self._first[:1] != [of]:
+            rendered = [self.tokenizer, self.tools, *self._messages]
+            if self._first[:1] != [rendered]:
                 text = self.tokenizer.render(self._messages, self.tools)
-                self._first[:] = (
-                    of,
-                    text,
-                    encoded_with_sources(self.tokenizer, text, self._messages),
-                )
+                encoded = encoded_with_sources(self.tokenizer, text, self._messages)
+                self._first[:] = rendered, text, encoded
             _, text, encoded = self._first
             self._recorder.add(*encoded)
         elif (

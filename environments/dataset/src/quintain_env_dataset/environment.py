@@ -173,8 +173,8 @@ def _loaded(
     with new_rows(folder) as rows:
         splits, columns, remarks = _read(path, subset, wanted, suffix, answered, rows)
         counts = ", ".join(f"{len(numbers)} {name}" for name, numbers in splits.items())
-        said = ("dataset %s: %s; %s%s", path, str(columns), counts, remarks)
-        _log.warning(*said)
+        warning = ("dataset %s: %s; %s%s", path, str(columns), counts, remarks)
+        _log.warning(*warning)
         if len(rows) <= IN_MEMORY:
             return {
                 name: tuple(
@@ -182,8 +182,8 @@ def _loaded(
                 )
                 for name, numbers in splits.items()
             }
-        about = {"version": version, "columns": asdict(columns), "said": said}
-        return _splits_of(store(rows, splits, about, folder), suffix)
+        beside = {"version": version, "columns": asdict(columns), "said": warning}
+        return _splits_of(store(rows, splits, beside, folder), suffix)
 
 
 def _splits_of(stored: StoredRows, suffix: str) -> Mapping[str, Sequence[Row]]:

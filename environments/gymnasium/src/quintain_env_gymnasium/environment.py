@@ -200,10 +200,10 @@ def _action(reply: str, names: Sequence[str]) -> Any:
     """
     if not names:
         return reply
-    said = reply.strip().casefold()
-    if said in names:
-        return names.index(said)
-    found = {name for name in names if re.search(rf"\b{re.escape(name)}\b", said)}
+    answer = reply.strip().casefold()
+    if answer in names:
+        return names.index(answer)
+    found = {name for name in names if re.search(rf"\b{re.escape(name)}\b", answer)}
     if len(found) != 1:
         raise PolicyFault(f"{reply[:60]!r} names {len(found)} actions of {', '.join(names)}")
     return names.index(found.pop())

@@ -135,11 +135,11 @@ class TextArena(Environment[Match, PlayedGame]):
             seats[number].user(told)
             over = table.move((await seats[number].turn()).reply)
             turns += 1
-        rewards, said = table.ended()
+        rewards, remarks = table.ended()
         return PlayedGame(
             rewards=tuple(rewards.get(seat, 0.0) for seat in range(task.players)),
-            reason=str(said.get(task.seat, {}).get("reason", "")),
-            invalid=tuple(s for s in range(task.players) if said.get(s, {}).get("invalid_move")),
+            reason=str(remarks.get(task.seat, {}).get("reason", "")),
+            invalid=tuple(s for s in range(task.players) if remarks.get(s, {}).get("invalid_move")),
             turns=turns,
         )
 

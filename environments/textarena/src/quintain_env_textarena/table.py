@@ -79,15 +79,15 @@ class Table:
             EnvironmentFault: a reward is no number, and no wrong move says why.
         """
         with self._own_random():
-            rewards, said = self._game.close()
+            rewards, remarks = self._game.close()
         given = {}
         for player, value in (rewards or {}).items():
-            wrong = isinstance(value, str) and said.get(player, {}).get("invalid_move")
+            wrong = isinstance(value, str) and remarks.get(player, {}).get("invalid_move")
             try:
                 given[player] = -1.0 if wrong else float(value)
             except (TypeError, ValueError) as e:
                 raise EnvironmentFault(f"the game rewards player {player} with {value!r}") from e
-        return given, said
+        return given, remarks
 
     @contextlib.contextmanager
     def _own_random(self, seed: int | None = None) -> Iterator[None]:

@@ -129,8 +129,8 @@ def notes(results: Sequence[RecipeResult]) -> list[str]:
             names.setdefault(text, []).append(result.name)
     # What holds for all is said once.
     return lines + [
-        text if len(of) == len(results) else f"{', '.join(of)}: {text}"
-        for text, of in names.items()
+        text if len(named) == len(results) else f"{', '.join(named)}: {text}"
+        for text, named in names.items()
     ]
 
 

@@ -272,12 +272,12 @@ class ModelScorer:
         )
         assert of_rows is not None
         found = []
-        for k, own in enumerate(of_rows):
-            told = None if values_of_rows is None else values_of_rows[k]
+        for k, logp_of_row in enumerate(of_rows):
+            top_of_row = None if values_of_rows is None else values_of_rows[k]
             ids = None if ids_of_rows is None else ids_of_rows[k]
-            if told is not None and ids is None and self._shared is not None:
-                ids = self._shared.expand(len(told), -1)
-            found.append(TeacherScore(logp=own, top_logp=told, top_ids=ids))
+            if top_of_row is not None and ids is None and self._shared is not None:
+                ids = self._shared.expand(len(top_of_row), -1)
+            found.append(TeacherScore(logp=logp_of_row, top_logp=top_of_row, top_ids=ids))
         return found
 
     def _distribution(self, hidden: Sequence[Tensor], temperature: float) -> Tensor:

@@ -89,9 +89,9 @@ class ServerScorer:
                 raise ValueError(f"{len(tables)} places for {len(row.ids)} tokens")
             logp, texts, ids, values = [], [], [], []
             for position in row.positions:
-                table, own = tables[position], row.ids[position]
-                texts.append((own, table[str(own)].get("decoded_token")))
-                logp.append(float(table[str(own)]["logprob"]))
+                table, token = tables[position], row.ids[position]
+                texts.append((token, table[str(token)].get("decoded_token")))
+                logp.append(float(table[str(token)]["logprob"]))
                 if top:
                     ranked = sorted(table.items(), key=lambda item: int(item[1]["rank"]))[:top]
                     ids.append([int(token) for token, _ in ranked])

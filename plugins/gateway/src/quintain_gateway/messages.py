@@ -213,9 +213,9 @@ def error_of(error: ApiError) -> dict[str, Any]:
     """
     too_long = "prompt is too long: " if error.code == "context_length_exceeded" else ""
     kind = _KINDS.get(error.status, "api_error" if error.status >= 500 else _KINDS[400])
-    about = {"error_code": error.code, "param": error.param}
+    details = {"error_code": error.code, "param": error.param}
     return {
         "type": "error",
-        "error": {"type": kind, "message": too_long + error.message, "details": about},
+        "error": {"type": kind, "message": too_long + error.message, "details": details},
         "request_id": None,
     }

@@ -44,12 +44,12 @@ class Recent:
         before, results = self._kept[best] if shared else ([], [])
         extends = shared == len(before)
         # the first items are those that are held already, so that equal ones are not held twice
-        held, made = before[:shared], results[:shared]
+        kept_items, made = before[:shared], results[:shared]
         made += more(made, items[shared:])
-        held += [item if self._comparable(item) else object() for item in items[shared:]]
+        kept_items += [item if self._comparable(item) else object() for item in items[shared:]]
         if extends and shared:
             del self._kept[best]
-        self._kept = [*self._kept, (held, made)][-MOST_KEPT:]
+        self._kept = [*self._kept, (kept_items, made)][-MOST_KEPT:]
         return made[:]
 
     def _shared(self, known: Sequence[Any], items: Sequence[Any]) -> int:

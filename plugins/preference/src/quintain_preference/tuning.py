@@ -182,7 +182,8 @@ def gains(
     if not right:
         return None, separation
     share = proportion(
-        [sum(of) / len(of) for of in right.values()], [len(of) for of in right.values()]
+        [sum(verdicts) / len(verdicts) for verdicts in right.values()],
+        [len(verdicts) for verdicts in right.values()],
     )
     return (share.value, share.low, share.high), separation
 

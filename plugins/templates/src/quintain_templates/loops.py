@@ -189,9 +189,9 @@ class _Run:
         if old is not None and _same(old.start, before):
             self.write(self._known[slice(*old.span)])
             for name, attributes in old.namespaces.items():
-                held = _attributes(context.vars[name])
-                held.clear()
-                held.update(attributes)
+                current = _attributes(context.vars[name])
+                current.clear()
+                current.update(attributes)
         else:
             old = None
         checkpoint = _Checkpoint(

@@ -109,9 +109,13 @@ def request_of(timeline: TimelineFile, service: str = "quintain") -> bytes:
         _bytes(2, _span(span, trace, span.parent or (whole.id if span is not whole else 0)))
         for span in timeline.spans
     )
-    about = {"service.name": service, "quintain.run": timeline.run, "quintain.step": timeline.step}
+    resource = {
+        "service.name": service,
+        "quintain.run": timeline.run,
+        "quintain.step": timeline.step,
+    }
     scope = _bytes(1, _text(1, "quintain")) + spans
-    return _bytes(1, _bytes(1, _attributes(1, about)) + _bytes(2, scope))
+    return _bytes(1, _bytes(1, _attributes(1, resource)) + _bytes(2, scope))
 
 
 def traces_url(environment: Mapping[str, str]) -> str:

@@ -270,8 +270,8 @@ class WatchRequest(BaseHTTPRequestHandler):
         of another site; answer it if not.
         """
         origin = self.headers.get("Origin")
-        own = origin is None or urlsplit(origin).netloc in self.watch.hosts
-        if self.headers.get("Host") in self.watch.hosts and own:
+        same_site = origin is None or urlsplit(origin).netloc in self.watch.hosts
+        if self.headers.get("Host") in self.watch.hosts and same_site:
             return True
         self.close_connection = True
         self._json(403, {"error": f"open http://{HOST}:{self.watch.port}/ on this machine"})

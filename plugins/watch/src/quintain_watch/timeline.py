@@ -89,9 +89,9 @@ def text_of_waits(waits: StepWaits, resources: list[Resource]) -> list[str]:
     lines = [f"step {waits.step}: {waits.seconds:.3f} s. It waited for"]
     for wait in waits.waits[:SHOWN]:
         several = [f"{wait.count} x, the longest {wait.longest:.3f} s"] if wait.count > 1 else []
-        where = ", ".join([*several, *([f"in {wait.example}"] if wait.example else [])])
-        about = f"  ({where})" if where else ""
-        lines.append(f"  {wait.seconds:9.3f} s  {wait.share:6.1%}  {wait.label}{about}")
+        details = ", ".join([*several, *([f"in {wait.example}"] if wait.example else [])])
+        in_brackets = f"  ({details})" if details else ""
+        lines.append(f"  {wait.seconds:9.3f} s  {wait.share:6.1%}  {wait.label}{in_brackets}")
     if rest := waits.waits[SHOWN:]:
         seconds = sum(wait.seconds for wait in rest)
         lines.append(f"  {seconds:9.3f} s  {seconds / waits.seconds:6.1%}  {len(rest)} others")

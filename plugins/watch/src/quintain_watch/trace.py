@@ -208,8 +208,8 @@ def write_trace(path: Path, timeline: TimelineFile) -> None:
                 },
             }
         )
-    about = {"run": timeline.run, "step": timeline.step}
-    text = json.dumps({"traceEvents": events, "otherData": about}, separators=(",", ":"))
+    origin = {"run": timeline.run, "step": timeline.step}
+    text = json.dumps({"traceEvents": events, "otherData": origin}, separators=(",", ":"))
     write_whole(path, text)
 
 

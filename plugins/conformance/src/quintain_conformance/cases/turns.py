@@ -68,13 +68,13 @@ async def system_messages_within(c: AgentClient) -> None:
 async def content_in_parts(c: AgentClient) -> None:
     """The client sends texts as lists of parts, its own and the policy's"""
     body: dict[str, Any] = {"model": "policy"}
-    said: list[Any] = [user("What is the answer?")]
+    conversation: list[Any] = [user("What is the answer?")]
     for question in ("And the second?", ""):
         body["messages"] = [
-            {"role": m.role, "content": [{"type": "text", "text": m.content}]} for m in said
+            {"role": m.role, "content": [{"type": "text", "text": m.content}]} for m in conversation
         ]
-        (reply,) = c.note(said, await c.post("/chat/completions", body))
-        said += [reply.message, user(question)]
+        (reply,) = c.note(conversation, await c.post("/chat/completions", body))
+        conversation += [reply.message, user(question)]
 
 
 @case(GROUP, ["It is morning.", "It is noon."])
