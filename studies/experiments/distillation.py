@@ -221,28 +221,36 @@ def panels_of(curves: Curves) -> list[Panel]:
 
 
 def contrasts_of(curves: Curves) -> dict[str, list[float]]:
-    """Each arm less the policy gradient of its rate, seed by seed: at the last step, and in the mean
-    over the tokens and the CPU seconds that both took.
+    """Each arm less the policy gradient of its rate and that of the recipe's rate, seed by seed: at
+    the last step, and in the mean over the tokens and the CPU seconds that both took.
     """
     found = {}
     for course, arms in curves.items():
         for name, runs in arms.items():
-            method, comma, rate = name.partition(",")
-            if method == "policy gradient":
-                continue
-            first = f"policy gradient{comma}{rate}"
-            pairs = list(zip(runs, arms[first], strict=True))
-            what = f"{course}: {name} less {first}"
-            for success in ("greedy", "sampled"):
-                found[f"{what}: {success}, at the last step"] = [
-                    getattr(a, success)[-1] - getattr(b, success)[-1] for a, b in pairs
-                ]
-                for by in ("tokens", "seconds"):
-                    found[f"{what}: {success}, mean over {by}"] = [
-                        mean_until(a, by, success, end) - mean_until(b, by, success, end)
-                        for a, b in pairs
-                        for end in [min(getattr(a, by)[-1], getattr(b, by)[-1])]
-                    ]
+            _, comma, rate = name.partition(",")
+            for first in dict.fromkeys((f"policy gradient{comma}{rate}", "policy gradient")):
+                if name == first:
+                    continue
+                found |= contrasts_between(f"{course}: {name} less {first}", runs, arms[first])
+    return found
+
+
+def contrasts_between(
+    what: str, runs: Sequence[Curve], others: Sequence[Curve]
+) -> dict[str, list[float]]:
+    """Return differences between two arms, one value for each seed that both have."""
+    found = {}
+    pairs = list(zip(runs, others, strict=False))  # both begin at seed 0
+    for success in ("greedy", "sampled"):
+        found[f"{what}: {success}, at the last step"] = [
+            getattr(a, success)[-1] - getattr(b, success)[-1] for a, b in pairs
+        ]
+        for by in ("tokens", "seconds"):
+            found[f"{what}: {success}, mean over {by}"] = [
+                mean_until(a, by, success, end) - mean_until(b, by, success, end)
+                for a, b in pairs
+                for end in [min(getattr(a, by)[-1], getattr(b, by)[-1])]
+            ]
     return found
 
 

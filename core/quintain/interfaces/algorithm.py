@@ -310,15 +310,18 @@ class Algorithm:
     def ignores_staleness(self) -> bool:
         """Whether the loss takes tokens of older weights for the learner's own.
 
-        A ratio to mu or the weights of a correction know their age. Terms of groups, as in DPO, and
-        examples to imitate do not depend on who sampled them.
+        A ratio to mu or the weights of a correction know their age.
         """
         if self.has_ratio and self.ratio_to == "mu":
             return False
-        indifferent = self.objective.level == "group" or (
-            self.advantage.imitates and not self.has_ratio
-        )
-        return not (self.reweighted or indifferent)
+        return not (self.reweighted or self.takes_any_samples)
+
+    @property
+    def takes_any_samples(self) -> bool:
+        """Whether its loss does not depend on who sampled: terms of groups, as in DPO, and examples
+        to imitate.
+        """
+        return self.objective.level == "group" or (self.advantage.imitates and not self.has_ratio)
 
     @property
     def has_ratio(self) -> bool:

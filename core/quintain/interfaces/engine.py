@@ -14,6 +14,7 @@ from ..errors import LimitReached, UsageError
 from ..types.sampling import Sampling
 from ..types.task import Message, Task, ToolCall
 from ..types.transcript import Finish, Sampled
+from .algorithm import Algorithm
 from .service import Service
 from .tokenizer import ChatTokenizer
 from .tools import ToolSpec
@@ -118,6 +119,14 @@ class TokenEngine(Engine):
         """Raise a `UsageError` if *settings*, arguments of the right names and types, do not fit
         each other. Recipes are checked by it before anything is loaded.
         """
+
+    @classmethod
+    def check_algorithm(cls, algorithm: Algorithm) -> str | None:
+        """Raise a `UsageError` if *algorithm* cannot train on what the engine samples; return a
+        remark on one that can and is easily misread. Engines that draw each answer from the policy
+        by itself, as most do, fit every algorithm.
+        """
+        return None
 
     @abstractmethod
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:

@@ -155,7 +155,7 @@ class RunPlan:
         concurrency: episodes at once; ``None`` is the engine's choice.
         keep_rollouts: number of steps, or ``"all"`` or ``"none"``.
         max_sample_mismatch: nats at which the run stops; ``None`` checks nothing.
-        notes: settings without the effect that their names promise.
+        notes: settings without the effect that their names promise, and the engine's remark.
     """
 
     record: Mapping[str, Any]
@@ -205,6 +205,8 @@ class RunPlan:
         algorithm, schedule = resolve_algorithm(recipe), resolve_schedule(recipe)
         environments = tuple(EnvironmentSpec.of(table) for table in recipe.environments)
         evaluation = EvaluationPlan.of(recipe, algorithm)
+        engine = engine_kind(recipe)
+        remark = engine.check_algorithm(algorithm)
         needed = {slot for spec in (*environments, *evaluation.specs) for slot in spec.slots}
         labels = tuple(table.label for table in recipe.environments)
         budget = algorithm.plan.thinking_budget
@@ -222,7 +224,7 @@ class RunPlan:
             algorithm_label=recipe.algorithm.label,
             curriculum=curriculum_kind(algorithm.plan),
             schedule=schedule,
-            engine=engine_kind(recipe),
+            engine=engine,
             engine_args=recipe.engine.args,
             learner_kind=learner_kind(recipe),
             learner=recipe.learner,
@@ -243,7 +245,7 @@ class RunPlan:
             checkpoint=recipe.checkpoint,
             keep_rollouts=recipe.rollouts.keep,
             max_sample_mismatch=_max_sample_mismatch(recipe),
-            notes=tuple(_notes(recipe, algorithm)),
+            notes=(*_notes(recipe, algorithm), *([remark] if remark else [])),
         )
 
     def model_request(self, screen: Screen) -> ModelRequest:

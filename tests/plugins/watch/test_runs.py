@@ -58,6 +58,27 @@ def first_wait(folder: Path) -> Wait:
     return next(wait for wait in waits if wait.label not in PHASES)
 
 
+def covered(folder: Path, kind: str, **attributes: Any) -> float:
+    """Seconds of step 2 in which a span of *kind* was open."""
+    spans = [
+        span
+        for span in read_trace(folder, 2).spans
+        if span.kind == kind and attributes.items() <= span.attributes.items()
+    ]
+    seconds, at = 0.0, 0.0
+    for span in sorted(spans, key=lambda span: span.began):
+        seconds += max(0.0, span.ended - max(span.began, at))
+        at = max(at, span.ended)
+    return seconds
+
+
+def is_most_of(seconds: float, whole: float) -> bool:
+    """Whether a wait is at least half of what its spans covered, and no more than that: a busy
+    machine may give a part of it to something else.
+    """
+    return whole / 2 <= seconds <= whole + 1e-3
+
+
 # ---------------------------------------------------------------- what is recorded
 def test_every_part_of_a_step_is_a_span(small_run: Callable[..., Path]) -> None:
     """Episodes, turns, tool calls, grading, update, weights, evaluation and checkpoint, each inside
@@ -196,7 +217,8 @@ def test_a_slow_tool_is_named(
     folder = train(small_run, looking(lookup=1.0), tables=caller(tool="lookup"))
 
     first = first_wait(folder)
-    assert first.label == "tool lookup" and first.seconds >= 1.0
+    assert first.label == "tool lookup"
+    assert is_most_of(first.seconds, covered(folder, "tool"))
     assert main(["timeline", "a"]) == 0
     line = f"{first.share:6.1%}  tool lookup  (in {first.example})"
     assert line in capsys.readouterr().out and first.example.startswith("Looking/")
@@ -209,7 +231,7 @@ def test_a_tool_that_blocks_the_process_is_named(small_run: Callable[..., Path])
 
     first = first_wait(folder)
     assert (first.label, first.count) == ("tool count", 4)
-    assert first.seconds >= 1.1
+    assert is_most_of(first.seconds, covered(folder, "tool"))
 
 
 @pytest.mark.parametrize("reward", ["judged", "counted"])
@@ -222,7 +244,7 @@ def test_a_slow_grader_is_named(small_run: Callable[..., Path], reward: str) -> 
 
     first = first_wait(folder)
     assert first.label == f"grading by {reward}"
-    assert first.seconds >= 0.9
+    assert is_most_of(first.seconds, covered(folder, "grade", reward=reward))
 
 
 @pytest.mark.slow
@@ -235,9 +257,10 @@ def test_a_slow_replica_is_named(
     folder = train(small_run, looking(), tables=pool)
 
     first = first_wait(folder)
-    assert first.label == "sampling on replica 1" and first.seconds >= 0.9
+    assert first.label == "sampling on replica 1"
+    assert is_most_of(first.seconds, covered(folder, "replica", replica=1))
     labels = {wait.label: wait.seconds for wait in waits_of(read_trace(folder, 2)).waits}
-    assert labels["weights to replica 1"] >= 0.3
+    assert is_most_of(labels["weights to replica 1"], covered(folder, "transfer", replica=1))
     assert main(["timeline", "a", "--json"]) == 0
     resources = json.loads(capsys.readouterr().out)["resources"]
     units = {r["label"]: r["unit"] for r in resources if r["unit"] is not None}
@@ -251,7 +274,8 @@ def test_a_slow_tool_in_another_process_is_named(small_run: Callable[..., Path])
     folder = train(small_run, looking(lookup=1.0), tables=tables)
 
     first = first_wait(folder)
-    assert first.label == "tool lookup" and first.seconds >= 1.0
+    assert first.label == "tool lookup"
+    assert is_most_of(first.seconds, covered(folder, "tool"))
     spans = read_trace(folder, 2).spans
     by_id = {span.id: span for span in spans}
     calls = [span for span in spans if span.kind == "tool"]
@@ -278,7 +302,7 @@ def test_code_of_an_environment_is_named_behind_a_reproducible_engine(
 
     first = first_wait(folder)
     assert first.label == "environment Looking, outside of turns and tools"
-    assert first.seconds >= 1.0
+    assert first.seconds >= 0.5  # half of what is planted
 
 
 def test_a_timeline_goes_to_a_file_and_a_missing_step_is_refused(

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from random import SystemRandom
 from typing import Any, Self, cast
 
-from quintain import Sampled, Sampling, TokenEngine, Weights
+from quintain import Algorithm, Sampled, Sampling, TokenEngine, Weights
+from quintain.errors import UsageError
 from quintain.models import check_available
 from quintain.registry import current
 from quintain.rollouts import cut_where_stopped
@@ -51,6 +52,23 @@ class SearchEngine(TokenEngine):
         StepRule(**{name: settings[name] for name in ("by", "size") if name in settings})
         if settings.get("value"):
             check_available(settings["value"])
+
+    @classmethod
+    def check_algorithm(cls, algorithm: Algorithm) -> str | None:
+        """Refuse algorithms that take its answers for the policy's own samples; see `TokenEngine`."""
+        why = f"engine {cls.name!r} chooses its answers, so that they are not the policy's samples"
+        fix = "imitate them with algorithm.use = 'rft' or 'sft', or sample with another engine"
+        if not algorithm.takes_any_samples:
+            raise UsageError(
+                f"{why}: {algorithm.advantage!r} and {algorithm.objective!r} of algorithm "
+                f"{algorithm.name!r} hold for samples of the policy alone; {fix}"
+            )
+        if algorithm.kl.active:
+            raise UsageError(
+                f"{why}: the KL term of algorithm {algorithm.name!r} is a mean over samples of the "
+                f"policy; set algorithm.args.kl.where = 'none', or {fix}"
+            )
+        return None
 
     @abstractmethod
     async def search(self, prompt: tuple[int, ...], sampling: Sampling) -> Partial:

@@ -9,13 +9,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from quintain import Sampling
+from quintain import Algorithm, Sampling
 from quintain.errors import UsageError
 
 from .engine import SLOTS, SearchEngine, loaded, shared
 from .partial import Partial
 from .steps import By, StepRule
 
+UNRELATED = frozenset({"tree_steps", "tree_process", "value_steps", "raw", "ema"})
+"""Advantages that know the tree, or that compare no answers of a group."""
 Path = tuple[int, ...]
 """Which branch was taken at each step."""
 
@@ -103,6 +105,18 @@ class TreeEngine(SearchEngine):
             )
         self.branches, self.depth = branches, depth
         self._trees: dict[tuple[Any, ...], OpenTree] = {}
+
+    @classmethod
+    def check_algorithm(cls, algorithm: Algorithm) -> str | None:
+        """Remark on baselines that may come from other leaves of a tree; see `TokenEngine`."""
+        advantage = algorithm.advantage
+        if algorithm.takes_any_samples or advantage.name in UNRELATED:
+            return None
+        return (
+            f"answers of one tree depend on one another, so that a baseline from the group, if "
+            f"{advantage!r} takes one, shrinks the update of the steps that they share: a step with "
+            "m of n leaves below it keeps 1 - (m - 1) / (n - 1); 'tree_credit' compares steps"
+        )
 
     @property
     def leaves(self) -> int:
