@@ -13,6 +13,8 @@ import click
 
 from quintain.errors import UsageError
 
+from .audit_record import SHORTCUTS
+
 TABLE = click.option(
     "--image",
     "images",
@@ -45,8 +47,17 @@ def harbor() -> None:
 @click.option(
     "--repeats", type=click.IntRange(1), default=1, show_default=True, help="Runs of each solution."
 )
-@click.option("--no-forgery", is_flag=True, help="Do not try to write the reward file.")
-@click.option("--offline", is_flag=True, help="Run each solution without a network, too.")
+@click.option(
+    "--without",
+    multiple=True,
+    type=click.Choice(sorted(SHORTCUTS)),
+    help="A way to a reward that is not tried (repeatable).",
+)
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Run each solution without a network, too; one that fails and declares none, with one.",
+)
 @click.option("--network", default="", help="Engine's network for tasks that ask for one.")
 @click.option(
     "--keep-processes",
@@ -64,7 +75,7 @@ def audit(
     out: Path | None,
     jobs: int,
     repeats: int,
-    no_forgery: bool,
+    without: Sequence[str],
     offline: bool,
     network: str,
     keep_processes: bool,
@@ -75,11 +86,13 @@ def audit(
     pull: bool,
     as_json: bool,
 ) -> int:
-    """Run the solution of each task of DATA, nothing, and a forgery, and say what is wrong with it.
+    """Run the solution of each task of DATA, nothing, and shortcuts; say what is wrong with it.
 
     DATA is a task folder, a tree of them, an archive, or a Parquet file with archives. No model
-    takes part. With --out each task has a record in a file, and a second run goes on with those
-    that have none, or that have changed. The field `audit` of the environment `harbor` reads the
+    takes part. Shortcuts are: a program that writes the reward file, tests that were edited before
+    the verifier runs, the instruction as the answer, and the solution of another task. With --out
+    each task has a record in a file, and a second run goes on with those that have none, that have
+    changed, or of which not all was tried. The field `audit` of the environment `harbor` reads the
     file and leaves out the tasks that are not sound.
 
     \b
@@ -90,8 +103,9 @@ def audit(
     """
     from quintain_sandbox import Containers
 
-    from .audit import AuditRecord, Plan, line_of, read_records, summary
+    from .audit import Plan
     from .audit import audit as examine
+    from .audit_record import AuditRecord, line_of, read_records, summary
     from .environment import cache_folder
     from .trial import TrialSettings
 
@@ -110,7 +124,7 @@ def audit(
     plan = Plan(
         settings=TrialSettings(network=bool(network), keep_processes=keep_processes),
         repeats=repeats,
-        forge=not no_forgery,
+        shortcuts=frozenset(SHORTCUTS) - set(without),
         offline=offline,
         key=key,
     )
@@ -125,7 +139,7 @@ def audit(
 
     async def run() -> None:
         # What the engine failed at may go well the next time.
-        known = {name: row.digest for name, row in records.items() if row.status != "failed"}
+        known = {name: row for name, row in records.items() if row.status != "failed"}
         async with containers:
             await examine(found, containers, plan, write, jobs=jobs, known=known)
 
@@ -238,7 +252,7 @@ def _line(record: Any) -> str:
     if record.status != "played":
         return f"{record.task}: {record.status}: {record.reason}"
     state = {True: "sound", None: "no solution", False: "not sound"}[record.sound]
-    rewards = f"solution {record.oracle}, nothing {record.nop}, forgery {record.forged}"
+    rewards = f"solution {record.oracle}, nothing {record.nop}"
     return f"{record.task}: {state}; {rewards}" + "".join(
         f"\n  {kind}: {' '.join(seen.split())[:200]}" for kind, seen in record.defects.items()
     )
