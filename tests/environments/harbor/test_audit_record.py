@@ -9,7 +9,13 @@ import pytest
 
 from quintain_harbor import TaskFolder
 from quintain_harbor.audit import _pairs
-from quintain_harbor.audit_record import AuditRecord, line_of, read_records, summary
+from quintain_harbor.audit_record import (
+    AuditRecord,
+    drop_partial_line,
+    line_of,
+    read_records,
+    summary,
+)
 from quintain_harbor.shortcuts import echoing
 
 from .task_files import task
@@ -59,6 +65,7 @@ def test_a_file_has_the_last_record_of_each_task(tmp_path: Path) -> None:
     bad, good = judged(nop=1.0), judged(oracle=[1.0], nop=0.0)
     file = tmp_path / "audit.jsonl"
     file.write_text(f"{line_of(bad)}\n{line_of(good)}\n" + line_of(bad)[:40])
+    drop_partial_line(file)
     assert read_records(file) == [good]
     assert summary([good]) == {
         "tasks": 1, "status": {"played": 1}, "with_solution": 1, "oracle_1": 1, "nop_0": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -124,7 +125,7 @@ def read_records(file: Path) -> list[AuditRecord]:
     """Return the records of a file, the last one of each task; none if there is no file.
 
     Raises:
-        UsageError: a line is no record, other than a last one that was cut off.
+        UsageError: a line is no record.
     """
     if not file.exists():
         return []
@@ -134,11 +135,16 @@ def read_records(file: Path) -> list[AuditRecord]:
         try:
             record = AuditRecord(**json.loads(line))
         except (ValueError, TypeError) as e:
-            if number == len(lines):
-                continue
             raise UsageError(f"{file}:{number} is no record of an audit: {e}") from e
         found[record.task] = record
     return list(found.values())
+
+
+def drop_partial_line(file: Path) -> None:
+    """Cut off what a process that was ended left of a last line, so that lines can follow."""
+    content = file.read_bytes() if file.exists() else b""
+    if content and not content.endswith(b"\n"):
+        os.truncate(file, content.rfind(b"\n") + 1)
 
 
 def line_of(record: AuditRecord) -> str:

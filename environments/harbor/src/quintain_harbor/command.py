@@ -64,6 +64,13 @@ def harbor() -> None:
     is_flag=True,
     help="What was left running goes on beside a verifier in the same container.",
 )
+@click.option(
+    "--variable",
+    "variables",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Value for ${NAME} in task files (repeatable).",
+)
 @click.option("--key", default="reward", show_default=True, help="Reward that counts.")
 @LIMIT
 @TABLE
@@ -79,6 +86,7 @@ def audit(
     offline: bool,
     network: str,
     keep_processes: bool,
+    variables: Sequence[str],
     key: str,
     tasks: int | None,
     images: Sequence[str],
@@ -105,10 +113,12 @@ def audit(
 
     from .audit import Plan
     from .audit import audit as examine
-    from .audit_record import AuditRecord, line_of, read_records, summary
+    from .audit_record import AuditRecord, drop_partial_line, line_of, read_records, summary
     from .environment import cache_folder
     from .trial import TrialSettings
 
+    if out is not None:
+        drop_partial_line(out)
     records = {row.task: row for row in read_records(out)} if out is not None else {}
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {out.absolute().parent}")
@@ -116,13 +126,17 @@ def audit(
     containers = Containers(
         slots=jobs,
         builds=jobs,
-        images=_table(images),
+        images=_table("--image", images),
         pull=pull,
         build_network=build_network,
         network=network or "bridge",
     )
     plan = Plan(
-        settings=TrialSettings(network=bool(network), keep_processes=keep_processes),
+        settings=TrialSettings(
+            network=bool(network),
+            keep_processes=keep_processes,
+            variables=_table("--variable", variables),
+        ),
         repeats=repeats,
         shortcuts=frozenset(SHORTCUTS) - set(without),
         offline=offline,
@@ -185,7 +199,7 @@ def build(
         nonlocal failed
         waiting = _folders(data, cache_folder(""), tasks)
         async with Containers(
-            builds=jobs, images=_table(images), pull=pull, build_network=build_network
+            builds=jobs, images=_table("--image", images), pull=pull, build_network=build_network
         ) as containers:
 
             async def work() -> None:
@@ -238,13 +252,13 @@ def _folders(data: Path, cache: Path, tasks: int | None) -> Iterator[Any]:
     return islice(task_folders(data, cache), tasks)
 
 
-def _table(images: Sequence[str]) -> dict[str, str]:
+def _table(option: str, pairs: Sequence[str]) -> dict[str, str]:
     table = {}
-    for text in images:
-        name, sign, local = text.partition("=")
-        if not (name and sign and local):
-            raise UsageError(f"--image {text!r}: expected NAME=LOCAL")
-        table[name] = local
+    for text in pairs:
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise UsageError(f"{option} {text!r}: expected NAME=VALUE")
+        table[name] = value
     return table
 
 
