@@ -32,7 +32,7 @@ def test_each_kind_of_defect_is_found(tmp_path: Path) -> None:
     assert status == 1
     assert {name: list(record.defects) for name, record in found.items()} == {
         "sound": [],
-        "unsteady": ["the solution fails", "not repeatable"],
+        "unsteady": ["not repeatable", "the solution fails"],
         "lazy": ["nothing is rewarded"],
         "echo": ["the prompt is an answer"],
         "any word": ["the answer of another task is right"],

@@ -189,9 +189,9 @@ class Attempts:
             return
         public = folder.config.environment.network == "public"
         if public:
-            record.offline = await self._elsewhere(network=False)
+            record.offline = await self._elsewhere(replace(plan.settings, network=False))
         elif any(value is None or value < 1 for value in record.oracle):
-            record.online = await self._elsewhere(undeclared_network=True)
+            record.online = await self._elsewhere(replace(plan.settings, undeclared_network=True))
 
     async def shortcuts(self, other: TaskFolder | None) -> None:
         """Try the ways to a reward without work; say of each that does not apply why."""
@@ -245,9 +245,9 @@ class Attempts:
             ended = result.status if result.exit is None else f"status {result.exit}"
             record.found("the solution ends badly", f"{ended}: {result.text.strip()[-400:]}")
 
-    async def _elsewhere(self, **settings: bool) -> float:
+    async def _elsewhere(self, settings: TrialSettings) -> float:
         """Return the reward of the solution under other settings; 0 where it has none."""
-        plan = replace(self.plan, settings=replace(self.plan.settings, **settings))
+        plan = replace(self.plan, settings=settings)
         # What is found here is no fault of the task as it is.
         apart = replace(self.record, defects={}, seconds={}, oracle=[])
         return (

@@ -28,6 +28,7 @@ COMMON = 2
 """Answers that most tasks have, which are tried on all of them, too."""
 OTHERS = 8
 """Tasks that are looked at for a solution that is another one."""
+SEED = 0
 NOT_AGAIN = ("oracle", "nop")
 MAX_TOKENS = 65_536
 """Of a turn: more than any reply that is tried."""
@@ -168,15 +169,26 @@ class Player:
     async def examined(self, task: Task, others: Sequence[Task]) -> TaskRecord:
         """Return the record of *task*; the solution of one of *others* is tried on it, too."""
         record = _record(self._audited, task)
+        try:
+            await self._try_all(record, task, others)
+        except UsageError as e:  # no other task need have the same fault
+            record.found("it cannot be played", str(e))
+        record.judge(self._marks)
+        return record
+
+    async def _try_all(self, record: TaskRecord, task: Task, others: Sequence[Task]) -> None:
         solution = await self._solution(task)
         record.seconds = solution.seconds
-        if all(value is None for value in solution.rewards):
+        known = [value for value in solution.rewards if value is not None]
+        if self._marks["oracle"] != "max" or not known:
             # A solution that nobody wrote is no failure of the task.
-            record.found("no solution", solution.reason or "the environment's oracle gives none")
+            record.found("no solution", solution.reason or "nothing says how to do it")
         else:
             record.oracle = solution.rewards
             if solution.reason:
                 record.found("an episode fails", f"the solution: {solution.reason}")
+        if len(set(known)) > 1:
+            record.found("not repeatable", f"rewards of @oracle: {solution.rewards}")
         control = self._environment
         record.nop = await self._tried(record, "nothing", task, ControlEngine(control, "nop"))
         for name in self._marks:
@@ -191,8 +203,6 @@ class Player:
         if (script := await self._other(task, others)) is not None:
             engine = ScriptedEngine(replies=script)
             record.other = await self._tried(record, "another's answer", task, engine)
-        record.judge(self._marks)
-        return record
 
     async def _solution(self, task: Task) -> Solution:
         """Return what the oracle got, played once for all who ask."""
@@ -233,7 +243,11 @@ class Player:
 
     async def _played(self, task: Task, engine: Engine, size: int) -> list[Rollout[Any, Any]]:
         request = RolloutRequest(
-            environment=self._environment, task=task, group_size=size, name=self._audited.name
+            environment=self._environment,
+            task=task,
+            group_size=size,
+            name=self._audited.name,
+            seed=SEED,  # runs of one seed are to be the same
         )
         context = RolloutContext(
             engine=engine,

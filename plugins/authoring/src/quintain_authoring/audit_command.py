@@ -78,8 +78,9 @@ def audited(
             click.echo(f"{record.group} {record.task}: {said}".strip(), file=screen)
 
     screen = sys.stdout
-    with redirect_stdout(Output()), ended_after(seconds):
+    with redirect_stdout(Output()):
         chosen = _tasks(build, opened, split, tasks)
+    with redirect_stdout(Output()), ended_after(seconds):
         audit(
             Audited(
                 name=component.name.rpartition(":")[2],
