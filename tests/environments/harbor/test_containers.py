@@ -25,7 +25,8 @@ from quintain.types.sampling import Sampling
 from quintain_authoring import EnvironmentSuite, ScriptedEngine
 from quintain_gateway import Gateway
 from quintain_harbor import Harbor, HarborAgent, RewardFileError, TaskFolder
-from quintain_harbor.audit import AuditRecord, Plan, examined
+from quintain_harbor.audit import Plan, examined
+from quintain_harbor.audit_record import AuditRecord
 from quintain_harbor.command import harbor as command
 from quintain_harbor.trial import Trial, TrialSettings, VerifierOutcome, opened
 from quintain_sandbox import Containers
@@ -53,8 +54,8 @@ def tree() -> Path:
     return place
 
 
-def service() -> Containers:
-    return Containers(slots=3, images={"python:*": image()})
+def service(network: str = "bridge") -> Containers:
+    return Containers(slots=3, images={"python:*": image()}, network=network)
 
 
 class TestHarbor(EnvironmentSuite):
@@ -121,10 +122,23 @@ def in_trial(place: Path, act: Callable[[Trial], Awaitable[Any]], **settings: An
     return asyncio.run(run())
 
 
-def record_of(place: Path, **plan: Any) -> AuditRecord:
+def record_of(
+    place: Path,
+    *shortcuts: str,
+    other: Path | None = None,
+    network: str = "bridge",
+    **plan: Any,
+) -> AuditRecord:
+    """What the audit finds of a task, with these shortcuts alone."""
+
     async def run() -> AuditRecord:
-        async with service() as containers:
-            return await examined(TaskFolder(place, "t"), "0", containers, Plan(**plan))
+        async with service(network) as containers:
+            folder, following = (
+                TaskFolder(place, "t"),
+                TaskFolder(other, "other") if other else None,
+            )
+            tried = Plan(shortcuts=frozenset(shortcuts), **plan)
+            return await examined(folder, "0", containers, tried, following)
 
     return asyncio.run(run())
 
@@ -269,8 +283,8 @@ def test_what_a_policy_left_running_cannot_write_the_reward(tmp_path: Path) -> N
     """Unless the recipe keeps it running, for tasks whose result is a program that runs."""
     script = "#!/bin/sh\nsleep 1\necho 0 > /logs/verifier/reward.txt\nsleep 1\n"
     place = task(tmp_path, "python:3", tests__test_dot_sh=script)
-    assert record_of(place).forged == 0.0
-    kept = record_of(place, settings=TrialSettings(keep_processes=True))
+    assert record_of(place, "forgery").forged == 0.0
+    kept = record_of(place, "forgery", settings=TrialSettings(keep_processes=True))
     assert (kept.forged, list(kept.defects)) == (
         1.0, ["the solution fails", "the reward can be forged"],
     )  # fmt: skip
@@ -328,7 +342,7 @@ def test_the_audit_finds_what_is_wrong(tmp_path: Path) -> None:
         "unsteady": task(tmp_path / "6", "python:3", tests__test_dot_sh=unsteady),
         "no image": task(tmp_path / "7", "nowhere/none:1"),
     }  # fmt: skip
-    found = {name: record_of(place, repeats=2, forge=False) for name, place in tasks.items()}
+    found = {name: record_of(place, repeats=2) for name, place in tasks.items()}
     sound = found["sound"]
     assert (sound.sound, sound.oracle, sound.nop, sound.defects) == (True, [1.0, 1.0], 0.0, {})
     assert sound.memory_mb > 0
@@ -349,6 +363,84 @@ def test_the_audit_finds_what_is_wrong(tmp_path: Path) -> None:
     assert [name for name, record in found.items() if record.sound] == ["sound", "leaking"]
 
 
+GREP = "#!/bin/sh\nif grep -q hello /app/out.txt; then r=1; else r=0; fi\n"
+GREP += "echo $r > /logs/verifier/reward.txt\n"
+
+
+def test_files_that_a_policy_puts_beside_the_tests_do_not_count(tmp_path: Path) -> None:
+    """What was in ``/tests`` before the verifier's files came is gone."""
+    script = (
+        "#!/bin/sh\nls /tests\n[ ! -e /tests/conftest.py ]\necho $? > /logs/verifier/reward.txt\n"
+    )
+    place = task(tmp_path, "python:3", tests__test_dot_sh=script)
+
+    async def act(trial: Trial) -> VerifierOutcome:
+        await trial.run("mkdir -p /tests && touch /tests/conftest.py /tests/test.sh", "0")
+        return await trial.verify(None)
+
+    verdict = in_trial(place, act)
+    assert (verdict.rewards, verdict.output) == ({"reward": 0.0}, "expected.txt\ntest.sh\n")
+
+
+def test_the_audit_finds_tests_that_the_policy_can_edit(tmp_path: Path) -> None:
+    """The verifier runs what lies in the policy's folder."""
+    inside = "#!/bin/sh\nif sh /app/run_tests.sh; then r=1; else r=0; fi\n"
+    inside += "echo $r > /logs/verifier/reward.txt\n"
+    image = "FROM python:3\nWORKDIR /app\nCOPY run_tests.sh /app/run_tests.sh\n"
+    place = task(
+        tmp_path / "1", "python:3", tests__test_dot_sh=inside, environment__Dockerfile=image,
+        environment__run_tests_dot_sh="[ \"$(cat /app/out.txt)\" = hello ]\n",
+    )  # fmt: skip
+    found = record_of(place, "planted")
+    assert (found.planted, found.defects) == (
+        1.0, {"the tests can be edited": "planted got 1"},
+    )  # fmt: skip
+    assert found.sound
+    kept = record_of(task(tmp_path / "2", "python:3"), "planted")
+    assert (kept.planted, kept.defects) == (0.0, {})
+
+
+def test_the_audit_finds_answers_that_are_no_work(tmp_path: Path) -> None:
+    """The instruction in the file that the tests read, and what solves another task."""
+    place = task(tmp_path / "1", "python:3", tests__test_dot_sh=GREP)
+    other = task(
+        tmp_path / "2", "python:3", solution__solve_dot_sh="echo hello you > /app/out.txt\n"
+    )
+    found = record_of(place, "echo", "other", other=other)
+    assert (found.echo, found.other, found.other_task) == (1.0, 1.0, "other")
+    assert list(found.defects) == [
+        "the instruction is an answer", "the solution of another task is right",
+    ]  # fmt: skip
+    strict = record_of(task(tmp_path / "3", "python:3"), "echo", "other", other=other)
+    assert (strict.echo, strict.other, strict.defects) == (0.0, 0.0, {})
+    same = record_of(place, "other", other=task(tmp_path / "4", "python:3"))
+    assert same.skipped == {"other": "other has no solution that differs"}
+
+
+def test_the_audit_finds_what_a_task_declares_too_low(tmp_path: Path) -> None:
+    """Seconds and memory that the solution needs, and a network that is not declared."""
+    slow = task(
+        tmp_path / "1", "python:3", task_dot_toml=TOML.replace("60.0", "2.0", 1),
+        solution__solve_dot_sh="#!/bin/sh\necho hello > /app/out.txt\nsleep 1.8\n",
+    )  # fmt: skip
+    eats = "#!/bin/sh\npython3 -c 'x = bytearray(512 << 20)'\necho hello > /app/out.txt\n"
+    large = task(tmp_path / "2", "python:3", solution__solve_dot_sh=eats)
+    assert list(record_of(slow).defects) == ["close to a limit"]
+    found = record_of(large)
+    assert found.defects == {"too little memory": "1 processes were ended; the limit is 256 MiB"}
+    routes = '#!/bin/sh\n[ "$(wc -l < /proc/net/route)" -gt 1 ] && echo hello > /app/out.txt\n'
+    silent = task(tmp_path / "3", "python:3", solution__solve_dot_sh=routes)
+    public = TOML.replace("allow_internet = false", "allow_internet = true")
+    stated = task(tmp_path / "4", "python:3", task_dot_toml=public, solution__solve_dot_sh=routes)
+    settings = TrialSettings(network=True)
+    undeclared = record_of(silent, offline=True, settings=settings, network="host")
+    assert (undeclared.oracle, undeclared.online) == ([0.0], 1.0)
+    assert "needs a network that it does not declare" in undeclared.defects
+    declared = record_of(stated, offline=True, settings=settings, network="host")
+    assert (declared.oracle, declared.offline) == ([1.0], 0.0)
+    assert "needs a network" in declared.defects
+
+
 def test_an_audit_goes_on_where_it_was_and_a_recipe_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,7 +457,8 @@ def test_an_audit_goes_on_where_it_was_and_a_recipe_reads_it(
         str(out),
         "--image",
         f"python:*={image()}",
-        "--no-forgery",
+        "--without",
+        "other",
     ]
 
     def run(*more: str) -> tuple[int, dict[str, Any], int]:
@@ -383,6 +476,9 @@ def test_an_audit_goes_on_where_it_was_and_a_recipe_reads_it(
     assert (status, counts["sound"], lines) == (0, 2, 3)
     task(place / "bad", "python:3", tests__test_dot_sh="#!/bin/sh\nexit 1\n")
     assert run()[2] == 4
+    status, counts, lines = run("--repeats", "2")  # not all of this was tried
+    assert (status, counts["sound"], lines) == (1, 1, 6)
+    assert run("--repeats", "2")[2] == run()[2] == 6
     environment = Harbor(containers=service(), data=str(place), splits="train", audit=str(out))
     assert [one.name for one in environment.tasks("train")] == ["good"]
 

@@ -417,6 +417,29 @@ def test_a_file_that_has_no_pass_rates_is_refused(tmp_path: Path, text: str, mes
         read_pass_rates(tmp_path / "missing.jsonl")
 
 
+def test_an_audit_leaves_out_tasks_that_are_not_sound(tmp_path: Path) -> None:
+    """The last line of a task counts, and pass rates in the same file filter what is left."""
+    tasks = list(Finite(size=5).tasks("train"))
+    lines = [{"task": task.id, "sound": n != 1, "defects": {}} for n, task in enumerate(tasks)]
+    lines += [{"task": tasks[0].id, "sound": False}, {"task": tasks[1].id, "sound": True}]
+    lines += [{"task": tasks[2].id, "sound": None}, {"task": tasks[3].id, "right": 4, "tried": 4}]
+    file = tmp_path / "audit.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def drawn(**plan: Any) -> set[str]:
+        plan = {"difficulty_file": str(file), **plan}
+        c = Curriculum([Finite(size=5)], names=["mine"], plan=SamplingPlan(**plan))
+        asyncio.run(c.prepare(FakeRun("mine")))
+        return {pick.task.id for pick in c.pick(12)}
+
+    assert drawn() == {tasks[n].id for n in (1, 3, 4)}
+    assert drawn(difficulty_range=(0.0, 0.9)) == {tasks[n].id for n in (1, 4)}
+    assert drawn(order="hard_first") == {tasks[n].id for n in (1, 3, 4)}
+    file.write_text(json.dumps(lines[1]) + "\n")
+    with pytest.raises(UsageError, match="calls none of its tasks sound"):
+        read_pass_rates(file)
+
+
 def test_rates_of_other_tasks_are_refused(tmp_path: Path) -> None:
     """The error says which split to measure."""
     plan = SamplingPlan(difficulty_file=str(rate_file(tmp_path, [Task(prompt="another")])))

@@ -1,85 +1,43 @@
-"""The audit of task folders: what a task gives for its solution, for nothing, and for a forgery.
+"""The audit of task folders: what a task gives for its solution, for nothing, and for shortcuts.
 
-No model takes part. Each task has a record, a line of JSON in a file that `Harbor.audit` reads.
+No model takes part. Each task has an `AuditRecord`, a line of JSON in a file that `Harbor.audit`
+reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from quintain import InfrastructureError
 from quintain.errors import EnvironmentFault, UsageError
-from quintain_sandbox import BuildContext, BuildError, Containers, context_files
+from quintain_sandbox import BuildError, Containers, context_files
 
+from .audit_record import SHORTCUTS, TEXT, AuditRecord
 from .config import mode_of
 from .environment import FORGERY, graded
 from .folder import TaskFolder, UnsupportedTask
 from .reward_files import RewardFileError
+from .shortcuts import echoing, planting
 from .trial import Trial, TrialSettings, VerifierOutcome, opened
 
 TELLING = 64
 """Bytes from which on equal contents are no accident."""
 SCANNED = 20_000
 """Most files of an image that are compared."""
-TEXT = 600
-"""Characters of a reason."""
 SCAN = (
     "find / -xdev -type f -size +0 -size -2048k -not -path '/proc/*' -not -path '/sys/*' -not -path "
     "'/dev/*' -not -path '/usr/*' -not -path '/lib*' -not -path '/bin/*' -not -path '/sbin/*' -not "
     "-path '/var/*' -not -path '/etc/*' 2>/dev/null | head -n {most} | tr '\\n' '\\0' | xargs -0 -r "
     "sha256sum 2>/dev/null"
 )
-
-
-@dataclass(kw_only=True)
-class AuditRecord:
-    """What the audit found of one task.
-
-    Attributes:
-        task: its name; *folder* its place, *digest* of its contents.
-        status: ``played``, ``unsupported``, ``invalid`` (a file), ``build`` (its image), or
-            ``failed`` (the engine, a health check).
-        oracle: rewards of the reference solution, one for each run; ``None`` for a run without a
-            reward.
-        nop: the reward for doing nothing.
-        forged: the reward for a program that writes the reward file; ``None`` where the verifier
-            runs elsewhere, or nothing was tried.
-        offline: the reward of the solution without a network, where the task has one.
-        defects: kinds, each with what was seen.
-        sound: whether the solution has 1 in every run, and nothing 0; ``None`` without a solution
-            where nothing has 0.
-        level: difficulty that the task states, as a number.
-        seconds: of the build, and of the longest run of the solution and of the verifier.
-        memory_mb: most memory of a run of the solution.
-    """
-
-    task: str
-    folder: str
-    digest: str
-    status: str = "played"
-    reason: str = ""
-    oracle: list[float | None] = field(default_factory=list)
-    nop: float | None = None
-    forged: float | None = None
-    offline: float | None = None
-    defects: dict[str, str] = field(default_factory=dict)
-    sound: bool | None = False
-    level: float | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    memory_mb: float = 0.0
-    steps: int = 0
-
-    def found(self, kind: str, seen: str) -> None:
-        """Note a defect; the first of a kind counts."""
-        self.defects.setdefault(kind, seen[:TEXT])
+WHO = {"nop": "nothing", "solution": "the solution"}
+Act = Callable[[Trial, int], Awaitable[None]]
+"""What is done in the policy's place in a step, which is counted from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +46,24 @@ class Plan:
 
     Attributes:
         repeats: runs of the solution.
-        forge: whether to write the reward file.
-        offline: whether to run the solution without a network, too.
+        shortcuts: those of `SHORTCUTS` that are tried.
+        offline: whether to run the solution without a network, too, where the task has one, and
+            with one where it declares none and the solution fails.
         key: of the reward that counts.
     """
 
     settings: TrialSettings = field(default_factory=TrialSettings)
     repeats: int = 1
-    forge: bool = True
+    shortcuts: frozenset[str] = frozenset(SHORTCUTS)
     offline: bool = False
     key: str = "reward"
+
+    @property
+    def tried(self) -> list[str]:
+        """What is done, as `AuditRecord.tried` has it."""
+        repeated = [f"solution x {self.repeats}"] if self.repeats > 1 else []
+        offline = ["offline"] if self.offline else []
+        return ["nothing", "solution", *repeated, *sorted(self.shortcuts), *offline]
 
 
 async def audit(
@@ -107,44 +73,67 @@ async def audit(
     write: Callable[[AuditRecord], None],
     *,
     jobs: int,
-    known: Mapping[str, str],
+    known: Mapping[str, AuditRecord],
 ) -> None:
     """Audit all *folders*, several at one time.
 
     Args:
         write: called with each record, as soon as it is there.
         jobs: tasks at one time.
-        known: digests by name of tasks that have a record; these are left out.
+        known: records by name of tasks. Those that have not changed, and of which all was tried,
+            are left out.
     """
-    waiting: Iterator[TaskFolder] = iter(folders)
+    waiting = _pairs(folders)
 
     async def work() -> None:
-        for folder in waiting:
+        for folder, other in waiting:
             digest = await asyncio.to_thread(digest_of, folder.path)
-            if known.get(folder.name) != digest:
-                write(await examined(folder, digest, containers, plan))
+            before = known.get(folder.name)
+            if before is None or before.digest != digest or set(plan.tried) - set(before.tried):
+                write(await examined(folder, digest, containers, plan, other))
 
     await asyncio.gather(*(work() for _ in range(jobs)))
 
 
+def _pairs(folders: Iterable[TaskFolder]) -> Iterator[tuple[TaskFolder, TaskFolder | None]]:
+    """Yield each folder with the following one, and the last with the one before."""
+    before: TaskFolder | None = None
+    folder: TaskFolder | None = None
+    for following in folders:
+        if folder is not None:
+            yield folder, following
+        before, folder = folder, following
+    if folder is not None:
+        yield folder, before
+
+
 async def examined(
-    folder: TaskFolder, digest: str, containers: Containers, plan: Plan
+    folder: TaskFolder,
+    digest: str,
+    containers: Containers,
+    plan: Plan,
+    other: TaskFolder | None = None,
 ) -> AuditRecord:
     """Return the record of one task.
+
+    Args:
+        other: a task whose solution is tried on this one, too.
 
     Raises:
         UsageError: the service or the settings are at fault, not the task.
     """
-    record = AuditRecord(task=folder.name, folder=str(folder.path), digest=digest)
+    record = AuditRecord(task=folder.name, folder=str(folder.path), digest=digest, tried=plan.tried)
     try:
         folder.check()
         record.level, record.steps = folder.level, len(folder.steps)
+        _limits(record, folder, plan.settings)
         began = time.monotonic()
         await containers.image(folder.image())
         record.seconds["build"] = round(time.monotonic() - began, 2)
-        await _nothing(record, folder, containers, plan)
-        await _solutions(record, folder, containers, plan)
-        await _forgery(record, folder, containers, plan)
+        attempts = Attempts(record, folder, containers, plan)
+        await attempts.nothing()
+        await attempts.solutions()
+        await attempts.shortcuts(other)
     except UnsupportedTask as e:
         record.status, record.reason = "unsupported", _said(e)
     except UsageError as e:
@@ -153,137 +142,163 @@ async def examined(
         record.status, record.reason = "build", _said(e)
     except (EnvironmentFault, InfrastructureError) as e:
         record.status, record.reason = "failed", _said(e)
-    judge(record)
+    record.judge()
     return record
 
 
-def judge(record: AuditRecord) -> None:
-    """Set `AuditRecord.sound`, and note the defects that follow from the rewards."""
-    if record.status != "played":
-        record.sound = False
-        return
-    solved = [value for value in record.oracle if value is not None]
-    if record.nop is not None and record.nop != 0:
-        record.found("nothing is rewarded", f"the reward for doing nothing is {record.nop:g}")
-    if not record.oracle:
-        record.found("no solution", "there is no solution/solve.sh")
-    elif any(value < 1 for value in solved):
-        record.found("the solution fails", f"rewards of the solution: {record.oracle}")
-    if len(set(record.oracle)) > 1:
-        record.found("not repeatable", f"rewards of the solution: {record.oracle}")
-    if record.forged is not None and record.forged >= 1 and (record.nop or 0) < 1:
-        record.found("the reward can be forged", f"a background program got {record.forged:g}")
-    if record.offline is not None and record.offline < 1 and solved and min(solved) >= 1:
-        record.found("needs a network", f"the solution has {record.offline:g} without one")
-    if record.nop != 0:
-        record.sound = False
-    elif not record.oracle:
-        record.sound = None
-    else:
-        record.sound = len(solved) == len(record.oracle) and min(solved) >= 1
+def _limits(record: AuditRecord, folder: TaskFolder, settings: TrialSettings) -> None:
+    config = folder.config
+    step = folder.steps[0] if folder.steps else None
+    agent = step.agent.timeout_sec if step else None
+    if (seconds := agent or config.agent.timeout_sec) is not None:
+        record.limits["solution"] = seconds
+    verifier = step.verifier if step and "timeout_sec" in step.verifier.model_fields_set else None
+    record.limits["verifier"] = (verifier or config.verifier).timeout_sec
+    record.limits["memory"] = config.environment.memory_mb or settings.memory_mb
 
 
-async def _nothing(
-    record: AuditRecord, folder: TaskFolder, containers: Containers, plan: Plan
-) -> None:
-    async def idle(trial: Trial, number: int) -> None:
-        if number == 0:
-            await _compare(record, trial)
+class Attempts:
+    """Attempts at one task, each in a container of its own; the rewards go into its record."""
 
-    verdicts = await _played(record, "nop", folder, containers, plan, idle)
-    if verdicts is not None:
-        record.nop = _value(record, "nop", folder, verdicts, plan.key)
+    def __init__(
+        self, record: AuditRecord, folder: TaskFolder, containers: Containers, plan: Plan
+    ) -> None:
+        self.record, self.folder = record, folder
+        self.containers, self.plan = containers, plan
 
+    async def nothing(self) -> None:
+        """Do nothing, and compare the files of the container with those of the task."""
 
-async def _solutions(
-    record: AuditRecord, folder: TaskFolder, containers: Containers, plan: Plan
-) -> None:
-    if not all(folder.solution(step) for step in folder.parts):
-        return
+        async def idle(trial: Trial, number: int) -> None:
+            if number == 0:
+                await _compare(self.record, trial)
 
-    async def solve(trial: Trial, number: int) -> None:
-        step = folder.steps[number] if folder.steps else None
+        self.record.nop = await self._reward("nop", idle)
+
+    async def solutions(self) -> None:
+        """Run the reference solution as often as the plan says."""
+        folder, record, plan = self.folder, self.record, self.plan
+        if not all(folder.solution(step) for step in folder.parts):
+            return
+        for _ in range(plan.repeats):
+            value = await self._reward("solution", self._solve)
+            record.oracle.append(value)
+            if value is None:
+                break  # it has no reward the next time either
+        if not (plan.offline and plan.settings.network):
+            return
+        public = folder.config.environment.network == "public"
+        if public:
+            record.offline = await self._elsewhere(replace(plan.settings, network=False))
+        elif any(value is None or value < 1 for value in record.oracle):
+            record.online = await self._elsewhere(replace(plan.settings, undeclared_network=True))
+
+    async def shortcuts(self, other: TaskFolder | None) -> None:
+        """Try the ways to a reward without work; say of each that does not apply why."""
+        folder, record = self.folder, self.record
+        if record.nop is None and not any(value is not None for value in record.oracle):
+            record.skipped |= dict.fromkeys(self.plan.shortcuts, "the verifier gives no reward")
+            return
+        if record.nop is not None and record.nop >= 1:
+            record.skipped |= dict.fromkeys(self.plan.shortcuts, "nothing is rewarded as it is")
+            return
+        shared = all(
+            mode_of(folder.config, step or folder.config) == "shared" for step in folder.parts
+        )
+        apart = "" if shared else "the verifier has a container of its own"
+        acts: dict[str, tuple[str, Act | None]] = {
+            "forgery": (apart, self._command(FORGERY)),
+            "planted": (apart, self._command(planting())),
+        }
+        written = echoing(folder) if shared else ""
+        acts["echo"] = (
+            apart or ("" if written else "no file that the instruction and the tests name"),
+            self._command(written),
+        )
+        acts["other"] = _with_solution_of(other, folder)
+        record.other_task = other.name if other is not None and not acts["other"][0] else ""
+        for way in sorted(self.plan.shortcuts):
+            reason, act = acts[way]
+            if reason or act is None:
+                record.skipped[way] = reason
+            else:
+                setattr(record, SHORTCUTS[way][0], await self._reward(way, act))
+
+    def _command(self, command: str) -> Act:
+        async def act(trial: Trial, number: int) -> None:
+            step = self.folder.steps[number] if self.folder.steps else None
+            await trial.run(command, trial.user(step))
+
+        return act
+
+    async def _solve(self, trial: Trial, number: int) -> None:
+        record = self.record
+        step = self.folder.steps[number] if self.folder.steps else None
         result = await trial.solve(step)
         longest = max(record.seconds.get("solution", 0.0), round(result.seconds, 2))
         record.seconds["solution"] = longest
         record.memory_mb = max(record.memory_mb, round(trial.container.peak_memory() / 2**20, 1))
+        if killed := trial.container.memory_kills():
+            limit = f"the limit is {record.limits['memory']:g} MiB"
+            record.found("too little memory", f"{killed} processes were ended; {limit}")
         if result.status != "ok":
             ended = result.status if result.exit is None else f"status {result.exit}"
             record.found("the solution ends badly", f"{ended}: {result.text.strip()[-400:]}")
 
-    for _ in range(plan.repeats):
-        verdicts = await _played(record, "solution", folder, containers, plan, solve)
-        value = None
-        if verdicts is not None:
-            value = _value(record, "solution", folder, verdicts, plan.key)
-            if value is not None and value < 1:
-                last = list(verdicts.values())[-1].output.strip()
-                record.found("the solution fails", f"{value:g}: {last[-400:]}")
-        record.oracle.append(value)
-        if value is None:
-            break  # it has no reward the next time either
-    if plan.offline and plan.settings.network and folder.config.environment.network == "public":
-        without = replace(plan, settings=replace(plan.settings, network=False))
-        verdicts = await _played(record, "offline", folder, containers, without, solve)
-        record.offline = 0.0 if verdicts is None else graded(folder, verdicts, plan.key).reward
+    async def _elsewhere(self, settings: TrialSettings) -> float:
+        """Return the reward of the solution under other settings; 0 where it has none."""
+        plan = replace(self.plan, settings=settings)
+        # What is found here is no fault of the task as it is.
+        apart = replace(self.record, defects={}, seconds={}, oracle=[])
+        return (
+            await Attempts(apart, self.folder, self.containers, plan)._reward(
+                "offline", self._solve
+            )
+            or 0.0
+        )
+
+    async def _reward(self, who: str, act: Act) -> float | None:
+        """Return the reward of an attempt; ``None`` if there is none, which is noted."""
+        record, folder = self.record, self.folder
+        verdicts: dict[str, VerifierOutcome] = {}
+        try:
+            async with opened(folder, self.containers, self.plan.settings) as trial:
+                for number, step in enumerate(folder.parts):
+                    await trial.begin(step)
+                    await act(trial, number)
+                    verdict = await trial.verify(step)
+                    verdicts[step.name if step else ""] = verdict
+                    longest = max(record.seconds.get("verifier", 0.0), round(verdict.seconds, 2))
+                    record.seconds["verifier"] = longest
+            value = graded(folder, verdicts, self.plan.key).reward
+        except RewardFileError as e:
+            # A shortcut that breaks the verifier has no reward, which is as it should be.
+            if who in WHO:
+                record.found(f"no reward ({e.kind}) for {WHO[who]}", _said(e))
+            return None
+        if who == "solution" and value < 1:
+            last = list(verdicts.values())[-1].output.strip()
+            record.found("the solution fails", f"{value:g}: {last[-400:]}")
+        return value
 
 
-async def _forgery(
-    record: AuditRecord, folder: TaskFolder, containers: Containers, plan: Plan
-) -> None:
-    shared = all(mode_of(folder.config, step or folder.config) == "shared" for step in folder.parts)
-    if not plan.forge or not shared:
-        return
-
-    async def forge(trial: Trial, number: int) -> None:
-        await trial.run(FORGERY, trial.user(folder.steps[number] if folder.steps else None))
-
-    verdicts = await _played(record, "forgery", folder, containers, plan, forge)
-    if verdicts is not None:
-        record.forged = _value(record, "forgery", folder, verdicts, plan.key)
-
-
-async def _played(
-    record: AuditRecord,
-    who: str,
-    folder: TaskFolder,
-    containers: Containers,
-    plan: Plan,
-    act: Callable[[Trial, int], Awaitable[None]],
-) -> dict[str, VerifierOutcome] | None:
-    """Return the verdicts of an attempt; ``None`` if there is no reward, which is noted."""
-    verdicts: dict[str, VerifierOutcome] = {}
-    async with opened(folder, containers, plan.settings) as trial:
-        for number, step in enumerate(folder.parts):
-            await trial.begin(step)
-            await act(trial, number)
-            try:
-                verdict = await trial.verify(step)
-            except RewardFileError as e:
-                if who != "offline":
-                    record.found(f"no reward ({e.kind}) for {WHO[who]}", _said(e))
-                return None
-            verdicts[step.name if step else ""] = verdict
-            longest = max(record.seconds.get("verifier", 0.0), round(verdict.seconds, 2))
-            record.seconds["verifier"] = longest
-    return verdicts
-
-
-WHO = {"nop": "nothing", "solution": "the solution", "forgery": "a forgery"}
-
-
-def _value(
-    record: AuditRecord,
-    who: str,
-    folder: TaskFolder,
-    verdicts: Mapping[str, VerifierOutcome],
-    key: str,
-) -> float | None:
+def _with_solution_of(other: TaskFolder | None, folder: TaskFolder) -> tuple[str, Act | None]:
+    """Return how the solution of *other* is run, or why it is not."""
+    if other is None:
+        return "there is no other task", None
     try:
-        return graded(folder, verdicts, key).reward
-    except RewardFileError as e:
-        record.found(f"no reward ({e.kind}) for {WHO[who]}", _said(e))
-        return None
+        solution = None if other.steps else other.solution()
+    except UsageError as e:
+        return _said(e), None
+    own = folder.solution(folder.parts[0])
+    if solution is None or (own is not None and digest_of(own) == digest_of(solution)):
+        return f"{other.name} has no solution that differs", None
+
+    async def act(trial: Trial, number: int) -> None:
+        step = folder.steps[number] if folder.steps else None
+        await trial.solve(step, solution)
+
+    return "", act
 
 
 async def _compare(record: AuditRecord, trial: Trial) -> None:
@@ -316,59 +331,5 @@ def digest_of(folder: Path) -> str:
     return total.hexdigest()[:16]
 
 
-def read_records(file: Path) -> list[AuditRecord]:
-    """Return the records of a file, the last one of each task; none if there is no file.
-
-    Raises:
-        UsageError: a line is no record, other than a last one that was cut off.
-    """
-    if not file.exists():
-        return []
-    found: dict[str, AuditRecord] = {}
-    lines = file.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            record = AuditRecord(**json.loads(line))
-        except (ValueError, TypeError) as e:
-            if number == len(lines):
-                continue
-            raise UsageError(f"{file}:{number} is no record of an audit: {e}") from e
-        found[record.task] = record
-    return list(found.values())
-
-
-def summary(records: Iterable[AuditRecord]) -> dict[str, Any]:
-    """Return counts: of states, of tasks with a solution that has 1, of those in which nothing has
-    0, of sound ones, and of each kind of defect.
-    """
-    rows = list(records)
-    played = [row for row in rows if row.status == "played"]
-    solved = [row for row in played if row.oracle]
-    return {
-        "tasks": len(rows),
-        "status": dict(Counter(row.status for row in rows).most_common()),
-        "with_solution": len(solved),
-        "oracle_1": sum(all(v is not None and v >= 1 for v in row.oracle) for row in solved),
-        "nop_0": sum(row.nop == 0 for row in played),
-        "sound": sum(row.sound is True for row in rows),
-        "defects": dict(Counter(kind for row in rows for kind in row.defects).most_common()),
-    }
-
-
-def line_of(record: AuditRecord) -> str:
-    """Return a record as a line of JSON."""
-    return json.dumps(asdict(record), ensure_ascii=False)
-
-
 def _said(error: Exception) -> str:
     return " ".join(str(error).split())[:TEXT]
-
-
-def contexts(folders: Iterable[TaskFolder]) -> Iterator[BuildContext | str]:
-    """Yield what the images of tasks are made of; tasks that cannot run are left out."""
-    for folder in folders:
-        try:
-            folder.check()
-        except UsageError:
-            continue
-        yield folder.image()

@@ -13,6 +13,8 @@ import click
 
 from quintain.errors import UsageError
 
+from .audit_record import SHORTCUTS
+
 TABLE = click.option(
     "--image",
     "images",
@@ -45,13 +47,29 @@ def harbor() -> None:
 @click.option(
     "--repeats", type=click.IntRange(1), default=1, show_default=True, help="Runs of each solution."
 )
-@click.option("--no-forgery", is_flag=True, help="Do not try to write the reward file.")
-@click.option("--offline", is_flag=True, help="Run each solution without a network, too.")
+@click.option(
+    "--without",
+    multiple=True,
+    type=click.Choice(sorted(SHORTCUTS)),
+    help="A way to a reward that is not tried (repeatable).",
+)
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Run each solution without a network, too; one that fails and declares none, with one.",
+)
 @click.option("--network", default="", help="Engine's network for tasks that ask for one.")
 @click.option(
     "--keep-processes",
     is_flag=True,
     help="What was left running goes on beside a verifier in the same container.",
+)
+@click.option(
+    "--variable",
+    "variables",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Value for ${NAME} in task files (repeatable).",
 )
 @click.option("--key", default="reward", show_default=True, help="Reward that counts.")
 @LIMIT
@@ -64,10 +82,11 @@ def audit(
     out: Path | None,
     jobs: int,
     repeats: int,
-    no_forgery: bool,
+    without: Sequence[str],
     offline: bool,
     network: str,
     keep_processes: bool,
+    variables: Sequence[str],
     key: str,
     tasks: int | None,
     images: Sequence[str],
@@ -75,11 +94,13 @@ def audit(
     pull: bool,
     as_json: bool,
 ) -> int:
-    """Run the solution of each task of DATA, nothing, and a forgery, and say what is wrong with it.
+    """Run the solution of each task of DATA, nothing, and shortcuts; say what is wrong with it.
 
     DATA is a task folder, a tree of them, an archive, or a Parquet file with archives. No model
-    takes part. With --out each task has a record in a file, and a second run goes on with those
-    that have none, or that have changed. The field `audit` of the environment `harbor` reads the
+    takes part. Shortcuts are: a program that writes the reward file, tests that were edited before
+    the verifier runs, the instruction as the answer, and the solution of another task. With --out
+    each task has a record in a file, and a second run goes on with those that have none, that have
+    changed, or of which not all was tried. The field `audit` of the environment `harbor` reads the
     file and leaves out the tasks that are not sound.
 
     \b
@@ -90,11 +111,14 @@ def audit(
     """
     from quintain_sandbox import Containers
 
-    from .audit import AuditRecord, Plan, line_of, read_records, summary
+    from .audit import Plan
     from .audit import audit as examine
+    from .audit_record import AuditRecord, drop_partial_line, line_of, read_records, summary
     from .environment import cache_folder
     from .trial import TrialSettings
 
+    if out is not None:
+        drop_partial_line(out)
     records = {row.task: row for row in read_records(out)} if out is not None else {}
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {out.absolute().parent}")
@@ -102,15 +126,19 @@ def audit(
     containers = Containers(
         slots=jobs,
         builds=jobs,
-        images=_table(images),
+        images=_table("--image", images),
         pull=pull,
         build_network=build_network,
         network=network or "bridge",
     )
     plan = Plan(
-        settings=TrialSettings(network=bool(network), keep_processes=keep_processes),
+        settings=TrialSettings(
+            network=bool(network),
+            keep_processes=keep_processes,
+            variables=_table("--variable", variables),
+        ),
         repeats=repeats,
-        forge=not no_forgery,
+        shortcuts=frozenset(SHORTCUTS) - set(without),
         offline=offline,
         key=key,
     )
@@ -125,7 +153,7 @@ def audit(
 
     async def run() -> None:
         # What the engine failed at may go well the next time.
-        known = {name: row.digest for name, row in records.items() if row.status != "failed"}
+        known = {name: row for name, row in records.items() if row.status != "failed"}
         async with containers:
             await examine(found, containers, plan, write, jobs=jobs, known=known)
 
@@ -171,7 +199,7 @@ def build(
         nonlocal failed
         waiting = _folders(data, cache_folder(""), tasks)
         async with Containers(
-            builds=jobs, images=_table(images), pull=pull, build_network=build_network
+            builds=jobs, images=_table("--image", images), pull=pull, build_network=build_network
         ) as containers:
 
             async def work() -> None:
@@ -224,13 +252,13 @@ def _folders(data: Path, cache: Path, tasks: int | None) -> Iterator[Any]:
     return islice(task_folders(data, cache), tasks)
 
 
-def _table(images: Sequence[str]) -> dict[str, str]:
+def _table(option: str, pairs: Sequence[str]) -> dict[str, str]:
     table = {}
-    for text in images:
-        name, sign, local = text.partition("=")
-        if not (name and sign and local):
-            raise UsageError(f"--image {text!r}: expected NAME=LOCAL")
-        table[name] = local
+    for text in pairs:
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise UsageError(f"{option} {text!r}: expected NAME=VALUE")
+        table[name] = value
     return table
 
 
@@ -238,7 +266,7 @@ def _line(record: Any) -> str:
     if record.status != "played":
         return f"{record.task}: {record.status}: {record.reason}"
     state = {True: "sound", None: "no solution", False: "not sound"}[record.sound]
-    rewards = f"solution {record.oracle}, nothing {record.nop}, forgery {record.forged}"
+    rewards = f"solution {record.oracle}, nothing {record.nop}"
     return f"{record.task}: {state}; {rewards}" + "".join(
         f"\n  {kind}: {' '.join(seen.split())[:200]}" for kind, seen in record.defects.items()
     )

@@ -45,6 +45,8 @@ class TrialSettings:
         keep_processes: whether what the policy left running goes on beside a verifier in the same
             container. It may be what is to be verified, such as a server; and it can write the
             reward.
+        undeclared_network: whether tasks that declare no network get one, too. The audit alone asks
+            for it.
     """
 
     network: bool = False
@@ -52,6 +54,7 @@ class TrialSettings:
     memory_mb: float = 2048.0
     cpus: float = 1.0
     keep_processes: bool = False
+    undeclared_network: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +138,13 @@ class Trial:
             [*shell, command], seconds=seconds, user=user, output=output
         )
 
-    async def solve(self, step: TaskStep | None) -> CommandResult:
-        """Run the reference solution.
+    async def solve(self, step: TaskStep | None, solution: Path | None = None) -> CommandResult:
+        """Run the reference solution, or another one: a folder with ``solve.sh``.
 
         Raises:
             UnsupportedTask: there is none.
         """
-        solution = self.folder.solution(step)
+        solution = solution or self.folder.solution(step)
         if solution is None:
             raise UnsupportedTask(f"{self.folder.path} has no solution/solve.sh")
         await self.container.put("/solution", {".": solution}, "solve.sh")
@@ -191,7 +194,9 @@ class Trial:
         self, container: TaskContainer, step: TaskStep | None, tests: list[Path]
     ) -> VerifierOutcome:
         config, own = self.folder.config, step.verifier if step else None
-        await _as_root(container, f"rm -f {FOLDER}/{TEXT} {FOLDER}/{JSON}")
+        # Files that the policy put beside the tests, such as a conftest.py, would count with them.
+        planted = " /tests" if tests else ""
+        await _as_root(container, f"rm -rf {FOLDER}/{TEXT} {FOLDER}/{JSON}{planted}")
         for place in tests:
             await container.put("/tests", {".": place}, "test.sh")
         user = own.user if own and own.user is not None else config.verifier.user
@@ -238,7 +243,7 @@ async def opened(
     config = folder.config
     name = await containers.image(folder.image())
     first = config.steps[0].agent if config.steps else config.agent
-    network = network_of(config, first) == "public"
+    network = network_of(config, first) == "public" or settings.undeclared_network
     async with started(
         containers, name, config.environment, settings, network=network
     ) as container:

@@ -92,6 +92,18 @@ COLOURS = {"ok": "green", "failed": "red", "skipped": "dim", "warning": "magenta
 @click.option(
     "--stateful", is_flag=True, help="The scores of a reward change from call to call, on purpose."
 )
+@click.option(
+    "--audit",
+    "audit_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Instead of the suite: try each task of an environment; a line of this file for each.",
+)
+@click.option("--jobs", type=Count(1), default=1, show_default=True, help="Audit: tasks at once.")
+@click.option(
+    "--repeats", type=Count(1), default=5, show_default=True, help="Audit: runs of each solution."
+)
+@click.option("--split", default="train", show_default=True, help="Audit: the tasks' split.")
+@click.option("--by", default="", metavar="FIELD", help="Audit: field of a task to count by.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(
     name: str,
@@ -104,6 +116,11 @@ def check(
     episodes: int,
     seconds: float,
     stateful: bool,
+    audit_file: Path | None,
+    jobs: int,
+    repeats: int,
+    split: str,
+    by: str,
     as_json: bool,
 ) -> int:
     """Check the component NAME: an installed one, module:Attribute or path/to/file.py:Attribute.
@@ -114,19 +131,43 @@ def check(
     replies that may exploit its reward. Of a reward: scores that repeat and stay in range. Of an
     algorithm: finite advantages and gradients. Of hooks: signatures. Of a service: it starts, and
     its state survives a checkpoint. What the code prints is counted, and a call that does not
-    return is ended. Exit status: 0 if all checks pass, 1 if one fails, 2 if there is nothing to
-    check.
+    return is ended.
+
+    With --audit each of the first --tasks tasks of an environment is tried on its own: its
+    solution, five times; an empty reply; the prompt; replies that do not look at the task; the
+    solution of another task. The file has a line for each, and a second call goes on where the
+    first one ended. `plan.difficulty_file` of a recipe leaves out what is not sound.
+
+    Exit status: 0 if all checks pass, 1 if one fails, 2 if there is nothing to check.
 
     \b
     quintain check arithmetic
     quintain check mine.py:Mine --arg letters=5
     quintain check math_equal --env arithmetic
+    quintain check reasoning_gym --arg data_sets=all --audit audit.jsonl --tasks 1000 --by data_set
     """
     from rich.console import Console
 
     from .checks import Check
     from .guard import Output, Stuck, ended_after
 
+    if audit_file is not None:
+        from .audit_command import audited
+
+        component = find(name, kind)
+        return audited(
+            component,
+            fields(args),
+            services_of(services, service_args),
+            audit_file,
+            split=split,
+            tasks=tasks,
+            jobs=jobs,
+            repeats=repeats,
+            by=by,
+            seconds=seconds,
+            as_json=as_json,
+        )
     console, output = Console(file=sys.stdout, soft_wrap=True, highlight=False), Output()
     done: list[Check] = []
     kind_found = kind or ""

@@ -33,6 +33,8 @@ class AdaptiveCurriculum(Mixture):
 
     def __init__(self, environments: Sequence[Environment[Any, Any]], **settings: Any) -> None:
         self._kept: list[list[str]] | None = None
+        self._listed: tuple[str, ...] = ()
+        """Tasks of the plan's file."""
         self._rates: dict[str, tuple[int, int]] = {}
         super().__init__(environments, **settings)
         self._measured_tasks = [min(WINDOW, self._share(i)) for i in range(len(self._environments))]
@@ -53,7 +55,8 @@ class AdaptiveCurriculum(Mixture):
         """Leave out the tasks that are too easy or too hard, where the plan asks for it: by its
         file of pass rates, or by samples of the starting policy.
 
-        What has no rate in the file is not drawn; orders begin with its rates. The tasks kept go
+        What is not in the file, or not sound by its audit, is not drawn; orders begin with its
+        rates. The tasks kept go
         into every checkpoint, so that a resumed run neither reads the file nor samples again.
 
         Returns:
@@ -69,7 +72,10 @@ class AdaptiveCurriculum(Mixture):
         metrics: dict[str, Any] = {}
         if plan.difficulty_file:
             counts = read_pass_rates(plan.difficulty_file)
-            self.measured({task: (rate.right, rate.tried) for task, rate in counts.items()})
+            self._listed = tuple(counts)
+            self.measured(
+                {task: (rate.right, rate.tried) for task, rate in counts.items() if rate.tried}
+            )
             where = f"in {plan.difficulty_file}"
             rates: list[Rates] = [
                 {task.id: counts[task.id].rate for task in tasks} for tasks in self.candidates()
@@ -139,7 +145,7 @@ class AdaptiveCurriculum(Mixture):
     def _candidates(self, index: int) -> list[Task]:
         if self.plan.difficulty_file:
             return tasks_with(
-                self._kept[index] if self._kept else self._rates,
+                self._kept[index] if self._kept else self._listed,
                 self.reader(index),
                 self._names[index],
             )

@@ -2,7 +2,8 @@
 and by orders.
 
 A line is ``{"task": id, "right": n, "tried": n, "level": number or null, "environment": name}``;
-lines of one task add up.
+lines of one task add up. A line of `quintain check --audit` has ``sound`` instead: whether the task
+may be drawn at all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ VALID = ("finished", "truncated", "policy_fault", "policy_timeout")
 
 @dataclass(frozen=True, kw_only=True)
 class PassRate:
-    """Of *tried* valid rollouts of the task with the id *task*, *right* succeeded."""
+    """Of *tried* valid rollouts of the task with the id *task*, *right* succeeded; none was tried
+    where an audit alone knows the task.
+    """
 
     task: str
     right: int
@@ -38,23 +41,33 @@ class PassRate:
     environment: str = ""
 
     @property
-    def rate(self) -> float:
-        """The share, 0 to 1."""
-        return self.right / self.tried
+    def rate(self) -> float | None:
+        """The share, 0 to 1; ``None`` where nothing was tried."""
+        return self.right / self.tried if self.tried else None
 
 
 def read_pass_rates(path: str | Path) -> dict[str, PassRate]:
-    """Return the rates of the file *path* by task.
+    """Return the rates of the file *path* by task; those that an audit in it does not call sound
+    are left out.
 
     Raises:
         UsageError: it cannot be read, is no such file, or has no task.
     """
     rates: dict[str, PassRate] = {}
+    sound: dict[str, bool] = {}
     with DataFaults(path) as faults:
         for where, line in text_lines(Path(path), faults):
             with faults.row(where):
-                rate = _rate(json_object(line, RATE))
+                row = json_object(line, RATE)
+                if "sound" in row and type(row.get("task")) is str:
+                    rate = PassRate(task=row["task"], right=0, tried=0, level=row.get("level"))
+                    sound[rate.task] = row["sound"] is True
+                else:
+                    rate = _rate(row)
                 rates[rate.task] = _sum(rates.get(rate.task), rate)
+    rates = {task: rate for task, rate in rates.items() if sound.get(task, True)}
+    if sound and not rates:
+        raise UsageError(f"{path} calls none of its tasks sound")
     if not rates:
         raise UsageError(
             f"{path} has no pass rates; write them with `quintain pass-rates ROLLOUTS --out {path}`"

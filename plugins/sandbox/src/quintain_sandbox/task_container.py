@@ -292,6 +292,10 @@ class TaskContainer:
         """Return the most bytes in use at one time; 0 if the kernel does not say."""
         return 0 if self._counters is None else self._counters.peak()
 
+    def memory_kills(self) -> int:
+        """Return how many processes the kernel ended for memory; 0 if it does not say."""
+        return 0 if self._counters is None else self._counters.memory_kills()
+
     def cpu_seconds(self) -> float:
         """Return user and system time of all its processes; 0 if the kernel does not say."""
         return 0.0 if self._counters is None else self._counters.cpu_seconds()

@@ -1,0 +1,91 @@
+"""What follows from the rewards of an audit, without a container."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain_harbor import TaskFolder
+from quintain_harbor.audit import _pairs
+from quintain_harbor.audit_record import (
+    AuditRecord,
+    drop_partial_line,
+    line_of,
+    read_records,
+    summary,
+)
+from quintain_harbor.shortcuts import echoing
+
+from .task_files import task
+
+
+def judged(**fields: Any) -> AuditRecord:
+    record = AuditRecord(task="t", folder="f", digest="d", **fields)
+    record.judge()
+    return record
+
+
+@pytest.mark.parametrize(
+    ("fields", "sound", "kinds"),
+    [
+        ({"oracle": [1.0], "nop": 0.0}, True, []),
+        ({"nop": 0.0}, None, ["no solution"]),
+        ({"nop": 1.0}, False, ["nothing is rewarded", "no solution"]),
+        ({"oracle": [1.0, 0.0], "nop": 0.0}, False, ["the solution fails", "not repeatable"]),
+        ({"oracle": [1.0, None], "nop": 0.0}, False, ["not repeatable"]),
+        ({"oracle": [1.0], "nop": 0.0, "planted": 1.0}, True, ["the tests can be edited"]),
+        ({"oracle": [1.0], "nop": 0.0, "planted": 0.5, "echo": 0.0}, True, []),
+        ({"oracle": [1.0], "nop": 0.0, "echo": 1.0}, True, ["the instruction is an answer"]),
+        ({"oracle": [1.0], "nop": 0.0, "offline": 0.0}, True, ["needs a network"]),
+        (
+            {"oracle": [0.0], "nop": 0.0, "online": 1.0},
+            False,
+            ["the solution fails", "needs a network that it does not declare"],
+        ),
+        (
+            {"oracle": [1.0], "nop": 0.0, "limits": {"solution": 10.0, "verifier": 10.0},
+             "seconds": {"solution": 7.9, "verifier": 8.0}},
+            True,
+            ["close to a limit"],
+        ),
+        ({"status": "build", "reason": "no image"}, False, []),
+    ],
+)  # fmt: skip
+def test_defects_follow_from_rewards_and_limits(
+    fields: dict[str, Any], sound: bool | None, kinds: list[str]
+) -> None:
+    record = judged(**fields)
+    assert (record.sound, list(record.defects)) == (sound, kinds)
+
+
+def test_a_file_has_the_last_record_of_each_task(tmp_path: Path) -> None:
+    """A line that was cut off when the audit was ended is left out; the task is tried again."""
+    bad, good = judged(nop=1.0), judged(oracle=[1.0], nop=0.0)
+    file = tmp_path / "audit.jsonl"
+    file.write_text(f"{line_of(bad)}\n{line_of(good)}\n" + line_of(bad)[:40])
+    drop_partial_line(file)
+    assert read_records(file) == [good]
+    assert summary([good]) == {
+        "tasks": 1, "status": {"played": 1}, "with_solution": 1, "oracle_1": 1, "nop_0": 1,
+        "sound": 1, "defects": {},
+    }  # fmt: skip
+
+
+def test_the_instruction_is_written_where_tests_and_instruction_name_a_file(
+    tmp_path: Path,
+) -> None:
+    folder = TaskFolder(task(tmp_path / "1"), "t")
+    command = echoing(folder)
+    assert "f='/app/out.txt'" in command
+    assert "expected.txt" not in command  # a file of the tests is no answer
+    silent = task(tmp_path / "2", instruction_dot_md="Say hello.\n")
+    assert echoing(TaskFolder(silent, "t")) == ""
+
+
+def test_each_task_has_another_one(tmp_path: Path) -> None:
+    a, b, c = (TaskFolder(tmp_path / name, name) for name in "abc")
+    assert list(_pairs([a, b, c])) == [(a, b), (b, c), (c, b)]
+    assert list(_pairs([a])) == [(a, None)]
+    assert list(_pairs([])) == []

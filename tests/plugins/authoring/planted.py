@@ -1,0 +1,62 @@
+"""An environment of which each task has a fault of its own, for the audit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quintain import Environment, Message, Rollout, Task, control, reward
+
+CALLS = [0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted(Task):
+    """A question whose reward has the fault *fault*."""
+
+    fault: str = ""
+
+
+@reward
+def faulty(rollout: Rollout[Planted, None]) -> float:
+    task, reply = rollout.task, rollout.reply
+    if task.fault == "slow" and reply == "yes":
+        time.sleep(30)
+    if task.fault == "raises" and reply == "A":
+        raise ValueError("no A")
+    if task.fault == "unsteady" and reply == task.answer:
+        CALLS[0] += 1
+        return float(CALLS[0] % 2)
+    free = {
+        "free": True,
+        "lazy": not reply,
+        "echo": reply == task.prompt,
+        "any word": reply.startswith("word"),
+        "half": reply == "prose" and 0.5,
+    }
+    return float(free.get(task.fault, False) or reply == task.answer)
+
+
+class Faults(Environment[Planted, None]):
+    """One task of each fault that *kinds* names."""
+
+    reward = faulty
+    kinds: tuple[str, ...] = ()
+
+    def tasks(self, split: str) -> Iterable[Planted]:
+        return [
+            Planted(
+                prompt=f"Say {kind or 'it'}.",
+                answer=None if kind == "unsolved" else f"word {kind or 'it'}",
+                level=float(number),
+                fault=kind,
+                id=kind or "sound",
+            )
+            for number, kind in enumerate(self.kinds)
+        ]
+
+    @control(scores="min")
+    def prose(self, task: Planted, messages: Sequence[Message]) -> str:
+        """Reply with a word."""
+        return "prose"

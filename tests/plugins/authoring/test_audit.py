@@ -1,0 +1,90 @@
+"""`quintain check --audit`: one planted task of each kind of defect."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from quintain_authoring.check import check
+from quintain_authoring.task_record import TaskRecord, read_records, summary, table
+
+ENVIRONMENT = f"{Path(__file__).with_name('planted.py')}:Faults"
+
+
+def audited(file: Path, *kinds: str, more: tuple[str, ...] = ()) -> tuple[int, dict[str, Any]]:
+    """The exit status, and the summary, of an audit of one task of each of *kinds*."""
+    names = json.dumps(list(kinds))
+    words = [ENVIRONMENT, "--arg", f"kinds={names}", "--audit", str(file), "--json", *more]
+    result = CliRunner().invoke(check, words, standalone_mode=False)
+    assert result.exception is None, result.output
+    return result.return_value, json.loads(result.stdout.splitlines()[-1])
+
+
+def test_each_kind_of_defect_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    kinds = ("", "unsteady", "lazy", "echo", "any word", "half", "raises", "unsolved", "free")
+    status, groups = audited(file, *kinds, more=("--by", "fault", "--jobs", "3"))
+    found = read_records(file)
+    assert status == 1
+    assert {name: list(record.defects) for name, record in found.items()} == {
+        "sound": [],
+        "unsteady": ["not repeatable", "the solution fails"],
+        "lazy": ["nothing is rewarded"],
+        "echo": ["the prompt is an answer"],
+        "any word": ["the answer of another task is right"],
+        "half": ["the control prose is rewarded"],
+        "raises": ["an episode fails"],
+        "unsolved": ["no solution"],
+        "free": [
+            "nothing is rewarded", "the prompt is an answer",
+            "the answer of another task is right",
+        ],
+    }  # fmt: skip
+    assert {name: record.sound for name, record in found.items()} == {
+        "sound": True, "unsteady": False, "lazy": False, "echo": True, "any word": True,
+        "half": True, "raises": False, "unsolved": None, "free": False,
+    }  # fmt: skip
+    sound = found["sound"]
+    assert (sound.oracle, sound.nop, sound.echo, sound.other, sound.level) == (
+        [1.0] * 5, 0.0, 0.0, 0.0, 0.0,
+    )  # fmt: skip
+    assert set(groups) == set(kinds[1:]) | {"Faults"}
+    assert (groups["free"]["constant"], groups["free"]["sound"]) == (1.0, 0)
+
+
+def test_an_audit_goes_on_with_what_is_new_or_changed(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    assert audited(file, "", "echo")[0] == 0
+    file.write_text(file.read_text() + '{"task": "cut')
+    assert audited(file, "", "echo")[1]["Faults"]["tasks"] == 2
+    assert len(file.read_text().splitlines()) == 2
+    audited(file, "", "echo", more=("--repeats", "2"))
+    records = read_records(file)
+    assert [len(record.oracle) for record in records.values()] == [2, 2]
+
+
+@pytest.mark.slow
+def test_a_call_that_does_not_return_is_a_defect_of_its_task(tmp_path: Path) -> None:
+    """The other tasks go on."""
+    file = tmp_path / "audit.jsonl"
+    status, _ = audited(file, "", "slow", "echo", more=("--seconds", "1", "--jobs", "3"))
+    found = read_records(file)
+    assert status == 1
+    assert list(found["slow"].defects) == ["a call does not return"]
+    assert (found["sound"].sound, found["echo"].sound) == (True, True)
+
+
+def test_one_reply_to_all_tasks_of_a_group_is_named() -> None:
+    rows = [
+        TaskRecord(task=str(n), environment="e", digest="", nop=0.0, constants={"0": 1.0, "1": 0.0})
+        for n in range(2)
+    ]
+    groups = summary(rows)
+    assert groups["e"]["defects"] == {"one reply is right everywhere": 2}
+    assert table(groups).splitlines()[2] == (
+        "| e | 2 | 0 of 0 | 2 | 1 (`0`) | none | none | 0 | one reply is right everywhere (2) |"
+    )
