@@ -1,15 +1,21 @@
-"""Hidden states to statistics of the next-token distribution, in chunks: the logits of a whole
+"""Hidden states to statistics of the next-token distribution, in chunks: the logits of a large
 batch never exist.
 
 The forward pass keeps the hidden states only; the backward pass computes the logits of each chunk
 again. Peak memory is that of one chunk instead of several copies of [N, V] logits, for one more
-product with the head.
+product with the head. On a CPU, a batch that fits one chunk keeps its logits instead, and the
+backward pass turns them into their gradient in place.
 
-Shapes: N tokens, D hidden size, V vocabulary, K asked ids per token, C tokens of a chunk.
+A chunk is one product with the head. What follows is done in blocks of its rows, which stay in the
+cache of a CPU.
+
+Shapes: N tokens, D hidden size, V vocabulary, K asked ids per token, C tokens of a chunk, B tokens
+of a block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf, log
 from typing import Any
@@ -24,6 +30,8 @@ CHUNK_ELEMENTS = {"cpu": 1 << 24, "gpu": 1 << 27}
 """Logits in one chunk: 64 MiB of float32 on a CPU; 512 MiB on a GPU, where each chunk also adds a
 product of the size of the head to its gradient, and a small one is bound by memory.
 """
+BLOCK_ELEMENTS = 1 << 17
+"""Logits in one block for each thread of a CPU: 512 KiB of float32."""
 
 
 @dataclass(frozen=True)
@@ -180,33 +188,39 @@ class _Reduce(torch.autograd.Function):
         if prune and safe is None:
             kept = torch.empty((n, -(-vocab // 8)), dtype=torch.uint8, device=hidden_ND.device)
         head_DV = weight_VD.to(kind).t()
+        whole = n <= chunk and kept is None and hidden_ND.device.type == "cpu"
+        keeps = whole and any(ctx.needs_input_grad[:3])
+        ctx.logits = None
         for start in range(0, n, chunk):
-            part = slice(start, start + chunk)
-            logits_CV = _logits(hidden_ND[part], head_DV, bias_V, tempered, wide)
-            out_CV = None  # pruned tokens
-            if kept is not None:
-                if safe is None:
-                    _choose(kept[part], logits_CV, asked_NK[part, :1], prune)
-                out_CV = ~_unpacked(kept[part], vocab)
-                logits_CV.masked_fill_(out_CV, -torch.inf)
-            peak_C1 = logits_CV.amax(1, keepdim=True)
-            # Subtracting the peak keeps exp from overflowing. This one exponential serves all
-            # statistics.
-            raised_CV = logits_CV.sub_(peak_C1).exp()
-            total_C = raised_CV.sum(1)
-            log_total_C = total_C.log()
-            asked_logp[part] = logits_CV.gather(1, asked_NK[part]) - log_total_C.unsqueeze(1)
-            if top_ids is not None and top_logp is not None:
-                values, top_ids[part] = logits_CV.topk(top, dim=1)
-                top_logp[part] = values - log_total_C.unsqueeze(1)
-            size: Tensor | int = vocab
-            if out_CV is not None:
-                logits_CV.masked_fill_(out_CV, 0.0)  # the sums below would compute 0 * -inf = NaN
-                size = vocab - out_CV.sum(1)
-            mean_logp[part] = logits_CV.sum(1) / size - log_total_C
-            square[part] = torch.linalg.vecdot(raised_CV, raised_CV) / total_C.square()
-            entropy[part] = log_total_C - torch.linalg.vecdot(raised_CV, logits_CV) / total_C
-            normaliser[part] = log_total_C + peak_C1.squeeze(1)
+            logits_CV = _logits(hidden_ND[start : start + chunk], head_DV, bias_V, tempered, wide)
+            if keeps:
+                ctx.logits = logits_CV
+            for part, logits_BV in _blocks(start, logits_CV):
+                out_BV = None  # pruned tokens
+                if kept is not None:
+                    if safe is None:
+                        _choose(kept[part], logits_BV, asked_NK[part, :1], prune)
+                    out_BV = ~_unpacked(kept[part], vocab)
+                    logits_BV.masked_fill_(out_BV, -torch.inf)
+                peak_B1 = logits_BV.amax(1, keepdim=True)
+                # Subtracting the peak keeps exp from overflowing. This one exponential serves all
+                # statistics.
+                below_BV = torch.sub(logits_BV, peak_B1, out=None if keeps else logits_BV)
+                raised_BV = below_BV.exp()
+                total_B = raised_BV.sum(1)
+                log_total_B = total_B.log()
+                asked_logp[part] = below_BV.gather(1, asked_NK[part]) - log_total_B.unsqueeze(1)
+                if top_ids is not None and top_logp is not None:
+                    values, top_ids[part] = below_BV.topk(top, dim=1)
+                    top_logp[part] = values - log_total_B.unsqueeze(1)
+                size: Tensor | int = vocab
+                if out_BV is not None:
+                    below_BV.masked_fill_(out_BV, 0.0)  # sums below would compute 0 * -inf = NaN
+                    size = vocab - out_BV.sum(1)
+                mean_logp[part] = below_BV.sum(1) / size - log_total_B
+                square[part] = torch.linalg.vecdot(raised_BV, raised_BV) / total_B.square()
+                entropy[part] = log_total_B - torch.linalg.vecdot(raised_BV, below_BV) / total_B
+                normaliser[part] = log_total_B + peak_B1.squeeze(1)
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, asked_NK, normaliser, kept)
         ctx.mark_non_differentiable(*(x for x in (top_ids, top_logp, kept) if x is not None))
         return (
@@ -229,16 +243,24 @@ class _Reduce(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden_ND) if wants_hidden else None
         grad_weight = torch.zeros_like(weight_VD, dtype=wide) if wants_weight else None
         grad_bias = torch.zeros_like(bias_V) if wants_bias else None
+        # A second backward pass through the same graph computes them again.
+        logits, ctx.logits = ctx.logits, None
         for start in range(0, hidden_ND.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            logits_CV = _logits(hidden_ND[part], head_VD.t(), bias_V, ctx.tempered, wide)
-            slope_CV = ctx.tempered.slope(logits_CV)
-            logp_CV = logits_CV.sub_(normaliser_N[part].unsqueeze(1))
-            in_CV = None if kept is None else _unpacked(kept[part], head_VD.shape[0])
-            grad_CV = _grad_logits(
-                logp_CV, asked_NK[part], [None if g is None else g[part] for g in grads[:4]], in_CV
-            )
-            grad_CV = grad_CV.mul_(slope_CV).to(ctx.kind)
+            logits_CV = logits
+            if logits_CV is None:
+                logits_CV = _logits(hidden_ND[part], head_VD.t(), bias_V, ctx.tempered, wide)
+            for places, logits_BV in _blocks(start, logits_CV):
+                slope_BV = ctx.tempered.slope(logits_BV)
+                grad_BV = _grad_logits(
+                    logits_BV.sub_(normaliser_N[places].unsqueeze(1)),
+                    asked_NK[places],
+                    [None if g is None else g[places] for g in grads[:4]],
+                    None if kept is None else _unpacked(kept[places], head_VD.shape[0]),
+                )
+                if isinstance(slope_BV, Tensor) or slope_BV != 1.0:
+                    grad_BV.mul_(slope_BV)
+            grad_CV = logits_CV.to(ctx.kind)
             if grad_hidden is not None:
                 grad_hidden[part] = grad_CV @ head_VD
             if grad_weight is not None:
@@ -247,6 +269,20 @@ class _Reduce(torch.autograd.Function):
                 grad_bias += grad_CV.sum(0)
         by_weight = None if grad_weight is None else grad_weight.to(weight_VD.dtype)
         return grad_hidden, by_weight, grad_bias, *[None] * 7
+
+
+def _blocks(start: int, logits_CV: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield of each block the places of its tokens, the first at *start*, and its logits. On a GPU
+    a chunk is one block.
+    """
+    rows, vocab = logits_CV.shape
+    count = 1
+    if logits_CV.device.type == "cpu":
+        # Two rows at least: several threads add up a single one in parts, which rounds otherwise.
+        count = rows // max(2, BLOCK_ELEMENTS * torch.get_num_threads() // vocab)
+    for logits_BV in logits_CV.tensor_split(max(1, count)):
+        yield slice(start, start + len(logits_BV)), logits_BV
+        start += len(logits_BV)
 
 
 def _choose(kept: Tensor, logits_CV: Tensor, target_C1: Tensor, prune: float) -> None:
@@ -283,8 +319,8 @@ def _logits(
 def _grad_logits(
     logp_CV: Tensor, asked_CK: Tensor, grads: list[Tensor | None], in_CV: Tensor | None
 ) -> Tensor:
-    """Return the gradient with respect to the scaled logits z, from those of the four statistics.
-    Overwrites *logp_CV*; tokens outside *in_CV* receive none.
+    """Overwrite *logp_CV* with the gradient with respect to the scaled logits z, from those of the
+    four statistics, and return it; tokens outside *in_CV* receive none.
 
     With p = softmax(z): d logp_k = 1_k - p; d entropy = -p (log p + entropy); d square = 2 p (p -
     square); d mean_logp = 1/V - p.
@@ -308,7 +344,7 @@ def _grad_logits(
         factor_CV = factor_CV - by_mean.unsqueeze(1)
     if by_asked is not None:
         factor_CV = factor_CV - by_asked.sum(1, keepdim=True)
-    grad_CV = prob_CV.mul_(factor_CV)
+    grad_CV = torch.mul(prob_CV, factor_CV, out=logp_CV)
     if by_mean is not None:
         share = 1 / logp_CV.shape[1] if in_CV is None else in_CV / in_CV.sum(1, keepdim=True)
         grad_CV += by_mean.unsqueeze(1) * share

@@ -90,6 +90,42 @@ def test_scale_soft_cap_and_bias_equal_autograd(logit_map: LogitMap, temperature
             torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("chunk", [9, 100])
+def test_blocks_change_no_bit(monkeypatch: pytest.MonkeyPatch, threads: int, chunk: int) -> None:
+    """Values and gradients in blocks of two rows are those of one block. With a chunk for all, the
+    backward pass has the logits of the forward pass.
+    """
+    hidden, weight, target = (
+        x.float() if x.is_floating_point() else x for x in case(40, 8, 40_000)
+    )
+    hidden, weight = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    results = []
+    try:
+        for elements in (1 << 30, 1):
+            monkeypatch.setattr("quintain.models.head.BLOCK_ELEMENTS", elements)
+            found = statistics(hidden, weight, target, chunk=chunk, logit_map=LogitMap(cap=3.0))
+            columns = (found.logp, found.entropy, found.square, found.mean_logp)
+            grads = torch.autograd.grad(torch.stack(columns).sum(), (hidden, weight))
+            results.append([x.detach() for x in (*columns, *grads)])
+    finally:
+        torch.set_num_threads(before)
+    for whole, blocked in zip(*results, strict=True):
+        assert torch.equal(blocked, whole)
+
+
+def test_a_second_backward_pass_gives_the_same_gradient() -> None:
+    """The first one turns the logits that were kept into their gradient."""
+    hidden, weight, target = case()
+    loss = statistics(hidden, weight, target).logp.sum()
+    first = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+    second = torch.autograd.grad(loss, (hidden, weight))
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_asked_ids_repeated_and_equal_to_the_target() -> None:
     hidden, weight, target = case()
     found = statistics(hidden, weight, target, asked_NK=target[:, None].expand(-1, 2))

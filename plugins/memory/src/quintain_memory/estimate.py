@@ -176,10 +176,12 @@ def update_bytes(plan: RunPlan, module: Any, parameters: int, *, adapters: bool)
 
 def logits_bytes(plan: RunPlan, module: Any, place: Literal["cpu", "gpu"]) -> int:
     """Return the estimated bytes of a chunk of logits: in float32, their exponentials and their
-    gradient.
+    gradient. On a CPU the gradient takes the place of the logits, and exponentials are of a few
+    rows at a time; in half precision there are the products, too.
     """
     vocabulary: int = base_of(module).config.get_text_config().vocab_size
-    return 3 * 4 * min(CHUNK_ELEMENTS[place], micro_batch_of(plan) * vocabulary)
+    number = 12 if place == "gpu" else 4 if plan.learner.precision == "float32" else 6
+    return number * min(CHUNK_ELEMENTS[place], micro_batch_of(plan) * vocabulary)
 
 
 def micro_batch_of(plan: RunPlan) -> int:
