@@ -40,8 +40,13 @@ POINTS = "[quintain.environments]\nfruit = quintain_orchard:Fruit\n"
 
 
 def make_wheel(
-    folder: Path, name: str, files: Mapping[str, str], *, version: str = "1.0",
-    requires: Sequence[str] = (), points: str = "",
+    folder: Path,
+    name: str,
+    files: Mapping[str, str],
+    *,
+    version: str = "1.0",
+    requires: Sequence[str] = (),
+    points: str = "",
 ) -> Path:
     """Write a wheel with *files*, and return its path."""
     plain = name.replace("-", "_")
@@ -65,8 +70,13 @@ def make_wheel(
 
 
 def orchard(
-    folder: Path, *, version: str = "1.0", requires: Sequence[str] = ("quintain>=0.1",),
-    code: str = ENVIRONMENT, manifest: str = MANIFEST, points: str = POINTS,
+    folder: Path,
+    *,
+    version: str = "1.0",
+    requires: Sequence[str] = ("quintain>=0.1",),
+    code: str = ENVIRONMENT,
+    manifest: str = MANIFEST,
+    points: str = POINTS,
     more: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the wheel of a plugin with the environment `fruit`."""

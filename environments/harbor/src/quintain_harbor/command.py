@@ -92,13 +92,13 @@ def audit(
 
     from .audit import AuditRecord, Plan, line_of, read_records, summary
     from .audit import audit as examine
-    from .environment import cache_folder
+    from .environment import tasks_folder
     from .trial import TrialSettings
 
     records = {row.task: row for row in read_records(out)} if out is not None else {}
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {out.absolute().parent}")
-    found = _folders(data, cache_folder(""), tasks)
+    found = _folders(data, tasks_folder(""), tasks)
     containers = Containers(
         slots=jobs,
         builds=jobs,
@@ -130,7 +130,7 @@ def audit(
             await examine(found, containers, plan, write, jobs=jobs, known=known)
 
     asyncio.run(run())
-    names = {folder.name for folder in _folders(data, cache_folder(""), tasks)}
+    names = {folder.name for folder in _folders(data, tasks_folder(""), tasks)}
     rows = [row for name, row in records.items() if name in names]
     counts = summary(rows)
     if as_json:
@@ -163,13 +163,13 @@ def build(
     """
     from quintain_sandbox import BuildError, Containers
 
-    from .environment import cache_folder
+    from .environment import tasks_folder
 
     failed = 0
 
     async def run() -> None:
         nonlocal failed
-        waiting = _folders(data, cache_folder(""), tasks)
+        waiting = _folders(data, tasks_folder(""), tasks)
         async with Containers(
             builds=jobs, images=_table(images), pull=pull, build_network=build_network
         ) as containers:

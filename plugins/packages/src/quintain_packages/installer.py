@@ -152,7 +152,7 @@ def resolve(requirement: str, sources: Sources, scratch: Path, *, keep: bool = T
 
 
 def wheel_of(item: Item, sources: Sources, scratch: Path, direct: str = "") -> Path:
-    """Download a file, and build a wheel of it where it is none.
+    """Return the wheel of a file, which is downloaded, and built where it is a source archive.
 
     Args:
         direct: its address, where pip was given one.

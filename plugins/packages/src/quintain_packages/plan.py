@@ -21,7 +21,7 @@ from .installer import (
     resolve,
     wheel_of,
 )
-from .records import CHECKS, Record, find
+from .records import CHECKS, PluginRecord, find
 from .wanted import Wanted
 from .wheel_file import WheelFile, check_contract, faults, overwritten
 
@@ -30,7 +30,7 @@ _SHARED = re.compile(r"quintain(?![A-Za-z0-9.])")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Installation:
     """An installation that is ready.
 
     Attributes:
@@ -41,7 +41,7 @@ class Plan:
         conflicts: installed distributions that it cannot go with, in words.
     """
 
-    record: Record
+    record: PluginRecord
     listed: bool
     wheel: WheelFile
     items: tuple[Item, ...]
@@ -72,9 +72,7 @@ class Plan:
         """Return what a recipe says for the virtual environment; empty where there is none."""
         if not self.requirements:
             return ""
-        rows = [
-            f"{json.dumps(name)} = {json.dumps(self.requirements)}" for name in self.environments
-        ]
+        rows = [f"{_key(name)} = {json.dumps(self.requirements)}" for name in self.environments]
         return "\n".join(["[workers]", "episodes = 2", "", "[workers.args.requirements]", *rows])
 
     def as_data(self) -> dict[str, Any]:
@@ -90,7 +88,7 @@ class Plan:
             "provides": [*self.record.provides],
             "runs_unasked": self.wheel.runs_unasked(),
             "programs": self.wheel.programs(),
-            "installs": [vars_of(item) for item in self.items],
+            "installs": [item_data(item) for item in self.items],
             "conflicts": [*self.conflicts],
             "requirements": self.requirements,
             "recipe": self.recipe(),
@@ -122,12 +120,18 @@ class Plan:
             yield f"  so        a virtual environment of its own has {', '.join(self.requirements)}"
 
 
-def vars_of(item: Item) -> dict[str, str]:
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
+
+
+def item_data(item: Item) -> dict[str, str]:
     """Return an item as plain data."""
     return {"name": item.name, "version": item.version, "url": item.url, "sha256": item.sha256}
 
 
-def make_plan(wanted: Wanted, records: list[Record], sources: Sources, scratch: Path) -> Plan:
+def make_plan(
+    wanted: Wanted, records: list[PluginRecord], sources: Sources, scratch: Path
+) -> Installation:
     """Resolve, download and verify.
 
     Args:
@@ -164,7 +168,7 @@ def make_plan(wanted: Wanted, records: list[Record], sources: Sources, scratch: 
     if wrong:
         said = "".join(f"\n- {fault}" for fault in wrong)
         raise PluginError(f"{name} is not what it should be; nothing was installed:{said}")
-    plan = Plan(
+    plan = Installation(
         record=own, listed=bool(listed), wheel=wheel, items=tuple(items), conflicts=tuple(conflicts)
     )
     if conflicts and not plan.environments:
@@ -176,7 +180,7 @@ def make_plan(wanted: Wanted, records: list[Record], sources: Sources, scratch: 
     return plan
 
 
-def _listed(wanted: Wanted, records: list[Record]) -> Record | None:
+def _listed(wanted: Wanted, records: list[PluginRecord]) -> PluginRecord | None:
     """Return the record of what is wanted; ``None`` for a file that no registry lists."""
     if not wanted.url:
         return find(records, wanted.name)
@@ -184,7 +188,7 @@ def _listed(wanted: Wanted, records: list[Record]) -> Record | None:
     return next((record for record in records if normalise(record.name) == name), None)
 
 
-def _own_record(wheel: WheelFile, name: str) -> Record:
+def _own_record(wheel: WheelFile, name: str) -> PluginRecord:
     try:
         return wheel.own_record()
     except PluginError as e:

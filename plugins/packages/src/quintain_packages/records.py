@@ -33,7 +33,7 @@ CHECKS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class PluginRecord:
     """What a registry says about a distribution.
 
     Attributes:
@@ -66,7 +66,7 @@ class Record:
         return {entry.partition(":")[2] for entry in self.provides}
 
 
-def read_registry(place: str = "") -> list[Record]:
+def read_registry(place: str = "") -> list[PluginRecord]:
     """Return the records of a registry.
 
     Args:
@@ -94,9 +94,9 @@ def read_registry(place: str = "") -> list[Record]:
     return records
 
 
-def record_of(row: Mapping[str, Any], where: str, faults: list[str]) -> Record:
+def record_of(row: Mapping[str, Any], where: str, faults: list[str]) -> PluginRecord:
     """Return the record of a table; what is wrong with it is added to *faults*."""
-    kinds = {f.name: str(f.type) for f in fields(Record)}
+    kinds = {f.name: str(f.type) for f in fields(PluginRecord)}
     where = f"{where} ({row.get('name', 'without a name')})"
     faults.extend(
         f"{where}: unknown key {k!r}{did_you_mean(k, kinds)}" for k in row if k not in kinds
@@ -112,7 +112,7 @@ def record_of(row: Mapping[str, Any], where: str, faults: list[str]) -> Record:
             values[key] = value
         elif kind:
             faults.append(f"{where}: {key} is {value!r}; expected {kind}")
-    record = Record(**values)
+    record = PluginRecord(**values)
     faults.extend(
         f"{where}: {h!r} is no hash; expected sha256: and 64 digits"
         for h in record.hashes
@@ -123,7 +123,7 @@ def record_of(row: Mapping[str, Any], where: str, faults: list[str]) -> Record:
     return record
 
 
-def find(records: list[Record], name: str) -> Record:
+def find(records: list[PluginRecord], name: str) -> PluginRecord:
     """Return the record of a distribution, or of the only one that has a component of this name.
 
     Raises:
@@ -143,10 +143,10 @@ def find(records: list[Record], name: str) -> Record:
     return owners[0]
 
 
-def record_lines(record: Record) -> Iterator[str]:
+def record_lines(record: PluginRecord) -> Iterator[str]:
     """Yield the lines of a record in a registry; empty keys are left out."""
     yield "[[plugin]]"
-    for field in fields(Record):
+    for field in fields(PluginRecord):
         value = getattr(record, field.name)
         if isinstance(value, tuple) and value and field.name in ("provides", "hashes"):
             yield f"{field.name} = ["

@@ -14,7 +14,7 @@ from quintain import API_VERSION
 from quintain.errors import PluginError, UsageError
 from quintain.registry import KINDS, Manifest, normalise, parse_manifest
 
-from .records import Record
+from .records import PluginRecord
 
 MANIFEST = "quintain.toml"
 UNNAMED = {
@@ -82,6 +82,11 @@ class WheelFile:
         found = message_from_string(self.texts.get("METADATA", "")).get_all("Requires-Dist", [])
         return [str(r) for r in found if "extra ==" not in str(r)]
 
+    def homepage(self) -> str:
+        """Return the first of its addresses; empty where it names none."""
+        rows = message_from_string(self.texts.get("METADATA", "")).get_all("Project-URL", [])
+        return str(rows[0]).partition(",")[2].strip() if rows else ""
+
     @cached_property
     def entry_points(self) -> dict[str, dict[str, str]]:
         """Targets by group and name."""
@@ -109,14 +114,14 @@ class WheelFile:
             raise PluginError(f"{self.path.name}: its manifest is {said}")
         return parse_manifest(self.texts[places[0]], f"{self.path.name}: {places[0]}")
 
-    def own_record(self) -> Record:
+    def own_record(self) -> PluginRecord:
         """Return what a registry would say about the wheel.
 
         Raises:
             PluginError: the manifest is missing or faulty.
         """
         entries = self.manifest.components
-        return Record(
+        return PluginRecord(
             name=self.header("Name"),
             summary=self.header("Summary"),
             version=self.version,
@@ -146,7 +151,7 @@ class WheelFile:
         return sorted(name for group in groups for name in self.entry_points.get(group, {}))
 
 
-def faults(wheel: WheelFile, record: Record) -> list[str]:
+def faults(wheel: WheelFile, record: PluginRecord) -> list[str]:
     """Return in what *wheel* is not what *record* says, or contradicts itself."""
     try:
         manifest, own = wheel.manifest, wheel.own_record()
@@ -188,7 +193,7 @@ def overwritten(wheel: WheelFile, packages: Path) -> list[str]:
     return [name for name in wheel.modules if not name.endswith("/") and (packages / name).exists()]
 
 
-def check_contract(record: Record) -> None:
+def check_contract(record: PluginRecord) -> None:
     """Check that this Quintain speaks the contract of a plugin.
 
     Raises:
