@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from quintain.registry.discovery import GROUPS
-from quintain.registry.manifest import FILE, Manifest, parse
+from quintain.registry.manifest import FILE, Manifest, parse_manifest
 
 ROOT = Path(__file__).resolve().parent.parent
+COPY = "plugins/packages/src/quintain_packages/registry.toml"
+"""The same directory, in the wheel whose commands read it."""
 HEAD = """\
 # The directory of known plugins. Generated from their manifests by `make registry`; do not edit.
 # Members of this repository are tested on every change.
@@ -58,7 +60,7 @@ def manifest(member: Path) -> Manifest:
         PluginError: it is faulty.
     """
     path = package(member) / FILE
-    return parse(path.read_text(encoding="utf-8"), str(path))
+    return parse_manifest(path.read_text(encoding="utf-8"), str(path))
 
 
 def render(root: Path = ROOT) -> dict[Path, str]:
@@ -76,9 +78,12 @@ def render(root: Path = ROOT) -> dict[Path, str]:
     text = _listed(text, r"quintain-[\w-]+ =.*", names, "{} = {{ workspace = true }}")
     requirements = root / "requirements-dev.txt"
     packages = root / "docs" / "packages.md"
+    records = HEAD + "".join(
+        "\n" + "\n".join(_record(member, root)) + "\n" for member in member_paths
+    )
     return {
-        root / "registry.toml": HEAD
-        + "".join("\n" + "\n".join(_record(member, root)) + "\n" for member in member_paths),
+        root / "registry.toml": records,
+        root / COPY: records,
         root / "core" / "quintain" / "registry" / "known.json": _known(member_paths[1:]),
         pyproject: text,
         requirements: _listed(
@@ -127,9 +132,16 @@ def _record(member: Path, root: Path) -> Iterator[str]:
     yield f"name = {json.dumps(project_table['name'])}"
     yield f"summary = {json.dumps(project_table['description'])}"
     yield f"source = {json.dumps(member.relative_to(root).as_posix())}"
+    yield f"version = {json.dumps(project_table['version'])}"
     yield f"api = {member_manifest.api}"
     yield f"licence = {json.dumps(member_manifest.licence)}"
     yield f"tags = {json.dumps(list(member_manifest.tags))}"
+    entries = member_manifest.components
+    if needs := sorted({need for entry in entries for need in entry.needs}):
+        yield f"needs = {json.dumps(needs)}"
+    if memory := sorted({entry.memory for entry in entries if entry.memory}):
+        yield f"memory = {json.dumps(', '.join(memory))}"
+    yield 'check = "tests"'
     yield "provides = ["
     yield from (
         f"    {json.dumps(f'{kind}:{name}')},"

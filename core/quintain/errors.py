@@ -9,6 +9,7 @@ decides the episode's termination.
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable
 
 __all__ = [
@@ -16,7 +17,7 @@ __all__ = [
     "LimitReached", "NoTasksError", "PluginError", "PolicyFault", "PolicyTimeout", "QuintainError",
     "RecipeError", "RewardFault",
     "RunError", "RunLockedError", "StorageError", "ToolError", "UndeliveredWeights",
-    "UnknownNameError", "UsageError", "did_you_mean", "nearest", "suggestion",
+    "UnknownNameError", "UsageError", "deprecated", "did_you_mean", "nearest", "suggestion",
 ]  # fmt: skip
 
 
@@ -141,6 +142,20 @@ class InfrastructureError(EpisodeError):
     An episode is retried `batch.retries` times after any failure that is not the policy's, a call
     of a reward after this one alone.
     """
+
+
+def deprecated(name: str, *, ends: str, instead: str) -> None:
+    """Warn the caller of the function that calls this one.
+
+    Args:
+        name: what is deprecated.
+        ends: the version of Quintain in which it is gone, as a literal. A test fails from that
+            version on, as long as the call stands.
+        instead: what to use.
+    """
+    warnings.warn(
+        f"{name} ends with Quintain {ends}; use {instead}", DeprecationWarning, stacklevel=3
+    )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -52,6 +52,7 @@ CAPITALS = "tests/docs/test_worked_recipes.py::test_the_controls_play_the_file"
 RANKS = "tests/plugins/fsdp/test_run.py::test_the_quickstart_trains_on_two_ranks"
 WATCHED = "tests/plugins/watch/test_server.py::test_the_command_prints_its_address_and_ends"
 AUDITED = "tests/environments/harbor/test_containers.py::test_an_audit_goes_on_where_it_was_and_a_recipe_reads_it"
+PUBLISHED = "tests/plugins/packages/test_publish.py::test_from_a_template_to_an_installation"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
@@ -65,6 +66,7 @@ ELSEWHERE = {
     "make train": QUICKSTART,
     "quintain watch": WATCHED,
     "quintain train --set learner.use=fsdp --set learner.args.ranks=2": RANKS,
+    "quintain publish quintain-brevity --no-isolation": PUBLISHED,
     "quintain train": QUICKSTART,
     "quintain train --env reverse.py:Reverse --set sampling.temperature=0.5 --steps 100": OWN,
     "quintain train coached.toml": COACHED,

@@ -18,10 +18,10 @@ import pytest
 from quintain.cli import COMMANDS, main
 from quintain.recipe.resolve import EnvironmentSpec, resolve_algorithm
 from quintain.recipe.tables import Recipe
+from quintain.registry import parse_manifest
 from quintain.registry.binding import bind, signature_of
 from quintain.registry.discovery import GROUPS
 from quintain.registry.lookup import current
-from quintain.registry.manifest import parse as parse_manifest
 
 from ..core.models.tiny import save_tiny
 from ..lanes import mostly_slow

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .lookup import current as current
     from .manifest import Entry as Entry
     from .manifest import Manifest as Manifest
+    from .manifest import parse_manifest as parse_manifest
     from .pieces import import_algorithms as import_algorithms
     from .settings import settings_of as settings_of
     from .settings import takes as takes

@@ -10,6 +10,7 @@ without importing it::
     name = "arithmetic"
     summary = "Sums and products of whole numbers, by level."
     needs = ["network"]        # docker, gpu, keys, network
+    memory = "6 GiB"           # what it takes beside a run
     extra = "hub"              # the pip extra that it imports
     source = "..."             # of an algorithm: the paper
 
@@ -41,6 +42,7 @@ class Entry:
     name: str
     summary: str
     needs: tuple[str, ...] = ()
+    memory: str = ""
     tags: tuple[str, ...] = ()
     extra: str = ""
     source: str = ""
@@ -63,7 +65,7 @@ class Manifest:
         )
 
 
-def parse(text: str, where: str = FILE) -> Manifest:
+def parse_manifest(text: str, where: str = FILE) -> Manifest:
     """Read a manifest.
 
     Raises:
@@ -93,7 +95,7 @@ def read(module: str) -> Manifest | None:
         return None
     except (OSError, UnicodeDecodeError) as e:
         raise PluginError(f"{path}: cannot be read: {e}") from e
-    return parse(text, str(path))
+    return parse_manifest(text, str(path))
 
 
 def package_folder(module: str) -> Path:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.errors import PluginError
-from quintain.registry.manifest import Entry, Manifest, package_folder, parse, read
+from quintain.registry.manifest import Entry, Manifest, package_folder, parse_manifest, read
 
 GOOD = """
 api = 1
@@ -29,7 +29,9 @@ def test_good_manifest() -> None:
     """Every key arrives."""
     entry = Entry(kind="environment", name="sums", summary="Adds.", needs=("network",), extra="hub")
 
-    assert Manifest(api=1, licence="MIT", tags=("math",), components=(entry,)) == parse(GOOD)
+    assert Manifest(api=1, licence="MIT", tags=("math",), components=(entry,)) == parse_manifest(
+        GOOD
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_good_manifest() -> None:
 def test_faults_are_named(change: tuple[str, str], message: str) -> None:
     """Each fault names the file, the key and what was expected."""
     with pytest.raises(PluginError) as e:
-        parse(GOOD.replace(*change), "some/quintain.toml")
+        parse_manifest(GOOD.replace(*change), "some/quintain.toml")
 
     assert "some/quintain.toml: " in str(e.value)
     if message != "expected":
@@ -67,7 +69,7 @@ def test_faults_are_named(change: tuple[str, str], message: str) -> None:
 def test_all_faults_at_once() -> None:
     """Two faults are two lines."""
     with pytest.raises(PluginError) as e:
-        parse(GOOD.replace("api = 1", "api = 2").replace("licence", "licance"))
+        parse_manifest(GOOD.replace("api = 1", "api = 2").replace("licence", "licance"))
 
     assert len(str(e.value).splitlines()) == 2
 
@@ -76,14 +78,14 @@ def test_a_component_is_listed_once() -> None:
     """Twice the same kind and name is a fault."""
     entry = GOOD[GOOD.index("[[") :]
     with pytest.raises(PluginError, match="'sums' is listed twice"):
-        parse(GOOD + entry)
+        parse_manifest(GOOD + entry)
 
 
 @given(st.text(max_size=80))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """Whatever a file holds, it is a manifest or a PluginError."""
     try:
-        assert isinstance(parse(text), Manifest)
+        assert isinstance(parse_manifest(text), Manifest)
     except PluginError as e:
         assert str(e)
 
@@ -96,7 +98,7 @@ def test_any_value_is_read_or_refused(key: str, value: int | str) -> None:
     """A wrong type under a known key is named, never a crash."""
     text = f"{key} = {value!r}\n" + ("" if key == "api" else "api = 1\n")
     try:
-        parse(text)
+        parse_manifest(text)
     except PluginError as e:
         assert key in str(e)
 

@@ -445,7 +445,7 @@ def test_an_audit_goes_on_where_it_was_and_a_recipe_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A changed task is audited again. The environment leaves out what is not sound."""
-    monkeypatch.setenv("QUINTAIN_HARBOR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
     place = tmp_path / "tasks"
     task(place / "good", "python:3")
     task(place / "bad", "python:3", tests__test_dot_sh="#!/bin/sh\nexit 1\n")

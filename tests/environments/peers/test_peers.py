@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from quintain import Rollout
+from quintain import InfrastructureError, Rollout
 from quintain.errors import UsageError
 from quintain.rollouts import RolloutContext, RolloutRequest, run_groups
 from quintain_authoring import ScriptedEngine
@@ -135,3 +135,37 @@ def test_a_taskset_of_verifiers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [m.content for m in right.messages] == ["Digits.", "3 + 3?", "6"]
     assert (right.outcome.total, right.outcome.reason) == (1.5, "exact 1, short 1")
     assert played(peer(), "five", number=3)[0].outcome.total == 0.0
+
+
+@pytest.mark.ci
+def test_requirements_in_place_of_an_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The virtual environment is made once from pip's index, and plays."""
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    for _ in range(2):
+        peer = Peer(kind="verifiers", requirements=["verifiers==0.4.0"], target="doubles")
+        assert [t["answer"] for t in peer.tasks()] == ["0", "2", "4"]
+    assert played(peer, "4", number=2)[0].outcome.total == 1.5
+    assert len(list((tmp_path / "cache" / "environments").glob("*/bin/python"))) == 1
+
+
+@pytest.mark.slow
+def test_requirements_that_pip_does_not_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is pip's."""
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    peer = Peer(kind="verifiers", requirements=["no-such-package==1"], target="doubles")
+    with pytest.raises(InfrastructureError, match="No matching distribution found"):
+        peer.tasks()
+
+
+def test_an_interpreter_or_requirements() -> None:
+    """One of the two, and not both."""
+    for given in ({}, {"python": sys.executable, "requirements": ["x"]}):
+        with pytest.raises(UsageError, match="either `python` or `requirements`"):
+            Peer(kind="inspect", target="x", **given)

@@ -17,10 +17,10 @@ from quintain.cli import main
 from quintain.errors import PluginError
 from quintain.interfaces.algorithm import KL
 from quintain.learning.algorithms import ALGORITHMS
+from quintain.registry import parse_manifest
 from quintain.registry.binding import bind
 from quintain.registry.discovery import Component, discover
 from quintain.registry.lookup import Registry, isolated
-from quintain.registry.manifest import parse
 from quintain_devtools.describe import Difference, differences, settings
 
 from ...core.learning.algorithms import INSTALLED
@@ -94,9 +94,9 @@ def test_a_source_is_text() -> None:
     """Like every other key of a manifest."""
     head = 'api = 1\n[[components]]\nkind = "algorithm"\nname = "a"\nsummary = "A."\n'
 
-    assert parse(head + 'source = "Who 2026"').components[0].source == "Who 2026"
+    assert parse_manifest(head + 'source = "Who 2026"').components[0].source == "Who 2026"
     with pytest.raises(PluginError, match=r"`components\[1\].source` is 3; expected text"):
-        parse(head + "source = 3")
+        parse_manifest(head + "source = 3")
 
 
 def test_pieces_of_installed_algorithms_are_found_by_name() -> None:

@@ -114,7 +114,7 @@ def audit(
     from .audit import Plan
     from .audit import audit as examine
     from .audit_record import AuditRecord, drop_partial_line, line_of, read_records, summary
-    from .environment import cache_folder
+    from .environment import tasks_folder
     from .trial import TrialSettings
 
     if out is not None:
@@ -122,7 +122,7 @@ def audit(
     records = {row.task: row for row in read_records(out)} if out is not None else {}
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"there is no folder {out.absolute().parent}")
-    found = _folders(data, cache_folder(""), tasks)
+    found = _folders(data, tasks_folder(""), tasks)
     containers = Containers(
         slots=jobs,
         builds=jobs,
@@ -158,7 +158,7 @@ def audit(
             await examine(found, containers, plan, write, jobs=jobs, known=known)
 
     asyncio.run(run())
-    names = {folder.name for folder in _folders(data, cache_folder(""), tasks)}
+    names = {folder.name for folder in _folders(data, tasks_folder(""), tasks)}
     rows = [row for name, row in records.items() if name in names]
     counts = summary(rows)
     if as_json:
@@ -191,13 +191,13 @@ def build(
     """
     from quintain_sandbox import BuildError, Containers
 
-    from .environment import cache_folder
+    from .environment import tasks_folder
 
     failed = 0
 
     async def run() -> None:
         nonlocal failed
-        waiting = _folders(data, cache_folder(""), tasks)
+        waiting = _folders(data, tasks_folder(""), tasks)
         async with Containers(
             builds=jobs, images=_table("--image", images), pull=pull, build_network=build_network
         ) as containers:

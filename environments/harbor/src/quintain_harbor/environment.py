@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from quintain import (
     reward,
 )
 from quintain.errors import LimitReached, UsageError
+from quintain.store import cache_folder
 from quintain_sandbox import Containers
 
 from .archives import ARCHIVE, task_folders
@@ -39,8 +39,6 @@ from .reward_files import FOLDER, TEXT, RewardFileError, chosen
 from .tools import Shell
 from .trial import Trial, TrialSettings, VerifierOutcome, opened
 
-CACHE = "QUINTAIN_HARBOR_CACHE"
-"""Environment variable with the folder of unpacked and converted tasks."""
 log = logging.getLogger("quintain.harbor")
 PIECE = 60_000
 """Characters of one command of the oracle: what an engine takes as a word is bounded."""
@@ -107,7 +105,7 @@ class Harbor(Environment[HarborTask, HarborResult]):
             container. Needed for tasks whose result is a running program; a program that is left
             can then write the reward.
         memory_mb, cpus: of a task that says none.
-        cache: folder of unpacked and converted tasks; empty for the user's cache.
+        cache: folder of unpacked and converted tasks; empty for ``harbor`` in `$QUINTAIN_CACHE`.
     """
 
     reward = verified
@@ -163,7 +161,7 @@ class Harbor(Environment[HarborTask, HarborResult]):
             sound = _sound(self.audit) if self.audit else None
             place = Path(self.data).expanduser()
             faults: list[str] = []
-            for folder in task_folders(place, cache_folder(self.cache), self.column):
+            for folder in task_folders(place, tasks_folder(self.cache), self.column):
                 if sound is not None and folder.name not in sound:
                     continue
                 try:
@@ -301,10 +299,9 @@ def _goes_on(step: TaskStep, rewards: Mapping[str, float]) -> bool:
     return all(rewards.get(name, float("-inf")) >= value for name, value in asked.items())
 
 
-def cache_folder(given: str) -> Path:
+def tasks_folder(given: str) -> Path:
     """Return the folder of unpacked and converted tasks."""
-    base = given or os.environ.get(CACHE) or "~/.cache/quintain/harbor"
-    return Path(base).expanduser()
+    return Path(given).expanduser() if given else cache_folder() / "harbor"
 
 
 def _sound(file: str) -> set[str]:

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import packages_distributions, version
 from itertools import islice
 from pathlib import Path
@@ -95,36 +96,123 @@ def export_tasks(
         UsageError: the environment has several turns, tools or services, or an answer does not
             get its reward where the folders are tested.
     """
-    environment = EnvironmentSpec.of(EnvironmentTable(use=name, args=dict(args))).make({})
-    check_single_turn(environment, name)
-    chosen = list(islice(environment.tasks(split), tasks))
-    if not chosen:
-        raise UsageError(f"{name} has no tasks in {split}")
-    oracles = [_oracle(environment, task, name) for task in chosen]
-    use, files = _place(environment, name)
-    base = {
-        "module": type(environment).__module__,
-        "use": use,
-        "args": dict(args),
-        "system": environment.system,
-    }
-    packages = sorted({*ALWAYS, *_own(environment)})
+    exported = Exported.of(name, args, split, tasks)
     with tempfile.TemporaryDirectory() as folder:
-        archive = Path(folder, "packages.zip")
-        for _ in range(2):  # the second time with what the first one imported
-            write_packages(archive, packages)
-            probe = Path(folder, "probe")
-            write_task(probe, chosen[0], oracles[0], base, archive, files, image or "python", ())
-            loaded = _tried(probe, oracles[0])
-            ours = {p for p in loaded if p == "quintain" or p.startswith("quintain_")}
-            packages = sorted({*packages, *ours})
-        requirements = () if image else _requirements(set(loaded) - set(packages))
+        archive, packages, needed = exported.packaged(Path(folder))
+        requirements = () if image else needed
         image = image or f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
         out.mkdir(parents=True, exist_ok=True)
-        for task, answer in zip(chosen, oracles, strict=True):
+        for task, answer in zip(exported.tasks, exported.oracles, strict=True):
             place = out / _slug(f"{name.rpartition('/')[2]}-{split}-{task.id}")
-            write_task(place, task, answer, base, archive, files, image, requirements)
-    return {"tasks": len(chosen), "packages": packages, "requirements": list(requirements)}
+            exported.write(place, task, answer, archive, image, requirements)
+    return {
+        "tasks": len(exported.tasks),
+        "packages": packages,
+        "requirements": list(requirements),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """Tasks of an environment that leave it, with the replies that its oracle gives.
+
+    Attributes:
+        base: what the grader needs to make the environment.
+        files: of the environment that are in no package, by name.
+    """
+
+    environment: Environment[Any, Any]
+    tasks: Sequence[Task]
+    oracles: Sequence[str]
+    base: Mapping[str, Any]
+    files: Mapping[str, bytes]
+
+    @classmethod
+    def of(cls, name: str, args: Mapping[str, Any], split: str, count: int | None) -> Exported:
+        """Read at most *count* tasks.
+
+        Raises:
+            UsageError: the environment has several turns, tools or services, or no tasks.
+        """
+        environment = EnvironmentSpec.of(EnvironmentTable(use=name, args=dict(args))).make({})
+        check_single_turn(environment, name)
+        chosen = list(islice(environment.tasks(split), count))
+        if not chosen:
+            raise UsageError(f"{name} has no tasks in {split}")
+        use, files = _place(environment, name)
+        base = {
+            "module": type(environment).__module__,
+            "use": use,
+            "args": dict(args),
+            "system": environment.system,
+        }
+        oracles = [_oracle(environment, task, name) for task in chosen]
+        return cls(environment=environment, tasks=chosen, oracles=oracles, base=base, files=files)
+
+    def told(self, task: Task) -> dict[str, Any]:
+        """Return what the grader reads of a task."""
+        task_class: Any = type(task)
+        return {
+            "use": self.base["use"],
+            "args": self.base["args"],
+            "task_class": [task_class.__module__, task_class.__qualname__],
+            "task": TypeAdapter(task_class).dump_python(task, mode="json"),
+        }
+
+    def packaged(self, folder: Path) -> tuple[Path, list[str], tuple[str, ...]]:
+        """Write the packages of the grader into *folder*, and let it score the first task.
+
+        Returns:
+            The archive, the packages in it, and the distributions that it needs.
+
+        Raises:
+            UsageError: the oracle's answer does not get its reward.
+        """
+        archive = folder / "packages.zip"
+        packages = sorted({*ALWAYS, *_own(self.environment)})
+        loaded: list[str] = []
+        for _ in range(2):  # the second time with what the first one imported
+            write_packages(archive, packages)
+            probe = folder / "probe"
+            self.write(probe, self.tasks[0], self.oracles[0], archive, "python", ())
+            loaded = _tried(probe, self.oracles[0])
+            ours = {p for p in loaded if p == "quintain" or p.startswith("quintain_")}
+            packages = sorted({*packages, *ours})
+        return archive, packages, _requirements(set(loaded) - set(packages))
+
+    def write(
+        self,
+        place: Path,
+        task: Task,
+        answer: str,
+        packages: Path,
+        image: str,
+        requirements: tuple[str, ...],
+    ) -> None:
+        """Write one folder; one that exists is written over."""
+        for folder in ("environment", "solution", "tests"):
+            (place / folder).mkdir(parents=True, exist_ok=True)
+        lines = [f"FROM {image}"]
+        if requirements:
+            lines.append(f"RUN pip install --no-cache-dir {' '.join(requirements)}")
+        lines.append("WORKDIR /app")
+        category = json.dumps(str(self.base["use"]).rpartition(":")[2])
+        texts = {
+            "task.toml": CONFIG.format(category=category),
+            "instruction.md": instruction(task, str(self.base["system"])),
+            "environment/Dockerfile": "\n".join(lines) + "\n",
+            "solution/solve.sh": f"#!/bin/sh\nprintf %s {shlex.quote(answer)} > {ANSWER}\n",
+            "tests/test.sh": TEST,
+            "tests/grade.py": GRADER.read_text(encoding="utf-8"),
+            "tests/task.json": json.dumps(self.told(task), ensure_ascii=False),
+        }
+        for path, text in texts.items():
+            (place / path).write_text(text, encoding="utf-8")
+        for path in ("solution/solve.sh", "tests/test.sh"):
+            (place / path).chmod(0o755)
+        (place / "tests" / "packages.zip").write_bytes(packages.read_bytes())
+        for name, content in self.files.items():
+            (place / "tests" / name).write_bytes(content)
 
 
 def check_single_turn(environment: Environment[Any, Any], name: str) -> None:
@@ -152,49 +240,6 @@ def _oracle(environment: Environment[Any, Any], task: Task, name: str) -> str:
     if not isinstance(reply, str) and reply.calls:
         raise UsageError(f"the oracle of {name} calls tools, so its answer is no text")
     return text
-
-
-def write_task(
-    place: Path,
-    task: Task,
-    answer: str,
-    base: Mapping[str, Any],
-    packages: Path,
-    files: Mapping[str, bytes],
-    image: str,
-    requirements: tuple[str, ...],
-) -> None:
-    """Write one folder; one that exists is written over."""
-    for folder in ("environment", "solution", "tests"):
-        (place / folder).mkdir(parents=True, exist_ok=True)
-    lines = [f"FROM {image}"]
-    if requirements:
-        lines.append(f"RUN pip install --no-cache-dir {' '.join(requirements)}")
-    lines.append("WORKDIR /app")
-    task_class: Any = type(task)
-    told = {
-        "use": base["use"],
-        "args": base["args"],
-        "task_class": [task_class.__module__, task_class.__qualname__],
-        "task": TypeAdapter(task_class).dump_python(task, mode="json"),
-    }
-    category = json.dumps(str(base["use"]).rpartition(":")[2])
-    texts = {
-        "task.toml": CONFIG.format(category=category),
-        "instruction.md": instruction(task, str(base["system"])),
-        "environment/Dockerfile": "\n".join(lines) + "\n",
-        "solution/solve.sh": f"#!/bin/sh\nprintf %s {shlex.quote(answer)} > {ANSWER}\n",
-        "tests/test.sh": TEST,
-        "tests/grade.py": GRADER.read_text(encoding="utf-8"),
-        "tests/task.json": json.dumps(told, ensure_ascii=False),
-    }
-    for path, text in texts.items():
-        (place / path).write_text(text, encoding="utf-8")
-    for path in ("solution/solve.sh", "tests/test.sh"):
-        (place / path).chmod(0o755)
-    (place / "tests" / "packages.zip").write_bytes(packages.read_bytes())
-    for name, content in files.items():
-        (place / "tests" / name).write_bytes(content)
 
 
 def instruction(task: Task, system: str) -> str:

@@ -17,28 +17,40 @@ MOST = 1 << 20
 
 
 def main(answer: Path, reward: Path) -> int:
+    told = json.loads((HERE / "task.json").read_text(encoding="utf-8"))
+    try:
+        text = answer.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    score = scored(told, text)
+    if score is None:
+        return 3
+    print(f"reward {score}")
+    reward.parent.mkdir(parents=True, exist_ok=True)
+    reward.write_text(f"{score!r}\n", encoding="utf-8")
+    return 0
+
+
+def scored(told: dict[str, Any], answer: str) -> float | None:
+    """Return the reward of an answer to the task that was *told*; ``None`` where the environment
+    failed.
+    """
     with (
         tempfile.TemporaryDirectory() as folder,
         zipfile.ZipFile(HERE / "packages.zip") as packages,
     ):
         packages.extractall(folder)
         sys.path.insert(0, folder)
-        score = scored(answer)
-    if score is None:
-        return 3
-    reward.parent.mkdir(parents=True, exist_ok=True)
-    reward.write_text(f"{score!r}\n", encoding="utf-8")
-    return 0
+        return _rewarded(told, answer)
 
 
-def scored(answer: Path) -> float | None:
+def _rewarded(told: dict[str, Any], answer: str) -> float | None:
     from pydantic import TypeAdapter
 
     from quintain import Task
     from quintain.recipe import EnvironmentSpec, EnvironmentTable
     from quintain_authoring import run_episode
 
-    told = json.loads((HERE / "task.json").read_text(encoding="utf-8"))
     use = told["use"].replace("{here}", str(HERE))
     table = EnvironmentTable(use=use, args=told["args"])
     environment = EnvironmentSpec.of(table).make({})
@@ -48,12 +60,8 @@ def scored(answer: Path) -> float | None:
     ]
     found += [c for c in classes(Task) if c.__qualname__ == told["task_class"][1]]
     task = TypeAdapter(found[0]).validate_python(told["task"])
-    try:
-        # As a model's end of a text, blanks at the ends are no part of an answer.
-        text = answer.read_text(encoding="utf-8", errors="replace")[:MOST].strip()
-    except OSError:
-        text = ""
-    rollout = run_episode(environment, task, text)
+    # As a model's end of a text, blanks at the ends are no part of an answer.
+    rollout = run_episode(environment, task, answer[:MOST].strip())
     if rollout.outcome is None or rollout.termination.kind not in (
         "finished",
         "truncated",
@@ -62,7 +70,6 @@ def scored(answer: Path) -> float | None:
     ):
         print(f"{rollout.termination.kind}: {rollout.termination.reason}", file=sys.stderr)
         return None
-    print(f"reward {rollout.outcome.total}")
     return float(rollout.outcome.total)
 
 

@@ -7,12 +7,14 @@ import json
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from quintain import InfrastructureError, Service
 from quintain.errors import EnvironmentFault, UsageError
+from quintain_workers import python_with
 
 SIDES = Path(__file__).parent / "sides"
 LARGEST = 64 << 20
@@ -27,6 +29,8 @@ class Peer(Service):
     Args:
         kind: whose tasks: ``inspect`` or ``verifiers``.
         python: the interpreter of the virtual environment, which need not have Quintain.
+        requirements: what pip installs into a virtual environment in place of *python*, such as
+            ``["verifiers==0.4.0"]``. It is made once, and kept (docs/workers.md).
         target: the tasks: ``FILE.py:function`` or ``module:function`` of Inspect, a module with a
             taskset of verifiers.
         args: of the function or of the configuration of the taskset.
@@ -38,22 +42,23 @@ class Peer(Service):
         self,
         *,
         kind: Kind,
-        python: str,
         target: str,
+        python: str = "",
+        requirements: Sequence[str] = (),
         args: Mapping[str, Any] | None = None,
         seconds: float = 120.0,
         limit: int = 10_000,
     ) -> None:
         if not (SIDES / f"{kind}_side.py").is_file():
             raise UsageError(f"peer: kind is {kind!r}; expected inspect or verifiers")
-        if not Path(python).expanduser().exists():
+        if bool(python) == bool(requirements):
+            raise UsageError("peer: give either `python` or `requirements`")
+        if python and not Path(python).expanduser().exists():
             raise UsageError(f"peer: there is no interpreter {python}")
         self.kind, self._seconds = kind, seconds
-        script, settings = (
-            str(SIDES / f"{kind}_side.py"),
-            {"args": dict(args or {}), "limit": limit},
-        )
-        self._command = [str(Path(python).expanduser()), script, target, json.dumps(settings)]
+        self._python, self._requirements = python, tuple(requirements)
+        settings = {"args": dict(args or {}), "limit": limit}
+        self._words = [str(SIDES / f"{kind}_side.py"), target, json.dumps(settings)]
         self._tasks: list[Mapping[str, Any]] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -61,11 +66,23 @@ class Peer(Service):
         self._numbers = count()
         self._start = asyncio.Lock()
 
+    @cached_property
+    def _command(self) -> list[str]:
+        """The program and its arguments; a virtual environment that is not there yet is made.
+
+        Raises:
+            InfrastructureError: pip cannot install the requirements.
+        """
+        if self._requirements:
+            return [str(python_with(self._requirements)), *self._words]
+        return [str(Path(self._python).expanduser()), *self._words]
+
     def tasks(self) -> Sequence[Mapping[str, Any]]:
         """Return the tasks, each with a ``prompt``, an ``answer`` where it has one, and an ``id``.
 
         Raises:
             UsageError: the library cannot read them.
+            InfrastructureError: its virtual environment cannot be made.
         """
         if self._tasks is None:
             done = subprocess.run(

@@ -67,15 +67,22 @@ DTYPES = {
     help="RUN is an environment: write its tasks as folders of Harbor's format.",
 )
 @click.option(
+    "--lines",
+    is_flag=True,
+    help="RUN is an environment: write its tasks as JSON lines, each with a command that scores.",
+)
+@click.option(
     "--arg",
     "-a",
     "args",
     multiple=True,
     metavar="KEY=VALUE",
-    help="With --harbor: field of the environment (repeatable).",
+    help="Of --harbor and --lines: field of the environment (repeatable).",
 )
-@click.option("--split", default="train", show_default=True, help="With --harbor: of the tasks.")
-@click.option("--tasks", type=Count(1), help="With --harbor: at most so many.")
+@click.option(
+    "--split", default="train", show_default=True, help="Of --harbor and --lines: of the tasks."
+)
+@click.option("--tasks", type=Count(1), help="Of --harbor and --lines: at most so many.")
 @click.option(
     "--image", default="", help="With --harbor: image that has Python and what the reward needs."
 )
@@ -89,6 +96,7 @@ def export(
     public: bool,
     folder: str,
     harbor: bool,
+    lines: bool,
     args: Sequence[str],
     split: str,
     tasks: int | None,
@@ -113,18 +121,26 @@ def export(
 
     \b
     quintain export --harbor arithmetic tasks --split test --tasks 100
+
+    With --lines, DIR gets tasks.jsonl, and the scorer that its lines name.
+
+    \b
+    quintain export --lines arithmetic tasks --split test
     """
-    if harbor:
-        report = export_tasks(run, out, args, split, tasks, image)
+    if harbor and lines:
+        raise UsageError("--harbor and --lines write different folders; leave one out")
+    if harbor or lines:
+        report = export_tasks("harbor" if harbor else "lines", run, out, args, split, tasks, image)
         needs = ", ".join(report["requirements"]) or "nothing"
+        user = "images install" if harbor else "scorer needs"
         click.echo(
             json.dumps(report)
             if as_json
-            else f"wrote {report['tasks']} tasks to {out}; their images install {needs}"
+            else f"wrote {report['tasks']} tasks to {out}; their {user} {needs}"
         )
         return
     if args or tasks or image:
-        raise UsageError("--arg, --tasks and --image are for --harbor")
+        raise UsageError("--arg, --tasks and --image are for --harbor and --lines")
     import torch  # noqa: F401 - a base installation ends here, with the name of the extra
 
     check_out(out)
@@ -155,18 +171,24 @@ def export(
 
 
 def export_tasks(
-    environment: str, out: Path, args: Sequence[str], split: str, tasks: int | None, image: str
+    form: str,
+    environment: str,
+    out: Path,
+    args: Sequence[str],
+    split: str,
+    tasks: int | None,
+    image: str,
 ) -> Mapping[str, Any]:
-    """Write tasks of an environment to *out* by the function that another distribution has for it,
-    an entry point of the group `EXPORTS`.
+    """Write tasks of an environment to *out* by the function that another distribution has for the
+    form, the entry point of this name in the group `EXPORTS`.
 
     Raises:
         UsageError: there is none, or something is at *out*, or the environment cannot be exported.
     """
     check_out(out)
-    found = list(entry_points(group=EXPORTS, name="harbor"))
+    found = list(entry_points(group=EXPORTS, name=form))
     if not found:
-        raise UsageError("--harbor needs a package: pip install quintain-harbor")
+        raise UsageError(f"--{form} needs a package: pip install quintain-harbor")
     given = [parsed_override(pair) for pair in args]
     report: Mapping[str, Any] = found[0].load()(
         environment,

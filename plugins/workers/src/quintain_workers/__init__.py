@@ -11,5 +11,6 @@ from quintain import lazy_names
 if TYPE_CHECKING:
     from .episodes import EpisodeProcesses as EpisodeProcesses
     from .pool import WorkerPool as WorkerPool
+    from .venvs import python_with as python_with
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -27,9 +27,13 @@ METADATA = ("METADATA", "entry_points.txt")
 DONE = "quintain-is-ready"
 
 
-def python_with(requirements: Sequence[str]) -> Path:
+def python_with(requirements: Sequence[str], *, options: Sequence[str] = ()) -> Path:
     """Return the interpreter of a virtual environment with *requirements*, as pip takes them: names
     with versions and extras, files, or folders.
+
+    Args:
+        options: of ``pip install``, such as where it looks. They decide how the environment is
+            made, not which one it is.
 
     Raises:
         InfrastructureError: pip cannot install them; the message has its last lines.
@@ -42,7 +46,7 @@ def python_with(requirements: Sequence[str]) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
             if not (folder / DONE).is_file():  # another process has made it meanwhile
                 shutil.rmtree(folder, ignore_errors=True)
-                _make(folder, python, requirements)
+                _make(folder, python, requirements, options)
                 (folder / DONE).touch()
     return python
 
@@ -101,13 +105,13 @@ def _linked(own: Collection[str] = ()) -> dict[str, Distribution]:
     return found | {name: distribution(name) for name in waiting}
 
 
-def _make(folder: Path, python: Path, requirements: Sequence[str]) -> None:
+def _make(folder: Path, python: Path, requirements: Sequence[str], options: Sequence[str]) -> None:
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], requirements)
     (packages,) = folder.glob("lib/python*/site-packages")
     for name, one in _linked(own_names(requirements)).items():
         _link(one, name, packages)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    _run([*pip, "--disable-pip-version-check", *requirements], requirements)
+    _run([*pip, "--disable-pip-version-check", *options, *requirements], requirements)
 
 
 def _link(one: Distribution, name: str, packages: Path) -> None:

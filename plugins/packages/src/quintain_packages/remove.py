@@ -1,0 +1,82 @@
+"""`quintain remove`: take a plugin out again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import click
+
+from quintain.errors import UnknownNameError, UsageError
+
+
+@click.command()
+@click.argument("plugin", metavar="NAME")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def remove(plugin: str, yes: bool, as_json: bool) -> int:
+    """Remove the plugin NAME, what `quintain add` installed for it and nothing else needs, and its
+    own virtual environment.
+
+    NAME is a distribution or one of its components. A plugin that others need stays.
+
+    Exit status: 0 removed, 1 failed or declined, 2 a wrong name, or others need it.
+
+    \b
+    quintain remove quintain-orchard
+    """
+    from .installer import needed_by, uninstall
+    from .ledger import Added, read_ledger, write_ledger
+
+    if as_json and not yes:
+        raise UsageError("--json asks nothing: add --yes")
+    name = distribution_of(plugin)
+    if users := needed_by(name):
+        raise UsageError(f"{name} is needed by {', '.join(users)}; remove these first")
+    ledger = read_ledger()
+    added = ledger.pop(name, Added(version=""))
+    going = [name]
+    for other in added.brought:
+        if not set(needed_by(other)) - {*going}:
+            going.append(other)
+    if not as_json:
+        click.echo(f"removes {', '.join(going)}")
+        if added.environment:
+            click.echo(f"and its virtual environment {added.environment}")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("nobody can be asked here: add --yes")
+        if not click.confirm("Remove it?"):
+            click.echo("nothing was removed", err=True)
+            return 1
+    uninstall(going)
+    if added.environment:
+        shutil.rmtree(added.environment, ignore_errors=True)
+    write_ledger(ledger)
+    report = {"removed": going, "environment": added.environment}
+    click.echo(json.dumps(report) if as_json else f"removed {', '.join(going)}")
+    return 0
+
+
+def distribution_of(name: str) -> str:
+    """Return the installed distribution that *name* is, or that has a component of this name.
+
+    Raises:
+        UnknownNameError: there is none.
+        UsageError: it is Quintain itself, or several have it.
+    """
+    from quintain.registry import current, normalise
+
+    components = [c for c in current().components() if c.origin in ("installed", "editable")]
+    plugins = {c.distribution for c in components}
+    if normalise(name) in plugins:
+        return normalise(name)
+    owners = sorted({c.distribution for c in components if c.name == name})
+    if len(owners) > 1:
+        raise UsageError(f"{name!r} is in {', '.join(owners)}; name one of them")
+    if not owners:
+        raise UnknownNameError.of(
+            "plugin", name, plugins, "`quintain list` shows what is installed"
+        )
+    return owners[0]

@@ -1,0 +1,170 @@
+"""Registries, what `quintain add` is given, and wheels that are not what a registry says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quintain.cli import main
+from quintain.errors import UnknownNameError, UsageError
+from quintain_packages.installer import needed_by
+from quintain_packages.records import PluginRecord, find, read_registry, record_lines
+from quintain_packages.wanted import Wanted
+from quintain_packages.wheel_file import WheelFile, check_contract, faults
+
+from .made_wheels import MANIFEST, POINTS, make_wheel, orchard, record
+
+RECORD = PluginRecord(
+    name="quintain-orchard", api=1, licence="MIT", provides=("environment:fruit",)
+)
+
+
+def test_ours_lists_this_repository(tmp_path: Path) -> None:
+    """With the needs of the manifests. A record is read as it was written."""
+    records = read_registry()
+    assert find(records, "Quintain_Packages").needs == ("network",)
+    assert {record.check for record in records} == {"tests"}
+    written = "\n".join(line for record in records for line in record_lines(record))
+    (tmp_path / "registry.toml").write_text(written)
+    assert read_registry(str(tmp_path / "registry.toml")) == records
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("plugin = 1", "expected a list of tables"),
+        ("[[plugin]]\nname =", "not TOML"),
+        ('[[plugin]]\nname = "x"', r"1 \(x\): no key 'api'"),
+        (record(hashs="[]"), "unknown key 'hashs'; did you mean 'hashes'"),
+        (record(hashes='["md5:1"]'), "'md5:1' is no hash"),
+        (record(check='"tested"'), "check is 'tested'; did you mean 'tests'"),
+        (record(api='"1"'), "api is '1'; expected int"),
+    ],
+)
+def test_a_faulty_registry_is_refused(text: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "registry.toml").write_text(text)
+    with pytest.raises(UsageError, match=expected):
+        read_registry(str(tmp_path / "registry.toml"))
+
+
+def test_a_registry_may_be_pinned(tmp_path: Path) -> None:
+    """By the hash of the file, which an address may have, too."""
+    path = tmp_path / "registry.toml"
+    path.write_text(record())
+    pin = f"#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}"
+    assert [r.name for r in read_registry(f"{path}{pin}")] == ["quintain-orchard"]
+    assert [r.name for r in read_registry(f"{path.as_uri()}{pin}")] == ["quintain-orchard"]
+    with pytest.raises(UsageError, match="was asked for"):
+        read_registry(f"{path}#sha256={'0' * 64}")
+    with pytest.raises(UsageError, match="use https"):
+        read_registry("http://example.org/registry.toml")
+
+
+def test_names_are_found_or_suggested() -> None:
+    """A distribution, in any spelling, or the only one that has a component of the name."""
+    other = replace(RECORD, name="quintain-basket", provides=("reward:fruit", "reward:plum"))
+    assert find([RECORD, other], "Quintain.Orchard") is RECORD
+    assert find([RECORD, other], "plum") is other
+    with pytest.raises(UsageError, match="quintain-orchard, quintain-basket; name one"):
+        find([RECORD, other], "fruit")
+    with pytest.raises(UnknownNameError, match="did you mean 'quintain-orchard'"):
+        find([RECORD], "quintain-orchid")
+
+
+def test_what_add_is_given(tmp_path: Path) -> None:
+    wheel = orchard(tmp_path)
+    assert Wanted.parse("fruit") == Wanted(name="fruit")
+    assert Wanted.parse("fruit == 1.0") == Wanted(name="fruit", version="1.0")
+    direct = Wanted(name="fruit", url=wheel.as_uri())
+    assert Wanted.parse(f"fruit @ {wheel}") == direct
+    digest = "a" * 64
+    assert Wanted.parse(f"fruit @ {wheel}#sha256={digest}").sha256 == f"sha256:{digest}"
+    for wrong in ("fruit>=1", "", "fruit @ nowhere.whl", f"fruit @ {wheel}#md5=1"):
+        with pytest.raises(UsageError):
+            Wanted.parse(wrong)
+
+
+def test_a_sound_wheel_has_no_faults(tmp_path: Path) -> None:
+    """It says the same of itself, and only what is named runs."""
+    wheel = WheelFile(orchard(tmp_path))
+    assert faults(wheel, RECORD) == []
+    assert faults(wheel, wheel.own_record()) == []
+    assert (wheel.runs_unasked(), wheel.programs()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"name": "quintain-basket"}, "its name is 'quintain-orchard'"),
+        ({"version": "2.0"}, "its version is '1.0', and the registry says '2.0'"),
+        ({"licence": "GPL-3.0"}, "its licence is 'MIT'"),
+        ({"provides": ()}, "its manifest has environment fruit alone"),
+        ({"provides": ("environment:fruit", "reward:x")}, "the registry has reward x alone"),
+    ],
+)
+def test_a_wheel_is_what_the_registry_says(
+    changes: dict[str, object], expected: str, tmp_path: Path
+) -> None:
+    (fault,) = faults(WheelFile(orchard(tmp_path)), replace(RECORD, **changes))  # type: ignore[arg-type]
+    assert expected in fault
+
+
+def test_a_wheel_hides_nothing(tmp_path: Path) -> None:
+    """A component without a row in the manifest, and a need that the registry does not say."""
+    hooks = POINTS + "\n[quintain.plugins]\nspy = quintain_orchard\n"
+    hidden = WheelFile(orchard(tmp_path / "a", points=hooks))
+    assert faults(hidden, RECORD) == ["its entry points have hooks spy alone"]
+    needy = WheelFile(orchard(tmp_path / "b", manifest=MANIFEST + 'needs = ["network"]\n'))
+    assert faults(needy, RECORD) == ["it needs network, which the registry does not say"]
+    bare = WheelFile(make_wheel(tmp_path / "c", "quintain-orchard", {"x/__init__.py": ""}))
+    assert "every plugin has quintain.toml" in faults(bare, RECORD)[0]
+    newer = WheelFile(orchard(tmp_path / "d", manifest=MANIFEST.replace("api = 1", "api = 2")))
+    assert "`api` is 2, and this Quintain speaks 1" in faults(newer, RECORD)[0]
+
+
+def test_what_runs_unasked_is_said(tmp_path: Path) -> None:
+    """Hooks, plugins of pytest, and files that every start of Python reads."""
+    points = POINTS + "[quintain.plugins]\nspy = q\n[pytest11]\np = q\n[console_scripts]\nc = q:m\n"
+    wheel = WheelFile(orchard(tmp_path, points=points, more={"spy.pth": "import os"}))
+    assert wheel.runs_unasked() == [
+        "hooks spy in every run",
+        "spy.pth at every start of Python",
+        "p in every run of pytest",
+    ]
+    assert wheel.programs() == ["c"]
+
+
+def test_a_later_contract_is_refused_before_a_download(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="pip install --upgrade quintain"):
+        check_contract(replace(RECORD, api=2))
+
+
+def test_search_reads_all_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """In names, descriptions, tags and components; a kind narrows it."""
+    assert main(["search", "GAMES multi-turn", "--json"]) == 0
+    names = {row["name"] for row in json.loads(capsys.readouterr().out)["plugins"]}
+    assert "quintain-env-games" in names
+    assert main(["search", "sandbox", "--kind", "reward", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["plugins"]
+    assert all(any(p.startswith("reward:") for p in row["provides"]) for row in found)
+    assert main(["search", "no such words"]) == 1
+    assert main(["search", "sandbox", "--kind", "rewards"]) == 2
+    assert "did you mean 'reward'" in capsys.readouterr().err
+
+
+def test_what_is_installed_is_not_installed_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """And a pin of another version says what to do."""
+    assert main(["add", "quintain-env-games"]) == 0
+    assert "is installed; nothing to do" in capsys.readouterr().out
+    assert main(["add", "quintain-env-games==9.9"]) == 2
+    assert "`quintain remove quintain-env-games` first" in capsys.readouterr().err
+
+
+def test_needs_are_found_by_name() -> None:
+    """Of distributions that are installed."""
+    assert "quintain-packages" in needed_by("quintain-workers")
+    assert needed_by("quintain-packages") == []
