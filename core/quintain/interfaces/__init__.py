@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .curriculum import Shuffled as Shuffled
     from .curriculum import TaskReader as TaskReader
     from .curriculum import TaskStream as TaskStream
+    from .engine import Pressure as Pressure
+    from .engine import changes_of as changes_of
     from .environment import SPLITS as SPLITS
     from .environment import yielded as yielded
     from .events import CheckpointSaved as CheckpointSaved
