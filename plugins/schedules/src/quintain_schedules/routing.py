@@ -302,7 +302,6 @@ class Router:
 
     def lose(self, replica: int, why: str, *, coming: bool = False) -> None:
         """Note that *replica* has not the weights of now; its turns are sampled on others."""
-        _log.warning("replica %d is left out until it has new weights: %s", replica, why)
         self._lost[replica] = why
         (self._coming.add if coming else self._coming.discard)(replica)
         self.prefixes.forget(replica)

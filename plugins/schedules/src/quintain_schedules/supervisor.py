@@ -285,6 +285,7 @@ class Supervisor:
         if self.began:
             self.bury(number, why)
         else:  # nobody brings it back; a later update may reach it
+            _log.warning("replica %d is left out until it has new weights: %s", number, why)
             self.router.lose(number, why)
 
     def healthy(self, number: int, version: int) -> None:
@@ -377,7 +378,9 @@ class Supervisor:
 
     def _note(self, number: int) -> None:
         health = self.health[number]
-        _log.warning("replica %d is %s%s", number, health.state, health.why and f": {health.why}")
+        ill = health.state in (ReplicaState.DEAD, ReplicaState.GIVEN_UP)
+        level = logging.WARNING if ill else logging.INFO
+        _log.log(level, "replica %d is %s: %s", number, health.state, health.why or "it works")
         record = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "replica": number,
