@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .curriculum import Curriculum as Curriculum
     from .curriculum import Pick as Pick
     from .curriculum import TaskReader as TaskReader
+    from .engine import Pressure as Pressure
+    from .engine import changes_of as changes_of
     from .environment import SPLITS as SPLITS
     from .environment import yielded as yielded
     from .events import CheckpointSaved as CheckpointSaved

@@ -31,6 +31,24 @@ class Reply:
     usage: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pressure:
+    """How busy an engine is now.
+
+    Attributes:
+        running: turns that it decodes.
+        waiting: turns that it has, but no place for yet.
+        cache_used: share of the memory for keys and values that running turns take, 0 to 1.
+        preemptions: turns whose keys and values it has dropped for those of others, since it
+            started. They are computed again.
+    """
+
+    running: int
+    waiting: int = 0
+    cache_used: float = 0.0
+    preemptions: int = 0
+
+
 class Weights(Protocol):
     """A set of weights to load: the learner's live module, or a folder in Hugging Face format."""
 
@@ -38,6 +56,14 @@ class Weights(Protocol):
 
     def tensors(self) -> Mapping[str, Any]:
         """Return the tensors by the name of the parameter in a Hugging Face checkpoint."""
+
+
+def changes_of(weights: Weights) -> tuple[int, ...]:
+    """Return how often each live parameter behind *weights* was changed: while it is the same, so
+    are they. Empty for copies, which do not change.
+    """
+    module = getattr(weights, "module", None)
+    return () if module is None else tuple(p._version for p in module.parameters())
 
 
 class Engine(Service):
@@ -101,6 +127,9 @@ class TokenEngine(Engine):
         stalls: how often it went on without an episode that it should have waited for.
         in_flight_updates: `update` takes effect within sequences; else it waits for their end.
         recompute_kv: such an update computes the keys and values of those sequences again.
+        awaits_weights: ``__aenter__`` loads none of the learner's weights, for an `update` comes
+            before the first turn. Set by what starts an engine in the middle of a run, when the
+            learner may be changing them.
     """
 
     tokenizer: ChatTokenizer
@@ -109,6 +138,7 @@ class TokenEngine(Engine):
     stalls: int = 0
     in_flight_updates: bool = True
     recompute_kv: bool = True
+    awaits_weights: bool = False
 
     def follow(self, *, in_flight_updates: bool, recompute_kv: bool) -> None:
         """Choose how `update` takes effect. A run calls it once, before the engine starts."""
@@ -166,6 +196,27 @@ class TokenEngine(Engine):
         own type; empty if there is none or it cannot tell.
         """
         return ""
+
+    async def probe(self) -> None:
+        """Raise an `InfrastructureError` if it can sample no more, as when its process has ended.
+        Called now and then beside turns; one that cannot tell does nothing.
+        """
+
+    async def pressure(self) -> Pressure | None:
+        """Return how busy it is; ``None`` if it cannot tell.
+
+        Raises:
+            InfrastructureError: it does not answer.
+        """
+        return None
+
+    def resize(self, replicas: int) -> None:
+        """Sample with this many *replicas* from now on; those that start take turns later.
+
+        Raises:
+            UsageError: it has none, or not so many.
+        """
+        raise UsageError(f"engine {self.name!r} has no replicas; the engine pool has")
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling

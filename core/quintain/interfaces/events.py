@@ -19,7 +19,8 @@ class Steering:
         paused: no step begins while it is true.
         evaluate, checkpoint: at the end of this step.
         stop: why the run finishes with this step, as by a limit of ``[stop]``; empty if it goes on.
-        max_staleness, concurrency: from the next step on, in place of what the recipe says.
+        max_staleness, concurrency, replicas: from the next step on, in place of what the recipe
+            says.
     """
 
     paused: bool = False
@@ -28,6 +29,7 @@ class Steering:
     stop: str = ""
     max_staleness: int | None = None
     concurrency: int | None = None
+    replicas: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from ..console.metrics import (
     success_of,
 )
 from ..console.screen import Screen
-from ..errors import Interrupted
+from ..errors import Interrupted, UsageError
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
@@ -200,7 +200,7 @@ class Run:
                 while steering.paused:
                     await self.until_stopped(asyncio.sleep(PAUSE_SECONDS))
             self._note_steering(paused_seconds=time.monotonic() - began)
-        for name in ("max_staleness", "concurrency"):
+        for name in ("max_staleness", "concurrency", "replicas"):
             if (value := getattr(steering, name)) is not None:
                 setattr(steering, name, None)
                 if refusal := self._change(name, value):
@@ -218,6 +218,11 @@ class Run:
         collector = self.collector
         if name == "concurrency":
             collector.rollout_context = replace(collector.rollout_context, concurrency=value)
+        elif name == "replicas":
+            try:
+                self.engine.resize(value)
+            except UsageError as error:
+                return str(error)
         elif collector.saves_unfinished:
             collector.schedule = replace(collector.schedule, max_staleness=value)
         else:

@@ -7,9 +7,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from quintain import InfrastructureError, Sampled, Sampling, TokenEngine, Weights
+from quintain.interfaces import Pressure
 from quintain_authoring.byte_tokenizer import ByteTokenizer
 
 PIECE = 4
@@ -103,3 +105,56 @@ class Decoder(TokenEngine):
             raise self.fault
         self.version = weights.version
         return self.version
+
+
+class Mortal(Decoder):
+    """A replica in a process that may die: `kill` ends it, and every call fails from then on.
+
+    The process computes with `served`, which is 0 when it starts, whatever its client believes.
+
+    Attributes:
+        served: the version of the weights that it computes with.
+        pressed: what it says of itself.
+    """
+
+    name = "mortal"
+    made: ClassVar[list[Mortal]] = []
+    """All that were made, oldest first."""
+    stillborn: ClassVar[int] = 0
+    """How many of the next ones do not start."""
+
+    def __init__(self, *, slots: int = 2, label: str = "", context: int = 64) -> None:
+        super().__init__(slots=slots, label=label, context=context)
+        self.served = 0
+        self.pressed: Pressure | None = None
+        Mortal.made.append(self)
+
+    async def __aenter__(self) -> Mortal:
+        if Mortal.stillborn:
+            Mortal.stillborn -= 1
+            raise InfrastructureError("no memory")
+        await asyncio.sleep(0)
+        await super().__aenter__()
+        return self
+
+    def kill(self) -> None:
+        self.fault = InfrastructureError("killed")
+
+    async def probe(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
+    async def pressure(self) -> Pressure | None:
+        return self.pressed
+
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
+        reply = await super().sample(ids, sampling)  # which takes its time, and may fail
+        new = list[int]()
+        for _ in reply.ids:
+            new.append(token([*ids, *new], sampling.seed or 0, self.served))
+        return replace(reply, ids=tuple(new), versions=(self.served,) * len(new))
+
+    async def update(self, weights: Weights) -> int:
+        version = await super().update(weights)
+        self.served = version
+        return version

@@ -142,31 +142,39 @@ def test_a_replica_that_kept_its_weights_is_found(monkeypatch: pytest.MonkeyPatc
     assert asyncio.run(engine.outdated(ModuleWeights(module, 2))) == ""
 
 
-def test_turns_of_a_broken_replica_are_sampled_on_another() -> None:
+def spoil(replica: Any) -> None:
+    with torch.no_grad():
+        next(iter(replica.snapshot.module.parameters())).fill_(float("nan"))
+
+
+def test_turns_of_a_broken_replica_are_sampled_on_another_and_it_is_made_anew() -> None:
     """A weight that is not a number, as after a fault of the memory; the tokens are the same as
-    without it, the replica returns with the next weights, and if all are broken the turn is a
-    failure of the engine.
+    without it, and a new replica takes the weights that were published before.
     """
     module = tiny_model()
     expected = asyncio.run(all_of(pool(module, copy=True)))
-    engine = pool(module, copy=True)
-    replicas: list[Any] = engine._replicas
+    engine = pool(module, copy=True, backoff=0.0)
 
-    def spoil(replica: Any) -> None:
-        with torch.no_grad():
-            next(iter(replica.snapshot.module.parameters())).fill_(float("nan"))
+    async def go() -> tuple[list[Sampled], list[Sampled]]:
+        async with engine:
+            await engine.update(ModuleWeights(module, 1))
+            spoil(broken := engine._replicas[0])
+            during = await asyncio.gather(*(engine.sample(*call) for call in CALLS))
+            await engine._router.until(lambda: not engine._router.is_lost(0))
+            assert engine._replicas[0] is not broken
+            assert await engine._replicas[0].outdated(ModuleWeights(module, 1)) == ""
+            return during, await asyncio.gather(*(engine.sample(*call) for call in CALLS))
 
-    spoil(replicas[0])
-    for reply, other in zip(expected, asyncio.run(all_of(engine)), strict=True):
-        assert reply.ids == other.ids
-        assert list(reply.logps) == pytest.approx(list(other.logps), abs=1e-5)
-    assert {0} == engine._router._failed
-    asyncio.run(engine.update(ModuleWeights(module, 1)))
-    assert set() == engine._router._failed
-    assert {(1,) * len(reply.ids) for reply in asyncio.run(all_of(engine))} == {
-        (1,) * len(r.ids) for r in expected
-    }
-    for replica in replicas:
+    for replies in asyncio.run(go()):
+        for reply, other in zip(expected, replies, strict=True):
+            assert reply.ids == other.ids
+            assert list(reply.logps) == pytest.approx(list(other.logps), abs=1e-5)
+            assert other.versions == (1,) * len(reply.ids)
+
+
+def test_a_turn_that_all_replicas_break_is_a_failure_of_the_engine() -> None:
+    engine = pool(tiny_model(), copy=True, restarts=0)
+    for replica in engine._replicas:
         spoil(replica)
     with pytest.raises(InfrastructureError, match="NaN"):
         asyncio.run(engine.sample([1], Sampling(max_tokens=2, seed=0)))

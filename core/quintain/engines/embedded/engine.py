@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InfrastructureError, LimitReached, UsageError
-from ...interfaces.engine import TokenEngine, Weights
+from ...interfaces.engine import Pressure, TokenEngine, Weights
 from ...interfaces.tokenizer import ChatTokenizer
 from ...models.adapters import base_of
 from ...models.kernels import on_gpu
@@ -276,6 +276,16 @@ class EmbeddedEngine(TokenEngine):
         if self.snapshot is None and base_of(getattr(weights, "module", None)) is self._module:
             return ""  # the learner's own tensors
         return (self.snapshot or Snapshot(self._module)).outdated(weights)
+
+    async def pressure(self) -> Pressure:
+        """Return its own counters. It drops no keys and values, so that nothing is preempted."""
+        running = self._running()
+        held = sum(len(request.ids) + len(request.tokens) for request in running)
+        return Pressure(
+            running=len(running),
+            waiting=len(self._queue),
+            cache_used=held / (self.slots * self.context),
+        )
 
     @contextmanager
     def register(self) -> Iterator[None]:

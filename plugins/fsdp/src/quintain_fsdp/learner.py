@@ -326,6 +326,8 @@ class FsdpLearner(Learner):
         """Wait until the weights of now are written, which are about to change."""
         if self._model is not None:
             self._model.wait()
+        # ranks write them from other processes, which nobody would see by the counters of tensors
+        torch.autograd.graph.increment_version(list(self.module.parameters()))
 
     @torch.no_grad()
     def _updated(self, reply: tuple[dict[str, float], int, int]) -> dict[str, float]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator
 
-from quintain import InfrastructureError, Sampled, Sampling, Task, TokenEngine, Weights
+from quintain import InfrastructureError, Sampled, Sampling, TokenEngine, Weights
 from quintain.errors import RunError, UsageError, did_you_mean
 from quintain.registry import current, signature_of, takes
 from quintain.rollouts import Span, cut_where_stopped
 from quintain.types import derived_seed
 
+from .health import RestartPolicy
+from .prefixes import BLOCK, PrefixIndex
 from .routing import PendingTurn, Router
+from .supervisor import Supervisor
 
 SLOTS = 64
 """Sequences that a replica decodes at once by default."""
@@ -48,6 +50,13 @@ class PoolSettings:
             each with a seed of its own. 0 samples a turn by one request, which does not move.
         late: replicas that an update between turns may leave behind; they end their turns, get new
             ones only if all others fail, and take the next update.
+        restarts: of a replica within ten minutes; one that dies once more is given up.
+        backoff: seconds before the first of these restarts; each further one waits twice as long,
+            up to a minute.
+        admission: the engine's own queue, preemptions and cache limit the turns of a replica, to at
+            most *slots*; see `Admission`.
+        least, most: bounds of the number of replicas when it is changed in a running run; ``None``
+            is no bound.
 
     Raises:
         UsageError: a setting is out of range.
@@ -60,6 +69,11 @@ class PoolSettings:
     slots: int = SLOTS
     segment: int = 0
     late: int = 0
+    restarts: int = 5
+    backoff: float = 1.0
+    admission: bool = False
+    least: int = 1
+    most: int | None = None
 
     def __post_init__(self) -> None:
         if self.slots < 1 or self.segment < 0 or not 0 <= self.late < len(self.args_by_replica):
@@ -68,21 +82,35 @@ class PoolSettings:
                 f"{self.slots} slots and segments of {self.segment} tokens; expected at least 1 "
                 "replica, fewer late ones, 1 slot, and 0 tokens"
             )
+        count = len(self.args_by_replica)
+        if not 1 <= self.least <= count or (self.most is not None and self.most < count):
+            raise UsageError(
+                f"a pool of {count} replicas, at least {self.least} and at most {self.most}; "
+                f"expected 1 <= least <= {count} <= most"
+            )
+        self.restart_policy()  # which raises what it finds
 
     @property
     def args_by_replica(self) -> Sequence[Table]:
         """The arguments of each replica."""
         return self.replicas or [{}] * self.count
 
+    def restart_policy(self) -> RestartPolicy:
+        """When a dead replica is started again."""
+        return RestartPolicy(restarts=self.restarts, backoff=self.backoff)
+
 
 class EnginePool(TokenEngine):
     """Replicas of one engine with the same weights; trainable if the engine is.
 
-    All turns of the episodes of a task go to one replica, which computes their common prefix once;
-    a task that is new goes to the least loaded one. A turn that a replica fails
-    (`InfrastructureError`) is sampled again, from its last complete segment, on another one; only a
-    turn that all have failed fails its episode. An update goes to all replicas; one that cannot be
-    reached gets no turns until it has taken a later one.
+    A turn goes to the replica that holds the longest prefix of its prompt, so that the turns of an
+    episode, and those of a group, compute it once; a new prompt goes to the least loaded one. A
+    turn that a replica fails (`InfrastructureError`) is sampled again, from its last complete
+    segment, on another one; only a turn that all have failed fails its episode.
+
+    An update goes to all replicas. One that dies is started again while the pool is entered, and
+    gets no turns before it has the weights of now; see `Supervisor`. Turns that no other replica
+    can take wait for it.
 
     Without `in_flight_updates`, a replica takes new weights as soon as its own turns have ended,
     and starts new ones at once. With *segment*, the turns of nearly idle replicas move to others
@@ -151,29 +179,47 @@ class EnginePool(TokenEngine):
             }.items()
             if name in known
         }
-        self._replicas: list[TokenEngine] = []
-        for args in (
-            {**(settings.settings or {}), **replica_settings}
-            for replica_settings in settings.args_by_replica
-        ):
-            if unknown := [name for name in args if name not in known]:
+        rows = settings.args_by_replica
+        for args in rows:
+            every = {**(settings.settings or {}), **args}
+            if unknown := [name for name in every if name not in known]:
                 near = did_you_mean(unknown[0], known)
                 raise UsageError(
                     f"pool: the engine {settings.engine!r} has no argument {unknown[0]!r}{near}"
                 )
-            self._replicas.append(make(*first, **{**common, **args}))
-        self._settings, self._key = settings, ""
-        self._begin()
 
-    def _begin(self) -> None:
-        first = self._replicas[0]
-        count, moves = len(self._replicas), self._settings.segment > 0
-        self._router = Router(count, self._settings.slots, first.version, moves=moves)
-        self._updating = asyncio.Lock()
-        tokenizer: Any = getattr(first, "tokenizer", None)  # some engines load it when they start
+        def replica_of(number: int) -> TokenEngine:
+            own = rows[number] if number < len(rows) else {}
+            return make(*first, **{**common, **(settings.settings or {}), **own})
+
+        self._settings, self._make = settings, replica_of
+        self._begin({number: replica_of(number) for number in range(len(rows))})
+        self._describe()
+
+    def _begin(self, replicas: Mapping[int, TokenEngine]) -> None:
+        settings, version = self._settings, replicas[0].version
+        moves = settings.segment > 0
+        self._router = Router(len(replicas), settings.slots, version, moves=moves)
+        self._supervisor = Supervisor(
+            self._make,
+            self._router,
+            replicas,
+            policy=settings.restart_policy(),
+            bounds=(settings.least, settings.most),
+            admits=settings.admission,
+        )
+
+    def _describe(self) -> None:
+        replicas = self._replicas
+        tokenizer: Any = getattr(replicas[0], "tokenizer", None)  # some load it when they start
         self.tokenizer = tokenizer
-        self.context = min(replica.context for replica in self._replicas)
-        self.path = f"a pool of {count} x {getattr(first, 'path', first.name)}"
+        self.context = min(replica.context for replica in replicas)
+        name = getattr(replicas[0], "path", replicas[0].name)
+        self.path = f"a pool of {len(replicas)} x {name}"
+
+    @property
+    def _replicas(self) -> list[TokenEngine]:
+        return [replica for _, replica in sorted(self._supervisor.replicas.items())]
 
     @property
     def version(self) -> int:
@@ -189,26 +235,34 @@ class EnginePool(TokenEngine):
         each = [replica.concurrency for replica in self._replicas]
         return None if None in each else sum(number or 0 for number in each)
 
-    def for_task(self, task: Task) -> EnginePool:
-        """Return this pool, for the episodes of *task*."""
-        view = copy.copy(self)
-        view._key = task.id
-        return view
-
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            try:
-                async with asyncio.TaskGroup() as starting:
-                    for replica in self._replicas:
-                        starting.create_task(stack.enter_async_context(replica))
-            except BaseExceptionGroup as failed:
-                raise failed.exceptions[0] from failed
-            self._begin()
-            self._running = stack.pop_all()
+        count = len(self._settings.args_by_replica)
+        self._begin({number: self._supervisor.replicas[number] for number in range(count)})
+        await self._supervisor.start()
+        self._router.version = self._supervisor.replicas[0].version
+        self._describe()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._running.aclose()
+        await self._supervisor.stop()
+
+    def quintain_on_run_start(self, event: Any) -> None:
+        """Write what happens to replicas into ``replicas.jsonl`` of the run."""
+        self._supervisor.log_to(Path(event.folder) / "replicas.jsonl")
+
+    def quintain_on_step_measured(self, event: Any) -> None:
+        """Raise an alert while replicas are given up."""
+        if alert := self._supervisor.alert():
+            event.alerts["replicas"] = alert
+
+    def resize(self, replicas: int) -> None:
+        """Sample with this many *replicas* from now on. Those that are removed end their turns
+        first, and those that start get none before they have the weights of now.
+
+        Raises:
+            UsageError: the number is out of the bounds, or the pool is not entered.
+        """
+        self._supervisor.resize(replicas)
 
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
         """Continue *ids*. Cancelling the awaiting task frees the slot.
@@ -230,19 +284,23 @@ class EnginePool(TokenEngine):
             ):
                 reply = None  # of older weights, on a replica that failed: the turn starts again
             if not self._settings.segment:
-                return replica.sample(ids, sampling)
+                return _fresh(replica, ids, sampling)
             done = reply.ids if reply else ()
             part = sampling.replace(
                 max_tokens=max(1, min(self._settings.segment, limit - len(done)))
             )
             if done and sampling.seed is not None:  # the same seed would repeat its random numbers
                 part = part.replace(seed=derived_seed(sampling.seed, "segment", len(done)))
-            return replica.sample([*ids, *done], part)
+            return _fresh(replica, [*ids, *done], part)
 
-        async with self._router.turn(self._key or hash(tuple(ids))) as turn:
+        blocks = PrefixIndex.names(ids)
+        whole = blocks[: len(ids) // BLOCK]
+        async with self._router.turn(blocks) as turn:
             while True:
                 part = await self._called(turn, continued)
                 reply = _joined(self.tokenizer, reply, part, sampling.stop)
+                held = PrefixIndex.names([*ids, *reply.ids], whole)
+                self._router.succeeded(turn, held)
                 if (
                     not self._settings.segment
                     or reply.finish != "length"
@@ -260,7 +318,11 @@ class EnginePool(TokenEngine):
             InfrastructureError: each replica failed.
         """
         async with self._router.turn(None) as turn:
-            return await self._called(turn, lambda replica: replica.score(ids, start, temperature))
+            scores = await self._called(
+                turn, lambda replica: replica.score(ids, start, temperature)
+            )
+            self._router.succeeded(turn)
+            return scores
 
     async def _called(
         self, turn: PendingTurn, call: Callable[[TokenEngine], Awaitable[Out]]
@@ -270,81 +332,84 @@ class EnginePool(TokenEngine):
         """
         this: Any = asyncio.current_task()
         while True:
-            turn.call = asyncio.ensure_future(call(self._replicas[turn.replica]))
+            replica = self._supervisor.replicas[turn.replica]
+            turn.call = asyncio.ensure_future(call(replica))
             try:
                 with Span("replica", replica=turn.replica):
                     answer: Out = await turn.call
+            except StaleReplica as error:
+                self._supervisor.bury(turn.replica, str(error))
+                await self._router.retry(turn, error)
             except InfrastructureError as error:
+                await self._supervisor.suspect(turn.replica, error)
                 await self._router.retry(turn, error)
             except asyncio.CancelledError:
-                if this.cancelling() or not self._router.is_lost(turn.replica):
+                if this.cancelling() or not turn.lost:
                     raise
-                await self._router.retry(
-                    turn, InfrastructureError("the replica did not take new weights")
-                )
+                await self._router.retry(turn, InfrastructureError("the replica was lost"))
             else:
-                self._router.succeeded(turn)
+                self._supervisor.health[turn.replica].succeeded("turn")
                 return answer
 
     async def outdated(self, weights: Weights) -> str:
         """Return what is outdated in the replicas that have this version; see
         `TokenEngine.outdated`.
         """
-        for number, replica in enumerate(self._replicas):
+        for number in self._router.serving():
+            replica = self._supervisor.replicas[number]
             if replica.version == weights.version and (name := await replica.outdated(weights)):
                 return f"{name} in replica {number}"
         return ""
 
     async def update(self, weights: Weights) -> int:
-        """Load *weights* into all replicas; returns when each has them, is lost, or is one of the
-        late ones.
+        """Load *weights* into all replicas that run; returns when each has them, is lost, or is one
+        of the late ones. If all are dead, it returns when the first is back with them.
 
         Raises:
             RunError: no replica took them, or one has other weights than it was sent.
         """
-        each, late = (
-            range(len(self._replicas)),
-            0 if self.in_flight_updates else self._settings.late,
-        )
+        router, late = self._router, 0 if self.in_flight_updates else self._settings.late
         outcomes: dict[int, Exception | None] = {}
 
-        def enough() -> bool:
-            left = [number for number in each if number not in outcomes]
-            tail = len(left) <= late and all(self._router.loads[number] for number in left)
-            return not left or (tail and any(outcomes[number] is None for number in outcomes))
+        async with self._supervisor.updating:
+            each = self._supervisor.up()
+            self._supervisor.publish(weights)
 
-        async with self._updating:
-            self._router.forget_prefixes()
+            def enough() -> bool:
+                left = [number for number in each if number not in outcomes]
+                tail = len(left) <= late and all(router.loads[number] for number in left)
+                return not left or (tail and any(outcomes[number] is None for number in outcomes))
+
+            router.prefixes.forget()
             if not self.in_flight_updates:
-                self._router.close()
+                router.close()
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(self._update(number, weights, outcomes))
+                    tasks = {
+                        number: group.create_task(self._update(number, weights, outcomes))
                         for number in each
-                    ]
-                    await self._router.until(enough)
+                    }
+                    await router.until(enough)
                     for number in each:
                         if number not in outcomes:
                             tasks[number].cancel()
-                            self._router.open(number, late=True)
-            except asyncio.CancelledError:
-                for number in each:
-                    self._router.open(number)
-                raise
+                            router.open(number, late=True)
+            finally:
+                router.open_all()
         errors = [error for error in outcomes.values() if error is not None]
         if fatal := [error for error in errors if not _unreachable(error)]:
             raise fatal[0]
         if len(errors) == len(outcomes):
-            raise RunError(
-                f"no replica took weights of version {weights.version}: {errors[0]}"
-            ) from errors[0]
+            await router.until(lambda: router.has(weights.version) or router.is_hopeless)
+            if not router.has(weights.version):
+                why = errors[0] if errors else "all are dead"
+                raise RunError(f"no replica took weights of version {weights.version}: {why}")
         return self.version
 
     async def _update(
         self, number: int, weights: Weights, outcomes: dict[int, Exception | None]
     ) -> None:
-        replica, error = self._replicas[number], None
+        replica, error = self._supervisor.replicas[number], None
         replica.follow(in_flight_updates=self.in_flight_updates, recompute_kv=self.recompute_kv)
         if not self.in_flight_updates:
             with Span("drain", replica=number):
@@ -352,11 +417,11 @@ class EnginePool(TokenEngine):
         try:
             with Span("transfer", replica=number):
                 version = await replica.update(weights)
-            self._router.take(number, version)
+            self._supervisor.healthy(number, version)
         except Exception as e:  # noqa: BLE001 -- `update` raises it, once the other replicas have ended theirs
             error = e
             if _unreachable(e):
-                self._router.lose(number, e)
+                self._supervisor.missed(number, str(e))
         outcomes[number] = error
         self._router.open(number)
 
@@ -383,6 +448,26 @@ def _kind(name: str) -> Any:
             f"another one"
         )
     return kind
+
+
+class StaleReplica(InfrastructureError):
+    """A replica sampled with older weights than it was given: another process answers for it."""
+
+
+async def _fresh(replica: TokenEngine, ids: Sequence[int], sampling: Sampling) -> Sampled:
+    """Sample a turn, and check that *replica* did so with the weights that it was given.
+
+    Raises:
+        StaleReplica: a token is of older ones.
+    """
+    given = replica.version
+    reply = await replica.sample(ids, sampling)
+    if reply.versions and min(reply.versions) < given:
+        raise StaleReplica(
+            f"it sampled with weights of version {min(reply.versions)} and was given {given}: "
+            "its process was started again by others"
+        )
+    return reply
 
 
 def _unreachable(error: BaseException) -> bool:

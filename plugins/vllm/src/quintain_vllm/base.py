@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from quintain import InfrastructureError, Sampled, Sampling, TokenEngine, Weights
 from quintain.errors import UsageError
+from quintain.interfaces import changes_of
 from quintain.learning import ModuleWeights
 from quintain.models import HFTokenizer, check_whole
 
@@ -41,7 +42,7 @@ from .checksums import adapter_factors, differing, frozen_tensors, in_engine_lay
 from .errors import CanaryError, SleepUnsupportedError, UndeliveredError, WeightSyncError
 from .requests import room_for, sampled, sampling_fields
 from .settings import Settings
-from .sleep import LearnerHook, forget_cached_memory, state_of
+from .sleep import LearnerHook, forget_cached_memory
 from .transports import Device, Transport
 
 _log = logging.getLogger(__name__)
@@ -190,7 +191,7 @@ class SyncedEngine(TokenEngine):
             self._folder = str(self._temporary)
         try:
             await self._start()
-            if self.module is not None:
+            if self.module is not None and not self.awaits_weights:
                 await self._begin(ModuleWeights(self.module, self.version))
         except BaseException:
             await self.__aexit__()
@@ -379,7 +380,7 @@ class SyncedEngine(TokenEngine):
                 f"{self.name} did not take weights of version {weights.version}, and has neither "
                 f"these nor those before: {type(error).__name__}: {error}"
             ) from error
-        self.version, self._published = weights.version, (weights, state_of(weights))
+        self.version, self._published = weights.version, (weights, changes_of(weights))
         if wakes:
             await self._wake_up("kv_cache")
         await self._resume()
@@ -564,7 +565,7 @@ class SyncedEngine(TokenEngine):
                 f"{self.name} dropped its weights in its sleep, and was given none: call update()"
             )
         weights, state = self._published
-        if state_of(weights) != state:
+        if changes_of(weights) != state:
             raise WeightSyncError(
                 f"{self.name} dropped weights of version {weights.version} in its sleep, and the "
                 "learner's are newer: call update(), or set engine.args.sleep_level to 1"

@@ -22,6 +22,7 @@ import aiohttp
 
 from quintain import InfrastructureError
 from quintain.errors import RunError, UsageError
+from quintain.interfaces import Pressure
 from quintain.models import HFTokenizer
 from quintain.registry import takes
 from quintain_openai import ServerWatch
@@ -209,6 +210,25 @@ class VLLMServer(SyncedEngine):
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
+
+    async def probe(self) -> None:
+        """Raise an `InfrastructureError` if the server has ended or does not answer."""
+        if self._process is not None and self._process.returncode is not None:
+            raise InfrastructureError(
+                f"the server of vLLM ended with status {self._process.returncode}{self._log_tail()}"
+            )
+        if not self._sessions or not await self._healthy():
+            raise InfrastructureError(f"the server of vLLM at {self._url} does not answer /health")
+
+    async def pressure(self) -> Pressure:
+        """Return what the server's ``/metrics`` say; of several engines behind it the sums, and of
+        the cache the largest share.
+
+        Raises:
+            InfrastructureError: it does not answer.
+        """
+        metrics = await self._request("GET", "metrics")
+        return pressure_of(metrics)
 
     async def _progress(self, seconds: float) -> object:
         """Return how many tokens the server has computed; ``None`` if it does not answer. One that
@@ -420,6 +440,22 @@ class VLLMServer(SyncedEngine):
 
     async def _wake_up(self, part: str = "") -> None:
         await self._post("wake_up", **({"tags": part} if part else {}))
+
+
+def pressure_of(metrics: str) -> Pressure:
+    """Read the text of vLLM's ``/metrics``; a number that is absent counts as 0."""
+    values: dict[str, list[float]] = {}
+    for line in metrics.splitlines():
+        if line.startswith("vllm:"):
+            name, _, value = line.rpartition(" ")
+            values.setdefault(name.partition("{")[0].removeprefix("vllm:"), []).append(float(value))
+    used = values.get("kv_cache_usage_perc") or values.get("gpu_cache_usage_perc") or [0.0]
+    return Pressure(
+        running=int(sum(values.get("num_requests_running", ()))),
+        waiting=int(sum(values.get("num_requests_waiting", ()))),
+        cache_used=max(used),
+        preemptions=int(sum(values.get("num_preemptions_total", ()))),
+    )
 
 
 def server_command(args: Mapping[str, Any], port: int) -> list[str]:

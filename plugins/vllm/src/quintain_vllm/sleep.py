@@ -32,14 +32,6 @@ class LearnerHook:
             handle.remove()
 
 
-def state_of(weights: Any) -> tuple[int, ...]:
-    """Return the numbers of changes of the live parameters behind *weights*; empty for copies,
-    which do not change.
-    """
-    module = getattr(weights, "module", None)
-    return tuple(p._version for p in module.parameters()) if module is not None else ()
-
-
 def forget_cached_memory(module: Any) -> None:
     """Give memory of a GPU that the learner has freed, but torch keeps, to whoever asks for it."""
     if module is not None and (device := next(module.parameters()).device).type == "cuda":

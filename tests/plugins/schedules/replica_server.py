@@ -1,0 +1,62 @@
+"""The process of a replica, without a model: `python replica_server.py`. It needs no package.
+
+It prints its port. Its tokens are a function of the prefix, of the seed, and of the bytes of the
+weights that it was sent, which arrive in pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sys
+from typing import Any
+
+SECONDS = 0.002
+"""Of a token, and of a piece of the weights."""
+
+
+def token(prefix: list[int], seed: int, content: str) -> int:
+    """The token after *prefix*; less than 250, so that it never stops a turn."""
+    named = repr((prefix, seed, content)).encode()
+    return hashlib.blake2b(named, digest_size=1).digest()[0] % 250
+
+
+class Server:
+    def __init__(self) -> None:
+        self.version, self.content, self.pieces = 0, "nothing", list[str]()
+
+    async def answer(self, call: dict[str, Any]) -> dict[str, Any]:
+        if call["do"] == "sample":
+            new, versions = list[int](), list[int]()
+            for _ in range(call["count"]):
+                await asyncio.sleep(SECONDS)
+                new.append(token([*call["ids"], *new], call["seed"], self.content))
+                versions.append(self.version)
+            return {"ids": new, "versions": versions}
+        if call["do"] == "piece":
+            await asyncio.sleep(SECONDS)
+            self.content = "half of the weights"
+            self.pieces.append(call["piece"])
+        if call["do"] == "finish":
+            self.content = hashlib.blake2b("".join(self.pieces).encode(), digest_size=8).hexdigest()
+            self.version, self.pieces = call["version"], []
+        return {"canary": token([1, 2, 3], 0, self.content)}
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        call = json.loads(await reader.readline())
+        writer.write(json.dumps(await self.answer(call)).encode() + b"\n")
+        await writer.drain()
+        writer.close()
+
+
+async def main() -> None:
+    server = await asyncio.start_server(Server().serve, "127.0.0.1", 0, limit=1 << 20)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    loop = asyncio.get_running_loop()
+    # its parent holds the other end: the process ends with it
+    await loop.run_in_executor(None, sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
