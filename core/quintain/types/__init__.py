@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from .task import Role as Role
     from .task import content_hash as content_hash
     from .task import messages_of as messages_of
+    from .transcript import Branch as Branch
     from .transcript import Finish as Finish
+    from .transcript import TokenSource as TokenSource
     from .transcript import TrainingSequence as TrainingSequence
 
 __getattr__, __dir__ = lazy_names(__name__)
