@@ -77,6 +77,7 @@ def test_an_error_in_a_thread_arrives(simulated: Any) -> None:
         asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_two_runs_have_equal_metrics_and_wait_leaves_nothing_out(
     benchmark: Any, simulated: Any
 ) -> None:
@@ -107,6 +108,7 @@ def test_two_runs_have_equal_metrics_and_wait_leaves_nothing_out(
     assert max(r["staleness.max"] for r in wait) <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stale", ["retry", "wait"])
 def test_places_of_ended_episodes_start_other_groups_unless_each_group_has_its_batch(
     benchmark: Any, simulated: Any, monkeypatch: pytest.MonkeyPatch, stale: str

@@ -62,6 +62,7 @@ def measures(name: str) -> list[tuple[float, ...]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_spent_budget_and_a_faulty_judge_change_nothing_that_is_learned(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

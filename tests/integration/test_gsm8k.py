@@ -21,6 +21,7 @@ from ..core.models.tiny import save_tiny
 DATA = os.environ.get("QUINTAIN_DATA", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (Path(DATA) / "gsm8k").is_dir(), reason="QUINTAIN_DATA does not name a folder with gsm8k/"
 )

@@ -80,6 +80,7 @@ def test_a_checkpoint_has_the_adapters_alone(calm: tuple[Path, list[int]], model
     assert str(model) == about["model"] and len(about["sha256"]) == 64
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_is_the_same_run(
     model: Path, calm: tuple[Path, list[int]], tmp_path: Path
 ) -> None:

@@ -262,6 +262,7 @@ def test_a_closed_pipe_saves_and_the_run_resumes(
     assert undisturbed == metrics(place, "unread")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_curves")
 def test_a_run_without_a_checkpoint_says_that_it_begins_again(
     place: Path, undisturbed: list[dict[str, Any]]

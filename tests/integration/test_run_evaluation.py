@@ -54,6 +54,7 @@ def place(small_run: Callable[..., Path]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_on_other_environments_and_against_an_earlier_run(place: Path) -> None:
     assert main(["train", "recipe.toml", "--name", "first", "-q"]) == 0
     assert main(["train", "second.toml", "--name", "second", "-q"]) == 0
@@ -227,6 +228,7 @@ class Judged(Letters):
 """
 
 
+@pytest.mark.slow
 def test_a_judge_grades_one_way_of_decoding_unless_asked(place: Path) -> None:
     """Each call may cost money. A step is of 4 rollouts, `dev` of 3, and `test` of 2, before and
     after it.

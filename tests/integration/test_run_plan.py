@@ -328,6 +328,7 @@ def test_measuring_difficulty_spends_the_seconds_of_training(model: Path, tmp_pa
     assert run(tmp_path / "run", told)["steps"] == 0
 
 
+@pytest.mark.slow
 def test_measuring_difficulty_resumes_chunk_by_chunk(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,6 +433,7 @@ def test_all_limits_that_a_run_reaches_at_once_are_named(model: Path, tmp_path: 
     assert run(tmp_path / "run")["stopped"] == "stop.samples = 12 and run.steps = 1"
 
 
+@pytest.mark.slow
 def test_the_time_left_has_the_evaluations_to_come(model: Path, tmp_path: Path) -> None:
     """Those of training and the one after it, each as long as the longest so far."""
     told, screen = recipe(model, {}, run__steps=5, checkpoint__every=1), Watching()

@@ -38,6 +38,7 @@ def records_of(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_rewards_of_the_whole_one(tmp_path: Path) -> None:
     """The scorer of steps 3 and 4 is the policy before step 1, also where a checkpoint starts
     them.

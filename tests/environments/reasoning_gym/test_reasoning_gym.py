@@ -64,6 +64,7 @@ def test_a_reply_earns_what_the_scorer_of_the_data_set_gives(workers: WorkerPool
     assert totals[2] == expected and 0 <= expected < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", mostly_slow(["isomorphic_strings", "list_functions", "word_ladder"], {"word_ladder"})
 )
@@ -204,6 +205,7 @@ def test_every_scorer_that_evaluates_is_known() -> None:
     assert found - {"number_sorting"} <= RUNS_REPLIES  # it evaluates its own stored answer
 
 
+@pytest.mark.slow
 def test_an_audit_tells_a_sound_data_set_from_one_that_pays_everything(workers: WorkerPool) -> None:
     """`game_of_life_halting` pays any reply."""
     sound, free = (

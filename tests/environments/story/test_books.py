@@ -333,6 +333,7 @@ def test_folders_without_books_are_named(tmp_path: Path) -> None:
         list(Story(data=str(tmp_path)).tasks("train"))
 
 
+@pytest.mark.slow
 def test_controls_on_a_real_book(real_data: Path, tmp_path: Path) -> None:
     """Alice, extractive and by the n-gram model: summaries of the chapters beat every plan without
     a thought.

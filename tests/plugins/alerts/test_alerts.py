@@ -388,6 +388,7 @@ COLLAPSE: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_an_absurd_learning_rate_collapses_the_entropy(tmp_path: Path) -> None:
     """On a real run, seen by a person, by a program and by a hook; a sensible rate does not
     ring.

@@ -359,6 +359,7 @@ def test_a_comparison_from_end_to_end(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_runs_are_those_of_train_and_leave_nothing_behind(
     capsys: pytest.CaptureFixture[str], place: Path
@@ -380,6 +381,7 @@ def test_runs_are_those_of_train_and_leave_nothing_behind(
     assert metrics("runs/alone") == metrics("c/short-seed7") == metrics("c/short.2-seed7")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_an_interrupted_comparison_resumes(
     capsys: pytest.CaptureFixture[str],
@@ -408,6 +410,7 @@ def test_an_interrupted_comparison_resumes(
     assert starts.names == ["dr_grpo-seed0", "rloo-seed0", "rloo-seed0"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_a_run_of_another_recipe_is_not_taken_for_ours(
     capsys: pytest.CaptureFixture[str], place: Path
@@ -419,6 +422,7 @@ def test_a_run_of_another_recipe_is_not_taken_for_ours(
     assert status == 2 and "another recipe" in err and "--folder" in err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_a_comparison_resumes_however_its_folder_is_spelled(
     capsys: pytest.CaptureFixture[str], place: Path
@@ -432,6 +436,7 @@ def test_a_comparison_resumes_however_its_folder_is_spelled(
         assert processes_of(place / "c") == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_failures_do_not_cost_the_others(
     capsys: pytest.CaptureFixture[str], place: Path, starts: Starts
@@ -476,6 +481,7 @@ def test_failures_do_not_cost_the_others(
     assert done["after"]["count"] == 1 and done["difference"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_ctrl_c_keeps_the_reasons_of_what_failed_before(
     capsys: pytest.CaptureFixture[str],
@@ -507,6 +513,7 @@ def test_ctrl_c_keeps_the_reasons_of_what_failed_before(
     assert failures() == ["", ""]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_picture")
 def test_sigterm_before_a_run_listens_is_heard(
     capsys: pytest.CaptureFixture[str],

@@ -14,17 +14,25 @@ from quintain_conformance import (
 )
 
 
-def failures(case: CaptureCase, layer: CaptureLayer) -> list[str]:
+def failures(case: CaptureCase, layer: CaptureLayer, dialect: str = "") -> list[str]:
     return [
         f"{result.dialect}: {reason}"
-        for result in run_cases([case], layer)
+        for result in run_cases([case], layer, dialect)
         for reason in (result.reasons if result.outcome != "pass" else ())
     ]
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_gateway_in_an_episode_trains_what_was_sampled(case: CaptureCase) -> None:
-    assert failures(case, GatewayLayer()) == []
+@pytest.mark.parametrize(
+    ("name", "dialect"),
+    [
+        # each case in one dialect, and each dialect in some cases; all of them in the slow lane
+        pytest.param(name, dialect, marks=[pytest.mark.slow] if k != i % len(case.dialects) else [])
+        for i, (name, case) in enumerate(CASES.items())
+        for k, dialect in enumerate(case.dialects)
+    ],
+)
+def test_the_gateway_in_an_episode_trains_what_was_sampled(name: str, dialect: str) -> None:
+    assert failures(CASES[name], GatewayLayer(), dialect) == []
 
 
 @pytest.mark.slow

@@ -246,6 +246,7 @@ def test_a_run_plays_against_its_earlier_selves(small_run: Callable[..., Path]) 
     assert main(["eval", "--like", "runs/self", "--tasks", "1", "--samples", "1"]) == 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_meets_the_same_selves(small_run: Callable[..., Path]) -> None:
     """Metrics, weights of the policy and of its copies are those of the run that was not
     interrupted.

@@ -206,6 +206,7 @@ def test_what_is_loaded_is_the_policy_that_was_trained(
     assert ("learner" in record) is bool(changes)
 
 
+@pytest.mark.slow
 @FORMATS_NAMED
 def test_a_loaded_run_gives_the_log_probs_of_its_learner(
     form: Any, small_run: Callable[..., Path], tmp_path: Path

@@ -31,8 +31,8 @@ READ = ["model.lora={}", "learner.args.optimizer=adamw", "engine.args.merge=fals
     "changes",
     [
         pytest.param(["learner.args.optimizer=adamw_8bit"], marks=pytest.mark.slow),
-        ["learner.args.optimizer=adamw_host"],
-        READ,
+        pytest.param(["learner.args.optimizer=adamw_host"], marks=pytest.mark.slow),
+        pytest.param(READ, marks=pytest.mark.slow),
         [*READ, "learner.args.base=int8"],
         pytest.param(
             [*READ, "learner.args.base=nf4"],

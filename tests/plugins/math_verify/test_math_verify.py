@@ -423,6 +423,7 @@ def test_a_fork_server_that_does_not_start_is_a_failure_that_may_be_retried(
     verifier.close()
 
 
+@pytest.mark.slow
 def test_workers_end_with_the_process_that_started_them() -> None:
     import subprocess
     import sys

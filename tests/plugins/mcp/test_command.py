@@ -64,6 +64,7 @@ def test_the_page_shows_commands_that_work(place: Path, capsys: pytest.CaptureFi
     assert len(hashes) == 1
 
 
+@pytest.mark.slow
 def test_a_server_of_ones_own_is_as_the_page_shows(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -185,6 +185,7 @@ class Asks(Environment[Task, str]):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_curves")
 def test_a_run_keeps_to_its_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real run with a random model; resumed with other tools it is refused, with the same ones it

@@ -18,13 +18,13 @@ from quintain_preference import SFT
 
 from ...core.learning import batches
 from ...core.learning.learns import SEEDS, Babble, rises, tiny_folder
-from ...lanes import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("no_curves")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", mostly_slow(["rft", "dpo", "dpo_norm", "simpo", "kto"], ["dpo"]))
+@pytest.mark.parametrize("name", ["rft", "dpo", "dpo_norm", "simpo", "kto"])
 def test_success_rises(name: str, seed: int) -> None:
     before, after = rises(name, seed)
     assert after - before >= 0.1, (before, after)

@@ -246,6 +246,7 @@ def run(folder: Path, tmp_path: Path, steps: int) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_curves")
 def test_a_run_watches_its_own_evaluations_and_resumes(tmp_path: Path) -> None:
     """Rows at each evaluation and none from training samples; a run in two parts has the rows of

@@ -181,7 +181,13 @@ def test_a_turn_that_all_replicas_break_is_a_failure_of_the_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    "schedule", [{"use": "one_step_off", "args": {"order": "longest_first"}}, {"use": "areal"}]
+    "schedule",
+    [
+        pytest.param(
+            {"use": "one_step_off", "args": {"order": "longest_first"}}, marks=pytest.mark.slow
+        ),
+        {"use": "areal"},
+    ],
 )
 def test_a_run_trains_with_a_pool(schedule: dict[str, Any], tmp_path: Path) -> None:
     """Engine and learner agree on every token, and every rollout of a batch is there."""

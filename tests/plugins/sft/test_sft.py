@@ -161,6 +161,7 @@ def teacher(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "teacher"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_curves")
 def test_a_runs_right_answers_are_distilled(
     teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

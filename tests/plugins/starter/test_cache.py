@@ -233,6 +233,7 @@ def test_a_run_loads_what_is_cached(cache: Path) -> None:
     assert all((a == b).all() for a, b in zip(*weights, strict=True))
 
 
+@pytest.mark.slow
 def test_stopped_training_leaves_nothing_and_begins_again(cache: Path) -> None:
     """Weights, report and every check are those of undisturbed training."""
     undisturbed = taken(trained(Watched()))
@@ -248,6 +249,7 @@ def test_stopped_training_leaves_nothing_and_begins_again(cache: Path) -> None:
     assert undisturbed == taken(trained(Watched()))
 
 
+@pytest.mark.slow
 def test_a_second_process_waits_for_the_first(cache: Path) -> None:
     """It says who trains the model, and takes the model that is in the cache then."""
     folder = trained(Watched())
@@ -305,6 +307,7 @@ def test_what_the_warm_start_says() -> None:
     assert SOONER not in screen.lines
 
 
+@pytest.mark.slow
 def test_a_long_warm_start_says_what_makes_it_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the bound; the option in it is one that the starter takes."""
     monkeypatch.setattr("quintain_starter.progress.LONG", 0.0)
@@ -570,6 +573,7 @@ def test_the_cache_key_reads_demonstrations_and_code_without_files() -> None:
     assert key(notebook("return 1")) == key(notebook("return 1")) != key(notebook("return 2"))
 
 
+@pytest.mark.slow
 def test_training_again_replaces_the_cached_model(cache: Path) -> None:
     """`quintain start --again` does not take what is in the cache."""
     source, request = source_and_request(Watched())
@@ -582,6 +586,7 @@ def test_training_again_replaces_the_cached_model(cache: Path) -> None:
     assert [folder] == list(cache.iterdir())
 
 
+@pytest.mark.slow
 def test_what_a_kill_left_is_removed_and_what_is_written_stays(cache: Path) -> None:
     """Half-written folders go when their model, or any other, is trained; not those of a process
     that writes.
@@ -617,6 +622,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_cache_disk_is_one_error(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever write the disk refuses, the error names the cache's variable and nothing is left
     half written.
@@ -632,6 +638,7 @@ def test_a_full_cache_disk_is_one_error(small_disk: Path, monkeypatch: pytest.Mo
         trained(Watched())
 
 
+@pytest.mark.slow
 def test_a_size_limit_of_the_process_is_one_error() -> None:
     """A limit on file sizes ends like a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

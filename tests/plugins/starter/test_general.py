@@ -105,6 +105,7 @@ def test_the_rate_rises_stays_and_falls() -> None:
     assert rates[300:] == sorted(rates[300:], reverse=True)
 
 
+@pytest.mark.slow
 def test_training_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a stop, from its last checkpoint; the folder says how it came about."""
     monkeypatch.setattr(general, "SIZES", SMALL)

@@ -70,6 +70,7 @@ def values(folder: Path, found: list[tuple[int, ...]]) -> list[float]:
     return asyncio.run(asked())
 
 
+@pytest.mark.slow
 def test_it_learns_how_probable_success_is(policy: str, fitted: tuple[Path, ValueReport]) -> None:
     folder, report = fitted
     assert 0 < report.held_out_loss < 0.75 * report.base_rate_loss

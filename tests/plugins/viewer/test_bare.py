@@ -93,6 +93,7 @@ print(*sorted({"torch._dynamo", "torch.distributed.tensor", "transformers.modeli
 """
 
 
+@pytest.mark.slow
 def test_an_answer_imports_neither_model_classes_nor_the_compiler(tmp_path: Path) -> None:
     """They take more CPU time than torch itself."""
     save_tiny(tmp_path, "qwen3")

@@ -122,6 +122,7 @@ def test_every_part_of_a_step_is_a_span(small_run: Callable[..., Path]) -> None:
     assert not (folder / "timeline" / "live.json").exists()
 
 
+@pytest.mark.slow
 def test_a_switched_off_timeline_writes_nothing(
     small_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +235,7 @@ def test_a_tool_that_blocks_the_process_is_named(small_run: Callable[..., Path])
     assert is_most_of(first.seconds, covered(folder, "tool"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward", ["judged", "counted"])
 def test_a_slow_grader_is_named(small_run: Callable[..., Path], reward: str) -> None:
     """A reward that waits for a judge, and one that computes."""

@@ -43,6 +43,7 @@ pytest.importorskip("torch")
 from quintain.models.tokenizer import HFTokenizer
 
 from ...core.models.tiny import byte_tokenizer
+from ...lanes import mostly_slow
 
 FILE = Path(__file__).parent / "episode_environments.py"
 
@@ -181,7 +182,7 @@ def without_time(groups: Sequence[AnyGroup]) -> list[AnyRollout]:
     return [replace(rollout, seconds=0.0) for group in groups for rollout in group.rollouts]
 
 
-@pytest.mark.parametrize("environment", ["OneTurn", "Adds"])
+@pytest.mark.parametrize("environment", mostly_slow(["OneTurn", "Adds"], ["Adds"]))
 def test_the_rollouts_are_those_of_one_process(environment: str) -> None:
     async def both() -> tuple[list[AnyGroup], list[AnyGroup]]:
         async with opened(environment) as played:
@@ -221,6 +222,7 @@ def test_an_environment_whose_service_has_a_state_stays_in_the_run() -> None:
     assert counter.count == sum(len(g.rollouts) for g in groups) == 6
 
 
+@pytest.mark.slow
 def test_logs_come_to_the_run_and_a_mistake_in_the_recipe_ends_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -277,12 +279,13 @@ def test_cancelled_episodes_free_the_engine() -> None:
     assert all(r.valid for g in groups for r in g.rollouts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
         ("exit", "ended with status 3"),
-        pytest.param("crash", "was ended by SIGSEGV", marks=pytest.mark.slow),
-        pytest.param("block", "episode_environments.py", marks=pytest.mark.slow),
+        ("crash", "was ended by SIGSEGV"),
+        ("block", "episode_environments.py"),
     ],
 )
 def test_an_episode_that_always_ends_its_process_is_a_failure_of_its_environment(

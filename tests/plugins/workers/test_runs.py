@@ -11,6 +11,7 @@ import pytest
 
 from quintain.cli import main
 
+from ...lanes import mostly_slow
 from ...small_run import small_recipe
 from ...tools import load_tool
 
@@ -21,7 +22,7 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("name", mostly_slow(ENVIRONMENTS, ["one turn"]))
 def test_a_run_is_the_same_in_processes(name: str, small_run: Callable[..., Path]) -> None:
     folder = small_run(
         small_recipe(ENVIRONMENTS[name], steps=2, evaluation=EVALUATED), context=1024
