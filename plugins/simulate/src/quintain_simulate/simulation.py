@@ -191,9 +191,7 @@ class Outcome:
     @property
     def rollouts_per_second(self) -> float:
         """Rollouts of the batches, a second."""
-        return sum(step.rollouts for step in self.counted) / (
-            self.step_seconds * len(self.counted)
-        )
+        return sum(step.rollouts for step in self.counted) / (self.step_seconds * len(self.counted))
 
     @property
     def learner_idle(self) -> float:
