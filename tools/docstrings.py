@@ -23,14 +23,14 @@ VERBS = frozenset(
     Check Choose Clear Clip Close Collect Combine Compact Compare Complete Compute Configure Confine
     Connect Continue Convert Copy Count Create Cut Deal Decide Decode Decorate Define Delete Deliver
     Describe Detect Digest Discard Divide Do Draw Drop Embed Emit Empty Encode End Ensure Enter
-    Estimate Evaluate Exclude Execute Expand Explain Extend Extract Fetch Fill Find Finish Fit Flush
+    Estimate Evaluate Exclude Execute Expand Expect Explain Extend Extract Fetch Fill Find Finish Fit Flush
     Follow Forget Fork Format Free Freeze Gather Generate Get Give Go Grade Group Guard Hand Handle Hide
     Hold Ignore Import Initialise Insert Install Interrupt Invert Join Judge Keep Kill Launch Lay
     Leave Let Limit Link List Listen Load Lock Log Look Make Map Mark Mask Match Measure Merge
     Minimize Move Multiply Name Normalise Note Notify Offer Open Order Pack Pad Parse Pass Pause
-    Pick Plan Play Pop Post Prepare Print Probe Process Propose Prune Publish Pull Pump Push Put
+    Pick Place Plan Play Pop Post Prepare Print Probe Process Propose Prune Publish Pull Pump Push Put
     Queue Quote Raise Rank Read Rebuild Receive Reconnect Record Refuse Register Reject Release
-    Remember Remove Rename Render Repeat Replace Reply Report Request Require Reserve Reset Resize
+    Remark Remember Remove Rename Render Repeat Replace Reply Report Request Require Reserve Reset Resize
     Resolve Restart Restore Resume Retry Return Reuse Rewrite Round Run Sample Save Say Scale Score
     Search See Seed Select Send Serve Set Shade Shard Shift Show Shuffle Shut Skip Sleep Sort Split
     Spread Start Step Stop Store Sum Swap Switch Sync Tag Take Tell Test Time Tokenize Track Train

@@ -32,6 +32,7 @@ API = {
     "quintain.registry": "From a name in a recipe to a component.",
     "quintain.rollouts": "Running episodes.",
     "quintain.services": "Starting services.",
+    "quintain.tasks": "Which task comes next, for curricula of your own.",
     "quintain.learning": "Algorithms and what their pieces see.",
     "quintain.models": "Loading of models, log-probs, tokenizers.",
     "quintain.evaluation": "Evaluation of an engine on an environment.",

@@ -15,8 +15,8 @@ from ..lazy import lazily
 ROOMS = [
     importlib.import_module(f"quintain.{room}")
     for room in (
-        "cli console evaluation interfaces models process recipe registry rollouts run services "
-        "store types"
+        "cli console evaluation interfaces models process recipe registry rollouts run services store "
+        "tasks types"
     ).split()
 ]
 

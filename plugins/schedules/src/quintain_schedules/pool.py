@@ -96,7 +96,7 @@ class PoolSettings:
         return self.replicas or [{}] * self.count
 
     def restart_policy(self) -> RestartPolicy:
-        """When a dead replica is started again."""
+        """Return when a dead replica is started again."""
         return RestartPolicy(restarts=self.restarts, backoff=self.backoff)
 
 

@@ -111,7 +111,7 @@ class Loads:
             self.take_in(number)
 
     def leave_out(self, number: int) -> None:
-        """Never name the decoder until `take_in`."""
+        """Leave the decoder out of what is named until `take_in`."""
         self._buckets[self._of[number]].pop(number, None)
         self._out.add(number)
 

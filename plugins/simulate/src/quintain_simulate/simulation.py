@@ -23,8 +23,8 @@ from quintain.models import module_on_paper
 from quintain.recipe import RunPlan
 from quintain.rollouts import RolloutContext
 from quintain.run import Collected, Collector
-from quintain.interfaces import Curriculum
 from quintain.registry import current
+from quintain.tasks import Mixture
 from quintain.types import AnyGroup
 from quintain_schedules import EnginePool
 
@@ -385,7 +385,7 @@ class _Run:
         )
         return kind(
             algorithm=plan.algorithm,
-            curriculum=Curriculum([environment], seed=plan.seed),
+            curriculum=Mixture([environment], seed=plan.seed),
             environments=[environment],
             names=["simulated"],
             rollout_context=RolloutContext(

@@ -241,7 +241,7 @@ class Messages:
 
     def __reversed__(self) -> Iterator[Any]:
         self._run.open = True
-        return reversed(self._run.messages[self.start :])
+        return iter(self._run.messages[self.start :][::-1])
 
     def __getitem__(self, key: Any) -> Any:
         messages, start = self._run.messages, self.start
@@ -335,5 +335,5 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return list(a) == list(b) and all(_same(value, b[key]) for key, value in a.items())
     if isinstance(a, Messages):
-        return a.start == b.start
+        return bool(a.start == b.start)
     return isinstance(a, Undefined)
