@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from quintain import InfrastructureError
 from quintain.cli import main
 from quintain.errors import UnknownNameError, UsageError
 from quintain_packages.installer import needed_by
@@ -62,6 +66,26 @@ def test_a_registry_may_be_pinned(tmp_path: Path) -> None:
         read_registry(f"{path}#sha256={'0' * 64}")
     with pytest.raises(UsageError, match="use https"):
         read_registry("http://example.org/registry.toml")
+
+
+def test_a_registry_at_an_address(tmp_path: Path) -> None:
+    """It is read over HTTP on this machine; one that does not answer is named."""
+    (tmp_path / "registry.toml").write_text(record())
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_address[1]}"
+            records = read_registry(f"{address}/registry.toml")
+            assert [r.name for r in records] == ["quintain-orchard"]
+            with pytest.raises(InfrastructureError, match="404"):
+                read_registry(f"{address}/none.toml")
+        finally:
+            server.shutdown()
+            thread.join()
+    with pytest.raises(InfrastructureError, match="refused"):
+        read_registry(f"{address}/registry.toml")
 
 
 def test_names_are_found_or_suggested() -> None:
