@@ -78,6 +78,34 @@ def test_a_dry_run_changes_nothing(commands: Commands, wheels: Path, tmp_path: P
 
 
 @pytest.mark.slow
+def test_it_asks(commands: Commands, wheels: Path, tmp_path: Path) -> None:
+    """And does what is answered."""
+    orchard(wheels)
+    (tmp_path / "registry.toml").write_text(record())
+    for answer, status, here in (("n\n", 1, False), ("y\n", 0, True)):
+        done = commands("add", "fruit", *REGISTRY, typed=answer)
+        assert "Install it? [y/N]" in done.stdout
+        assert (done.returncode, bool(packages(tmp_path))) == (status, here), done.stderr
+    for answer, status, here in (("n\n", 1, True), ("y\n", 0, False)):
+        done = commands("remove", "fruit", typed=answer)
+        assert "removes quintain-orchard" in done.stdout
+        assert (done.returncode, bool(packages(tmp_path))) == (status, here), done.stderr
+
+
+@pytest.mark.slow
+def test_another_quintain_is_no_conflict_that_is_solved(
+    commands: Commands, wheels: Path, tmp_path: Path
+) -> None:
+    """What the virtual environments share cannot differ there."""
+    make_wheel(wheels, "quintain", {"quintain_later.py": ""}, version="99.0")
+    orchard(wheels, requires=("quintain>=99",))
+    (tmp_path / "registry.toml").write_text(record())
+    done = commands("add", "fruit", *REGISTRY, "--yes")
+    assert done.returncode == 1 and "pip install --upgrade quintain" in done.stderr
+    assert packages(tmp_path) == set()
+
+
+@pytest.mark.slow
 def test_what_it_brought_goes_with_it(commands: Commands, wheels: Path, tmp_path: Path) -> None:
     """Unless another distribution needs it by now."""
     orchard(wheels, requires=("quintain>=0.1", "tinydep", "otherdep"))

@@ -150,6 +150,11 @@ def make_plan(
     version = wanted.version or (listed.version if listed else "")
     requirement = f"{name} @ {direct}" if direct else f"{name}=={version}" if version else name
     items, conflicts = _resolved(name, requirement, sources, scratch)
+    if shared := [conflict for conflict in conflicts if _SHARED.match(conflict)]:
+        raise Unresolved(
+            f"{name} needs another Quintain: {'; '.join(shared)}. pip install --upgrade "
+            f"{' '.join(conflict.partition(' ')[0] for conflict in shared)}, or take another version"
+        )
     plugin = next((item for item in items if item.name == name), None)
     if plugin is None:
         raise UsageError(f"{name} is installed; `quintain remove {name}` first")
