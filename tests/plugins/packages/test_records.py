@@ -18,7 +18,7 @@ from quintain.errors import UnknownNameError, UsageError
 from quintain_packages.installer import needed_by
 from quintain_packages.records import PluginRecord, find, read_registry, record_lines
 from quintain_packages.wanted import Wanted
-from quintain_packages.wheel_file import WheelFile, check_contract, faults
+from quintain_packages.wheel_file import WheelFile, check_contract, faults, overwritten
 
 from .made_wheels import MANIFEST, POINTS, make_wheel, orchard, record
 
@@ -160,6 +160,23 @@ def test_what_runs_unasked_is_said(tmp_path: Path) -> None:
         "p in every run of pytest",
     ]
     assert wheel.programs() == ["c"]
+
+
+def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
+    """Modules, also those that a wheel keeps apart, and programs; a folder may be shared."""
+    more = {
+        "shared/new.py": "",
+        "quintain_orchard-1.0.data/purelib/taken.py": "",
+        "quintain_orchard-1.0.data/scripts/python": "",
+    }
+    points = POINTS + "[console_scripts]\nquintain = quintain_orchard:main\nnew = x:y\n"
+    wheel = WheelFile(orchard(tmp_path / "wheels", points=points, more=more))
+    packages, programs = tmp_path / "packages", tmp_path / "bin"
+    for path in (packages / "shared", programs):
+        path.mkdir(parents=True)
+    for path in (packages / "taken.py", programs / "python", programs / "quintain"):
+        path.write_text("")
+    assert overwritten(wheel, packages, programs) == ["taken.py", "python", "quintain"]
 
 
 def test_a_later_contract_is_refused_before_a_download(tmp_path: Path) -> None:

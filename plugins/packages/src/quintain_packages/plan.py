@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -168,8 +169,8 @@ def make_plan(
     record = replace(listed, version=wanted.version or listed.version) if listed else None
     own = record or _own_record(wheel, name)
     wrong = faults(wheel, own)
-    if taken := overwritten(wheel, packages_folder()):
-        wrong.append(f"it would replace files of other packages: {', '.join(taken[:5])}")
+    if taken := overwritten(wheel, packages_folder(), Path(sysconfig.get_path("scripts"))):
+        wrong.append(f"it would replace what is there: {', '.join(taken[:5])}")
     if wrong:
         said = "".join(f"\n- {fault}" for fault in wrong)
         raise PluginError(f"{name} is not what it should be; nothing was installed:{said}")
