@@ -17,7 +17,10 @@ from pathlib import Path
 import pytest
 
 from quintain import API_VERSION, __version__
+from quintain.cli import main
 from quintain.errors import deprecated
+from quintain.registry import KINDS, Component
+from quintain.registry.lookup import isolated
 
 from .small_run import make_small_run, small_recipe
 
@@ -66,10 +69,21 @@ def test_the_frozen_plugin_is_as_it_was() -> None:
     assert tomllib.loads(manifest.read_text())["api"] <= API_VERSION
 
 
-def test_the_frozen_plugin_plays(environment: dict[str, str]) -> None:
+def test_the_frozen_plugin_plays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its engine plays its environment, with its tool, its service and its reward."""
+    monkeypatch.syspath_prepend(FROZEN / "src")
+    groups = tomllib.loads((FROZEN / "pyproject.toml").read_text())["project"]["entry-points"]
+    found = [
+        Component(kind=KINDS[group], name=name, target=target, distribution="quintain-frozen")
+        for group, points in groups.items()
+        for name, target in points.items()
+    ]
     words = ["frozen_sums", "--engine", "frozen_adder", "--tasks", "4", "--json"]
-    report = json.loads(quintain(environment, "eval", *words))
+    with isolated(*found, keep=["quintain-evaluate"]):
+        assert main(["eval", *words]) == 0
+    report = json.loads(capsys.readouterr().out)
     assert (report["pass@1"], report["failed"], report["rollouts"]) == (1.0, 0, 4)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 import sysconfig
@@ -33,16 +34,23 @@ def commands(tmp_path: Path) -> Commands:
         "PIP_FIND_LINKS": str(tmp_path / "wheels"),
     }
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command; what is *typed* comes from a terminal."""
+        master, slave = pty.openpty()
+        os.write(master, typed.encode())
         python = str(home / "bin" / "python")
-        return subprocess.run(
-            [python, "-m", "quintain", *words],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-        )
+        try:
+            return subprocess.run(
+                [python, "-m", "quintain", *words],
+                capture_output=True,
+                text=True,
+                cwd=tmp_path,
+                env=environment,
+                stdin=slave if typed else subprocess.DEVNULL,
+            )
+        finally:
+            os.close(master)
+            os.close(slave)
 
     assert Path(sys.prefix) != home
     return run

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ...small_run import make_small_run, small_recipe
 from .conftest import Commands
 from .made_wheels import ENVIRONMENT, MANIFEST, POINTS, make_wheel, orchard, record
 
@@ -40,6 +41,7 @@ def report(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_added_and_removed(commands: Commands, wheels: Path, tmp_path: Path) -> None:
     """It is found by the name of a component, shown, and can be played; then it is gone."""
     wheel = orchard(wheels)
@@ -73,6 +75,34 @@ def test_a_dry_run_changes_nothing(commands: Commands, wheels: Path, tmp_path: P
     asked = commands("add", "quintain-orchard", *REGISTRY)
     assert asked.returncode == 2 and "add --yes or --dry-run" in asked.stderr
     assert commands("add", "quintain-orchard", *REGISTRY, "--json").returncode == 2
+    assert packages(tmp_path) == set()
+
+
+@pytest.mark.slow
+def test_it_asks(commands: Commands, wheels: Path, tmp_path: Path) -> None:
+    """And does what is answered."""
+    orchard(wheels)
+    (tmp_path / "registry.toml").write_text(record())
+    for answer, status, here in (("n\n", 1, False), ("y\n", 0, True)):
+        done = commands("add", "fruit", *REGISTRY, typed=answer)
+        assert "Install it? [y/N]" in done.stdout
+        assert (done.returncode, bool(packages(tmp_path))) == (status, here), done.stderr
+    for answer, status, here in (("n\n", 1, True), ("y\n", 0, False)):
+        done = commands("remove", "fruit", typed=answer)
+        assert "removes quintain-orchard" in done.stdout
+        assert (done.returncode, bool(packages(tmp_path))) == (status, here), done.stderr
+
+
+@pytest.mark.slow
+def test_another_quintain_is_no_conflict_that_is_solved(
+    commands: Commands, wheels: Path, tmp_path: Path
+) -> None:
+    """What the virtual environments share cannot differ there."""
+    make_wheel(wheels, "quintain", {"quintain_later.py": ""}, version="99.0")
+    orchard(wheels, requires=("quintain>=99",))
+    (tmp_path / "registry.toml").write_text(record())
+    done = commands("add", "fruit", *REGISTRY, "--yes")
+    assert done.returncode == 1 and "pip install --upgrade quintain" in done.stderr
     assert packages(tmp_path) == set()
 
 
@@ -111,9 +141,11 @@ def test_pins_are_honoured(commands: Commands, wheels: Path, tmp_path: Path) -> 
     assert version("quintain-orchard", "--registry", "newest.toml") == "2.0"
     assert version("quintain-orchard==1.0", "--registry", "newest.toml") == "1.0"
     digest = hashlib.sha256(old.read_bytes()).hexdigest()
-    assert version(f"quintain-orchard @ {old}#sha256={digest}") == "1.0"
     wrong = commands("add", f"quintain-orchard @ {new}#sha256={digest}", "--yes")
     assert wrong.returncode == 1 and packages(tmp_path) == set()
+    added = report(commands("add", f"quintain-orchard @ {old}#sha256={digest}", "--yes", "--json"))
+    assert (added["version"], added["listed"], added["installed"]) == ("1.0", False, True)
+    assert packages(tmp_path) == {"quintain_orchard-1.0.dist-info"}
 
 
 @pytest.mark.slow
@@ -146,7 +178,7 @@ def test_files_of_others_are_not_replaced(commands: Commands, wheels: Path, tmp_
     orchard(wheels, more={"taken.py": "raise SystemExit"})
     (tmp_path / "registry.toml").write_text(record())
     done = commands("add", "fruit", *REGISTRY, "--yes")
-    assert done.returncode == 1 and "replace files of other packages: taken.py" in done.stderr
+    assert done.returncode == 1 and "it would replace what is there: taken.py" in done.stderr
 
 
 @pytest.mark.slow
@@ -207,10 +239,12 @@ def test_a_conflict_gets_a_virtual_environment(
     )
     assert said.stdout == "1.0\n"
 
-    recipe = f'environments = [{{ use = "fruit" }}]\n{told["recipe"]}\n'
-    (tmp_path / "recipe.toml").write_text(recipe)
-    done = commands("train", "recipe.toml", "--dry-run", "--quiet")
-    assert "2 processes of their own play the episodes" in done.stderr, done.stderr
+    make_small_run(tmp_path, small_recipe('use = "fruit"', tables=told["recipe"]), context=512)
+    wheels.rename(tmp_path / "gone")  # nothing is installed now
+    done = commands("train", "recipe.toml", "--quiet", "--name", "apart")
+    assert done.returncode == 0, done.stderr
+    played = commands("rollouts", "apart", "--json").stdout
+    assert '"content": "1.0"' in played, played[:2000]
 
     assert report(commands("remove", "fruit", "--yes", "--json"))["environment"]
     assert not Path(told["environment"]).exists()
@@ -275,7 +309,7 @@ def test_a_source_archive_is_taken_on_request_alone(
     (tmp_path / "registry.toml").write_text(record(wheels / "quintain_orchard-1.0.tar.gz"))
 
     refused = commands("add", "fruit", *REGISTRY, "--yes")
-    assert refused.returncode == 1 and "No matching distribution" in refused.stderr
+    assert refused.returncode == 1 and "wheels are taken without --build" in refused.stderr
     assert report(commands("add", "fruit", *REGISTRY, "--yes", "--build", "--json"))["installed"]
     assert listed(commands)
 

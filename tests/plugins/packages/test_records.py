@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from quintain import InfrastructureError
 from quintain.cli import main
 from quintain.errors import UnknownNameError, UsageError
 from quintain_packages.installer import needed_by
 from quintain_packages.records import PluginRecord, find, read_registry, record_lines
 from quintain_packages.wanted import Wanted
-from quintain_packages.wheel_file import WheelFile, check_contract, faults
+from quintain_packages.wheel_file import WheelFile, check_contract, faults, overwritten
 
 from .made_wheels import MANIFEST, POINTS, make_wheel, orchard, record
 
@@ -62,6 +66,26 @@ def test_a_registry_may_be_pinned(tmp_path: Path) -> None:
         read_registry(f"{path}#sha256={'0' * 64}")
     with pytest.raises(UsageError, match="use https"):
         read_registry("http://example.org/registry.toml")
+
+
+def test_a_registry_at_an_address(tmp_path: Path) -> None:
+    """It is read over HTTP on this machine; one that does not answer is named."""
+    (tmp_path / "registry.toml").write_text(record())
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{server.server_address[1]}"
+            records = read_registry(f"{address}/registry.toml")
+            assert [r.name for r in records] == ["quintain-orchard"]
+            with pytest.raises(InfrastructureError, match="404"):
+                read_registry(f"{address}/none.toml")
+        finally:
+            server.shutdown()
+            thread.join()
+    with pytest.raises(InfrastructureError, match="refused"):
+        read_registry(f"{address}/registry.toml")
 
 
 def test_names_are_found_or_suggested() -> None:
@@ -136,6 +160,23 @@ def test_what_runs_unasked_is_said(tmp_path: Path) -> None:
         "p in every run of pytest",
     ]
     assert wheel.programs() == ["c"]
+
+
+def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
+    """Modules, also those that a wheel keeps apart, and programs; a folder may be shared."""
+    more = {
+        "shared/new.py": "",
+        "quintain_orchard-1.0.data/purelib/taken.py": "",
+        "quintain_orchard-1.0.data/scripts/python": "",
+    }
+    points = POINTS + "[console_scripts]\nquintain = quintain_orchard:main\nnew = x:y\n"
+    wheel = WheelFile(orchard(tmp_path / "wheels", points=points, more=more))
+    packages, programs = tmp_path / "packages", tmp_path / "bin"
+    for path in (packages / "shared", programs):
+        path.mkdir(parents=True)
+    for path in (packages / "taken.py", programs / "python", programs / "quintain"):
+        path.write_text("")
+    assert overwritten(wheel, packages, programs) == ["taken.py", "python", "quintain"]
 
 
 def test_a_later_contract_is_refused_before_a_download(tmp_path: Path) -> None:

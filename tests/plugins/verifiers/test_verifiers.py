@@ -13,10 +13,13 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from quintain_env_math import Arithmetic
 
 pytestmark = pytest.mark.slow
 
@@ -141,12 +144,18 @@ def traces(
 
 
 def test_one_turn(endpoint: str, tmp_path: Path) -> None:
-    """The prompt arrives, the reply is scored by the environment's own reward."""
-    rows = traces(endpoint, tmp_path, "quintain_env_math:Arithmetic", "--env.taskset.split", "test")
+    """The prompt arrives, the reply is scored by the environment's own reward; fields and split
+    are those of the command line.
+    """
+    words = ["--env.taskset.split", "test", "--env.taskset.args", '{"levels": [1]}']
+    rows = traces(endpoint, tmp_path, "quintain_env_math:Arithmetic", *words)
     assert [row["rewards"] for row in rows] == [{"quintain": {"score": 1.0, "weight": 1.0}}] * 3
     assert all(row["ok"] for row in rows)
     said = [[node["message"]["role"] for node in row["nodes"]] for row in rows]
     assert said == [["user", "assistant"]] * 3
+    prompts = {row["nodes"][0]["message"]["content"] for row in rows}
+    tasks = Arithmetic(levels=(1,)).tasks("test")
+    assert prompts == {str(task.prompt) for task in islice(tasks, 3)}
 
 
 def test_several_turns(endpoint: str, tmp_path: Path) -> None:

@@ -10,11 +10,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from quintain.errors import PluginError, UsageError
+from quintain.registry import normalise
+
+if TYPE_CHECKING:
+    from .installer import Sources
+    from .plan import Installation
 
 REGISTRY = click.option(
     "--registry", default="", metavar="FILE|URL", help="Another registry; #sha256=HEX pins it."
@@ -85,7 +90,7 @@ def add(
     if as_json and not (yes or dry_run):
         raise UsageError("--json asks nothing: add --yes or --dry-run")
     wanted, records = Wanted.parse(plugin), read_registry(registry)
-    name = wanted.name if wanted.url else find(records, wanted.name).name
+    name = normalise(wanted.name if wanted.url else find(records, wanted.name).name)
     if (here := installed().get(name)) and here == (wanted.version or here) and not wanted.url:
         said = {"name": name, "version": here, "installed": False}
         click.echo(json.dumps(said) if as_json else f"{name} {here} is installed; nothing to do")
@@ -117,7 +122,7 @@ def _agreed() -> bool:
     return click.confirm("Install it?")
 
 
-def _after(plan: Any, environment: str) -> list[str]:
+def _after(plan: Installation, environment: str) -> list[str]:
     """Return what a person reads at the end."""
     first = plan.record.provides[0].partition(":")[2] if plan.record.provides else plan.wheel.name
     lines = [f"installed {plan.wheel.name} {plan.wheel.version}; next: quintain check {first}"]
@@ -130,7 +135,7 @@ def _after(plan: Any, environment: str) -> list[str]:
     return lines
 
 
-def carry_out(plan: Any, sources: Any, scratch: Path) -> str:
+def carry_out(plan: Installation, sources: Sources, scratch: Path) -> str:
     """Install what a plan says, and look at it in a new process. What fails is undone.
 
     Returns:
@@ -169,14 +174,14 @@ def carry_out(plan: Any, sources: Any, scratch: Path) -> str:
     return environment
 
 
-def _own_environment(requirements: Sequence[str], sources: Any) -> Path:
+def _own_environment(requirements: Sequence[str], sources: Sources) -> Path:
     from quintain_workers import python_with
 
     importlib.invalidate_caches()  # the plugin is new, and belongs to what is shared
     return python_with(requirements, options=sources.options()).parent.parent
 
 
-def _look(plan: Any) -> None:
+def _look(plan: Installation) -> None:
     """Check the components of the installed plugin.
 
     Raises:

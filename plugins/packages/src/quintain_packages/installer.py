@@ -146,7 +146,8 @@ def resolve(requirement: str, sources: Sources, scratch: Path, *, keep: bool = T
         words += ["--constraint", str(constraints)]
     done = _pip([*words, requirement])
     if done.returncode:
-        raise Unresolved(f"pip cannot install {requirement}:\n{_said(done)}")
+        wheels = "" if sources.build else "\nOnly wheels are taken without --build"
+        raise Unresolved(f"pip cannot install {requirement}:\n{_said(done)}{wheels}")
     rows = json.loads(report.read_text(encoding="utf-8"))["install"]
     return [Item.of(row) for row in rows]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,6 +151,11 @@ def make_plan(
     version = wanted.version or (listed.version if listed else "")
     requirement = f"{name} @ {direct}" if direct else f"{name}=={version}" if version else name
     items, conflicts = _resolved(name, requirement, sources, scratch)
+    if shared := [conflict for conflict in conflicts if _SHARED.match(conflict)]:
+        raise Unresolved(
+            f"{name} needs another Quintain: {'; '.join(shared)}. pip install --upgrade "
+            f"{' '.join(conflict.partition(' ')[0] for conflict in shared)}, or take another version"
+        )
     plugin = next((item for item in items if item.name == name), None)
     if plugin is None:
         raise UsageError(f"{name} is installed; `quintain remove {name}` first")
@@ -163,8 +169,8 @@ def make_plan(
     record = replace(listed, version=wanted.version or listed.version) if listed else None
     own = record or _own_record(wheel, name)
     wrong = faults(wheel, own)
-    if taken := overwritten(wheel, packages_folder()):
-        wrong.append(f"it would replace files of other packages: {', '.join(taken[:5])}")
+    if taken := overwritten(wheel, packages_folder(), Path(sysconfig.get_path("scripts"))):
+        wrong.append(f"it would replace what is there: {', '.join(taken[:5])}")
     if wrong:
         said = "".join(f"\n- {fault}" for fault in wrong)
         raise PluginError(f"{name} is not what it should be; nothing was installed:{said}")

@@ -27,7 +27,9 @@ from .wheel_file import WheelFile, faults
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of the files.  [dist]"
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the files.  [default: FOLDER/dist]",
 )
 @click.option(
     "--no-isolation", is_flag=True, help="Build with what is installed here, without a download."

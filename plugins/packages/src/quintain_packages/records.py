@@ -165,16 +165,21 @@ def _file(path: Path) -> bytes:
 
 
 def _fetched(address: str) -> bytes:
-    parts = urlsplit(address)
-    if parts.scheme not in ("https", "http", "file"):
-        raise UsageError(f"registry {address}: expected a file, or an address of https")
-    if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-        raise UsageError(f"registry {address}: anybody on the way can change it; use https")
+    _check_address(address)
     try:
         with urllib.request.urlopen(address, timeout=SECONDS) as answer:
+            _check_address(answer.url)  # it may have been sent on
             data: bytes = answer.read(LARGEST + 1)
     except (OSError, urllib.error.URLError) as e:
         raise InfrastructureError(f"registry {address}: {e}") from e
     if len(data) > LARGEST:
         raise UsageError(f"registry {address}: it is larger than {LARGEST:,} bytes")
     return data
+
+
+def _check_address(address: str) -> None:
+    parts = urlsplit(address)
+    if parts.scheme not in ("https", "http", "file"):
+        raise UsageError(f"registry {address}: expected a file, or an address of https")
+    if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise UsageError(f"registry {address}: anybody on the way can change it; use https")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import click
 
@@ -36,10 +37,14 @@ def remove(plugin: str, yes: bool, as_json: bool) -> int:
         raise UsageError(f"{name} is needed by {', '.join(users)}; remove these first")
     ledger = read_ledger()
     added = ledger.pop(name, Added(version=""))
-    going = [name]
-    for other in added.brought:
-        if not set(needed_by(other)) - {*going}:
-            going.append(other)
+    going, before = [name], 0
+    while len(going) > before:  # what goes may have been the last that needed another one
+        before = len(going)
+        going += [
+            other
+            for other in added.brought
+            if other not in going and not set(needed_by(other)) - {*going}
+        ]
     if not as_json:
         click.echo(f"removes {', '.join(going)}")
         if added.environment:
@@ -51,7 +56,7 @@ def remove(plugin: str, yes: bool, as_json: bool) -> int:
             click.echo("nothing was removed", err=True)
             return 1
     uninstall(going)
-    if added.environment:
+    if added.environment and Path(added.environment, "pyvenv.cfg").is_file():
         shutil.rmtree(added.environment, ignore_errors=True)
     write_ledger(ledger)
     report = {"removed": going, "environment": added.environment}

@@ -58,11 +58,22 @@ class WheelFile:
             }
 
     @cached_property
+    def names(self) -> list[str]:
+        """The files of the wheel."""
+        with zipfile.ZipFile(self.path) as archive:
+            return [name for name in archive.namelist() if not name.endswith("/")]
+
+    @property
     def modules(self) -> list[str]:
         """The files that are installed beside other packages, without the metadata."""
-        with zipfile.ZipFile(self.path) as archive:
-            names = archive.namelist()
-        return [n for n in names if not n.split("/")[0].endswith((".dist-info", ".data"))]
+        found = []
+        for name in self.names:
+            top, *rest = name.split("/")
+            if top.endswith(".data") and rest[0] in ("purelib", "platlib"):
+                found.append("/".join(rest[1:]))
+            elif not top.endswith((".data", ".dist-info")):
+                found.append(name)
+        return found
 
     def header(self, name: str) -> str:
         """Return a field of the metadata; empty where it has none."""
@@ -148,7 +159,9 @@ class WheelFile:
     def programs(self) -> list[str]:
         """Return the programs that it installs."""
         groups = ("console_scripts", "gui_scripts")
-        return sorted(name for group in groups for name in self.entry_points.get(group, {}))
+        found = {name for group in groups for name in self.entry_points.get(group, {})}
+        files = {n.rpartition("/")[2] for n in self.names if ".data/scripts/" in n}
+        return sorted(found | files)
 
 
 def faults(wheel: WheelFile, record: PluginRecord) -> list[str]:
@@ -188,9 +201,10 @@ def _differences(
     ]
 
 
-def overwritten(wheel: WheelFile, packages: Path) -> list[str]:
-    """Return the files in *packages* that the wheel would replace."""
-    return [name for name in wheel.modules if not name.endswith("/") and (packages / name).exists()]
+def overwritten(wheel: WheelFile, packages: Path, programs: Path) -> list[str]:
+    """Return the files that the wheel would replace in the folders of packages and programs."""
+    found = [name for name in wheel.modules if (packages / name).exists()]
+    return found + [name for name in wheel.programs() if (programs / name).exists()]
 
 
 def check_contract(record: PluginRecord) -> None:
