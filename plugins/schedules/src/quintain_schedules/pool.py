@@ -293,13 +293,13 @@ class EnginePool(TokenEngine):
                 part = part.replace(seed=derived_seed(sampling.seed, "segment", len(done)))
             return _fresh(replica, [*ids, *done], part)
 
-        blocks = PrefixIndex.names(ids)
+        blocks = self.blocks_of(ids)
         whole = blocks[: len(ids) // BLOCK]
         async with self._router.turn(blocks) as turn:
             while True:
                 part = await self._called(turn, continued)
                 reply = _joined(self.tokenizer, reply, part, sampling.stop)
-                held = PrefixIndex.names([*ids, *reply.ids], whole)
+                held = self.blocks_of([*ids, *reply.ids], whole)
                 self._router.succeeded(turn, held)
                 if (
                     not self._settings.segment
@@ -307,6 +307,12 @@ class EnginePool(TokenEngine):
                     or len(reply.ids) >= limit
                 ):
                     return reply
+
+    def blocks_of(self, ids: Sequence[int], known: Sequence[int] = ()) -> list[int]:
+        """Return the names by which a turn finds the replica of its prefix; see
+        `PrefixIndex.names`.
+        """
+        return PrefixIndex.names(ids, known)
 
     async def score(
         self, ids: Sequence[int], start: int, temperature: float = 1.0
