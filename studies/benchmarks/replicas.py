@@ -72,14 +72,19 @@ class Paged(TokenEngine):
         self._driver: asyncio.Task[None] | None = None
 
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
-        turn = _Turn(list(ids), sampling.max_tokens or 1, asyncio.get_running_loop().create_future())
+        turn = _Turn(
+            list(ids), sampling.max_tokens or 1, asyncio.get_running_loop().create_future()
+        )
         self.queue.append(turn)
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
         await turn.done
         reply = tuple(turn.replies)
         return Sampled(
-            ids=reply, logps=(0.0,) * len(reply), versions=(self.version,) * len(reply), finish="stop"
+            ids=reply,
+            logps=(0.0,) * len(reply),
+            versions=(self.version,) * len(reply),
+            finish="stop",
         )
 
     async def score(
@@ -250,7 +255,9 @@ def main() -> None:
         for slots in (*SLOTS, 0):
             means = figures[f"{label}, {slots or 'admission'}"] = mean(admit, median, slots, turns)
             cells = [f"{means['tokens_per_second']:,.0f}", f"{means['preemptions']:,.0f}"]
-            rows.append([label, str(slots or "admission"), *cells, f"{means['computed_again']:.0%}"])
+            rows.append(
+                [label, str(slots or "admission"), *cells, f"{means['computed_again']:.0%}"]
+            )
     print(table(["replies", "slots", "tokens/s", "preemptions", "computed again / new"], rows))
     rows = []
     for shared in (0, 1_000):
@@ -258,9 +265,19 @@ def main() -> None:
             means = figures[f"routing by {routing}, {shared} shared"] = mean(
                 route, kind, shared, groups
             )
-            cells = [f"{means['found']:.1%}", f"{means['computed']:,.0f}", f"{means['seconds']:,.0f}"]
+            cells = [
+                f"{means['found']:.1%}",
+                f"{means['computed']:,.0f}",
+                f"{means['seconds']:,.0f}",
+            ]
             rows.append([f"{shared:,}", routing, *cells])
-    head = ["shared by all", "routing by", "found in the cache", "prompt tokens an episode", "seconds"]
+    head = [
+        "shared by all",
+        "routing by",
+        "found in the cache",
+        "prompt tokens an episode",
+        "seconds",
+    ]
     print(table(head, rows))
     about = {"cache": CACHE, "turns": turns, "groups": groups, "seeds": seeds, "replicas": REPLICAS}
     write("replicas", figures, quick=args.quick, about=about)

@@ -109,13 +109,23 @@ def test_what_a_server_says_of_itself(fake: Fake) -> None:
                 await engine.probe()
             return pressure
 
-    assert asyncio.run(scenario()) == Pressure(
-        running=5, waiting=4, cache_used=0.5, preemptions=7
-    )
+    assert asyncio.run(scenario()) == Pressure(running=5, waiting=4, cache_used=0.5, preemptions=7)
 
 
-def test_a_pool_takes_a_server_again_that_others_have_started_again(fake: Fake) -> None:
-    """It has the weights of its start; it gets no turn before it has those of now."""
+def test_a_pool_takes_a_server_again_that_others_have_started_again(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the weights of its start; it gets no turn before it has those of now. What a start
+    sends of a learner's module, which may be changing, is sent at the begin of the run alone.
+    """
+    begun: list[VLLMServer] = []
+    begin = VLLMServer._begin
+
+    async def counted(self: VLLMServer, weights: Any) -> None:
+        begun.append(self)
+        await begin(self, weights)
+
+    monkeypatch.setattr(VLLMServer, "_begin", counted)
     other = Fake()
     port = int(fake.url.rpartition(":")[2])
     settings = {"canary": False, "timeout": TIMEOUT}
@@ -152,6 +162,7 @@ def test_a_pool_takes_a_server_again_that_others_have_started_again(fake: Fake) 
         for server in (other, *again):
             server.close()
     assert [set(reply.versions) for reply in replies] == [{3}] * 8
+    assert len(begun) == 2
 
 
 def test_turns_on_a_stopped_server_are_named_and_fail(

@@ -121,7 +121,12 @@ def test_the_page_may_load_nothing(server: WatchServer) -> None:
 
 def test_the_state_of_a_replica_is_that_of_now(tmp_path: Path) -> None:
     """What the run wrote last about each; half a line is left out."""
-    records = [(0, "dead", "killed"), (1, "dead", "x"), (2, "leaving", "removed"), (1, "healthy", "")]
+    records = [
+        (0, "dead", "killed"),
+        (1, "dead", "x"),
+        (2, "leaving", "removed"),
+        (1, "healthy", ""),
+    ]
     records += [(2, "removed", "removed"), (0, "given up", "no memory")]
     lines = [
         json.dumps({"time": "t", "replica": number, "state": state, "why": why})
