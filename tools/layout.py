@@ -229,7 +229,11 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
                 "stream._response.raw._fp",
                 "docker's SDK gives the socket alone, and not what it has read of it already",
             ),
-            ("quintain_vllm.sleep", "p._version", "torch counts the changes of a tensor there"),
+            (
+                "quintain.interfaces.engine",
+                "p._version",
+                "torch counts the changes of a tensor there",
+            ),
         )
     },
 }

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from quintain.errors import UsageError
 from quintain.interfaces import Pressure
-from quintain_schedules.admission import BACK, CACHE_HIGH, Admission
+from quintain_schedules.admission import BACK, CACHE_HIGH, TurnLimit
 
 observations = st.lists(
-    st.tuples(st.integers(0, 80), st.integers(0, 5), st.floats(0, 1), st.integers(0, 2)), max_size=60
+    st.tuples(st.integers(0, 80), st.integers(0, 5), st.floats(0, 1), st.integers(0, 2)),
+    max_size=60,
 )
 
 
@@ -22,7 +23,7 @@ def test_the_limit_keeps_its_rules(
     """Within its bounds; it grows only while it is used and nothing is pressed, falls only under
     pressure, by a quarter at most, and not twice for one cause.
     """
-    admission = Admission(least, least + more)
+    admission = TurnLimit(least, least + more)
     preemptions = 0
     pressed_once = False
     for at, (turns, waiting, used, new) in enumerate(seen):
@@ -51,7 +52,7 @@ def test_the_limit_keeps_its_rules(
 @given(capacity=st.integers(1, 64), most=st.integers(1, 64))
 def test_it_settles_at_what_the_cache_holds(capacity: int, most: int) -> None:
     """An engine that preempts above its capacity, under a load without end."""
-    admission, preemptions = Admission(1, most), 0
+    admission, preemptions = TurnLimit(1, most), 0
     limits = []
     for _ in range(200):
         turns = admission.limit
@@ -66,7 +67,7 @@ def test_it_settles_at_what_the_cache_holds(capacity: int, most: int) -> None:
 
 def test_turns_that_only_wait_cost_nothing() -> None:
     """An engine of fixed slots: the limit stays at what it runs."""
-    admission = Admission(1, 64)
+    admission = TurnLimit(1, 64)
     for _ in range(20):
         turns = admission.limit
         admission.observe(Pressure(running=min(turns, 16), waiting=max(0, turns - 16)), turns)
@@ -75,4 +76,4 @@ def test_turns_that_only_wait_cost_nothing() -> None:
 
 def test_bounds_out_of_order_are_refused() -> None:
     with pytest.raises(UsageError, match="admission between 3 and 2 turns"):
-        Admission(3, 2)
+        TurnLimit(3, 2)

@@ -1,5 +1,5 @@
 """A process that speaks vLLM's protocol as far as an engine needs it: `python -m
-tests.plugins.vllm.fake SHAPE`.
+tests.plugins.vllm.fake SHAPE [PORT]`.
 
 It prints its port. A token takes a hundredth of a second; after a post to `/refuse`, weights are
 answered with 500.
@@ -39,6 +39,9 @@ class Server:
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(
             text=f'# TYPE x\nvllm:generation_tokens_total{{engine="0"}} {self.tokens}\n'
+            'vllm:num_requests_running{engine="0"} 3.0\nvllm:num_requests_running{engine="1"} 2.0\n'
+            'vllm:num_requests_waiting{engine="0"} 4.0\nvllm:num_preemptions_total{engine="0"} 7.0\n'
+            'vllm:kv_cache_usage_perc{engine="0"} 0.25\nvllm:kv_cache_usage_perc{engine="1"} 0.5\n'
         )
 
     async def generate(self, request: web.Request) -> web.Response:
@@ -84,7 +87,7 @@ class Server:
         return web.json_response({})
 
 
-async def serve(shape: dict[str, Any]) -> None:
+async def serve(shape: dict[str, Any], port: int = 0) -> None:
     server, app = Server(shape), web.Application()
     app.router.add_get("/metrics", server.metrics)
     app.router.add_post("/inference/v1/generate", server.generate)
@@ -93,10 +96,10 @@ async def serve(shape: dict[str, Any]) -> None:
     app.router.add_post("/{path:.*}", server.command)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
     print(runner.addresses[0][1], flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(json.loads(sys.argv[1])))
+    asyncio.run(serve(json.loads(sys.argv[1]), *map(int, sys.argv[2:])))

@@ -24,12 +24,14 @@ import quintain_openai.client
 import quintain_vllm.server
 from quintain import InfrastructureError, Message, Sampling
 from quintain.errors import UsageError
+from quintain.interfaces import Pressure
 from quintain.learning import ModuleWeights
 from quintain.models import HFTokenizer
 from quintain.recipe import Recipe
 from quintain.recipe.check import check_recipe
 from quintain_openai import ServerWatch
 from quintain_openai.client import OpenAIEngine
+from quintain_schedules import EnginePool
 from quintain_vllm import VLLMServer, WeightSyncError
 from quintain_vllm.handover import shape_of
 
@@ -43,12 +45,13 @@ TIMEOUT = 2.0
 class Fake:
     """The process, and an engine over `MODEL` for it."""
 
-    def __init__(self, **shape: Any) -> None:
+    def __init__(self, *, port: int = 0, **shape: Any) -> None:
         words = [
             sys.executable,
             "-m",
             "tests.plugins.vllm.fake",
             json.dumps({**shape_of(MODEL.config), **shape}),
+            str(port),
         ]
         self.process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -91,6 +94,75 @@ def _notice_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(quintain_vllm.server, "ServerWatch", watch)
     monkeypatch.setattr(quintain_openai.client, "ServerWatch", impatient)
+
+
+def test_what_a_server_says_of_itself(fake: Fake) -> None:
+    """Sums over the engines behind it, and the fullest cache."""
+
+    async def scenario() -> Pressure:
+        async with fake.engine() as engine:
+            await engine.probe()
+            pressure = await engine.pressure()
+            fake.process.kill()
+            fake.process.wait()
+            with pytest.raises(InfrastructureError, match=f"at {fake.url} does not answer /health"):
+                await engine.probe()
+            return pressure
+
+    assert asyncio.run(scenario()) == Pressure(running=5, waiting=4, cache_used=0.5, preemptions=7)
+
+
+def test_a_pool_takes_a_server_again_that_others_have_started_again(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the weights of its start; it gets no turn before it has those of now. What a start
+    sends of a learner's module, which may be changing, is sent at the begin of the run alone.
+    """
+    begun: list[VLLMServer] = []
+    begin = VLLMServer._begin
+
+    async def counted(self: VLLMServer, weights: Any) -> None:
+        begun.append(self)
+        await begin(self, weights)
+
+    monkeypatch.setattr(VLLMServer, "_begin", counted)
+    other = Fake()
+    port = int(fake.url.rpartition(":")[2])
+    settings = {"canary": False, "timeout": TIMEOUT}
+    pool = EnginePool.sharing(
+        MODEL,
+        HFTokenizer(byte_tokenizer()),
+        engine="vllm-server",
+        replicas=[{"url": fake.url}, {"url": other.url}],
+        settings=settings,
+        backoff=0.1,
+        restarts=100,
+    )
+    again: list[Fake] = []
+
+    async def scenario() -> list[Any]:
+        async with pool:
+            await pool.update(ModuleWeights(MODEL, 3))
+            turns = [
+                asyncio.create_task(pool.sample([k, 2], Sampling(max_tokens=20))) for k in range(4)
+            ]
+            await asyncio.sleep(0.05)
+            fake.process.kill()
+            fake.process.wait()
+            replies = await asyncio.gather(*turns)
+            assert pool._router.is_lost(0)
+            again.append(await asyncio.to_thread(Fake, port=port))
+            await pool._router.until(lambda: not pool._router.is_lost(0))
+            calls = [pool.sample([k, 3], Sampling(max_tokens=2)) for k in range(4)]
+            return [*replies, *await asyncio.gather(*calls)]
+
+    try:
+        replies = asyncio.run(scenario())
+    finally:
+        for server in (other, *again):
+            server.close()
+    assert [set(reply.versions) for reply in replies] == [{3}] * 8
+    assert len(begun) == 2
 
 
 def test_turns_on_a_stopped_server_are_named_and_fail(

@@ -477,6 +477,26 @@ def test_a_changed_setting_survives_a_resume(
     assert checkpoint.state["run"]["steered"] == {"concurrency": 1}
 
 
+def test_replicas_are_added_while_a_run_trains(
+    small_run: Callable[..., Path], steered: Callable[[dict[int, Any]], None]
+) -> None:
+    """The second one starts, takes the weights of now and is shown."""
+    steered({1: {"replicas": 2}, 2: {"replicas": 9}})
+    pool = '[engine]\nuse = "pool"\nargs = { count = 1, most = 2, backoff = 0 }'
+    folder = train(small_run, steps=4, tables=pool)
+
+    run = RunFolder(folder, lock=False)
+    assert [(r["step"], r["steering"]) for r in run.steering()] == [(1, {"replicas": 2})]
+    states = [json.loads(line) for line in (folder / "replicas.jsonl").read_text().splitlines()]
+    assert [(s["replica"], s["state"]) for s in states] == [
+        (1, "dead"),
+        (1, "restarting"),
+        (1, "stale"),
+        (1, "healthy"),
+    ]
+    assert states[0]["why"] == "added"
+
+
 def test_a_setting_that_the_schedule_lacks_is_refused(
     small_run: Callable[..., Path],
     steered: Callable[[dict[int, Any]], None],

@@ -18,7 +18,9 @@ import pytest
 from quintain.cli import main
 from quintain.errors import UsageError
 from quintain.store import RunFolder
+from quintain_watch.replicas import replicas_of
 from quintain_watch.server import WatchServer, page_text
+from quintain_watch.state import workers_of
 from quintain_watch.steering import waiting
 
 from .stored import make_stored
@@ -115,6 +117,30 @@ def test_the_page_may_load_nothing(server: WatchServer) -> None:
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Cache-Control"] == "no-store"
     assert "https://" not in text and "@import" not in text and "url(" not in text
+
+
+def test_the_state_of_a_replica_is_that_of_now(tmp_path: Path) -> None:
+    """What the run wrote last about each; half a line is left out."""
+    records = [
+        (0, "dead", "killed"),
+        (1, "dead", "x"),
+        (2, "leaving", "removed"),
+        (1, "healthy", ""),
+    ]
+    records += [(2, "removed", "removed"), (0, "given up", "no memory")]
+    lines = [
+        json.dumps({"time": "t", "replica": number, "state": state, "why": why})
+        for number, state, why in records
+    ]
+    (tmp_path / "replicas.jsonl").write_text("\n".join([*lines, '{"replica": 0, "st']))
+
+    found = {w["name"]: w["state"] for w in workers_of(tmp_path, 1)}
+    assert found == {"replica 0": "given up: no memory"}
+    assert [(r["replica"], r["state"]) for r in replicas_of(tmp_path)] == [
+        (0, "given up"),
+        (1, "healthy"),
+        (2, "removed"),
+    ]
 
 
 def test_a_run_is_answered_in_parts(server: WatchServer) -> None:

@@ -11,7 +11,7 @@ BACK = 0.75
 """What is left of the limit after a decrease."""
 
 
-class Admission:
+class TurnLimit:
     """The limit of one replica: additive increase, multiplicative decrease.
 
     Each observation of the engine moves the limit. It falls to three quarters when the engine has

@@ -19,7 +19,7 @@ from quintain.types import derived_seed
 from .health import RestartPolicy
 from .prefixes import BLOCK, PrefixIndex
 from .routing import PendingTurn, Router
-from .supervisor import Supervisor
+from .supervisor import ReplicaSupervisor
 
 SLOTS = 64
 """Sequences that a replica decodes at once by default."""
@@ -54,7 +54,7 @@ class PoolSettings:
         backoff: seconds before the first of these restarts; each further one waits twice as long,
             up to a minute.
         admission: the engine's own queue, preemptions and cache limit the turns of a replica, to at
-            most *slots*; see `Admission`.
+            most *slots*; see `TurnLimit`.
         least, most: bounds of the number of replicas when it is changed in a running run; ``None``
             is no bound.
 
@@ -109,8 +109,8 @@ class EnginePool(TokenEngine):
     segment, on another one; only a turn that all have failed fails its episode.
 
     An update goes to all replicas. One that dies is started again while the pool is entered, and
-    gets no turns before it has the weights of now; see `Supervisor`. Turns that no other replica
-    can take wait for it.
+    gets no turns before it has the weights of now; see `ReplicaSupervisor`. Turns that no other
+    replica can take wait for it.
 
     Without `in_flight_updates`, a replica takes new weights as soon as its own turns have ended,
     and starts new ones at once. With *segment*, the turns of nearly idle replicas move to others
@@ -200,7 +200,7 @@ class EnginePool(TokenEngine):
         settings, version = self._settings, replicas[0].version
         moves = settings.segment > 0
         self._router = Router(len(replicas), settings.slots, version, moves=moves)
-        self._supervisor = Supervisor(
+        self._supervisor = ReplicaSupervisor(
             self._make,
             self._router,
             replicas,
@@ -293,13 +293,13 @@ class EnginePool(TokenEngine):
                 part = part.replace(seed=derived_seed(sampling.seed, "segment", len(done)))
             return _fresh(replica, [*ids, *done], part)
 
-        blocks = PrefixIndex.names(ids)
+        blocks = self.blocks_of(ids)
         whole = blocks[: len(ids) // BLOCK]
         async with self._router.turn(blocks) as turn:
             while True:
                 part = await self._called(turn, continued)
                 reply = _joined(self.tokenizer, reply, part, sampling.stop)
-                held = PrefixIndex.names([*ids, *reply.ids], whole)
+                held = self.blocks_of([*ids, *reply.ids], whole)
                 self._router.succeeded(turn, held)
                 if (
                     not self._settings.segment
@@ -307,6 +307,12 @@ class EnginePool(TokenEngine):
                     or len(reply.ids) >= limit
                 ):
                     return reply
+
+    def blocks_of(self, ids: Sequence[int], known: Sequence[int] = ()) -> list[int]:
+        """Return the names by which a turn finds the replica of its prefix; see
+        `PrefixIndex.names`.
+        """
+        return PrefixIndex.names(ids, known)
 
     async def score(
         self, ids: Sequence[int], start: int, temperature: float = 1.0

@@ -15,7 +15,7 @@ from quintain import InfrastructureError, TokenEngine, Weights
 from quintain.errors import UsageError
 from quintain.interfaces import changes_of
 
-from .admission import Admission
+from .admission import TurnLimit
 from .health import COMING, ENDED, ReplicaHealth, ReplicaState, RestartPolicy
 from .routing import Router
 
@@ -26,7 +26,7 @@ ANSWER_SECONDS = 10.0
 """That a replica may take to answer a look."""
 
 
-class Supervisor:
+class ReplicaSupervisor:
     """The replicas of a pool, their states, and the tasks that bring them back.
 
     A dead replica is closed and made anew. It loads no weights of the learner's then, which may be
@@ -63,7 +63,7 @@ class Supervisor:
         self.health = [ReplicaHealth(policy=policy) for _ in self.replicas]
         self.updating, self.began = asyncio.Lock(), False
         self._entered: set[int] = set()
-        self._admissions: dict[int, Admission] = {}
+        self._admissions: dict[int, TurnLimit] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._looks: dict[int, asyncio.Task[str]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -188,7 +188,7 @@ class Supervisor:
 
     def _admit(self, number: int) -> None:
         if self._admits:
-            self._admissions[number] = Admission(1, self.router.slots)
+            self._admissions[number] = TurnLimit(1, self.router.slots)
             self.router.limit(number, self._admissions[number].limit)
 
     # -- bringing replicas back

@@ -16,6 +16,7 @@ from quintain_alerts.conditions import ALERTS
 from quintain_alerts.monitor import AlertMonitor
 from quintain_viewer.runs import RunInfo, run_info
 
+from .replicas import FILE, replicas_of
 from .steering import is_running, waiting
 from .trace import (
     FOLDER,
@@ -67,7 +68,9 @@ def overview(folder: Path, *, after: int = -1, price: float | None = None) -> di
         "cost": cost_of(info, metrics, price),
         "live": live_of(folder),
         "timelines": timelines,
-        "workers": workers_of(folder, newest, stamp_of(path_of(folder, newest))),
+        "workers": workers_of(
+            folder, newest, stamp_of(path_of(folder, newest)), stamp_of(folder / FILE)
+        ),
         "steering": run.steering(),
         "asked": [asdict(order) for _, order in waiting(folder)],
         "machine": machine_of(run),
@@ -147,22 +150,23 @@ def live_of(folder: Path) -> dict[str, Any] | None:
 
 
 @lru_cache(maxsize=RUNS)
-def workers_of(folder: Path, step: int, stamp: tuple[int, int]) -> list[dict[str, Any]]:
+def workers_of(folder: Path, step: int, *stamps: tuple[int, int]) -> list[dict[str, Any]]:
     """Return replicas and ranks as *step* saw them: their speed, and whether one failed to take new
-    weights. Another *stamp* reads the file again.
+    weights. The state of a replica that died or was added since is that of now. Other *stamps* read
+    the files again.
     """
     try:
-        timeline = read_trace(folder, step)
+        spans = read_trace(folder, step).spans
     except (RunError, UsageError):  # damaged, or deleted by the run meanwhile
-        return []
+        spans = []
     workers: dict[str, dict[str, Any]] = {}
 
     def of(name: str) -> dict[str, Any]:
         empty = {"name": name, "state": "works", "turns": 0, "seconds": 0.0, "tokens": 0}
-        return workers.setdefault(name, empty | {"step": timeline.step})
+        return workers.setdefault(name, empty | {"step": step})
 
-    by_id = {span.id: span for span in timeline.spans}
-    for span in timeline.spans:
+    by_id = {span.id: span for span in spans}
+    for span in spans:
         if span.kind == "replica":
             worker = of(f"replica {span.attributes['replica']}")
             turn = by_id.get(span.parent)
@@ -179,6 +183,12 @@ def workers_of(folder: Path, step: int, stamp: tuple[int, int]) -> list[dict[str
                 worker = of(f"rank {rank}")
                 worker["turns"] += 1
                 worker["seconds"] += seconds
+    for record in replicas_of(folder):
+        name, state = f"replica {record['replica']}", record["state"]
+        if state == "removed":
+            workers.pop(name, None)
+        elif state != "healthy":
+            of(name)["state"] = f"{state}: {record['why']}"
     return [workers[name] for name in sorted(workers)]
 
 

@@ -24,6 +24,8 @@ from quintain.errors import RunError, UsageError
 from quintain.interfaces import Steering
 from quintain.store import RunFolder, find_run, lock_owner, write_atomically
 
+from .replicas import replicas_of
+
 __all__ = ["SteeringOrder", "give", "is_running", "waiting"]
 
 FOLDER = "steering"
@@ -31,8 +33,8 @@ POLL = 0.25
 """Seconds between two looks for orders."""
 TAKEN = 5.0
 """Seconds that the command waits until a run takes an order."""
-ACTIONS = ("pause", "resume", "evaluate", "checkpoint", "stop", "max_staleness", "concurrency")
-NUMBERS = {"max_staleness", "concurrency"}
+NUMBERS = ("max_staleness", "concurrency", "replicas")
+ACTIONS = ("pause", "resume", "evaluate", "checkpoint", "stop", *NUMBERS)
 STOP_REASON = "quintain steer"
 
 
@@ -42,7 +44,7 @@ class SteeringOrder:
 
     Attributes:
         action: one of `ACTIONS`.
-        value: of ``max_staleness`` and ``concurrency``.
+        value: of `NUMBERS`.
         step: that it concerns: the run evaluates, saves or stops at its end, and has the setting
             from its begin on. 0 is the step that runs, or the next one for a setting.
 
@@ -218,8 +220,8 @@ def steer(run: str, action: str | None, value: int | None, step: int | None, fol
     """Steer RUN while it trains; without ACTION list what was done.
 
     `pause` begins no further step until `resume`. `evaluate` and `checkpoint` happen at the end of
-    the step that runs, and `stop` finishes the run there. `max_staleness N` and `concurrency N`
-    hold from the next step on, also after a resume.
+    the step that runs, and `stop` finishes the run there. `max_staleness N`, `concurrency N` and
+    `replicas N`, of the engine pool, hold from the next step on, also after a resume.
 
     What a run did stands in its provenance.jsonl. With QUINTAIN_STEERING=RUN another run of the
     same recipe does the same in the same steps.
@@ -227,6 +229,7 @@ def steer(run: str, action: str | None, value: int | None, step: int | None, fol
     \b
     quintain steer arithmetic-1 pause
     quintain steer arithmetic-1 concurrency 32
+    quintain steer arithmetic-1 replicas 4
     quintain steer arithmetic-1 checkpoint --step 20
     """
     path = find_run(run, folder)
@@ -260,5 +263,8 @@ def _list_done(folder: RunFolder) -> None:
     for _, order in waiting(folder.path):
         value = "" if order.value is None else f" {order.value}"
         click.echo(f"waits to be taken: {order.action}{value}")
+    for record in replicas_of(folder.path):
+        why = record["why"] and f": {record['why']}"
+        click.echo(f"{record['time']}  replica {record['replica']} is {record['state']}{why}")
     if not records:
         click.echo(f"nobody has steered run {folder.name!r}")

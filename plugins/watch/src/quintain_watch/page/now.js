@@ -6,7 +6,7 @@ class Now {
     this.run = run;
     this.body = make("div", {class: "boxes"});
     this.pane = make("section", {class: "pane"}, this.body);
-    this.numbers = ["concurrency", "max_staleness"].map(name => make("input", {type: "number", min: 1, step: 1, placeholder: name, "aria-label": name, name}));
+    this.numbers = ["concurrency", "max_staleness", "replicas"].map(name => make("input", {type: "number", min: 1, step: 1, placeholder: name, "aria-label": name, name}));
     this.orders = make("div", {class: "row"}, ORDERS_OF.map(([action, title]) => make("button", {type: "button", title, onclick: () => this.give({action})}, action)),
       this.numbers.map(input => [input, make("button", {type: "button", onclick: () => { if (input.value) this.give({action: input.name, value: Number(input.value)}); }}, "set")]));
     this.refresh();
