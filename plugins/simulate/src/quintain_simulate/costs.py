@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+QUICKEST = 1e-6
+"""Seconds of a step at least: one of no time would never end."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCosts:
@@ -38,7 +41,7 @@ class EngineCosts:
     def step(self, sequences: int) -> float:
         """Return the seconds of a step of *sequences*, without what their contexts add."""
         read = max(self.weights, self.compute * sequences)
-        return self.overhead + read + self.sequence * sequences
+        return max(QUICKEST, self.overhead + read + self.sequence * sequences)
 
     def steps_in(self, seconds: float, sequences: int, context: float) -> float:
         """Return how many steps *seconds* have room for, where the *context* of all sequences
@@ -48,7 +51,7 @@ class EngineCosts:
         growth = self.context * sequences
         # The sum of n steps is first * n + growth * n^2 / 2; this form of the root loses no digits.
         root = math.sqrt(first * first + 2 * growth * seconds)
-        return 2 * seconds / (first + root) if first + root else math.inf
+        return 2 * seconds / (first + root)
 
     def seconds_of(self, steps: float, sequences: int, context: float) -> float:
         """Return the seconds of *steps*; the inverse of `steps_in`."""

@@ -32,6 +32,7 @@ class Turn:
         tokens: to sample.
         spans: version of the weights and tokens that it has sampled, in order.
         done: gets ``None`` when the turn is over, or the error of the engine.
+        sampled: tokens that are in *spans*.
     """
 
     group: Hashable
@@ -39,18 +40,29 @@ class Turn:
     episode: Hashable
     prompt: float
     tokens: int
-    done: asyncio.Future[None]
+    done: asyncio.Future[None] | None = None
     spans: list[tuple[int, int]] = field(default_factory=list)
+    sampled: int = 0
     _joined: float = 0.0  # steps of the engine at its last admission
     _noted: float = 0.0  # steps of the engine up to which `spans` has its tokens
     _end: float = 0.0  # steps of the engine at its end
     _own: float = 0.0  # tokens that it holds, without the shared ones
     _order: int = 0  # of its last admission; 0 while it waits
 
-    @property
-    def sampled(self) -> int:
-        """Tokens that are in `spans`."""
-        return sum(tokens for _, tokens in self.spans)
+    def add(self, version: int, tokens: int) -> None:
+        """Count *tokens* that weights of *version* have sampled."""
+        self.sampled += tokens
+        if self.spans and self.spans[-1][0] == version:
+            tokens += self.spans.pop()[1]
+        self.spans.append((version, tokens))
+
+    def settle(self, error: Exception | None = None) -> None:
+        """Tell whoever waits that it is over, or failed with *error*."""
+        if self.done is not None and not self.done.done():
+            if error is None:
+                self.done.set_result(None)
+            else:
+                self.done.set_exception(error)
 
 
 class Decoder:
@@ -158,8 +170,7 @@ class Decoder:
         self.advance()
         error = InfrastructureError("the simulated engine went down")
         for turn in [*self._active, *self._waiting]:
-            if not turn.done.done():
-                turn.done.set_exception(error)
+            turn.settle(error)
         for turn in [*self._active]:
             self._release(turn)
         self._waiting.clear()
@@ -242,7 +253,7 @@ class Decoder:
             cached = min(own, self._take_cached(("episode", turn.episode)))
             if running or self._take_cached(("group", turn.group)):
                 cached += shared
-            elif cached < own:
+            elif shared:
                 cached = 0.0  # a prefix is of use from its beginning only
             self._shared[turn.group] = (running + 1, shared)
             self._held += needed
@@ -266,20 +277,17 @@ class Decoder:
         """Record what *turn* has sampled under the present weights."""
         tokens = min(round(self._steps - turn._noted), turn.tokens - turn.sampled)
         if tokens > 0:
-            if turn.spans and turn.spans[-1][0] == self.version:
-                tokens += turn.spans.pop()[1]
-            turn.spans.append((self.version, tokens))
+            turn.add(self.version, tokens)
         # What rounding has counted too early or too late, the next span counts.
         turn._noted = turn._end - (turn.tokens - turn.sampled)
 
     def _finish(self, turn: Turn) -> None:
         self._note(turn)
         if left := turn.tokens - turn.sampled:  # a rounding
-            turn.spans.append((self.version, left))
+            turn.add(self.version, left)
         self.tokens += turn.tokens
         self._keep(("episode", turn.episode), self._release(turn))
-        if not turn.done.done():
-            turn.done.set_result(None)
+        turn.settle()
         self._left()
 
     def _release(self, turn: Turn) -> float:

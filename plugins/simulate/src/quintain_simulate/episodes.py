@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from random import Random
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from quintain.types import (
     Branch,
     TerminationKind,
     TokenSource,
+    TrainingSequence,
     derived_seed,
 )
 
@@ -59,10 +60,6 @@ class Episodes:
     lost: float = 0.0
     measured: Sequence[Sequence[Step]] = ()
 
-    def prompt_of(self, group: int, seed: int) -> float:
-        """Return the tokens that the episodes of *group* share."""
-        return round(self.prompt.draw(Random(derived_seed(seed, "prompt", group))))
-
     def draw(self, random: Random) -> Iterator[Step]:
         """Yield the turns of an episode."""
         if self.measured:
@@ -96,19 +93,26 @@ class Player:
     def __init__(self, episodes: Episodes, cluster: Cluster, seed: int) -> None:
         self._episodes, self._cluster, self._seed = episodes, cluster, seed
         self._numbers = itertools.count()
+        self._prompt_of = lru_cache(maxsize=1 << 20)(self._drawn_prompt)
+
+    def _drawn_prompt(self, group: int) -> float:
+        """Return the tokens that the episodes of *group* share."""
+        random = Random(derived_seed(self._seed, "prompt", group))
+        return round(self._episodes.prompt.draw(random))
 
     async def __call__(
         self, request: RolloutRequest, sample: int, context: Any, attempt: int
     ) -> AnyRollout:
-        """Play one attempt. The transcript has one token for each span of one version; `spans_of`
-        and the metrics say how many they stand for.
+        """Play one attempt. The transcript has one token for each version of the weights; the
+        result has how many they stand for.
         """
         random = Random(derived_seed(self._seed, request.index, sample, attempt))
         engine = context.engine.for_task(request.task)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await asyncio.sleep(self._episodes.start.draw(random))
-        shared = self._episodes.prompt_of(request.index, self._seed)
+        if start := self._episodes.start.draw(random):
+            await asyncio.sleep(start)
+        shared = self._prompt_of(request.index)
         length, spans = shared, list[tuple[int, int]]()
         termination = Termination(attempts=attempt)
         number = next(self._numbers)
@@ -123,7 +127,6 @@ class Player:
                     episode=number,
                     prompt=length,
                     tokens=step.tokens,
-                    done=loop.create_future(),
                 )
                 sampled = await engine.sample((number,), context.sampling)
                 spans += zip(sampled.versions, map(int, sampled.logps), strict=True)
@@ -139,9 +142,10 @@ class Player:
         score = Score(value=float(sample % 2)) if not termination.ours else None
         return Rollout(
             task=request.task,
+            result=tuple(spans),
             termination=termination,
             metrics={"length": float(length)},
-            transcripts={"": _transcript(tuple(spans))},
+            transcripts={"": _transcript(tuple(version for version, _ in spans))},
             outcome=score,
             environment=request.name,
             group=request.index,
@@ -150,23 +154,30 @@ class Player:
         )
 
 
-@lru_cache(maxsize=4096)
-def _transcript(spans: tuple[tuple[int, int], ...]) -> Transcript:
-    count = len(spans)
-    return Transcript(
-        branches=(
-            Branch(
-                ids=tuple(tokens for _, tokens in spans),
-                sources=(TokenSource.MODEL,) * count,
-                logps=(0.0,) * count,
-                versions=tuple(version for version, _ in spans),
-            ),
-        )
+class VersionsTranscript(Transcript):
+    """A transcript that computes its sequences once: thousands of rollouts have the same one."""
+
+    @cached_property
+    def _sequences(self) -> list[TrainingSequence]:
+        return super().sequences()
+
+    def sequences(self) -> list[TrainingSequence]:
+        return self._sequences
+
+
+@lru_cache(maxsize=65_536)
+def _transcript(versions: tuple[int, ...]) -> Transcript:
+    """Return a transcript of one token for each of *versions*."""
+    count = len(versions)
+    branch = Branch(
+        ids=(0,) * count,
+        sources=(TokenSource.MODEL,) * count,
+        logps=(0.0,) * count,
+        versions=versions,
     )
+    return VersionsTranscript(branches=(branch,))
 
 
-def spans_of(rollout: AnyRollout) -> Iterator[tuple[int, int]]:
-    """Yield version and number of tokens of each span that *rollout* has sampled."""
-    for transcript in rollout.transcripts.values():
-        for branch in transcript.branches:
-            yield from zip(branch.versions, branch.ids, strict=True)
+def spans_of(rollout: AnyRollout) -> tuple[tuple[int, int], ...]:
+    """Return version and number of tokens of each span that *rollout* has sampled."""
+    return rollout.result or ()

@@ -165,17 +165,17 @@ class SimulatedEngine(TokenEngine):
         while True:
             number = await self._place(turn.group)
             decoder = self._decoders[number]
-            part.done = asyncio.get_running_loop().create_future()
+            part.done = done = asyncio.get_running_loop().create_future()
             self._loads.change(number, 1)
             try:
                 decoder.submit(part)
-                await part.done
+                await done
                 break
             except InfrastructureError:
                 self._lose(number)
                 if len(self._lost) == len(self._decoders):
                     raise
-                part.spans.clear()
+                part = self._part(turn, len(ids) - 1, sampling)  # from its beginning
             except asyncio.CancelledError:
                 decoder.cancel(part)
                 raise
@@ -198,7 +198,6 @@ class SimulatedEngine(TokenEngine):
             episode=turn.episode,
             prompt=turn.prompt + done,
             tokens=min(left, sampling.max_tokens or left),
-            done=turn.done,
         )
 
     async def _place(self, group: Hashable) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -135,8 +135,14 @@ class Setup(_Table):
     failures: FailuresTable = FailuresTable()
 
     @classmethod
-    def load(cls, path: Path | None, changes: Sequence[str] = ()) -> Setup:
-        """Return the setup of a TOML file with *changes*, each ``a.b=VALUE``.
+    def load(
+        cls,
+        path: Path | None,
+        changes: Sequence[str] = (),
+        base: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Setup:
+        """Return the setup of a TOML file with *changes*, each ``a.b=VALUE``, over the tables of
+        *base*.
 
         Raises:
             UsageError: the file cannot be read, or a key or value is refused.
@@ -145,6 +151,8 @@ class Setup(_Table):
             table: dict[str, Any] = tomllib.loads(path.read_text()) if path else {}
         except (OSError, ValueError) as e:
             raise UsageError(f"{path} cannot be read: {e}") from e
+        for name, values in (base or {}).items():
+            table[name] = {**values, **table.get(name, {})}
         for text in changes:
             change = parsed_override(text)
             where = table
@@ -170,3 +178,15 @@ class Setup(_Table):
                 f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in e.errors()
             )
             raise UsageError(f"the setup of the simulation is refused: {faults}") from e
+
+    def plain(self) -> dict[str, Any]:
+        """Return the setup as plain data, from which `of` makes it again."""
+        table: dict[str, Any] = {"model": self.model}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, _Table):
+                table[name] = {
+                    key: v.text if isinstance(v, Distribution) else v
+                    for key, v in value.model_dump(exclude_none=True).items()
+                }
+        return table
