@@ -50,8 +50,6 @@ from quintain_tree_search import (
 from .common import ROOT, Line, Panel, Report, main
 
 LONGEST = 48
-LEAST_SEEDS = 1
-"""Of a full study, instead of five: each seed trains a model for each arm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +135,7 @@ EASY: dict[str, Any] = {"levels": (3,), "highest": 10, "targets": (5, 40)}
 FIELDS: dict[str, Field] = {
     "arithmetic": Field(
         environment=Arithmetic(levels=(1, 2, 3), reworded=0.6),
-        arms=("policy gradient", "tree advantages", "values as reward"),  # no time yet for others
+        arms=("policy gradient", "tree advantages", "values as reward"),  # others: not run yet
     ),
     "countdown": Field(environment=Countdown(**EASY), seeds=0),  # no time yet
 }
