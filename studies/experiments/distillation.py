@@ -98,7 +98,13 @@ COURSES: dict[str, Course] = {
     "arithmetic": Course(
         recipe="quickstart", right={"slips": 0.0}, rate=6e-5, prompts=32, answers=4
     ),
-    "search": Course(recipe="search", right={"slips": (0.0, 0.0)}, rate=3e-4),
+    "search": Course(
+        recipe="search",
+        right={"slips": (0.0, 0.0)},
+        rate=3e-4,
+        seeds=3,  # no time yet for more
+        base_seeds=2,
+    ),
     "code": Course(
         recipe="code",
         right={"slips": 0.0},
