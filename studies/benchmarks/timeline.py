@@ -24,7 +24,7 @@ from typing import Any
 from quintain.rollouts import Span, record_spans
 from quintain_watch.recorder import TimelineRecorder
 
-from .common import Worker, alternate, arguments, shown, table, write
+from .common import Paired, Worker, alternate, arguments, shown, table, write
 from .shapes import folder
 
 CASES = {"quickstart: 1.05M, 64 x 4, 8-48 tokens": ("1.05M", 64, 4, 8, 48)}
@@ -80,7 +80,12 @@ def measure(
 
     with side("off") as off, side("10") as on:
         rounds = args.rounds or (2 if args.quick else 41)
-        paired = alternate(off, on, rounds=rounds, warmup=1 if args.quick else 3)
+        alternate(off, on, rounds=0, warmup=1 if args.quick else 3)
+        began = time.monotonic()
+        paired = alternate(off, on, rounds=2, warmup=0)  # each side begins one
+        while len(paired.ours) < rounds and time.monotonic() - began < args.seconds:
+            more = alternate(off, on, rounds=2, warmup=0)
+            paired = Paired(ours=paired.ours + more.ours, theirs=paired.theirs + more.theirs)
     summary = paired.summary("cpu")
     spans = groups * group_size * PER_ROLLOUT + 10
     step = summary["ours"]["median"]
@@ -98,7 +103,14 @@ def measure(
 
 
 def main() -> None:
-    args = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=200.0,
+        help="begin no further round after these, on a busy machine (default: %(default)s)",
+    )
+    args = parser.parse_args()
     figures: dict[str, Any] = {}
     for name, case in (QUICK if args.quick else CASES).items():
         figures[name] = measure(*case, args)

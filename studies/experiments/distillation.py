@@ -53,8 +53,6 @@ from .common import ROOT, Line, Panel, Report, main
 WARMUP = 2
 TEMPERATURE = 1.0
 """Of sampling; held-out success is measured greedily and at this."""
-LEAST_SEEDS = 1
-"""Of a full study, instead of five: each seed trains a model for each arm and course."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +68,8 @@ class Course:
         prompts, answers: tasks of a step, and samples of each.
         measured: the steps at which success is measured, the last one last.
         held_out: tasks of ``test`` on which it is measured.
-        seeds: at most, whatever ``--seeds`` says; those of the page are what time allowed.
+        seeds, base_seeds: at most, whatever ``--seeds`` says, of the arms at the higher rate and of
+            those at the recipe's; those of the page are what time allowed.
     """
 
     recipe: str
@@ -83,6 +82,11 @@ class Course:
     measured: tuple[int, ...] = (0, 2, 4, 8, 12)
     held_out: int = 100
     seeds: int = 5
+    base_seeds: int = 5
+
+    def has(self, arm: str, seed: int) -> bool:
+        """Whether the study runs *arm* with *seed*."""
+        return seed < (self.seeds if ARMS[arm].faster > 1 else self.base_seeds)
 
     @property
     def settings(self) -> Recipe:
@@ -94,7 +98,13 @@ COURSES: dict[str, Course] = {
     "arithmetic": Course(
         recipe="quickstart", right={"slips": 0.0}, rate=6e-5, prompts=32, answers=4
     ),
-    "search": Course(recipe="search", right={"slips": (0.0, 0.0)}, rate=3e-4),
+    "search": Course(
+        recipe="search",
+        right={"slips": (0.0, 0.0)},
+        rate=3e-4,
+        seeds=3,  # no time yet for more
+        base_seeds=2,
+    ),
     "code": Course(
         recipe="code",
         right={"slips": 0.0},
@@ -102,6 +112,7 @@ COURSES: dict[str, Course] = {
         teacher_rate=1e-3,
         examples=15360,
         seeds=0,  # no time yet
+        base_seeds=0,
     ),
 }
 QUICK = {
@@ -168,9 +179,9 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
         }
         for seed in seeds:  # outermost: a study that is stopped has whole seeds
             for name, course in courses.items():
-                for arm in arms if seed < course.seeds else ():
-                    curve = trained(store / name, course, arm, seed)
-                    curves[name][arm].append(curve)
+                for arm in arms:
+                    if course.has(arm, seed):
+                        curves[name][arm].append(trained(store / name, course, arm, seed))
         teachers = {
             name: json.loads((store / name / "teacher.json").read_text()) for name in courses
         }
@@ -186,6 +197,7 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
                     "rate": course.rate,
                     "samples": course.prompts * course.answers,
                     "held_out_tasks": course.held_out,
+                    "seeds": {arm: len(runs) for arm, runs in curves[name].items()},
                     "teacher": teachers[name],
                 }
                 for name, course in courses.items()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -49,8 +50,6 @@ from quintain_tree_search import (
 from .common import ROOT, Line, Panel, Report, main
 
 LONGEST = 48
-LEAST_SEEDS = 1
-"""Of a full study, instead of five: each seed trains a model for each arm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +135,7 @@ EASY: dict[str, Any] = {"levels": (3,), "highest": 10, "targets": (5, 40)}
 FIELDS: dict[str, Field] = {
     "arithmetic": Field(
         environment=Arithmetic(levels=(1, 2, 3), reworded=0.6),
-        arms=("policy gradient", "tree advantages", "values as reward"),  # no time yet for others
+        arms=("policy gradient", "tree advantages", "values as reward"),  # others: not run yet
     ),
     "countdown": Field(environment=Countdown(**EASY), seeds=0),  # no time yet
 }
@@ -243,25 +242,47 @@ def contrasts_of(
     answered: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]],
     trained: Mapping[str, Mapping[str, Sequence[Mapping[str, list[float]]]]],
 ) -> dict[str, list[float]]:
-    """Each arm less the policy gradient at the end, and each search less the majority of 16."""
+    """Each arm less the policy gradient half-way and at the end, and each search less the majority
+    and the best of n that sample about as many tokens.
+    """
     found = {}
     for name, arms in trained.items():
         for arm, curves in arms.items():
             if arm != "policy gradient":
                 for success in ("greedy", "sampled"):
-                    found[f"{name}: {arm} less policy gradient, {success}, at the end"] = [
-                        own[success][-1] - first[success][-1]
-                        for own, first in zip(curves, arms["policy gradient"], strict=True)
-                    ]
+                    for place, when in ((1, "half-way"), (2, "at the end")):
+                        found[f"{name}: {arm} less policy gradient, {success}, {when}"] = [
+                            own[success][place] - first[success][place]
+                            for own, first in zip(curves, arms["policy gradient"], strict=True)
+                        ]
     for name, by_label in answered.items():
-        majority = [label for label in by_label if label.startswith("majority")][-1]
         for label, results in by_label.items():
-            if label.startswith(("best of", "beam", "MCTS")):
-                found[f"{name}: {label} less {majority}"] = [
+            if not label.startswith(("best of", "beam", "MCTS")):
+                continue
+            for kind in ("majority", "best of"):
+                if label.startswith(kind):
+                    continue
+                other = of_equal_tokens(by_label, kind, results)
+                found[f"{name}: {label} less {other}"] = [
                     own["success"] - first["success"]
-                    for own, first in zip(results, by_label[majority], strict=True)
+                    for own, first in zip(results, by_label[other], strict=True)
                 ]
     return found
+
+
+def of_equal_tokens(
+    by_label: Mapping[str, Sequence[Mapping[str, float]]],
+    kind: str,
+    results: Sequence[Mapping[str, float]],
+) -> str:
+    """Return the label of *kind* whose tokens of a task are nearest to those of *results*."""
+    tokens = {
+        label: fmean(f["tokens"] for f in found)
+        for label, found in by_label.items()
+        if label.startswith(kind)
+    }
+    own = fmean(f["tokens"] for f in results)
+    return min(tokens, key=lambda label: abs(math.log(tokens[label] / own)))
 
 
 # ------------------------------------------------------------------------------------- the models

@@ -151,10 +151,10 @@ class TokenEngine(Engine):
         """
 
     @classmethod
-    def check_algorithm(cls, algorithm: Algorithm) -> str | None:
-        """Raise a `UsageError` if *algorithm* cannot train on what the engine samples; return a
-        remark on one that can and is easily misread. Engines that draw each answer from the policy
-        by itself, as most do, fit every algorithm.
+    def check_algorithm(cls, algorithm: Algorithm, settings: Mapping[str, Any]) -> str | None:
+        """Raise a `UsageError` if *algorithm* cannot train on what the engine samples with these
+        *settings*; return a remark on one that can and is easily misread. Engines that draw each
+        answer from the policy by itself, as most do, fit every algorithm.
         """
         return None
 

@@ -206,7 +206,7 @@ class RunPlan:
         environments = tuple(EnvironmentSpec.of(table) for table in recipe.environments)
         evaluation = EvaluationPlan.of(recipe, algorithm)
         engine = engine_kind(recipe)
-        remark = engine.check_algorithm(algorithm)
+        remark = engine.check_algorithm(algorithm, recipe.engine.args)
         needed = {slot for spec in (*environments, *evaluation.specs) for slot in spec.slots}
         labels = tuple(table.label for table in recipe.environments)
         budget = algorithm.plan.thinking_budget

@@ -113,25 +113,25 @@ SEARCHES = [BeamEngine, MCTSEngine]
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "reinforce", "rloo", "opd", "tree_credit"])
 def test_a_policy_gradient_on_chosen_answers_is_refused(engine: Any, name: str) -> None:
     with pytest.raises(UsageError, match="not the policy's samples: .*'rft' or 'sft'"):
-        engine.check_algorithm(algorithm(name))
+        engine.check_algorithm(algorithm(name), {})
 
 
 @pytest.mark.parametrize("engine", [*SEARCHES, TreeEngine])
 @pytest.mark.parametrize("name", ["sft", "rft", "gkd", "dpo"])
 def test_imitation_and_pairs_take_any_answers(engine: Any, name: str) -> None:
-    assert engine.check_algorithm(algorithm(name)) is None
+    assert engine.check_algorithm(algorithm(name), {}) is None
 
 
 @pytest.mark.parametrize("engine", SEARCHES)
 def test_a_kl_term_over_chosen_answers_is_refused(engine: Any) -> None:
     near = algorithm("rft").replace(kl={"where": "loss", "estimator": "k2", "coefficient": 0.1})
     with pytest.raises(UsageError, match="the KL term"):
-        engine.check_algorithm(near)
+        engine.check_algorithm(near, {})
 
 
 @pytest.mark.parametrize("name", ["tree_credit", "tree_rl", "value_steps"])
 def test_trees_fit_the_algorithms_that_know_them(name: str) -> None:
-    assert TreeEngine.check_algorithm(algorithm(name)) is None
+    assert TreeEngine.check_algorithm(algorithm(name), {}) is None
 
 
 def without_baseline(name: str) -> Algorithm:
@@ -140,13 +140,20 @@ def without_baseline(name: str) -> Algorithm:
 
 @pytest.mark.parametrize("name", ["raw", "ema"])
 def test_baselines_from_elsewhere_fit_trees(name: str) -> None:
-    assert TreeEngine.check_algorithm(without_baseline(name)) is None
+    assert TreeEngine.check_algorithm(without_baseline(name), {}) is None
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo"])
 def test_a_baseline_of_a_group_on_trees_is_remarked_on(name: str) -> None:
-    remark = TreeEngine.check_algorithm(algorithm(name))
+    remark = TreeEngine.check_algorithm(algorithm(name), {})
     assert remark is not None and "'tree_credit'" in remark
+
+
+def test_replicas_of_a_search_are_searches() -> None:
+    pool = current().load("engine", "pool")
+    with pytest.raises(UsageError, match="engine 'mcts' chooses its answers"):
+        pool.check_algorithm(algorithm("dr_grpo"), {"engine": "mcts", "replicas": 2})
+    assert pool.check_algorithm(algorithm("dr_grpo"), {"replicas": 2}) is None
 
 
 def recipe(engine: str, name: str) -> Recipe:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator
 
-from quintain import InfrastructureError, Sampled, Sampling, TokenEngine, Weights
+from quintain import Algorithm, InfrastructureError, Sampled, Sampling, TokenEngine, Weights
 from quintain.errors import RunError, UsageError, did_you_mean
 from quintain.registry import current, signature_of, takes
 from quintain.rollouts import Span, cut_where_stopped
@@ -165,6 +165,14 @@ class EnginePool(TokenEngine):
         kind = _kind(args.get("engine", "embedded"))
         for replica in args.get("replicas") or [{}]:
             kind.check_available({**(args.get("settings") or {}), **replica})
+
+    @classmethod
+    def check_algorithm(cls, algorithm: Algorithm, settings: Mapping[str, Any]) -> str | None:
+        """Ask the engine of the replicas; see `TokenEngine`."""
+        remark: str | None = _kind(settings.get("engine", "embedded")).check_algorithm(
+            algorithm, settings.get("settings") or {}
+        )
+        return remark
 
     def _open(
         self, settings: PoolSettings, make: Callable[..., Any], common: Table, *first: Any

@@ -54,7 +54,7 @@ class SearchEngine(TokenEngine):
             check_available(settings["value"])
 
     @classmethod
-    def check_algorithm(cls, algorithm: Algorithm) -> str | None:
+    def check_algorithm(cls, algorithm: Algorithm, settings: Mapping[str, Any]) -> str | None:
         """Refuse algorithms that take its answers for the policy's own samples; see `TokenEngine`."""
         why = f"engine {cls.name!r} chooses its answers, so that they are not the policy's samples"
         fix = "imitate them with algorithm.use = 'rft' or 'sft', or sample with another engine"

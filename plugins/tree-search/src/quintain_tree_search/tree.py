@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -107,7 +108,7 @@ class TreeEngine(SearchEngine):
         self._trees: dict[tuple[Any, ...], OpenTree] = {}
 
     @classmethod
-    def check_algorithm(cls, algorithm: Algorithm) -> str | None:
+    def check_algorithm(cls, algorithm: Algorithm, settings: Mapping[str, Any]) -> str | None:
         """Remark on baselines that may come from other leaves of a tree; see `TokenEngine`."""
         advantage = algorithm.advantage
         if algorithm.takes_any_samples or advantage.name in UNRELATED:
