@@ -41,9 +41,9 @@ class PassRate:
     environment: str = ""
 
     @property
-    def rate(self) -> float | None:
-        """The share, 0 to 1; ``None`` where nothing was tried."""
-        return self.right / self.tried if self.tried else None
+    def rate(self) -> float:
+        """The share, 0 to 1, where something was tried."""
+        return self.right / self.tried
 
 
 def read_pass_rates(path: str | Path) -> dict[str, PassRate]:
