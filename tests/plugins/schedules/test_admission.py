@@ -11,7 +11,8 @@ from quintain.interfaces import Pressure
 from quintain_schedules.admission import BACK, CACHE_HIGH, Admission
 
 observations = st.lists(
-    st.tuples(st.integers(0, 80), st.integers(0, 5), st.floats(0, 1), st.integers(0, 2)), max_size=60
+    st.tuples(st.integers(0, 80), st.integers(0, 5), st.floats(0, 1), st.integers(0, 2)),
+    max_size=60,
 )
 
 

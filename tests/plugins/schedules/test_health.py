@@ -22,7 +22,12 @@ def test_a_dead_replica_comes_back_by_new_weights_alone() -> None:
         step()
         seen.append((health.state, health.why))
 
-    assert seen == [(S.DEAD, "killed"), (S.RESTARTING, "killed"), (S.STALE, "killed"), (S.HEALTHY, "")]
+    assert seen == [
+        (S.DEAD, "killed"),
+        (S.RESTARTING, "killed"),
+        (S.STALE, "killed"),
+        (S.HEALTHY, ""),
+    ]
 
 
 def test_restarts_wait_twice_as_long_and_end() -> None:

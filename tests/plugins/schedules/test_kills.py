@@ -144,7 +144,14 @@ def test_replicas_are_killed_while_a_run_trains(model: Path, tmp_path: Path, tur
 @pytest.mark.slow
 def test_two_hundred_kills(model: Path, tmp_path: Path, turns: Any) -> None:
     """`KILLS` of them, 200 by default, over schedules; with ``-s`` it says what happened."""
-    wanted, kills, transfers, runs, longest, steps = int(os.environ.get("KILLS", "200")), 0, 0, 0, 0.0, 0
+    wanted, kills, transfers, runs, longest, steps = (
+        int(os.environ.get("KILLS", "200")),
+        0,
+        0,
+        0,
+        0.0,
+        0,
+    )
     while kills < wanted:
         schedule = [*STALENESS][runs % 3]
         ProcessReplica.contents.clear()

@@ -73,7 +73,9 @@ def long(seed: int) -> Sampling:
 
 
 def is_exact(reply: Sampled, ids: list[int], seed: int, version: int) -> bool:
-    return list(reply.ids) == expected(ids, seed, [version] * 20) and set(reply.versions) == {version}
+    return list(reply.ids) == expected(ids, seed, [version] * 20) and set(reply.versions) == {
+        version
+    }
 
 
 def test_turns_of_a_dead_replica_are_sampled_elsewhere_and_it_comes_back_with_new_weights() -> None:

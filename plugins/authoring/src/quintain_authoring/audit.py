@@ -46,6 +46,7 @@ class Audited:
         groups: what the summary counts a task under, by id.
         repeats: runs of the solution.
         args: the environment's arguments, which are part of a record's digest.
+        seconds: of one episode, or of all runs of a solution.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Audited:
     groups: Mapping[str, str]
     repeats: int
     args: Mapping[str, Any]
+    seconds: float
 
     @cached_property
     def constants(self) -> dict[str, tuple[str, ...]]:
@@ -173,6 +175,8 @@ class Player:
             await self._try_all(record, task, others)
         except UsageError as e:  # no other task need have the same fault
             record.found("it cannot be played", str(e))
+        except TimeoutError:  # its other episodes would take as long
+            record.found("an episode does not end", f"none within {self._audited.seconds:g} s")
         record.judge(self._marks)
         return record
 
@@ -254,7 +258,8 @@ class Player:
             concurrency=1,
             retries=0,
         )
-        (group,) = await run_groups([request], context)
+        async with asyncio.timeout(self._audited.seconds):
+            (group,) = await run_groups([request], context)
         return list(group.rollouts)
 
 

@@ -84,7 +84,8 @@ class TaskRecord:
         if self.other is not None and reaches(self.other):
             self.found("the answer of another task is right", f"it has {self.other:g}")
         self.sound = solved if self.oracle else None
-        if self.nop is None or self.nop >= LITTLE or "an episode fails" in self.defects:
+        failed = {"an episode fails", "an episode does not end"} & self.defects.keys()
+        if self.nop is None or self.nop >= LITTLE or failed:
             self.sound = False
 
 
