@@ -539,8 +539,9 @@ def test_exported_tasks_are_sound_in_the_audit(tmp_path: Path) -> None:
         "One word.\n\nSay hello.\n\nWrite your answer, and nothing else, to the file "
         "`/app/answer.txt`.\n"
     )
-    record = record_of(place)
-    assert (record.sound, record.oracle, record.nop, record.forged) == (True, [1.0], 0.0, 0.0)
+    record = record_of(place, "forgery", "planted", "echo")
+    assert (record.sound, record.oracle, record.nop, record.defects) == (True, [1.0], 0.0, {})
+    assert (record.forged, record.planted, record.echo) == (0.0, 0.0, 0.0)
 
 
 def test_what_no_file_can_answer_is_not_exported(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quintain import Environment, Message, Rollout, Task, control, reward
+from quintain import Agent, Environment, Message, Rollout, Task, control, reward
 
 CALLS = [0]
 
@@ -55,6 +56,12 @@ class Faults(Environment[Planted, None]):
             )
             for number, kind in enumerate(self.kinds)
         ]
+
+    async def rollout(self, task: Planted, agent: Agent) -> None:
+        agent.user(str(task.prompt))
+        reply = (await agent.turn()).reply
+        if task.fault == "endless" and reply == "no":
+            await asyncio.sleep(60)
 
     @control(scores="min")
     def prose(self, task: Planted, messages: Sequence[Message]) -> str:

@@ -68,6 +68,15 @@ def test_an_audit_goes_on_with_what_is_new_or_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_episode_that_does_not_end_is_a_defect_of_its_task(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    assert audited(file, "", "endless", more=("--seconds", "1", "--jobs", "2"))[0] == 1
+    found = read_records(file)
+    assert found["endless"].defects == {"an episode does not end": "none within 10 s"}
+    assert found["sound"].sound
+
+
+@pytest.mark.slow
 def test_a_call_that_does_not_return_is_a_defect_of_its_task(tmp_path: Path) -> None:
     """The other tasks go on."""
     file = tmp_path / "audit.jsonl"

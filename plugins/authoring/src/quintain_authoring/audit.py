@@ -46,6 +46,7 @@ class Audited:
         groups: what the summary counts a task under, by id.
         repeats: runs of the solution.
         args: the environment's arguments, which are part of a record's digest.
+        seconds: of one episode, or of all runs of a solution.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Audited:
     groups: Mapping[str, str]
     repeats: int
     args: Mapping[str, Any]
+    seconds: float
 
     @cached_property
     def constants(self) -> dict[str, tuple[str, ...]]:
@@ -173,6 +175,8 @@ class Player:
             await self._try_all(record, task, others)
         except UsageError as e:  # no other task need have the same fault
             record.found("it cannot be played", str(e))
+        except TimeoutError:  # its other episodes would take as long
+            record.found("an episode does not end", f"none within {self._audited.seconds:g} s")
         record.judge(self._marks)
         return record
 
@@ -189,20 +193,25 @@ class Player:
                 record.found("an episode fails", f"the solution: {solution.reason}")
         if len(set(known)) > 1:
             record.found("not repeatable", f"rewards of @oracle: {solution.rewards}")
-        control = self._environment
-        record.nop = await self._tried(record, "nothing", task, ControlEngine(control, "nop"))
-        for name in self._marks:
-            if name not in NOT_AGAIN and self._marks[name]:  # demonstrations have no mark
-                engine = ControlEngine(control, name)
-                record.controls[name] = await self._tried(record, f"@{name}", task, engine)
+
+        async def tried(who: str, engine: Engine) -> float | None:
+            (rollout,) = await self._played(task, engine, 1)
+            record.seconds = max(record.seconds, round(rollout.seconds, 3))
+            if not rollout.valid:
+                ended = rollout.termination
+                record.found("an episode fails", f"{who}: {ended.kind}: {ended.reason}")
+            return _reward(rollout)
+
+        record.nop = await tried("nothing", ControlEngine(self._environment, "nop"))
+        for name, mark in self._marks.items():
+            if name not in NOT_AGAIN and mark:  # demonstrations have no mark
+                engine = ControlEngine(self._environment, name)
+                record.controls[name] = await tried(f"@{name}", engine)
         for reply in self._audited.constants[record.group]:
-            engine = ScriptedEngine(replies=reply)
-            record.constants[reply] = await self._tried(record, repr(reply), task, engine)
-        engine = ScriptedEngine(replies=_last_message)
-        record.echo = await self._tried(record, "the prompt", task, engine)
+            record.constants[reply] = await tried(repr(reply), ScriptedEngine(replies=reply))
+        record.echo = await tried("the prompt", ScriptedEngine(replies=_last_message))
         if (script := await self._other(task, others)) is not None:
-            engine = ScriptedEngine(replies=script)
-            record.other = await self._tried(record, "another's answer", task, engine)
+            record.other = await tried("another's answer", ScriptedEngine(replies=script))
 
     async def _solution(self, task: Task) -> Solution:
         """Return what the oracle got, played once for all who ask."""
@@ -234,13 +243,6 @@ class Player:
                 return solution.replies
         return None
 
-    async def _tried(
-        self, record: TaskRecord, who: str, task: Task, engine: Engine
-    ) -> float | None:
-        (rollout,) = await self._played(task, engine, 1)
-        self._note(record, who, rollout)
-        return _reward(rollout)
-
     async def _played(self, task: Task, engine: Engine, size: int) -> list[Rollout[Any, Any]]:
         request = RolloutRequest(
             environment=self._environment,
@@ -256,14 +258,9 @@ class Player:
             concurrency=1,
             retries=0,
         )
-        (group,) = await run_groups([request], context)
+        async with asyncio.timeout(self._audited.seconds):
+            (group,) = await run_groups([request], context)
         return list(group.rollouts)
-
-    def _note(self, record: TaskRecord, who: str, rollout: Rollout[Any, Any]) -> None:
-        record.seconds = max(record.seconds, round(rollout.seconds, 3))
-        if not rollout.valid:
-            ended = rollout.termination
-            record.found("an episode fails", f"{who}: {ended.kind}: {ended.reason}")
 
 
 def _record(audited: Audited, task: Task) -> TaskRecord:

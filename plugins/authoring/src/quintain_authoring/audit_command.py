@@ -26,6 +26,9 @@ from .guard import Output, ended_after
 from .options import services_of
 from .task_record import TaskRecord, drop_partial_line, line_of, read_records, summary, table
 
+EPISODE = 10
+"""Calls of the longest allowed length after which an episode is ended."""
+
 
 def audited(
     component: Component,
@@ -90,6 +93,7 @@ def audited(
                 groups=by_field(chosen.values(), by),
                 repeats=repeats,
                 args=args,
+                seconds=EPISODE * seconds,
             ),
             records,
             write,

@@ -12,8 +12,10 @@ from statistics import fmean
 from typing import Any
 
 from quintain.errors import UsageError
-from quintain.types import SCORE_TOLERANCE, reaches
+from quintain.types import reaches
 
+LITTLE = 0.05
+"""Reward from which on a reply without work is worth naming: some scorers pay 0.01 for any text."""
 FREE = 0.9
 """Mean reward of one reply to all tasks from which on the reward is free."""
 SHOWN = 24
@@ -28,8 +30,8 @@ class TaskRecord:
         task: its id; *environment* its name, *group* what the summary counts it under.
         digest: of the task, the environment's arguments, and what was tried.
         level: the difficulty that the task states.
-        sound: whether the solution has the full reward each time, and nothing has none; ``None``
-            without a solution where nothing has none.
+        sound: whether the solution has the full reward each time, and an empty reply less than
+            `LITTLE`; ``None`` without a solution where the second holds.
         oracle: rewards of the solution, one for each run; ``None`` for a run that failed.
         nop: the reward for an empty reply.
         echo: the reward for the prompt as the reply.
@@ -68,21 +70,22 @@ class TaskRecord:
         solved = bool(self.oracle) and all(v is not None and reaches(v) for v in self.oracle)
         if self.oracle and not solved:
             self.found("the solution fails", f"rewards of the solution: {self.oracle}")
-        if self.nop is not None and self.nop > SCORE_TOLERANCE:
-            self.found("nothing is rewarded", f"an empty reply has {self.nop:g}")
+        if (self.nop or 0.0) >= LITTLE:
+            self.found("nothing is rewarded", f"an empty reply has {self.nop or 0:g}")
         for name, value in self.controls.items():
             if value is None:
                 continue
             if marks[name] == "max" and not reaches(value):
                 self.found(f"the control {name} fails", f"it has {value:g}; expected 1")
-            elif marks[name] == "min" and value > max(self.nop or 0.0, 0.0) + SCORE_TOLERANCE:
+            elif marks[name] == "min" and value >= max(self.nop or 0.0, 0.0) + LITTLE:
                 self.found(f"the control {name} is rewarded", f"it has {value:g}")
         if self.echo is not None and reaches(self.echo):
             self.found("the prompt is an answer", f"it has {self.echo:g}")
         if self.other is not None and reaches(self.other):
             self.found("the answer of another task is right", f"it has {self.other:g}")
         self.sound = solved if self.oracle else None
-        if self.nop is None or self.nop > SCORE_TOLERANCE or "an episode fails" in self.defects:
+        failed = {"an episode fails", "an episode does not end"} & self.defects.keys()
+        if self.nop is None or self.nop >= LITTLE or failed:
             self.sound = False
 
 
@@ -137,7 +140,7 @@ def _of_group(rows: Sequence[TaskRecord]) -> dict[str, Any]:
         "tasks": len(rows),
         "with_solution": len(solved),
         "oracle_1": sum(all(v is not None and reaches(v) for v in row.oracle) for row in solved),
-        "nop_0": sum(row.nop is not None and row.nop <= SCORE_TOLERANCE for row in rows),
+        "nop_0": sum(row.nop is not None and row.nop < LITTLE for row in rows),
         "sound": sum(row.sound is True for row in rows),
         "constant": round(means[best], 3) if means else None,
         "constant_reply": best,

@@ -78,7 +78,8 @@ class AdaptiveCurriculum(Mixture):
             )
             where = f"in {plan.difficulty_file}"
             rates: list[Rates] = [
-                {task.id: counts[task.id].rate for task in tasks} for tasks in self.candidates()
+                {t.id: counts[t.id].rate if counts[t.id].tried else None for t in tasks}
+                for tasks in self.candidates()
             ]
         else:
             where = f"in {plan.difficulty_samples} samples of the starting policy"

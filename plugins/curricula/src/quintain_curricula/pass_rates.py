@@ -41,14 +41,14 @@ class PassRate:
     environment: str = ""
 
     @property
-    def rate(self) -> float | None:
-        """The share, 0 to 1; ``None`` where nothing was tried."""
-        return self.right / self.tried if self.tried else None
+    def rate(self) -> float:
+        """The share, 0 to 1, where something was tried."""
+        return self.right / self.tried
 
 
 def read_pass_rates(path: str | Path) -> dict[str, PassRate]:
-    """Return the rates of the file *path* by task; those that an audit in it does not call sound
-    are left out.
+    """Return the rates of the file *path* by task; those at which an audit in it found a fault are
+    left out. One without a known solution stays.
 
     Raises:
         UsageError: it cannot be read, is no such file, or has no task.
@@ -61,13 +61,13 @@ def read_pass_rates(path: str | Path) -> dict[str, PassRate]:
                 row = json_object(line, RATE)
                 if "sound" in row and type(row.get("task")) is str:
                     rate = PassRate(task=row["task"], right=0, tried=0, level=row.get("level"))
-                    sound[rate.task] = row["sound"] is True
+                    sound[rate.task] = row["sound"] is not False
                 else:
                     rate = _rate(row)
                 rates[rate.task] = _sum(rates.get(rate.task), rate)
     rates = {task: rate for task, rate in rates.items() if sound.get(task, True)}
     if sound and not rates:
-        raise UsageError(f"{path} calls none of its tasks sound")
+        raise UsageError(f"{path} finds a fault in each of its tasks")
     if not rates:
         raise UsageError(
             f"{path} has no pass rates; write them with `quintain pass-rates ROLLOUTS --out {path}`"

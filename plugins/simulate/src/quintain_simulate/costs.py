@@ -86,8 +86,5 @@ class LearnerCosts:
         """Return the seconds of an update on sequences of *lengths*, context included."""
         pairs = sum(length * length / 2 for length in lengths) if self.pair else 0.0
         return (
-            self.base
-            + self.sequence * len(lengths)
-            + self.token * sum(lengths)
-            + self.pair * pairs
+            self.base + self.sequence * len(lengths) + self.token * sum(lengths) + self.pair * pairs
         )

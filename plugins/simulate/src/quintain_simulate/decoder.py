@@ -225,8 +225,7 @@ class Decoder:
         self._timer = None
         self.advance()
         while self._ends and (
-            self._ends[0][1] != self._ends[0][2]._order
-            or self._ends[0][0] <= self._steps + NEARLY
+            self._ends[0][1] != self._ends[0][2]._order or self._ends[0][0] <= self._steps + NEARLY
         ):
             _, order, turn = heapq.heappop(self._ends)
             if order == turn._order:

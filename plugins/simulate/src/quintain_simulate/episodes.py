@@ -22,9 +22,9 @@ from quintain.types import (
     derived_seed,
 )
 
+from .decoder import Turn
 from .distributions import Distribution
 from .fleet import NOBODY, Cluster
-from .decoder import Turn
 
 
 class Step(NamedTuple):

@@ -142,7 +142,9 @@ def assumptions(setup: Setup, shape: ModelShape | None, costs: EngineCosts) -> l
         f"{episodes.start.text} s, {episodes.lost:.1%} lost"
     )
     capacity = f"{costs.capacity:,.0f}" if math.isfinite(costs.capacity) else "any number of"
-    lines.append(f"an engine decodes {costs.slots} sequences at once, with {capacity} tokens in all")
+    lines.append(
+        f"an engine decodes {costs.slots} sequences at once, with {capacity} tokens in all"
+    )
     if setup.failures.hours:
         lines.append(
             f"an engine fails every {setup.failures.hours:g} h and is away for "

@@ -15,7 +15,8 @@ from quintain.recipe import parsed_override
 from .distributions import Distribution
 
 Written = Annotated[
-    Distribution, BeforeValidator(lambda v: v if isinstance(v, Distribution) else Distribution.parse(v))
+    Distribution,
+    BeforeValidator(lambda v: v if isinstance(v, Distribution) else Distribution.parse(v)),
 ]
 Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
