@@ -30,13 +30,23 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from quintain import Environment, Limits, Rollout, Sampled, Sampling, Task, TokenEngine, Weights, reward
+from quintain import (
+    Environment,
+    Limits,
+    Rollout,
+    Sampled,
+    Sampling,
+    Task,
+    TokenEngine,
+    Weights,
+    reward,
+)
 from quintain.learning.learner import Learner
 from quintain_authoring.byte_tokenizer import ByteTokenizer
 from quintain_simulate.distributions import Distribution
 
 from . import shapes
-from .common import RESULTS, arguments, table, write
+from .common import arguments, table, write
 
 STEP, SEQUENCE, UPDATE, TOKEN = 0.04, 0.001, 0.4, 0.0004
 """Seconds: of a step of decoding, of each turn in it, of an update, of each token of its batch."""

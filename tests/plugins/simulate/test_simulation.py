@@ -97,7 +97,9 @@ def test_more_engines_are_never_slower_and_equal_ones_give_equal_figures() -> No
     lengths = {"reply": "lognormal:800,0.7", "prompt": 200}
     engine = {"sequence": 0.002, "prefill": 1e-4}
     speeds = [
-        simulated("areal", cluster={"engines": n}, episodes=lengths, engine=engine).tokens_per_second
+        simulated(
+            "areal", cluster={"engines": n}, episodes=lengths, engine=engine
+        ).tokens_per_second
         for n in (1, 2, 4)
     ]
     assert speeds == sorted(speeds)
