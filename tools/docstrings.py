@@ -27,12 +27,12 @@ VERBS = frozenset(
     Follow Forget Fork Format Free Freeze Gather Generate Get Give Go Grade Group Guard Hand Handle Hide
     Hold Ignore Import Initialise Insert Install Interrupt Invert Join Judge Keep Kill Launch Lay
     Leave Let Limit Link List Listen Load Lock Log Look Make Map Mark Mask Match Measure Merge
-    Minimize Move Multiply Name Normalise Note Notify Offer Open Order Pack Pad Parse Pass Pause
+    Minimize Move Multiply Name Normalise Note Notify Offer Open Order Overwrite Pack Pad Parse Pass Pause
     Pick Place Plan Play Pop Post Prepare Print Probe Process Propose Prune Publish Pull Pump Push Put
     Queue Quote Raise Rank Read Rebuild Receive Reconnect Record Refuse Register Reject Release
     Remark Remember Remove Rename Render Repeat Replace Reply Report Request Require Reserve Reset Resize
     Resolve Restart Restore Resume Retry Return Reuse Rewrite Round Run Sample Save Say Scale Score
-    Search See Seed Select Send Serve Set Shade Shard Shift Show Shuffle Shut Skip Sleep Sort Split
+    Search See Seed Select Send Serve Set Shade Shard Shift Show Shuffle Shut Simulate Skip Sleep Sort Split
     Spread Start Step Stop Store Sum Swap Switch Sync Tag Take Tell Test Time Tokenize Track Train
     Translate Treat Trim Truncate Try Turn Undo Unpack Unregister Update Upload Use Validate Verify
     Wait Wake Walk Warn Watch Work Wrap Write Yield
