@@ -36,11 +36,11 @@ CACHE = 262_144
 """Tokens whose keys and values a replica holds."""
 WEIGHTS, KEYS, PREFILL = 0.008, 4e-8, 4e-5
 """Seconds of reading the weights, of the keys and values of one token, and of a token of a prompt."""
-CHUNK, LONGEST, PROMPT = 16, 24_000, 2_000
+CHUNK, LONGEST, PROMPT = 64, 24_000, 2_000
 SLOTS = (16, 32, 64, 128, 256)
 MEDIANS = {"short, median 500": 500, "long, median 8,000": 8_000}
 TURNS = 512
-REPLICAS, GROUPS, GROUP, EPISODE_TURNS = 4, 48, 8, 6
+REPLICAS, ROUTED_SLOTS, GROUPS, GROUP, EPISODE_TURNS = 4, 24, 48, 8, 6
 
 
 @dataclass(eq=False)
@@ -207,7 +207,7 @@ async def admit(median: int, slots: int, turns: int, seed: int) -> dict[str, flo
 async def route(kind: type[EnginePool], shared: int, groups: int, seed: int) -> dict[str, float]:
     """Play *groups* groups of episodes, 24 groups at once, whose prompts share *shared* tokens."""
     name = f"{Paged.__module__}:{Paged.__qualname__}"
-    pool = kind(engine=name, count=REPLICAS, slots=48)
+    pool = kind(engine=name, count=REPLICAS, slots=ROUTED_SLOTS)
     rng = random.Random(f"routing/{seed}")
     places = asyncio.Semaphore(24 * GROUP)
 

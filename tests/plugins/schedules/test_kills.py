@@ -60,12 +60,13 @@ def told(model: Path, schedule: str, steps: int) -> Recipe:
 
 class Killer(threading.Thread):
     """Kills processes of replicas from the first of *turns* on, each other one while it takes
-    weights if there is such a one, until it is told to end. *longest* are the seconds between two.
+    weights if there is such a one, until it is told to end or has killed *most*: a slow machine
+    starts them no faster than they die. *longest* are the seconds between two.
     """
 
-    def __init__(self, seed: int, longest: float, turns: Sized) -> None:
+    def __init__(self, seed: int, longest: float, turns: Sized, most: int) -> None:
         super().__init__(daemon=True)
-        self.turns = turns
+        self.turns, self.most = turns, most
         self.random, self.longest = random.Random(seed), longest
         self.kills, self.in_transfer = list[float](), 0
         self.over = threading.Event()
@@ -73,7 +74,9 @@ class Killer(threading.Thread):
     def run(self) -> None:
         while not self.turns and not self.over.wait(0.001):
             pass
-        while not self.over.wait(self.random.uniform(0.0, self.longest)):
+        while len(self.kills) < self.most:
+            if self.over.wait(self.random.uniform(0.0, self.longest)):
+                return
             transfers = len(self.kills) % 2 == 0
             until = time.monotonic() + self.longest
             while transfers and not ProcessReplica.transfers and time.monotonic() < until:
@@ -137,26 +140,22 @@ def survive(place: Path, recipe: Recipe, killer: Killer, turns: Any) -> None:
 
 
 def test_replicas_are_killed_while_a_run_trains(model: Path, tmp_path: Path, turns: Any) -> None:
-    killer = Killer(seed=1, longest=0.3, turns=turns)
+    killer = Killer(seed=1, longest=0.3, turns=turns, most=20)
     survive(tmp_path / "run", told(model, "areal", steps=2), killer, turns)
+    print(f"\n{len(killer.kills)} kills, {killer.in_transfer} of them in a transfer")
 
 
 @pytest.mark.slow
 def test_two_hundred_kills(model: Path, tmp_path: Path, turns: Any) -> None:
     """`KILLS` of them, 200 by default, over schedules; with ``-s`` it says what happened."""
-    wanted, kills, transfers, runs, longest, steps = (
-        int(os.environ.get("KILLS", "200")),
-        0,
-        0,
-        0,
-        0.0,
-        0,
-    )
+    wanted = int(os.environ.get("KILLS", "200"))
+    kills = transfers = runs = steps = 0
+    longest = 0.0
     while kills < wanted:
         schedule = [*STALENESS][runs % 3]
         ProcessReplica.contents.clear()
         turns.clear()
-        killer = Killer(seed=runs, longest=0.25, turns=turns)
+        killer = Killer(seed=runs, longest=0.25, turns=turns, most=wanted - kills)
         survive(tmp_path / f"run-{runs}", told(model, schedule, steps=60), killer, turns)
         ended = [when for when, _, _ in turns]
         waits = [min((e - k for e in ended if e > k), default=0.0) for k in killer.kills]
@@ -164,7 +163,8 @@ def test_two_hundred_kills(model: Path, tmp_path: Path, turns: Any) -> None:
         transfers += killer.in_transfer
         longest = max(longest, *waits, 0.0)
         runs, steps = runs + 1, steps + 60
-    print(
-        f"\n{kills} kills, {transfers} of them in a transfer, in {runs} runs of {steps} steps; the "
-        f"longest wait for the next turn after a kill was {longest:.1f} s"
-    )
+        print(
+            f"\n{kills} kills, {transfers} of them in a transfer, in {runs} runs of {steps} steps; "
+            f"the longest wait for the next turn after a kill was {longest:.1f} s",
+            flush=True,
+        )
