@@ -158,7 +158,9 @@ def main() -> None:
             "slow": slow.figures(),
             "fast": fast.figures(),
         }
-        rows.append([name, f"{case.published:g}", f"{factor:.2f}", f"{factor / case.published:.2f}"])
+        rows.append(
+            [name, f"{case.published:g}", f"{factor:.2f}", f"{factor / case.published:.2f}"]
+        )
         print(f"{name}: {case.source}\n  told: {case.told}\n  assumed: {case.assumed}", flush=True)
     print(table(["comparison", "published", "simulated", "ratio"], rows))
     for name, why in NOT_COMPARED.items():

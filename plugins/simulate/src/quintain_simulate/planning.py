@@ -179,9 +179,7 @@ class Planner:
         if not self.plan.schedule.overlaps:
             if self.gpus < each:
                 raise UsageError(f"an engine needs {each} GPUs; there are {self.gpus}")
-            return self.with_cluster(
-                engines=self.gpus // each, gpus_per_engine=each, shared=True
-            )
+            return self.with_cluster(engines=self.gpus // each, gpus_per_engine=each, shared=True)
         best: tuple[float, int] | None = None
         for engines in range(1, (self.gpus - least) // each + 1):
             ranks = self.gpus - engines * each
@@ -235,11 +233,15 @@ class Planner:
                 self.simulated(text, setup, plan)
                 for text, setup, plan in self.neighbours(chosen.simulation)
             ]
-            same = [n for n in neighbours if n.gpus == chosen.gpus and n.simulation.plan is self.plan]
+            same = [
+                n for n in neighbours if n.gpus == chosen.gpus and n.simulation.plan is self.plan
+            ]
             better = max(same, key=lambda n: n.outcome.tokens_per_second, default=None)
-            if better is None or better.outcome.tokens_per_second <= (
-                1 + NOTABLE
-            ) * chosen.outcome.tokens_per_second:
+            if (
+                better is None
+                or better.outcome.tokens_per_second
+                <= (1 + NOTABLE) * chosen.outcome.tokens_per_second
+            ):
                 break
             chosen = replace(better, text="")
         neighbours.sort(key=lambda n: -n.outcome.tokens_per_second)
@@ -251,9 +253,7 @@ class Planner:
         memory = Memory(rank=self.rank_bytes(ranks), engine=weights, room=room)
         return Answer(chosen=chosen, memory=memory, neighbours=tuple(neighbours))
 
-    def neighbours(
-        self, simulation: Simulation
-    ) -> Iterator[tuple[str, Setup, RunPlan | None]]:
+    def neighbours(self, simulation: Simulation) -> Iterator[tuple[str, Setup, RunPlan | None]]:
         """Yield single changes of a cluster: what changes, the setup, and the plan if it does."""
         cluster = simulation.setup.cluster
         each, engines, ranks = cluster.gpus_per_engine, cluster.engines, cluster.learner_gpus
