@@ -72,7 +72,7 @@ CASES = {
         published=2.77,
         told="fully asynchronous against synchronous, equal numbers of GPUs, staleness up to 8",
         assumed=(
-            "8B, 32 of its GPUs, three quarters of them sample, replies log-normal with median "
+            "8B, 32 of its GPUs, 20 of them sample and 12 learn, replies log-normal with median "
             "6,000, sigma 0.9, at most 27,648 tokens, 32 x 16 a step, H100 for its H800"
         ),
         prompts=32,
