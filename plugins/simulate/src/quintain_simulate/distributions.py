@@ -42,7 +42,7 @@ class Distribution:
                 return cls(f"{written:g}", _constant(_positive(written)))
             if not isinstance(written, str):
                 values = [*map(_positive, written)]
-                return cls(f"{len(values)} values", _one_of(values))
+                return cls("mixture:" + ",".join(f"{v:g}*1" for v in values), _one_of(values))
             name, _, rest = written.partition(":")
             if not rest:
                 return cls(written, _constant(_positive(float(name))))

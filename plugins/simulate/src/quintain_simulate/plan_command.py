@@ -21,9 +21,10 @@ class Gpus(click.ParamType):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, str]:
-        if found := re.fullmatch(r"(\d+):([\w-]+)", str(value)):
-            return int(found[1]), found[2]
-        self.fail(f"expected a number and a kind, as in 8:h100, got {value!r}", param, ctx)
+        found = re.fullmatch(r"(\d+):([\w-]+)", str(value))
+        if found is None:
+            self.fail(f"expected a number and a kind, as in 8:h100, got {value!r}", param, ctx)
+        return int(found[1]), found[2]
 
 
 @click.command()
@@ -121,7 +122,9 @@ def plan(
         click.echo(json.dumps(record))
         return
     click.echo(cluster_line(chosen.simulation))
-    room = f"{memory.engine / 1e9:,.1f} GB of weights, {memory.room / 1e9:,.1f} GB for keys and values"
+    room = (
+        f"{memory.engine / 1e9:,.1f} GB of weights, {memory.room / 1e9:,.1f} GB for keys and values"
+    )
     money = "" if cost is None else f", {cost:,.0f} at {price:g} a GPU-hour"
     rows = [
         ("a learner's GPU", f"{memory.rank / 1e9:,.1f} GB of {planner.gpu.memory / 1e9:g} GB"),

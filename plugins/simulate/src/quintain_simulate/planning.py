@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from random import Random
 from typing import Any
 
 from quintain.errors import UsageError
 from quintain.interfaces import Schedule
+from quintain.models import CHUNK_ELEMENTS, module_on_paper
 from quintain.recipe import RunPlan
 from quintain.registry import current
-from quintain_memory import MemoryPlan, memory_of
+from quintain_memory import MemoryPlan, activations, memory_of
 
 from .hardware import Gpu, ModelShape, gpu_named, module_of, shape_of
 from .roofline import BYTES, all_gpus
@@ -98,8 +100,6 @@ class Planner:
         Raises:
             UsageError: the size of the model is not known.
         """
-        from quintain.models import module_on_paper
-
         if setup.model:
             module, name = module_of(setup.model), setup.model
         else:
@@ -123,15 +123,25 @@ class Planner:
         needed = BYTES * self.shape.parameters / (WEIGHTS_SHARE * self.gpu.memory)
         return int(2 ** max(0, math.ceil(math.log2(needed))))
 
-    def memory_of_all(self) -> MemoryPlan:
-        """Return the memory of the learner, as ``--dry-run`` plans it."""
+    @cached_property
+    def memory(self) -> MemoryPlan:
+        """The memory of a learner on one GPU, as ``--dry-run`` plans it."""
         return memory_of(self.plan, self.module, free=int(self.gpu.memory))
 
     def rank_bytes(self, ranks: int) -> float:
-        """Return the bytes of each of *ranks* GPUs of the learner."""
-        memory = self.memory_of_all()
+        """Return the bytes of each of *ranks* GPUs of the learner, by the formula of
+        docs/distributed.md: its share of what is divided, embeddings and output layer three times,
+        the activations of a micro-batch and its logits.
+        """
+        memory = self.memory
         divided = memory.weights + memory.gradients + memory.moments + memory.reference
-        return divided / ranks + memory.activations / max(1, memory.processes)
+        if ranks == 1:
+            return divided + memory.activations
+        ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
+        # tied ones are one
+        root = sum({id(end.weight): end.weight.numel() for end in ends}.values())
+        logits = 3 * 4 * CHUNK_ELEMENTS["gpu"]
+        return divided / ranks + 3 * 4 * root + activations(self.plan, self.module) + logits
 
     def least_ranks(self) -> int:
         """Return the fewest GPUs that hold the learner.
@@ -169,9 +179,7 @@ class Planner:
         if not self.plan.schedule.overlaps:
             if self.gpus < each:
                 raise UsageError(f"an engine needs {each} GPUs; there are {self.gpus}")
-            return self.with_cluster(
-                engines=self.gpus // each, gpus_per_engine=each, shared=True
-            )
+            return self.with_cluster(engines=self.gpus // each, gpus_per_engine=each, shared=True)
         best: tuple[float, int] | None = None
         for engines in range(1, (self.gpus - least) // each + 1):
             ranks = self.gpus - engines * each
@@ -225,11 +233,15 @@ class Planner:
                 self.simulated(text, setup, plan)
                 for text, setup, plan in self.neighbours(chosen.simulation)
             ]
-            same = [n for n in neighbours if n.gpus == chosen.gpus and n.simulation.plan is self.plan]
+            same = [
+                n for n in neighbours if n.gpus == chosen.gpus and n.simulation.plan is self.plan
+            ]
             better = max(same, key=lambda n: n.outcome.tokens_per_second, default=None)
-            if better is None or better.outcome.tokens_per_second <= (
-                1 + NOTABLE
-            ) * chosen.outcome.tokens_per_second:
+            if (
+                better is None
+                or better.outcome.tokens_per_second
+                <= (1 + NOTABLE) * chosen.outcome.tokens_per_second
+            ):
                 break
             chosen = replace(better, text="")
         neighbours.sort(key=lambda n: -n.outcome.tokens_per_second)
@@ -241,9 +253,7 @@ class Planner:
         memory = Memory(rank=self.rank_bytes(ranks), engine=weights, room=room)
         return Answer(chosen=chosen, memory=memory, neighbours=tuple(neighbours))
 
-    def neighbours(
-        self, simulation: Simulation
-    ) -> Iterator[tuple[str, Setup, RunPlan | None]]:
+    def neighbours(self, simulation: Simulation) -> Iterator[tuple[str, Setup, RunPlan | None]]:
         """Yield single changes of a cluster: what changes, the setup, and the plan if it does."""
         cluster = simulation.setup.cluster
         each, engines, ranks = cluster.gpus_per_engine, cluster.engines, cluster.learner_gpus

@@ -15,6 +15,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:,.1f} min" if seconds >= 600 else f"{seconds:,.2f} s"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def cluster_line(simulation: Simulation) -> str:
     """Return what the cluster is, in one line."""
     cluster, plan = simulation.setup.cluster, simulation.plan
@@ -22,11 +27,11 @@ def cluster_line(simulation: Simulation) -> str:
     samples = f"{plan.groups} x {plan.group_size} rollouts a step"
     model = f"{simulation.shape.name}, " if simulation.shape else ""
     if cluster.shared:
-        gpus = f"{all_gpus(simulation.setup)} GPUs that sample and learn in turns"
+        gpus = f"{counted(all_gpus(simulation.setup), 'GPU')} sample and learn in turns"
     else:
         gpus = (
-            f"{sampling_gpus(simulation.setup)} GPUs sample in {cluster.engines} engines, "
-            f"{learner_gpus(simulation.setup)} learn"
+            f"{counted(sampling_gpus(simulation.setup), 'GPU')} for sampling in "
+            f"{counted(cluster.engines, 'engine')}, {learner_gpus(simulation.setup)} for learning"
         )
     return f"{model}{schedule}, {samples}; {gpus}"
 
@@ -55,8 +60,12 @@ def outcome_lines(outcome: Outcome) -> list[str]:
     counts = [
         ("lost rollouts", f"{figures['lost']:.2%}" if figures["lost"] else ""),
         ("left out", f"{figures['dropped_groups']} groups" if figures["dropped_groups"] else ""),
-        ("gave way", f"{outcome.preempted:,} turns, to others, as memory was full"
-         if outcome.preempted else ""),
+        (
+            "gave way",
+            f"{outcome.preempted:,} turns, to others, as memory was full"
+            if outcome.preempted
+            else "",
+        ),
         ("engines failed", f"{outcome.failed}" if outcome.failed else ""),
         (
             "simulated",

@@ -186,8 +186,11 @@ class Setup(_Table):
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, _Table):
+                # `model_dump` would take distributions apart
+                fields = {key: getattr(value, key) for key in type(value).model_fields}
                 table[name] = {
                     key: v.text if isinstance(v, Distribution) else v
-                    for key, v in value.model_dump(exclude_none=True).items()
+                    for key, v in fields.items()
+                    if v is not None
                 }
         return table

@@ -87,7 +87,9 @@ def simulate(
     outcome = simulation.run(steps=steps or 0, hours=hours or 0.0, seed=seed)
     assumed = assumptions(chosen, simulation.shape, simulation.costs)
     if like:
-        assumed.append(f"seconds and episodes that the setup does not name are of {', '.join(like)}")
+        assumed.append(
+            f"seconds and episodes that the setup does not name are of {', '.join(like)}"
+        )
     if as_json:
         click.echo(
             json.dumps(

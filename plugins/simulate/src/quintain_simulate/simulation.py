@@ -7,11 +7,9 @@ the order of episodes, retries and the pool of replicas are the code that trains
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,11 +19,10 @@ from quintain.console import Screen
 from quintain.errors import UsageError
 from quintain.models import module_on_paper
 from quintain.recipe import RunPlan
+from quintain.registry import current
 from quintain.rollouts import RolloutContext
 from quintain.run import Collected, Collector
-from quintain.registry import current
 from quintain.tasks import Mixture
-from quintain.types import AnyGroup
 from quintain_schedules import EnginePool
 
 from .clock import run_simulated
@@ -191,9 +188,7 @@ class Outcome:
     @property
     def rollouts_per_second(self) -> float:
         """Rollouts of the batches, a second."""
-        return sum(step.rollouts for step in self.counted) / (
-            self.step_seconds * len(self.counted)
-        )
+        return sum(step.rollouts for step in self.counted) / (self.step_seconds * len(self.counted))
 
     @property
     def learner_idle(self) -> float:

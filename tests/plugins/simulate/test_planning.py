@@ -1,0 +1,174 @@
+"""`quintain plan` and `quintain simulate` as commands; costs by data sheets and by runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from quintain.cli import main
+from quintain.errors import UsageError
+from quintain_simulate import Distribution, Setup
+from quintain_simulate.fit import SampledTurn, fitted_engine, fitted_learner, turn_rows
+from quintain_simulate.hardware import CONFIGS, gpus, module_of, shape_of
+from quintain_simulate.roofline import engine_costs, learner_costs
+
+RECIPE = """
+run.steps = 100
+model = { name = "none", dtype = "bfloat16" }
+algorithm.use = "dr_grpo"
+sampling.max_tokens = 2048
+batch = { prompts = 4, group_size = 4 }
+schedule.use = "areal"
+learner = { precision = "bf16", checkpoint_activations = true }
+[[environments]]
+use = "quintain-env-math/arithmetic"
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return str(path)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main([*words, "--json"]) == 0
+    record: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return record
+
+
+def test_a_plan_says_memory_hours_money_and_which_change_helps(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hours and money are the steps times the seconds of one, and the first change gains most."""
+    plan = said(
+        capsys, "plan", recipe, "--gpus", "4:h100", "-w", "model=0.6b", "--price", "2",
+        "--simulate-steps", "4",
+    )  # fmt: skip
+    assert plan["seconds"] == pytest.approx(100 * plan["figures"]["step_seconds"])
+    assert plan["cost"] == pytest.approx(2 * 4 * plan["seconds"] / 3600)
+    assert plan["memory"]["rank"] < 80e9
+    gains = [change["gain"] for change in plan["changes"]]
+    assert gains == sorted(gains, reverse=True)
+    assert {"1 GPU more for sampling", "1 GPU more for learning"} <= {
+        change["change"] for change in plan["changes"]
+    }
+
+
+def test_a_plan_without_room_for_the_learner_names_what_to_do(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """70 billion parameters with AdamW do not fit on 8 GPUs of 80 GB."""
+    assert main(["plan", recipe, "--gpus", "8:h100", "-w", "model=70b"]) == 2
+    error = capsys.readouterr().err
+    assert "the learner takes" in error
+    assert "model.lora" in error
+
+
+def test_a_simulation_prints_what_it_assumes(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The setup that it prints gives the same figures again."""
+    words = ("simulate", recipe, "-w", "model=8b", "-w", "episodes.reply=lognormal:500,1")
+    first = said(capsys, *words, "--steps", "4")
+    assert any("data sheet" in line for line in first["assumptions"])
+    assert Setup.of(first["setup"]).plain() == first["setup"]
+    assert main([*words, "--steps", "4"]) == 0
+    text = capsys.readouterr().out
+    assert f"{first['figures']['tokens_per_second']:,.0f}" in text
+    assert "assumed:" in text
+
+
+@pytest.mark.parametrize(
+    ("size", "billions"),
+    [("0.6b", 0.596), ("8b", 8.19), ("70b", 70.55)],
+)
+def test_published_sizes_are_those_of_their_models(size: str, billions: float) -> None:
+    """The configurations of the table give the parameters that the models are published with."""
+    assert shape_of(module_of(size), size).parameters / 1e9 == pytest.approx(billions, rel=0.005)
+    assert size in CONFIGS
+
+
+def test_costs_by_a_data_sheet_are_bytes_over_bandwidth_and_operations_over_flops() -> None:
+    """By hand for 8B on two H100, with efficiencies of 1."""
+    setup = Setup.of(
+        {
+            "cluster": {"gpus_per_engine": 2, "learner_gpus": 4},
+            "assumed": {"bandwidth": 1, "compute": 1, "mfu": 1, "step": 0, "exchange": 0},
+        }
+    )
+    shape = shape_of(module_of("8b"), "8b")
+    engine, learner = engine_costs(setup, shape), learner_costs(setup, shape, 0)
+    assert engine.weights == pytest.approx(2 * shape.parameters / (2 * 3350e9))
+    assert engine.context == pytest.approx(2 * 2 * 36 * 8 * 128 / (2 * 3350e9))
+    assert engine.compute == pytest.approx(2 * shape.parameters / (2 * 989e12))
+    assert learner.token == pytest.approx(6 * shape.parameters / (4 * 989e12))
+
+
+def test_every_gpu_has_all_numbers() -> None:
+    """And each line of the table names where its number is from."""
+    import quintain_simulate
+
+    table = Path(quintain_simulate.__file__).with_name("hardware.toml").read_text()
+    rows = [line for line in table.splitlines() if " = " in line]
+    assert all("#" in row for row in rows)
+    assert len(rows) == 4 * len(gpus())
+
+
+def test_a_fit_finds_the_seconds_that_made_the_turns() -> None:
+    """Turns of a batch that shrinks, made by a step of 20 ms and 1 ms for each sequence."""
+    random, turns, rows = Random(3), [], []
+    for count in (2, 8, 20):
+        lengths = sorted(random.randint(5, 60) for _ in range(count))
+        moment = done = 0.0
+        for place, length in enumerate(lengths):
+            moment += (length - done) * (0.02 + 0.001 * (count - place))
+            done = length
+            turns.append(SampledTurn(began=0.0, ended=moment, tokens=length))
+        rows += turn_rows(turns)
+        turns = []
+    costs = fitted_engine(rows)
+    assert costs["overhead"] == pytest.approx(0.02, rel=0.1)
+    assert costs["sequence"] == pytest.approx(0.001, rel=0.2)
+
+
+def test_a_fit_of_the_learner_is_exact_on_exact_steps() -> None:
+    """Half a second and 2 ms a token."""
+    steps = [
+        {"tokens": n, "seconds.update": 0.5 + 0.002 * n, "seconds.sync": 0.25}
+        for n in (50, 80, 300)
+    ]
+    assert fitted_learner(steps) == pytest.approx({"base": 0.5, "token": 0.002, "transfer": 0.25})
+
+
+@pytest.mark.parametrize(
+    ("written", "mean"),
+    [
+        (7, 7.0),
+        ("7", 7.0),
+        ([1, 3], 2.0),
+        ("uniform:0,10", 5.0),
+        ("exponential:4", 4.0),
+        ("mixture:1*0.9,11*0.1", 2.0),
+        ("lognormal:2,0.5", 2 * 1.1331),
+    ],
+)
+def test_distributions_have_their_means(written: Any, mean: float) -> None:
+    """The median of a log-normal times exp(sigma^2 / 2)."""
+    random, distribution = Random(0), Distribution.parse(written)
+    drawn = [distribution.draw(random) for _ in range(4000)]
+    assert sum(drawn) / len(drawn) == pytest.approx(mean, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    "written", ["normal:3", "uniform:1", "-3", "mixture:1", [], -1, "lognormal:a"]
+)
+def test_what_is_no_distribution_is_refused(written: Any) -> None:
+    """The error lists the forms."""
+    with pytest.raises(UsageError, match="expected a number"):
+        Distribution.parse(written)
