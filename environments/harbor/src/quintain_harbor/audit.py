@@ -286,8 +286,10 @@ def _with_solution_of(other: TaskFolder | None, folder: TaskFolder) -> tuple[str
     """Return how the solution of *other* is run, or why it is not."""
     if other is None:
         return "there is no other task", None
+    if other.steps:
+        return f"{other.name} has several steps", None
     try:
-        solution = None if other.steps else other.solution()
+        solution = other.solution()
     except UsageError as e:
         return _said(e), None
     own = folder.solution(folder.parts[0])
