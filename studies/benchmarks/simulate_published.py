@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintain.recipe import Recipe, RunPlan
-from quintain_simulate import Outcome, Setup, Simulation
+from quintain_simulate import Outcome, Simulation, SimulationSetup
 
 from .common import arguments, table, write
 
@@ -134,7 +134,9 @@ def outcome(case: Comparison, side: tuple[str, str, dict[str, Any]], steps: int)
     text = RECIPE.format(
         most=case.most, prompts=case.prompts, group=case.group, schedule=schedule, args=args
     )
-    setup = Setup.of({"model": case.model, "cluster": tables, "episodes": {"reply": case.reply}})
+    setup = SimulationSetup.of(
+        {"model": case.model, "cluster": tables, "episodes": {"reply": case.reply}}
+    )
     return Simulation.of(RunPlan.of(Recipe.parse(text)), setup).run(steps=steps)
 
 

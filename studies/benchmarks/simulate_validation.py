@@ -286,9 +286,9 @@ def measured(folder: Path, warm: int) -> dict[str, float]:
 def predicted(case: Case, costs: dict[str, Any], model: Path) -> dict[str, float]:
     """Return the same of a simulation with *costs*."""
     from quintain.recipe import Recipe, RunPlan
-    from quintain_simulate import Setup, Simulation
+    from quintain_simulate import Simulation, SimulationSetup
 
-    setup = Setup.of(
+    setup = SimulationSetup.of(
         {
             "engine": {**costs["engine"], "slots": case.slots},
             "learner": costs["learner"],

@@ -11,15 +11,15 @@ import pytest
 from quintain import InfrastructureError
 from quintain_simulate.clock import run_simulated
 from quintain_simulate.costs import EngineCosts
-from quintain_simulate.decoder import Decoder, Turn
+from quintain_simulate.decoder import SimulatedDecoder, SimulatedTurn
 
 
-def turn(number: int = 0, *, prompt: float = 0, tokens: int = 10, **fields: Any) -> Turn:
+def turn(number: int = 0, *, prompt: float = 0, tokens: int = 10, **fields: Any) -> SimulatedTurn:
     about = {"group": number, "shared": 0.0, "episode": number} | fields
-    return Turn(prompt=prompt, tokens=tokens, **about)
+    return SimulatedTurn(prompt=prompt, tokens=tokens, **about)
 
 
-async def decode(decoder: Decoder, *turns: Turn) -> None:
+async def decode(decoder: SimulatedDecoder, *turns: SimulatedTurn) -> None:
     """Decode *turns*, which begin at once."""
     for each in turns:
         each.done = asyncio.get_running_loop().create_future()
@@ -27,11 +27,11 @@ async def decode(decoder: Decoder, *turns: Turn) -> None:
     await asyncio.gather(*(each.done for each in turns if each.done is not None))
 
 
-def seconds(costs: EngineCosts, *turns: Turn) -> float:
+def seconds(costs: EngineCosts, *turns: SimulatedTurn) -> float:
     """Return the seconds in which one engine decodes *turns*."""
 
     async def run() -> float:
-        await decode(Decoder(costs), *turns)
+        await decode(SimulatedDecoder(costs), *turns)
         return asyncio.get_running_loop().time()
 
     return run_simulated(run)
@@ -86,7 +86,7 @@ def test_a_later_turn_computes_what_is_new_until_new_weights_arrive() -> None:
     """The cache has the earlier turns of an episode; an update empties it."""
 
     async def run() -> list[float]:
-        decoder = Decoder(EngineCosts(prefill=1.0))
+        decoder = SimulatedDecoder(EngineCosts(prefill=1.0))
         await decode(decoder, turn(prompt=100, tokens=50))
         first = decoder.prefilled
         await decode(decoder, turn(prompt=160, tokens=50))
@@ -103,7 +103,7 @@ def test_tokens_carry_the_version_that_sampled_them(recompute: bool) -> None:
     """An update in flight splits a turn where it arrives, pauses it, and loses no token."""
 
     async def run() -> tuple[Any, float]:
-        decoder = Decoder(EngineCosts(overhead=1.0, prefill=0.1))
+        decoder = SimulatedDecoder(EngineCosts(overhead=1.0, prefill=0.1))
         running = turn(prompt=20, tokens=10)
         task = asyncio.create_task(decode(decoder, running))
         await asyncio.sleep(2.0 + 4.0)
@@ -120,7 +120,7 @@ def test_a_full_memory_makes_the_last_turn_give_way_and_loses_nothing() -> None:
     """Two turns whose contexts do not fit at once both end, one after the other."""
 
     async def run() -> tuple[int, int, float]:
-        decoder = Decoder(EngineCosts(overhead=1.0, capacity=100))
+        decoder = SimulatedDecoder(EngineCosts(overhead=1.0, capacity=100))
         turns = [turn(number, prompt=20, tokens=60) for number in range(2)]
         await decode(decoder, *turns)
         return decoder.preempted, decoder.tokens, sum(each.sampled for each in turns)
@@ -134,7 +134,7 @@ def test_an_engine_that_goes_down_fails_its_turns_and_comes_back_empty() -> None
     """Turns get an infrastructure error, also new ones, until the engine answers again."""
 
     async def run() -> tuple[str, bool, int]:
-        decoder = Decoder(EngineCosts(overhead=1.0))
+        decoder = SimulatedDecoder(EngineCosts(overhead=1.0))
         task = asyncio.create_task(decode(decoder, turn(tokens=10)))
         await asyncio.sleep(3)
         decoder.fail()

@@ -11,8 +11,8 @@ import pytest
 
 from quintain.cli import main
 from quintain.errors import UsageError
-from quintain_simulate import Distribution, Setup
-from quintain_simulate.fit import SampledTurn, fitted_engine, fitted_learner, turn_rows
+from quintain_simulate import Distribution, SimulationSetup
+from quintain_simulate.fit import MeasuredTurn, fitted_engine, fitted_learner, turn_rows
 from quintain_simulate.hardware import CONFIGS, gpus, module_of, shape_of
 from quintain_simulate.roofline import engine_costs, learner_costs
 
@@ -77,7 +77,7 @@ def test_a_simulation_prints_what_it_assumes(
     words = ("simulate", recipe, "-w", "model=8b", "-w", "episodes.reply=lognormal:500,1")
     first = said(capsys, *words, "--steps", "4")
     assert any("data sheet" in line for line in first["assumptions"])
-    assert Setup.of(first["setup"]).plain() == first["setup"]
+    assert SimulationSetup.of(first["setup"]).plain() == first["setup"]
     assert main([*words, "--steps", "4"]) == 0
     text = capsys.readouterr().out
     assert f"{first['figures']['tokens_per_second']:,.0f}" in text
@@ -96,7 +96,7 @@ def test_published_sizes_are_those_of_their_models(size: str, billions: float) -
 
 def test_costs_by_a_data_sheet_are_bytes_over_bandwidth_and_operations_over_flops() -> None:
     """By hand for 8B on two H100, with efficiencies of 1."""
-    setup = Setup.of(
+    setup = SimulationSetup.of(
         {
             "cluster": {"gpus_per_engine": 2, "learner_gpus": 4},
             "assumed": {"bandwidth": 1, "compute": 1, "mfu": 1, "step": 0, "exchange": 0},
@@ -129,7 +129,7 @@ def test_a_fit_finds_the_seconds_that_made_the_turns() -> None:
         for place, length in enumerate(lengths):
             moment += (length - done) * (0.02 + 0.001 * (count - place))
             done = length
-            turns.append(SampledTurn(began=0.0, ended=moment, tokens=length))
+            turns.append(MeasuredTurn(began=0.0, ended=moment, tokens=length))
         rows += turn_rows(turns)
         turns = []
     costs = fitted_engine(rows)

@@ -8,7 +8,7 @@ import pytest
 
 from quintain.errors import UsageError
 from quintain.recipe import Recipe, RunPlan
-from quintain_simulate import Outcome, Setup, Simulation
+from quintain_simulate import Outcome, Simulation, SimulationSetup
 
 RECIPE = """
 run.steps = 10
@@ -35,7 +35,7 @@ def simulated(
         "[[environments]]", f'schedule.use = "{schedule}"\n{recipe}\n[[environments]]'
     )
     table = {name: COSTS.get(name, {}) | tables.get(name, {}) for name in COSTS | tables}
-    return Simulation.of(RunPlan.of(Recipe.parse(text)), Setup.of(table)).run(steps=steps)
+    return Simulation.of(RunPlan.of(Recipe.parse(text)), SimulationSetup.of(table)).run(steps=steps)
 
 
 def test_a_synchronous_step_with_fixed_lengths_is_exact() -> None:
@@ -160,4 +160,4 @@ def test_a_setup_that_cannot_be_simulated_says_what_to_change(
 ) -> None:
     """Unknown keys, forms, models and GPUs, and weights that do not fit."""
     with pytest.raises(UsageError, match=message):
-        Simulation.of(RunPlan.of(Recipe.parse(RECIPE)), Setup.of(table))
+        Simulation.of(RunPlan.of(Recipe.parse(RECIPE)), SimulationSetup.of(table))

@@ -198,7 +198,8 @@ class EnginePool(TokenEngine):
 
         def replica_of(number: int) -> TokenEngine:
             own = rows[number] if number < len(rows) else {}
-            return make(*first, **{**common, **(settings.settings or {}), **own})
+            engine: TokenEngine = make(*first, **{**common, **(settings.settings or {}), **own})
+            return engine
 
         self._settings, self._make = settings, replica_of
         self._begin({number: replica_of(number) for number in range(len(rows))})

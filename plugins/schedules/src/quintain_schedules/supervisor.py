@@ -231,7 +231,7 @@ class ReplicaSupervisor:
             return
         self.replicas[number] = replica
         self._entered.add(number)
-        if health.state == ReplicaState.RESTARTING:  # not removed meanwhile
+        if self.health[number].state == ReplicaState.RESTARTING:  # not removed meanwhile
             health.came_up()
             self._note(number)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .costs import EngineCosts as EngineCosts
     from .costs import LearnerCosts as LearnerCosts
     from .distributions import Distribution as Distribution
-    from .setup import Setup as Setup
+    from .setup import SimulationSetup as SimulationSetup
     from .simulation import Outcome as Outcome
     from .simulation import Simulation as Simulation
 

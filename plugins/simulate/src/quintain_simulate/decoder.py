@@ -22,7 +22,7 @@ RESERVE = 0.01
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class SimulatedTurn:
     """A turn to decode.
 
     Attributes:
@@ -65,7 +65,7 @@ class Turn:
                 self.done.set_exception(error)
 
 
-class Decoder:
+class SimulatedDecoder:
     """Decodes turns on the clock of the running loop.
 
     A prompt is computed when its turn begins, and decoding waits for it. What a turn shares with
@@ -93,9 +93,9 @@ class Decoder:
         self._loop = asyncio.get_running_loop()
         self._now = self._ready = self._loop.time()  # prompts are computed until `_ready`
         self._steps = self._context = self._held = 0.0
-        self._ends: list[tuple[float, int, Turn]] = []
-        self._active: dict[Turn, None] = {}  # in the order of their admission
-        self._waiting: deque[Turn] = deque()
+        self._ends: list[tuple[float, int, SimulatedTurn]] = []
+        self._active: dict[SimulatedTurn, None] = {}  # in the order of their admission
+        self._waiting: deque[SimulatedTurn] = deque()
         self._shared: dict[Hashable, tuple[int, float]] = {}  # turns and tokens, by group
         self._cached: OrderedDict[Hashable, float] = OrderedDict()  # of no running turn
         self._cached_tokens = 0.0
@@ -104,7 +104,7 @@ class Decoder:
         self._empty: list[asyncio.Future[None]] = []
 
     # ---------------------------------------------------------------- what callers ask for
-    def submit(self, turn: Turn) -> None:
+    def submit(self, turn: SimulatedTurn) -> None:
         """Decode *turn*.
 
         Raises:
@@ -117,7 +117,7 @@ class Decoder:
         self._waiting.append(turn)
         self._admit()
 
-    def cancel(self, turn: Turn) -> None:
+    def cancel(self, turn: SimulatedTurn) -> None:
         """Forget *turn*, whose caller no longer waits."""
         self.advance()
         if turn in self._active:
@@ -272,7 +272,7 @@ class Decoder:
         seconds = self.costs.prefill_seconds(tokens, cached)
         self._ready = max(self._ready, self._now) + seconds
 
-    def _note(self, turn: Turn) -> None:
+    def _note(self, turn: SimulatedTurn) -> None:
         """Record what *turn* has sampled under the present weights."""
         tokens = min(round(self._steps - turn._noted), turn.tokens - turn.sampled)
         if tokens > 0:
@@ -280,7 +280,7 @@ class Decoder:
         # What rounding has counted too early or too late, the next span counts.
         turn._noted = turn._end - (turn.tokens - turn.sampled)
 
-    def _finish(self, turn: Turn) -> None:
+    def _finish(self, turn: SimulatedTurn) -> None:
         self._note(turn)
         if left := turn.tokens - turn.sampled:  # a rounding
             turn.add(self.version, left)
@@ -289,7 +289,7 @@ class Decoder:
         turn.settle()
         self._left()
 
-    def _release(self, turn: Turn) -> float:
+    def _release(self, turn: SimulatedTurn) -> float:
         """Take *turn* out of those that run; return the tokens that it held alone."""
         del self._active[turn]
         own = turn._own + self._steps - turn._joined

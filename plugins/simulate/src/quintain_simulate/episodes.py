@@ -22,12 +22,12 @@ from quintain.types import (
     derived_seed,
 )
 
-from .decoder import Turn
+from .decoder import SimulatedTurn
 from .distributions import Distribution
 from .fleet import NOBODY, Cluster
 
 
-class Step(NamedTuple):
+class EpisodeStep(NamedTuple):
     """One turn of an episode: tokens that come before it, sampled tokens, and seconds after it."""
 
     added: float
@@ -58,9 +58,9 @@ class Episodes:
     start: Distribution
     most: int
     lost: float = 0.0
-    measured: Sequence[Sequence[Step]] = ()
+    measured: Sequence[Sequence[EpisodeStep]] = ()
 
-    def draw(self, random: Random) -> Iterator[Step]:
+    def draw(self, random: Random) -> Iterator[EpisodeStep]:
         """Yield the turns of an episode."""
         if self.measured:
             yield from random.choice(self.measured)
@@ -68,11 +68,11 @@ class Episodes:
         for number in range(max(1, round(self.turns.draw(random)))):
             added = round(self.added.draw(random)) if number else 0
             tokens = min(self.most, max(1, round(self.reply.draw(random))))
-            yield Step(added, tokens, self.wait.draw(random))
+            yield EpisodeStep(added, tokens, self.wait.draw(random))
 
 
 class Simulated(Environment[Task, Any]):
-    """Has endless tasks. Its episodes are played by `Player`, which also scores them."""
+    """Has endless tasks. Its episodes are played by `EpisodePlayer`, which also scores them."""
 
     reward = NOBODY
 
@@ -81,7 +81,7 @@ class Simulated(Environment[Task, Any]):
             yield Task(prompt="", id=str(number))
 
 
-class Player:
+class EpisodePlayer:
     """Plays episodes on a simulated engine; an instance is `RolloutContext.play`.
 
     Args:
@@ -121,7 +121,7 @@ class Player:
                 raise InfrastructureError("the simulated sandbox failed")
             for step in self._episodes.draw(random):
                 length += step.added
-                self._cluster.turns[number] = Turn(
+                self._cluster.turns[number] = SimulatedTurn(
                     group=request.index,
                     shared=shared,
                     episode=number,

@@ -16,14 +16,14 @@ from quintain.errors import UsageError
 from quintain.store import RunFolder, find_run
 from quintain_watch.trace import Timed, read_trace, steps_of
 
-from .episodes import Step
+from .episodes import EpisodeStep
 
 FIRST = 2
 """The first steps of a run warm caches up, and do not count."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampledTurn:
+class MeasuredTurn:
     """A turn of a run: when it began and ended, its tokens, and what came after it."""
 
     began: float
@@ -33,13 +33,13 @@ class SampledTurn:
 
 def setup_like(
     names: Sequence[str], folder: str
-) -> tuple[tuple[tuple[Step, ...], ...], dict[str, Any]]:
+) -> tuple[tuple[tuple[EpisodeStep, ...], ...], dict[str, Any]]:
     """Return the episodes of the runs *names*, and the tables of a setup with their costs.
 
     Raises:
         UsageError: there is no such run, or it has too few timelines.
     """
-    episodes: list[list[SampledTurn]] = []
+    episodes: list[list[MeasuredTurn]] = []
     rows: list[tuple[float, float, float]] = []
     updates: list[Mapping[str, Any]] = []
     for name in names:
@@ -59,27 +59,27 @@ def setup_like(
     return measured, {"engine": fitted_engine(rows), "learner": fitted_learner(updates)}
 
 
-def episodes_of(spans: Sequence[Timed]) -> Iterator[list[SampledTurn]]:
+def episodes_of(spans: Sequence[Timed]) -> Iterator[list[MeasuredTurn]]:
     """Yield the turns of each finished episode among *spans*, in order."""
-    turns: dict[int, list[SampledTurn]] = defaultdict(list)
+    turns: dict[int, list[MeasuredTurn]] = defaultdict(list)
     for span in spans:
         tokens = span.attributes.get("tokens", 0)
         if span.kind == "turn" and tokens:
             turns[span.parent].append(
-                SampledTurn(began=span.began, ended=span.ended, tokens=tokens)
+                MeasuredTurn(began=span.began, ended=span.ended, tokens=tokens)
             )
     for episode in turns.values():
         yield sorted(episode, key=lambda turn: turn.began)
 
 
-def _steps(turns: Sequence[SampledTurn]) -> Iterator[Step]:
+def _steps(turns: Sequence[MeasuredTurn]) -> Iterator[EpisodeStep]:
     """Yield the turns of an episode as simulated ones; what comes after the last is not seen."""
     for turn, after in itertools.zip_longest(turns, turns[1:]):
         wait = 0.0 if after is None else max(0.0, after.began - turn.ended)
-        yield Step(0.0, turn.tokens, wait)
+        yield EpisodeStep(0.0, turn.tokens, wait)
 
 
-def turn_rows(turns: Sequence[SampledTurn]) -> list[tuple[float, float, float]]:
+def turn_rows(turns: Sequence[MeasuredTurn]) -> list[tuple[float, float, float]]:
     """Return tokens, tokens times the mean number of *turns* that ran beside, and seconds of
     each.
     """
@@ -127,7 +127,7 @@ def least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, fl
 class Concurrency:
     """How many of *turns* run at once, as a sum over time that is read at any two moments."""
 
-    def __init__(self, turns: Sequence[SampledTurn]) -> None:
+    def __init__(self, turns: Sequence[MeasuredTurn]) -> None:
         changes = sorted(
             [*((turn.began, 1) for turn in turns), *((turn.ended, -1) for turn in turns)]
         )

@@ -12,7 +12,7 @@ from typing import Any
 from quintain import InfrastructureError, Sampled, Sampling, TokenEngine, Weights
 
 from .costs import EngineCosts
-from .decoder import Decoder, Turn
+from .decoder import SimulatedDecoder, SimulatedTurn
 
 ENDLESS = 1 << 60
 """The context of an engine whose memory alone limits it."""
@@ -20,7 +20,7 @@ NOBODY: Any = None
 """In place of a tokenizer: simulated turns have no text."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Published:
     """Weights that consist of their version."""
 
@@ -57,20 +57,20 @@ class Cluster:
     costs: EngineCosts
     transfer: float = 0.0
     failures: Failures = field(default_factory=Failures)
-    turns: dict[int, Turn] = field(default_factory=dict)
-    decoders: list[Decoder] = field(default_factory=list)
+    turns: dict[int, SimulatedTurn] = field(default_factory=dict)
+    decoders: list[SimulatedDecoder] = field(default_factory=list)
     failed: int = 0
 
-    def decoder(self) -> Decoder:
+    def decoder(self) -> SimulatedDecoder:
         """Return one more decoder, which fails as `failures` says."""
-        decoder = Decoder(self.costs)
+        decoder = SimulatedDecoder(self.costs)
         self.decoders.append(decoder)
         if self.failures.every:
             random = Random(f"failures/{self.failures.seed}/{len(self.decoders)}")
             self._fail_later(decoder, random)
         return decoder
 
-    def _fail_later(self, decoder: Decoder, random: Random) -> None:
+    def _fail_later(self, decoder: SimulatedDecoder, random: Random) -> None:
         def fail() -> None:
             self.failed += 1
             decoder.fail()
@@ -189,10 +189,10 @@ class SimulatedEngine(TokenEngine):
         )
 
     @staticmethod
-    def _part(turn: Turn, done: int, sampling: Sampling) -> Turn:
+    def _part(turn: SimulatedTurn, done: int, sampling: Sampling) -> SimulatedTurn:
         """Return what is left of *turn* after *done* tokens, and at most ``max_tokens`` of it."""
         left = turn.tokens - done
-        return Turn(
+        return SimulatedTurn(
             group=turn.group,
             shared=turn.shared,
             episode=turn.episode,

@@ -162,5 +162,6 @@ def idle_experts(module: Any, config: Any) -> float:
     used = getattr(config, "num_experts_per_tok", None)
     if not experts or not used:
         return 0.0
-    of_experts = sum(p.numel() for name, p in module.named_parameters() if ".experts." in name)
-    return float(of_experts) * (1 - used / experts)
+    of_experts: int = sum(p.numel() for name, p in module.named_parameters() if ".experts." in name)
+    idle: float = 1 - used / experts
+    return of_experts * idle

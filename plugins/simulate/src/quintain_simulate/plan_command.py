@@ -13,7 +13,7 @@ from quintain.cli import Count
 from quintain.recipe import Recipe, RunPlan
 
 
-class Gpus(click.ParamType):
+class Gpus(click.ParamType[tuple[int, str]]):
     """A number and a kind, as in ``8:h100``."""
 
     name = "n:kind"
@@ -81,15 +81,15 @@ def plan(
     quintain plan recipe.toml --gpus 8:h100 -w model=8b
     quintain plan recipe.toml --gpus 64:h100 -w model=70b -s schedule.use=areal --price 2.5
     """
-    from .planning import NOTABLE, Planner
+    from .planning import NOTABLE, ClusterPlanner
     from .report import aligned, cluster_line, duration, outcome_lines
     from .roofline import assumptions
-    from .setup import Setup
+    from .setup import SimulationSetup
 
     resolved = RunPlan.of(Recipe.load(recipe, list(overrides)))
     count, kind = gpus
-    chosen_setup = Setup.load(setup, [*changes, f"cluster.gpu={kind}"])
-    planner = Planner.of(resolved, chosen_setup, count, simulate_steps or 0)
+    chosen_setup = SimulationSetup.load(setup, [*changes, f"cluster.gpu={kind}"])
+    planner = ClusterPlanner.of(resolved, chosen_setup, count, simulate_steps or 0)
     answer = planner.answer()
     chosen, memory = answer.chosen, answer.memory
     outcome = chosen.outcome

@@ -18,7 +18,7 @@ from quintain_memory import MemoryPlan, activations, memory_of
 
 from .hardware import Gpu, ModelShape, gpu_named, module_of, shape_of
 from .roofline import BYTES, all_gpus
-from .setup import Setup
+from .setup import SimulationSetup
 from .simulation import Outcome, Simulation
 
 WEIGHTS_SHARE = 0.6
@@ -30,7 +30,7 @@ NOTABLE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class RankMemory:
     """Bytes of a GPU, by its task.
 
     Attributes:
@@ -67,7 +67,7 @@ class Answer:
     """
 
     chosen: Option
-    memory: Memory
+    memory: RankMemory
     neighbours: tuple[Option, ...]
 
     def gain(self, option: Option) -> float:
@@ -76,7 +76,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planner:
+class ClusterPlanner:
     """Divides *gpus* of one kind between engines and learner.
 
     Attributes:
@@ -87,14 +87,14 @@ class Planner:
     """
 
     plan: RunPlan
-    setup: Setup
+    setup: SimulationSetup
     module: Any
     shape: ModelShape
     gpus: int
     steps: int = 0
 
     @classmethod
-    def of(cls, plan: RunPlan, setup: Setup, gpus: int, steps: int = 0) -> Planner:
+    def of(cls, plan: RunPlan, setup: SimulationSetup, gpus: int, steps: int = 0) -> ClusterPlanner:
         """Return the planner of *gpus* GPUs of ``setup.cluster.gpu``.
 
         Raises:
@@ -139,7 +139,7 @@ class Planner:
             return divided + memory.activations
         ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
         # tied ones are one
-        root = sum({id(end.weight): end.weight.numel() for end in ends}.values())
+        root: int = sum({id(end.weight): end.weight.numel() for end in ends}.values())
         logits = 3 * 4 * CHUNK_ELEMENTS["gpu"]
         return divided / ranks + 3 * 4 * root + activations(self.plan, self.module) + logits
 
@@ -158,18 +158,18 @@ class Planner:
             "adapters (model.lora={}), or set learner.checkpoint_activations=true"
         )
 
-    def with_cluster(self, **fields: Any) -> Setup:
+    def with_cluster(self, **fields: Any) -> SimulationSetup:
         """Return the setup with other numbers of GPUs."""
         return self.setup.model_copy(
             update={"cluster": self.setup.cluster.model_copy(update=fields)}
         )
 
-    def simulated(self, text: str, setup: Setup, plan: RunPlan | None = None) -> Option:
+    def simulated(self, text: str, setup: SimulationSetup, plan: RunPlan | None = None) -> Option:
         """Return the outcome of a cluster."""
         simulation = Simulation(plan=plan or self.plan, setup=setup, shape=self.shape)
         return Option(text=text, simulation=simulation, outcome=simulation.run(steps=self.steps))
 
-    def division(self) -> Setup:
+    def division(self) -> SimulationSetup:
         """Return the division whose slower part is quickest, by means without a simulation.
 
         Raises:
@@ -198,7 +198,7 @@ class Planner:
             engines=engines, gpus_per_engine=each, learner_gpus=self.gpus - engines * each
         )
 
-    def rough_seconds(self, setup: Setup) -> tuple[float, float]:
+    def rough_seconds(self, setup: SimulationSetup) -> tuple[float, float]:
         """Return about how long the engines sample a batch, and how long the learner updates."""
         simulation = Simulation(plan=self.plan, setup=setup, shape=self.shape)
         lengths, sampled = self._means(simulation)
@@ -250,16 +250,18 @@ class Planner:
         ranks = all_gpus(setup) if shared else setup.cluster.learner_gpus
         weights = BYTES * self.shape.parameters / each
         room = chosen.simulation.costs.capacity * self.shape.cache_bytes / each
-        memory = Memory(rank=self.rank_bytes(ranks), engine=weights, room=room)
+        memory = RankMemory(rank=self.rank_bytes(ranks), engine=weights, room=room)
         return Answer(chosen=chosen, memory=memory, neighbours=tuple(neighbours))
 
-    def neighbours(self, simulation: Simulation) -> Iterator[tuple[str, Setup, RunPlan | None]]:
+    def neighbours(
+        self, simulation: Simulation
+    ) -> Iterator[tuple[str, SimulationSetup, RunPlan | None]]:
         """Yield single changes of a cluster: what changes, the setup, and the plan if it does."""
         cluster = simulation.setup.cluster
         each, engines, ranks = cluster.gpus_per_engine, cluster.engines, cluster.learner_gpus
         more = f"{each} GPU{'s' * (each > 1)} more"
 
-        def changed(**fields: Any) -> Setup:
+        def changed(**fields: Any) -> SimulationSetup:
             return simulation.setup.model_copy(
                 update={"cluster": cluster.model_copy(update=fields)}
             )

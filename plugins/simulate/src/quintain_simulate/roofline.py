@@ -15,7 +15,7 @@ from quintain.errors import UsageError
 
 from .costs import EngineCosts, LearnerCosts
 from .hardware import Gpu, ModelShape, gpu_named
-from .setup import Setup
+from .setup import SimulationSetup
 
 BYTES = 2
 """Of a weight, key or value while sampling: half precision."""
@@ -23,7 +23,7 @@ SLOTS = 256
 """Sequences that an engine decodes at once by default."""
 
 
-def engine_costs(setup: Setup, shape: ModelShape | None) -> EngineCosts:
+def engine_costs(setup: SimulationSetup, shape: ModelShape | None) -> EngineCosts:
     """Return the costs of one engine: those of ``[engine]``, the others by its GPUs.
 
     Raises:
@@ -40,7 +40,7 @@ def engine_costs(setup: Setup, shape: ModelShape | None) -> EngineCosts:
     return EngineCosts(**written)
 
 
-def _engine_by_gpu(setup: Setup, shape: ModelShape) -> dict[str, Any]:
+def _engine_by_gpu(setup: SimulationSetup, shape: ModelShape) -> dict[str, Any]:
     gpu, count, assumed = gpu_named(setup.cluster.gpu), setup.cluster.gpus_per_engine, setup.assumed
     bandwidth = gpu.bandwidth * count * assumed.bandwidth
     flops = gpu.flops * count * assumed.compute
@@ -63,7 +63,7 @@ def _engine_by_gpu(setup: Setup, shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def learner_costs(setup: Setup, shape: ModelShape | None, frozen: int) -> LearnerCosts:
+def learner_costs(setup: SimulationSetup, shape: ModelShape | None, frozen: int) -> LearnerCosts:
     """Return the costs of the learner: those of ``[learner]``, the others by its GPUs.
 
     Args:
@@ -83,7 +83,7 @@ def learner_costs(setup: Setup, shape: ModelShape | None, frozen: int) -> Learne
     return LearnerCosts(**{**_learner_by_gpu(setup, shape, frozen), **written})
 
 
-def _learner_by_gpu(setup: Setup, shape: ModelShape, frozen: int) -> dict[str, Any]:
+def _learner_by_gpu(setup: SimulationSetup, shape: ModelShape, frozen: int) -> dict[str, Any]:
     gpu, cluster, assumed = gpu_named(setup.cluster.gpu), setup.cluster, setup.assumed
     flops = gpu.flops * learner_gpus(setup) * assumed.mfu
     passes = 3 + frozen
@@ -96,22 +96,22 @@ def _learner_by_gpu(setup: Setup, shape: ModelShape, frozen: int) -> dict[str, A
     }
 
 
-def sampling_gpus(setup: Setup) -> int:
+def sampling_gpus(setup: SimulationSetup) -> int:
     """Return the GPUs of all engines."""
     return setup.cluster.engines * setup.cluster.gpus_per_engine
 
 
-def learner_gpus(setup: Setup) -> int:
+def learner_gpus(setup: SimulationSetup) -> int:
     """Return the GPUs of the learner: those of the engines where they are shared."""
     return sampling_gpus(setup) if setup.cluster.shared else setup.cluster.learner_gpus
 
 
-def all_gpus(setup: Setup) -> int:
+def all_gpus(setup: SimulationSetup) -> int:
     """Return the GPUs of the cluster."""
     return sampling_gpus(setup) + (0 if setup.cluster.shared else setup.cluster.learner_gpus)
 
 
-def assumptions(setup: Setup, shape: ModelShape | None, costs: EngineCosts) -> list[str]:
+def assumptions(setup: SimulationSetup, shape: ModelShape | None, costs: EngineCosts) -> list[str]:
     """Return what a simulation assumes, one line each."""
     lines = []
     cluster, assumed, episodes = setup.cluster, setup.assumed, setup.episodes

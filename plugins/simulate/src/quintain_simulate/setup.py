@@ -1,4 +1,4 @@
-"""The cluster and the episodes of a simulation: `Setup`, by default, from a file, from options."""
+"""The cluster and the episodes of a simulation: `SimulationSetup`, by default, from a file, from options."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class AssumedTable(_Table):
     transfer: Positive = 0.5
 
 
-class EngineTable(_Table):
+class EngineSpeedTable(_Table):
     """Seconds of an engine, in place of those by its GPU; see `EngineCosts`."""
 
     overhead: Positive | None = None
@@ -89,7 +89,7 @@ class EngineTable(_Table):
     capacity: Annotated[float, Field(gt=0)] | None = None
 
 
-class LearnerTable(_Table):
+class LearnerSpeedTable(_Table):
     """Seconds of the learner, in place of those by its GPUs; see `LearnerCosts`."""
 
     base: Positive | None = None
@@ -120,7 +120,7 @@ class FailuresTable(_Table):
     restart: Positive = 60.0
 
 
-class Setup(_Table):
+class SimulationSetup(_Table):
     """All that a simulation needs beside the recipe.
 
     Attributes:
@@ -130,8 +130,8 @@ class Setup(_Table):
     model: str = ""
     cluster: ClusterTable = ClusterTable()
     assumed: AssumedTable = AssumedTable()
-    engine: EngineTable = EngineTable()
-    learner: LearnerTable = LearnerTable()
+    engine: EngineSpeedTable = EngineSpeedTable()
+    learner: LearnerSpeedTable = LearnerSpeedTable()
     episodes: EpisodesTable = EpisodesTable()
     failures: FailuresTable = FailuresTable()
 
@@ -141,7 +141,7 @@ class Setup(_Table):
         path: Path | None,
         changes: Sequence[str] = (),
         base: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> Setup:
+    ) -> SimulationSetup:
         """Return the setup of a TOML file with *changes*, each ``a.b=VALUE``, over the tables of
         *base*.
 
@@ -166,7 +166,7 @@ class Setup(_Table):
         return cls.of(table)
 
     @classmethod
-    def of(cls, table: dict[str, Any]) -> Setup:
+    def of(cls, table: dict[str, Any]) -> SimulationSetup:
         """Return the setup of plain data.
 
         Raises:

@@ -75,14 +75,14 @@ def simulate(
     from .fit import setup_like
     from .report import cluster_line, outcome_lines
     from .roofline import assumptions
-    from .setup import Setup
+    from .setup import SimulationSetup
     from .simulation import Simulation
 
     if steps and hours:
         raise click.UsageError("--steps and --hours both say how much to simulate; leave one out")
     plan = RunPlan.of(Recipe.load(recipe, list(overrides)))
     measured, written = setup_like(like, folder) if like else ((), {})
-    chosen = Setup.load(setup, changes, base=written)
+    chosen = SimulationSetup.load(setup, changes, base=written)
     simulation = Simulation.of(plan, chosen, measured=measured)
     outcome = simulation.run(steps=steps or 0, hours=hours or 0.0, seed=seed)
     assumed = assumptions(chosen, simulation.shape, simulation.costs)

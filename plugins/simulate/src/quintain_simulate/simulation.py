@@ -28,11 +28,11 @@ from quintain_schedules import EnginePool
 from .clock import run_simulated
 from .costs import EngineCosts, LearnerCosts
 from .distributions import Distribution
-from .episodes import Episodes, Player, Simulated, Step, spans_of
+from .episodes import EpisodePlayer, Episodes, EpisodeStep, Simulated, spans_of
 from .fleet import Cluster, Failures, Published, SimulatedEngine
 from .hardware import ModelShape, module_of, shape_of
 from .roofline import engine_costs, learner_costs
-from .setup import Setup
+from .setup import SimulationSetup
 
 REPLICAS = 64
 """Engines that are replicas of the real pool by default; more of them share its replicas."""
@@ -80,9 +80,9 @@ class Simulation:
     """
 
     plan: RunPlan
-    setup: Setup
+    setup: SimulationSetup
     shape: ModelShape | None = None
-    measured: tuple[tuple[Step, ...], ...] = ()
+    measured: tuple[tuple[EpisodeStep, ...], ...] = ()
     costs: EngineCosts = field(init=False)
     learner: LearnerCosts = field(init=False)
 
@@ -98,13 +98,14 @@ class Simulation:
         object.__setattr__(self, "learner", learner_costs(self.setup, self.shape, frozen))
 
     @classmethod
-    def of(cls, plan: RunPlan, setup: Setup, **fields: Any) -> Simulation:
+    def of(cls, plan: RunPlan, setup: SimulationSetup, **fields: Any) -> Simulation:
         """Return the simulation of *plan*; the shape of its model is that of the setup or of the
         configuration of the model.
 
         Raises:
             UsageError: the setup does not fit the recipe.
         """
+        shape: ModelShape | None
         if setup.model:
             shape = shape_of(module_of(setup.model), setup.model)
         else:
@@ -204,7 +205,7 @@ class Outcome:
 
     def share(self, name: str) -> float:
         """Return what ``lost`` rollouts or ``dropped`` groups are of all."""
-        count = sum(getattr(step, name) for step in self.counted)
+        count: int = sum(getattr(step, name) for step in self.counted)
         return count / max(1, count + sum(step.rollouts for step in self.counted))
 
     def figures(self) -> dict[str, Any]:
@@ -351,7 +352,7 @@ class _Run:
                 f"cluster.replicas is {replicas}, and there are {cluster.engines} engines"
             )
         whole, more = divmod(cluster.engines, replicas)
-        args = [
+        args: list[dict[str, Any]] = [
             {"cluster": self._cluster, "engines": whole + (number < more)}
             for number in range(replicas)
         ]
@@ -388,7 +389,7 @@ class _Run:
                 run_seed=plan.seed,
                 concurrency=plan.concurrency or engine.concurrency or RolloutContext.concurrency,
                 retries=plan.retries,
-                play=Player(self._simulation.episodes(), self._cluster, plan.seed),
+                play=EpisodePlayer(self._simulation.episodes(), self._cluster, plan.seed),
             ),
             groups=plan.groups,
             group_size=plan.group_size,
