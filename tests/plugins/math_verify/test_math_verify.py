@@ -23,6 +23,7 @@ from quintain.testing import rollout
 from quintain.types.task import Task
 from quintain_authoring import RewardSuite
 from quintain_math_verify import Verdict, VerdictKind, Verifier, math_equal, shared_verifier
+from quintain_math_verify.pool import Overrun
 
 PAIRS = Path(__file__).parent / "pairs"
 HANGS = r"\boxed{\sum_{k=1}^{9999} \sum_{n=1}^{9999} \frac{1}{k^2+n^3}}"
@@ -191,6 +192,13 @@ def test_a_failure_of_the_verifier_is_masked_and_a_verdict_is_a_score(
         scored(Verdict(kind=VerdictKind.ERROR, starved=True), monkeypatch)
 
 
+def unstarved(verifier: Verifier, gold: str, reply: str) -> Verdict:
+    """The verdict after those of a busy machine, which blame nothing."""
+    while (verdict := verifier.verify(gold, reply, timeout=1.0)).starved:
+        pass
+    return verdict
+
+
 @pytest.mark.parametrize("gold", [HANGS[7:-1], "9^{9^9}", "x+" + "1" * 600])
 def test_a_reference_beyond_the_limits_is_no_fault_of_the_answers(
     verifier: Verifier, gold: str
@@ -199,7 +207,25 @@ def test_a_reference_beyond_the_limits_is_no_fault_of_the_answers(
     assert verifier.verify(gold, f"\\boxed{{{gold}}}", timeout=1.0).kind is VerdictKind.CORRECT
     for reply in ("\\boxed{5}", "\\boxed{x+5}"):
         with pytest.raises(UsageError, match="cannot be compared"):
-            verifier.verify(gold, reply, timeout=1.0)
+            unstarved(verifier, gold, reply)
+
+
+def test_a_starved_check_of_the_reference_blames_nothing_and_is_not_kept(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request had the processor, the one for the reference alone had not. A machine
+    cannot be made busy for one of them only, so both are said.
+    """
+    cpu = iter([1.0, 0.01, 1.0, 1.0])
+
+    def overruns(request: Any, timeout: float) -> Any:
+        raise Overrun(next(cpu) * timeout)
+
+    monkeypatch.setattr(verifier._pool, "ask", overruns)
+    gold = HANGS[7:-1].replace("9999", "9998")
+    assert verifier.verify(gold, "\\boxed{5}", timeout=1.0).starved
+    with pytest.raises(UsageError, match="cannot be compared"):
+        verifier.verify(gold, "\\boxed{5}", timeout=1.0)
 
 
 @pytest.mark.parametrize("gold", ["", None, "?!", True, "\\frac{"])

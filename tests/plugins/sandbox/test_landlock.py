@@ -250,7 +250,7 @@ def test_a_trainer_without_root(sandbox: Landlock) -> None:
 import asyncio, json, os, subprocess, sys
 from quintain_sandbox import Landlock
 async def main():
-    other = subprocess.Popen(["sleep", "20"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    other = subprocess.Popen(["sleep", "300"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     async with Landlock(slots=1, enforce=()) as s:
         code = '''
 import os, shutil

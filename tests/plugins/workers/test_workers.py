@@ -205,7 +205,7 @@ def test_a_time_out_kills_what_the_function_started(module: str, tmp_path: Path)
     async def main() -> None:
         async with WorkerPool(size=1) as pool:
             with pytest.raises(TimeoutError):
-                await pool.call(f"{module}:leaves_child", str(tmp_path / "pid"), timeout=1.0)
+                await pool.call(f"{module}:leaves_child", str(tmp_path / "pid"), timeout=4.0)
 
     asyncio.run(main())
     assert gone(int((tmp_path / "pid").read_text()))

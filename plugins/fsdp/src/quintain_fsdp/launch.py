@@ -90,7 +90,7 @@ def slurm(job: Job) -> str:
 # The run is on the first machine. srun starts a rank for each GPU, and the ranks wait for the run.
 set -euo pipefail
 {TOKEN}=$({MAKE_TOKEN})
-{ADDRESS}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):{job.port}
+{ADDRESS}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p):{job.port}
 export {TOKEN} {ADDRESS}
 srun --kill-on-bad-exit=1 python -m quintain_fsdp.join "${ADDRESS}" &
 ranks=$!

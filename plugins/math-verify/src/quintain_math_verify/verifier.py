@@ -12,6 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 
 from quintain.errors import InfrastructureError, UsageError
@@ -189,15 +190,17 @@ class Verifier:
             if kind == "wrong" and not reason:
                 reason = f"{shown[:80]} is not {gold[:80]}"
             verdict = Verdict(kind=VerdictKind(kind), answer=shown, reason=reason)
-        if verdict.kind in (VerdictKind.TIMEOUT, VerdictKind.TOO_LARGE) and not verdict.starved:
-            self._check_cost(gold, answers, verdict.reason, timeout)
+        beyond = verdict.kind in (VerdictKind.TIMEOUT, VerdictKind.TOO_LARGE)
+        if beyond and not verdict.starved:
+            starved = self._check_cost(gold, answers, verdict.reason, timeout)
+            verdict = replace(verdict, starved=starved)
         if not verdict.starved:
             self._keep((gold, answers), verdict)
         return verdict
 
-    def _check_cost(self, gold: str, answers: tuple[str, ...], reason: str, timeout: float) -> None:
+    def _check_cost(self, gold: str, answers: tuple[str, ...], reason: str, timeout: float) -> bool:
         """Check the reference alone, so that it is blamed, and not the answers, where it exceeds a
-        limit by itself.
+        limit by itself. Return whether this check was starved, so that the fault is nobody's yet.
 
         Raises:
             UsageError: it does.
@@ -207,7 +210,8 @@ class Verifier:
         with self._lock:
             known = (gold, PLAIN) in self._cache
         if not known and rational(gold) is None:
-            self._compute(gold, PLAIN, timeout)
+            return self._compute(gold, PLAIN, timeout).starved
+        return False
 
     def _keep(self, key: tuple[str, tuple[str, ...]], verdict: Verdict) -> None:
         with self._lock:
