@@ -22,6 +22,7 @@ from ..tracebacks import describe_error
 if TYPE_CHECKING:
     from .options import CommandWithHints as CommandWithHints
     from .options import Count as Count
+    from .options import set_option as set_option
     from .starting_recipe import recipe_for as recipe_for
     from .train import sigterm_as_ctrl_c as sigterm_as_ctrl_c
 

@@ -8,6 +8,16 @@ from typing import Any
 
 import click
 
+set_option = click.option(
+    "--set",
+    "-s",
+    "overrides",
+    multiple=True,
+    metavar="A.B=VALUE",
+    help="Set a recipe key (repeatable).",
+)
+"""The option ``--set`` of a command that takes a recipe."""
+
 
 class CommandWithHints(click.Command):
     """A command whose error for an unknown option names the words that do the same.

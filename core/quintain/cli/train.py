@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import EnvironmentFault, NoTasksError, PluginError, QuintainError, UsageError
-from .options import CommandWithHints, Count
+from .options import CommandWithHints, Count, set_option
 
 if TYPE_CHECKING:
     from ..recipe.tables import Recipe
@@ -84,14 +84,7 @@ and cached (that of arithmetic is included); `quintain start` does only that.
 )
 @click.option("--algorithm", metavar="NAME", help="Algorithm (`quintain list algorithms`).")
 @click.option("--lr", type=float, help="Learning rate.")
-@click.option(
-    "--set",
-    "-s",
-    "overrides",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Set a recipe key (repeatable).",
-)
+@set_option
 @click.option("--seed", type=Count(0), help="Random seed.")
 @click.option("--steps", type=Count(1), help="Training steps: collect rollouts, then update.")
 @click.option("--name", help="Run name (default: environment name and a number).")

@@ -157,11 +157,12 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
 
     if has_adapters_alone(path):
         check_base_available(path)
+        adapters = installed_adapters()
         wide = dtype if dtype == torch.float64 else torch.float32
         trained = DTYPES.get(base_record(Path(path)).get("dtype", ""), wide)
         module = _module_of(os.path.expanduser(base_named(path)[0]), trained, attn)
-        installed_adapters().check_base(module, Path(path))
-        module = installed_adapters().merge_adapters(module.to(wide), path)
+        adapters.check_base(module, Path(path))
+        module = adapters.merge_adapters(module.to(wide), path)
         exact = getattr(module, "_keep_in_fp32_modules_strict", None) or ()
         for name, tensor in named_tensors(module) if isinstance(dtype, torch.dtype) else ():
             if tensor.is_floating_point() and not any(part in name for part in exact):

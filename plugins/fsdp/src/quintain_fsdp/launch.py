@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from quintain.cli import Count
+from quintain.cli import Count, set_option
 from quintain.errors import UsageError
 from quintain.recipe import Recipe
 
@@ -217,14 +217,7 @@ spec:
     show_default=True,
     help="With --kubernetes: claim of a volume that has the recipe and gets the run.",
 )
-@click.option(
-    "--set",
-    "-s",
-    "changes",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Set a recipe key (repeatable).",
-)
+@set_option
 def launch(
     recipe: str,
     kind: str | None,
@@ -235,7 +228,7 @@ def launch(
     host: str | None,
     image: str | None,
     claim: str,
-    changes: Sequence[str],
+    overrides: Sequence[str],
 ) -> None:
     """Print the job that trains RECIPE on several machines; nothing is started.
 
@@ -245,7 +238,7 @@ def launch(
     if kind is None:
         raise UsageError("say for what the job is: --slurm, --kubernetes or --torchrun")
     path = Path(recipe)
-    parsed = Recipe.load(recipe, changes)
+    parsed = Recipe.load(recipe, overrides)
     own = name or parsed.run.name or path.stem
     job = Job(
         recipe=recipe,
@@ -254,7 +247,7 @@ def launch(
         nodes=nodes,
         gpus=gpus,
         port=port,
-        changes=changes,
+        changes=overrides,
     )
     if kind == "slurm":
         text = slurm(job)
