@@ -225,6 +225,27 @@ def algorithm_names() -> list[str]:
     return [c.name for c in found if isinstance(registry.resolve(c), Algorithm)]
 
 
+def needed_by(name: str, where: Path) -> list[str]:
+    """Return the changes to the recipe with which algorithm *name* has what it needs: a teacher,
+    which is the model as it is before the step, a value model, which is fitted into *where*, or the
+    engine that samples trees of four answers.
+    """
+    pieces = current().load("algorithm", name).pieces
+    slots = {slot for piece in pieces for slot in piece.needs.values()}
+    changes = []
+    if "teacher" in slots:
+        changes.append(f"services.teacher={{use='teacher', args={{model='{folder('0.1M')}'}}}}")
+    if "value" in slots:
+        from quintain_tree_search import ScoredRow, fit_value
+
+        rows = [ScoredRow(ids=(5, 6, i % 9), first=1, success=i % 2 == 0) for i in range(40)]
+        fit_value(str(folder("0.1M")), rows, where / "value")
+        changes.append(f"services.value={{use='value-model', args={{model='{where / 'value'}'}}}}")
+    if any(piece.name in ("tree_steps", "tree_process") for piece in pieces):
+        changes += ["engine.use='tree'", "engine.args={depth=2, by='tokens', size=2}"]
+    return changes
+
+
 def one_step(name: str, device: torch.device, precision: str) -> dict[str, Any]:
     """One step of `quintain train` by algorithm *name* on the smallest model."""
     half = precision == "bf16"
@@ -241,12 +262,8 @@ def one_step(name: str, device: torch.device, precision: str) -> dict[str, Any]:
         learner_extra="",
     )
     text = text.replace("steps = 100000", "steps = 1").replace('"dr_grpo"', f'"{name}"')
-    pieces = current().load("algorithm", name).pieces
-    taught = any("teacher" in piece.needs.values() for piece in pieces)
-    # the model as it is before the step
-    teacher = [f"services.teacher={{use='teacher', args={{model='{folder('0.1M')}'}}}}"]
     with tempfile.TemporaryDirectory(prefix="quintain-kit-") as where:
-        recipe = Recipe.parse(text, teacher if taught else [])
+        recipe = Recipe.parse(text, needed_by(name, Path(where)))
         with RunFolder.create(Path(where) / "run", recipe.to_toml()) as run_folder:
             run_training(recipe, run_folder, Screen(quiet=True))
             record = run_folder.metrics()[-1]
