@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import click
 
-set_option = click.option(
-    "--set",
-    "-s",
-    "overrides",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Set a recipe key (repeatable).",
-)
-"""The option ``--set`` of a command that takes a recipe."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def set_option(function: Function) -> Function:
+    """Give a command that takes a recipe the option ``--set``, its argument ``overrides``."""
+    option = click.option(
+        "--set",
+        "-s",
+        "overrides",
+        multiple=True,
+        metavar="A.B=VALUE",
+        help="Set a recipe key (repeatable).",
+    )
+    return option(function)
 
 
 class CommandWithHints(click.Command):
