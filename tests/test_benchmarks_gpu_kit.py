@@ -330,8 +330,8 @@ def test_correctness_finds_a_wrong_engine_and_a_wrong_gradient(
     """Right ones are within the limits, planted errors are not."""
     from studies.benchmarks.gpu.correctness import engine_error, gradient_error
 
-    from quintain.engines.embedded.decoding import LayerForward
     from quintain.learning import Learner
+    from quintain_embedded.decoding import LayerForward
 
     assert engine_error("0.1M", "float32", CPU, 8)["ok"]
     assert gradient_error("0.1M", CPU, "float32")["ok"]

@@ -48,7 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rollouts",),
     ("services",),
     ("models",),
-    ("learning", "engines"),
+    ("learning",),
     ("evaluation",),
     ("console",),
     ("process",),
@@ -347,14 +347,11 @@ def strong_components(edges: Mapping[str, Iterable[str]]) -> list[set[str]]:
 
 
 def run_without_registry(checkout: Checkout) -> list[str]:
-    """Imports of the learner or of an engine by a run, which gets both by name from the
-    registry.
-    """
+    """Imports of the learner by a run, which gets it by name from the registry."""
     return [
         f"{one}: a run gets it from the registry"
         for one in internal(checkout)
-        if part(one.source.name) in ("recipe", "run")
-        and part(one.target) in ("learning", "engines")
+        if part(one.source.name) in ("recipe", "run") and part(one.target) == "learning"
     ]
 
 

@@ -135,10 +135,10 @@ def run(way: str, size: str) -> dict[str, Any]:
     import torch
 
     from quintain.console.screen import Screen
-    from quintain.engines.embedded.engine import EmbeddedEngine
     from quintain.learning import Learner
     from quintain.recipe import plan as plans
     from quintain.run.build import engine_for, learner_for, model_for
+    from quintain_embedded.engine import EmbeddedEngine
     from quintain_memory import memory_of
 
     from .gpu.memory import CHECKPOINTED, on_paper, plan_of

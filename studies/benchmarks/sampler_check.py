@@ -91,8 +91,8 @@ def engine_of(module: Any, dtype: str, error: str) -> Any:
     """Return an engine with *error*; ``None`` where its forward cannot have it."""
     import torch
 
-    from quintain.engines.embedded.engine import EmbeddedEngine
     from quintain_authoring.byte_tokenizer import ByteTokenizer
+    from quintain_embedded.engine import EmbeddedEngine
 
     tokenizer = ByteTokenizer()
     tokenizer.stop_ids = ()

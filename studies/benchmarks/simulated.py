@@ -23,16 +23,16 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import quintain.engines.embedded.sampler
 import quintain.learning.learner
 import quintain.rollouts.runner
 import quintain.run.run
+import quintain_embedded.sampler
 import quintain_schedules.collector
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.learning.learner import Learner
+from quintain_embedded.engine import EmbeddedEngine
 
 MEASURING: tuple[ModuleType, ...] = (
-    quintain.engines.embedded.sampler,
+    quintain_embedded.sampler,
     quintain.learning.learner,
     quintain.rollouts.runner,
     quintain.run.run,

@@ -109,8 +109,8 @@ FORMS = {
     [
         ("types/task.py", "interfaces"),
         ("rollouts/runner.py", "run"),
-        ("learning/batch.py", "engines"),
-        ("engines/embedded/cache.py", "learning"),
+        ("learning/batch.py", "evaluation"),
+        ("registry/known.py", "tasks"),
         ("run/run.py", "testing"),
         ("errors.py", "types"),
     ],
@@ -221,10 +221,9 @@ def test_components_of_a_graph() -> None:
     assert sorted("abcdef") == sorted(node for c in found for node in c)
 
 
-@pytest.mark.parametrize("module", ["learning", "engines"])
-def test_run_that_names_a_learner_or_engine_is_found(module: str, planted: Planted) -> None:
-    """A run gets its learner and engine from the registry."""
-    planted.add("core/quintain/run/run.py", LATE.format("..", module))
+def test_run_that_names_a_learner_is_found(planted: Planted) -> None:
+    """A run gets its learner from the registry."""
+    planted.add("core/quintain/run/run.py", LATE.format("..", "learning"))
 
     assert planted.new("run_without_registry")
 

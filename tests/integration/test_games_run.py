@@ -14,8 +14,8 @@ import torch
 
 from quintain import Sampled, Sampling
 from quintain.models import load_model
-from quintain.run import embedded_engine
 from quintain.store.run_folder import RunFolder
+from quintain_embedded import EmbeddedEngine
 from quintain_env_games import Frozen
 
 from ..core.models.tiny import save_tiny
@@ -88,7 +88,7 @@ def test_an_earlier_run_plays_the_other_side(
         ids = load_model(checkpoint / "model").tokenizer.encode("A 3, B 5")
         async with (
             Frozen(model=str(first)) as frozen,
-            embedded_engine(load_model(checkpoint / "model"), slots=4) as engine,
+            EmbeddedEngine(checkpoint / "model", slots=4) as engine,
         ):
             return await frozen.sample(ids, sampling), await engine.sample(ids, sampling)
 

@@ -78,7 +78,7 @@ def test_a_run_is_evaluated_on_other_environments_and_against_an_earlier_run(pla
         and 0 <= after["other_decoding"]["low"] <= after["other_decoding"]["accuracy"]
     )
     recipe = Recipe.parse(written.recipe())
-    assert recipe.services["rival"].use == "quintain/embedded"
+    assert recipe.services["rival"].use == "quintain-embedded/embedded"
     assert recipe.services["rival"].args["model"] == "runs/first/checkpoints/step-000001/model"
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import Interrupted, UsageError
 from quintain.recipe.check import check_recipe
 from quintain.recipe.tables import Recipe
 from quintain.store.checkpoint import Checkpoint
 from quintain.store.run_folder import RunFolder
 from quintain.types.transcript import TokenSource
+from quintain_embedded.engine import EmbeddedEngine
 
 from ..core.models.tiny import save_tiny
 from .test_run_plan import Killed, Watching, interrupt, kill, metrics, recipe, run, weights

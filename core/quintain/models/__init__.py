@@ -33,19 +33,29 @@ if TYPE_CHECKING:
     from .hf import quiet as quiet
     from .hf import unreachable as unreachable
     from .kernels import kernels_of as kernels_of
+    from .kernels import on_gpu as on_gpu
     from .layers import Decoder as Decoder
     from .layers import Layer as Layer
+    from .layers import attend as attend
     from .layers import cache_shape as cache_shape
     from .layers import fuse_storage as fuse_storage
+    from .layers import has_windows as has_windows
     from .layers import product_type as product_type
+    from .layers import rms_norm as rms_norm
     from .load import LoadedModel as LoadedModel
     from .load import as_device as as_device
     from .load import cache_bytes as cache_bytes
+    from .load import context_of as context_of
     from .load import load_model as load_model
     from .load import load_pretrained as load_pretrained
     from .paper import module_on_paper as module_on_paper
     from .prefix_layout import PrefixLayout as PrefixLayout
     from .prefix_layout import TokenSequence as TokenSequence
+    from .probe import agree as agree
+    from .probe import log_probs as log_probs
+    from .probe import logit_map_of as logit_map_of
+    from .probe import plain_log_probs as plain_log_probs
+    from .snapshot import Snapshot as Snapshot
     from .tokenizer import HFTokenizer as HFTokenizer
     from .tool_calls import parse as parse
     from .transfers import to_device as to_device

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import PluginError, QuintainError, UnknownNameError, nearest, suggestion
 from ..tracebacks import describe_error, is_failure, place_of
-from .discovery import Component, discover, in_order, normalise, without_components
+from .discovery import CORE, Component, discover, in_order, normalise, without_components
 from .known import known_plugins
 from .manifest import FILE, Entry, Manifest, read
 
@@ -73,7 +73,11 @@ class Registry:
         matches = self.matching(name, kind)
         if not matches:
             owner, _, bare = name.rpartition("/")
-            if (plugin := known_plugins().get((kind, bare))) and owner in ("", plugin):
+            if (plugin := known_plugins().get((kind, bare))) and owner in (
+                "",
+                CORE,  # the plugin has what the package had
+                plugin,
+            ):
                 raise UnknownNameError(
                     f"{kind} {name!r} is in a plugin that is not installed: pip install {plugin}"
                 )
@@ -105,7 +109,8 @@ class Registry:
             c for c in (*self._installed, *self._added) if c.name == bare and kind in (None, c.kind)
         )
         if slash:
-            return [c for c in named if c.distribution == normalise(owner)]
+            owned = [c for c in named if c.distribution == normalise(owner)]
+            return owned or [c for c in named if self._formerly(c, name)]
         return [c for c in named if c.origin == "local"] or named
 
     def load(self, kind: str, name: str) -> Any:
@@ -157,6 +162,14 @@ class Registry:
         """Return the manifest's entry for *component*; raises as `manifest`."""
         manifest = self.manifest(component)
         return manifest.entry(component) if manifest else None
+
+    def _formerly(self, component: Component, name: str) -> bool:
+        """Return whether recipes of earlier versions call *component* by *name*."""
+        try:
+            entry = self.entry(component)
+        except PluginError:
+            return False  # said where this component is used; here another one is wanted
+        return entry is not None and name in entry.formerly
 
     def _import(self, component: Component) -> Any:
         name, _, attributes = component.target.partition(":")

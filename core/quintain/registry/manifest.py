@@ -13,6 +13,7 @@ without importing it::
     memory = "6 GiB"           # what it takes beside a run
     extra = "hub"              # the pip extra that it imports
     source = "..."             # of an algorithm: the paper
+    formerly = ["other/name"]  # names by which recipes of earlier versions have it
 
 It is checked without pydantic, whose import would add 0.11 s to the 0.3 s of a listing.
 """
@@ -46,6 +47,7 @@ class Entry:
     tags: tuple[str, ...] = ()
     extra: str = ""
     source: str = ""
+    formerly: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from .. import lazy_names
 
 if TYPE_CHECKING:
-    from .build import embedded_engine as embedded_engine
     from .build import learner_options as learner_options
     from .build import run_training as run_training
     from .build import seed_everything as seed_everything

@@ -192,21 +192,6 @@ def model_for(
     return model
 
 
-def embedded_engine(model: LoadedModel, *, slots: int, reproducible: bool = True) -> TokenEngine:
-    """Return an engine that decodes the live module of *model*. `TokenEngine.update` publishes new
-    weights.
-
-    Args:
-        slots: maximum number of sequences decoded at once.
-        reproducible: see `EmbeddedEngine`.
-    """
-    kind: Any = current().load("engine", "quintain/embedded")
-    engine: TokenEngine = kind.sharing(
-        model.module, model.tokenizer, slots=slots, reproducible=reproducible
-    )
-    return engine
-
-
 def engine_for(plan: RunPlan, model: LoadedModel) -> TokenEngine:
     """Make the engine that samples for the learner; it follows the plan's schedule.
 

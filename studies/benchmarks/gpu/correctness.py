@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from quintain.console.screen import Screen
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.interfaces.algorithm import Algorithm
 from quintain.learning import Learner
 from quintain.models import kernels_of
@@ -29,6 +28,7 @@ from quintain.recipe.plan import MISMATCH_LIMIT_FLOAT32, MISMATCH_LIMIT_HALF
 from quintain.registry.lookup import current
 from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder
+from quintain_embedded.engine import EmbeddedEngine
 
 from ..quintain_step import RECIPE
 from ..shapes import LARGE, folder

@@ -19,11 +19,11 @@ from typing import Any, cast
 import torch
 
 from quintain.console.screen import Screen
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.models.load import DTYPES, LoadedModel, load_model
 from quintain.recipe import Recipe
 from quintain.recipe.plan import RunPlan
 from quintain.run.build import engine_for, learner_for
+from quintain_embedded.engine import EmbeddedEngine
 from quintain_lora import with_adapters
 from quintain_memory import free_beside, memory_of
 

@@ -109,7 +109,7 @@ class Textual(Engine):
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    with isolated(keep=["quintain", "quintain-starter"]) as registry:
+    with isolated(keep=["quintain", "quintain-embedded", "quintain-starter"]) as registry:
         for name, component in (
             ("doubling", Doubling),
             ("onlytrain", OnlyTrain),

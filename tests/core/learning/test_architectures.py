@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.learning.algorithms import REINFORCE
 from quintain.learning.batch import Batch, Sample
 from quintain.learning.learner import Learner
@@ -19,8 +18,9 @@ from quintain.models.forward import Forward
 from quintain.models.load import trainable
 from quintain.models.prefix_layout import TokenSequence
 from quintain.types.sampling import Sampling
+from quintain_embedded.engine import EmbeddedEngine
 
-from ..engines.test_embedded_engine import TOKENIZER, run
+from ...plugins.embedded.test_embedded_engine import TOKENIZER, run
 from ..models.architectures import ARCHITECTURES, architecture, kinds_first
 from .batches import sequence
 

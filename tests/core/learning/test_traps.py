@@ -10,7 +10,7 @@ import torch
 from quintain.learning import ALGORITHMS, Learner
 from quintain.types.sampling import Sampling
 
-from ..engines.test_embedded_batching import Given, engine_of, plain_logps, run
+from ...plugins.embedded.test_embedded_batching import Given, engine_of, plain_logps, run
 from ..models.tiny import tiny_model
 from . import batches
 from .test_learner import EXACT, gradient

@@ -307,8 +307,8 @@ def test_sampler_and_scorer_leave_out_the_same_tokens() -> None:
     """The sampler's log-prob of a token, which it may draw, is the scorer's under the same share
     and temperature.
     """
-    from quintain.engines.embedded.sampler import Sampler
     from quintain.types.sampling import Sampling
+    from quintain_embedded.sampler import Sampler
 
     hidden, weight, _ = case(n=60, v=11)
     samplings = [Sampling(temperature=0.8, prune=0.2)] * 60

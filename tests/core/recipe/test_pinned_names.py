@@ -120,7 +120,7 @@ def test_a_plugin_with_the_same_names_breaks_neither_quickstart_nor_resume(
         saved.algorithm.use,
         saved.engine.use,
         saved.learner.use,
-    ) == ("quintain/grpo", "quintain/embedded", "quintain/torch")
+    ) == ("quintain/grpo", "quintain-embedded/embedded", "quintain/torch")
 
     resumed, quickstart, ambiguous = quintain(
         folder,

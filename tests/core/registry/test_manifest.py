@@ -22,12 +22,20 @@ name = "sums"
 summary = "Adds."
 needs = ["network"]
 extra = "hub"
+formerly = ["other/sums"]
 """
 
 
 def test_good_manifest() -> None:
     """Every key arrives."""
-    entry = Entry(kind="environment", name="sums", summary="Adds.", needs=("network",), extra="hub")
+    entry = Entry(
+        kind="environment",
+        name="sums",
+        summary="Adds.",
+        needs=("network",),
+        extra="hub",
+        formerly=("other/sums",),
+    )
 
     assert Manifest(api=1, licence="MIT", tags=("math",), components=(entry,)) == parse_manifest(
         GOOD

@@ -37,7 +37,7 @@ def test_core_is_found_through_the_same_door() -> None:
     found = {(c.kind, c.name): c for c in discover()}
 
     assert found["algorithm", "grpo"].origin == "built-in"
-    assert found["engine", "embedded"].distribution == "quintain"
+    assert found["learner", "torch"].distribution == "quintain"
 
 
 def test_discovery_reads_metadata_once_per_distribution(
@@ -173,7 +173,13 @@ def test_explicit_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["arithmetic", "quintain-env-math/arithmetic", "others/arithmetic"]
+    "name",
+    [
+        "arithmetic",
+        "quintain-env-math/arithmetic",
+        "quintain/arithmetic",
+        "others/arithmetic",
+    ],
 )
 def test_a_name_of_a_known_plugin_that_is_not_installed(name: str) -> None:
     """The pip line of a known plugin is in the error, also for its qualified names, but not for
@@ -182,6 +188,35 @@ def test_a_name_of_a_known_plugin_that_is_not_installed(name: str) -> None:
     with pytest.raises(UnknownNameError) as e:
         Registry([component("only")]).find("environment", name)
     assert ("pip install quintain-env-math" in str(e.value)) == (not name.startswith("others"))
+
+
+def moved(name: str, tmp_path: Path, manifest: str) -> Component:
+    """Return the reward `x` of a distribution *name* whose module has *manifest*."""
+    package = tmp_path / name
+    package.mkdir()
+    (package / "__init__.py").write_text("x = 1\n")
+    (package / "quintain.toml").write_text(manifest)
+    return component("x", f"{name}:x", distribution=name)
+
+
+def test_a_component_that_moved_keeps_its_former_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recipe from before the move finds it, unless the former owner has one of the name again; a
+    faulty manifest of another distribution is in nobody's way.
+    """
+    monkeypatch.syspath_prepend(tmp_path)
+    row = '[[components]]\nkind = "reward"\nname = "x"\nsummary = "One."\n'
+    new = moved("newowner", tmp_path, f'api = 1\n{row}formerly = ["old/x"]')
+    other = moved("otherowner", tmp_path, f"api = 1\n{row}")
+    faulty = moved("faulty", tmp_path, "api = [")
+    registry = Registry([faulty, other, new])
+
+    assert new == registry.find("reward", "old/x")
+    with pytest.raises(UnknownNameError):
+        registry.find("reward", "older/x")
+    again = component("x", distribution="old")
+    assert again == Registry([new, again]).find("reward", "old/x")
 
 
 def test_isolated() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.evaluation.evaluation import evaluate
 from quintain.interfaces.agent import Agent, Limits
 from quintain.interfaces.environment import Environment
@@ -24,6 +23,7 @@ from quintain.types.task import Task
 from quintain.types.transcript import Sampled, TokenSource
 from quintain_authoring.byte_tokenizer import ByteTokenizer
 from quintain_authoring.scripted import ScriptedEngine, fake_logp
+from quintain_embedded.engine import EmbeddedEngine
 
 from ..models.tiny import byte_tokenizer, tiny_model
 from .engines import ThoughtlessTokenizer

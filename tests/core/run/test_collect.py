@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import InfrastructureError, NoTasksError, RunError
 from quintain.interfaces.agent import Agent, Limits
 from quintain.interfaces.algorithm import GroupStats
@@ -30,6 +29,7 @@ from quintain.run.collect import Collected, fill
 from quintain.types.rollout import Group, Rollout
 from quintain.types.sampling import Sampling, derived_seed
 from quintain.types.task import Task
+from quintain_embedded.engine import EmbeddedEngine
 
 from ..models.tiny import byte_tokenizer, tiny_model
 from ..rollouts.engines import Speaker

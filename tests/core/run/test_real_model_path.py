@@ -14,7 +14,6 @@ import torch
 
 from quintain.cli import main
 from quintain.console.screen import Screen
-from quintain.engines.embedded.engine import SLOTS, EmbeddedEngine
 from quintain.learning.learner import Learner
 from quintain.models.load import cache_bytes
 from quintain.models.paper import module_on_paper
@@ -23,6 +22,7 @@ from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
 from quintain.run.build import model_for
 from quintain.run.provenance import header
+from quintain_embedded.engine import SLOTS, EmbeddedEngine
 
 from ..models.tiny import save_tiny, tiny_model
 
@@ -32,7 +32,7 @@ def test_slots_are_counted_in_the_engines_precision(monkeypatch: pytest.MonkeyPa
     module = tiny_model("qwen3", context=4096)
     row = cache_bytes(module, 4096, "bfloat16")
     assert 2 * row == cache_bytes(module, 4096, "float32")
-    monkeypatch.setattr("quintain.engines.embedded.engine.CACHE_BYTES", 100 * row)
+    monkeypatch.setattr("quintain_embedded.engine.CACHE_BYTES", 100 * row)
 
     assert EmbeddedEngine.slots_for(module, samples=256, tokens=4096, dtype="bfloat16") == 100
     assert EmbeddedEngine.slots_for(module, samples=256, tokens=4096, dtype="float32") == SLOTS
@@ -166,7 +166,7 @@ def test_out_of_memory_while_sampling_names_slots_and_tokens(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("quintain.engines.embedded.engine.decode_burst", out_of_memory)
+    monkeypatch.setattr("quintain_embedded.engine.decode_burst", out_of_memory)
     said = failed_run(folder_of_model, tmp_path, capsys, "engine.args.slots=3")
     expected = (
         "while sampling: lower engine.args.slots (now 3) or sampling.max_tokens (replies now have "

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from quintain.engines.embedded.cache import KVStore
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import UndeliveredWeights
 from quintain.learning import ALGORITHMS, Batch, Learner, Sample, SamplerMismatch
 from quintain.models.forward import Forward
@@ -25,6 +23,8 @@ from quintain.recipe.tables import Recipe
 from quintain.store.run_folder import Record
 from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled
+from quintain_embedded.cache import KVStore
+from quintain_embedded.engine import EmbeddedEngine
 
 from ..learning import batches
 from ..learning.batches import sequence

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.learning import ModuleWeights
 from quintain.models.load import LoadedModel, trainable
 from quintain.models.tokenizer import HFTokenizer
@@ -19,6 +18,7 @@ from quintain.recipe.tables import Recipe
 from quintain.run.build import engine_for
 from quintain.run.weight_sync import WeightSync
 from quintain.types.sampling import Sampling
+from quintain_embedded.engine import EmbeddedEngine
 
 from ..models.tiny import byte_tokenizer, tiny_model
 

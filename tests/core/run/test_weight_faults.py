@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from quintain.engines.embedded.engine import EmbeddedEngine
-from quintain.engines.embedded.slots import Slots
 from quintain.errors import InfrastructureError, QuintainError, UndeliveredWeights
 from quintain.learning import ALGORITHMS, Learner, ModuleWeights
 from quintain.models import HFTokenizer
@@ -23,6 +21,8 @@ from quintain.models.snapshot import Snapshot
 from quintain.run.sampler_check import check_delivery
 from quintain.run.weight_sync import WeightSync
 from quintain.types.sampling import Sampling
+from quintain_embedded.engine import EmbeddedEngine
+from quintain_embedded.slots import Slots
 from quintain_lora import with_adapters
 
 from ...lanes import mostly_slow

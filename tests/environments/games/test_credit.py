@@ -21,9 +21,9 @@ from quintain.learning.batch import batch_of
 from quintain.learning.pieces.advantages import Step, centre
 from quintain.registry.pieces import find
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
-from quintain.run import embedded_engine
 from quintain.types.rollout import TerminationKind, trained
 from quintain_authoring import ScriptedEngine, run_episode
+from quintain_embedded import EmbeddedEngine
 from quintain_env_games import Duel, Guess, Maze, Returns
 from quintain_env_games.duel import legal, piles_of
 from quintain_env_games.guess import Secret, bounds, guess_of
@@ -101,7 +101,9 @@ def test_what_another_engine_says_does_not_train(world: str) -> None:
             if world == "returns":
                 models = [untrained(seed, **SMALL) for seed in (0, 1)]
                 engines = [
-                    await stack.enter_async_context(embedded_engine(model, slots=16))
+                    await stack.enter_async_context(
+                        EmbeddedEngine.sharing(model.module, model.tokenizer, slots=16)
+                    )
                     for model in models
                 ]
                 policy, partner = map(Recording, engines)

@@ -13,10 +13,9 @@ import pytest
 
 from quintain import Message, Reply, Rollout, Sampling, Task
 from quintain.errors import UsageError
-from quintain.models import load_model
-from quintain.run import embedded_engine
 from quintain.testing import rollout
 from quintain_authoring import ScriptedEngine, run_episode
+from quintain_embedded import EmbeddedEngine
 from quintain_env_games import Customer, Duel, Frozen, Guess, Maze, Opponent, Returns, Tools
 from quintain_env_games.calculator import calculate
 from quintain_env_games.customers import brief
@@ -291,7 +290,7 @@ def test_a_checkpoint_plays_the_second_side(tmp_path: Path) -> None:
 
     async def game() -> Any:
         async with Frozen(model=str(folder)) as frozen:
-            engine = embedded_engine(load_model(folder), slots=4)
+            engine = EmbeddedEngine(folder, slots=4)
             async with engine:
                 ids = frozen.tokenizer.encode("A 3, B 5")
                 sampling = Sampling(max_tokens=8, seed=3)
@@ -469,7 +468,7 @@ def test_recorded_log_probs_are_those_of_the_ids(environment: Any) -> None:
         from quintain.evaluation import evaluate
 
         count = 0
-        async with embedded_engine(model, slots=16) as engine:
+        async with EmbeddedEngine.sharing(model.module, model.tokenizer, slots=16) as engine:
             tasks = list(islice(environment.tasks("train"), 8))
             sampling = Sampling(temperature=1.0, max_tokens=6)
             evaluation = await evaluate(

@@ -24,8 +24,8 @@ from quintain import (
     Weights,
 )
 from quintain.evaluation import evaluate
-from quintain.run import embedded_engine
 from quintain.types.transcript import TokenSource
+from quintain_embedded import EmbeddedEngine
 from quintain_env_search import Search, SearchServer, SearchService
 from quintain_starter.source import untrained
 
@@ -86,7 +86,10 @@ def episodes(search: Service, count: int, **fields: Any) -> Any:
 
     async def play() -> Any:
         model = untrained(0, **SMALL)
-        async with search as server, embedded_engine(model, slots=16) as inner:
+        async with (
+            search as server,
+            EmbeddedEngine.sharing(model.module, model.tokenizer, slots=16) as inner,
+        ):
             environment: Any = Search(pilots=PILOTS, search=server, **fields)
             tasks = environment.tasks("dev")[:count]
             engine = Told(inner, environment)

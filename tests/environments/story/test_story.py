@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain import Message, Rollout, Service
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import RewardFault, UsageError
 from quintain.interfaces.reward import RewardContext
 from quintain.models import HFTokenizer
 from quintain.testing import rollout
 from quintain_authoring import EnvironmentSuite, run_episode
 from quintain_authoring.controls import check_controls
+from quintain_embedded.engine import EmbeddedEngine
 from quintain_env_story import (
     Scorer,
     Story,

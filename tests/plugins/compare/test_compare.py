@@ -102,7 +102,7 @@ def place(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").symlink_to(model)
     (tmp_path / "ours.toml").write_text(RECIPE)
-    with isolated(keep=["quintain", "quintain-compare"]) as registry:
+    with isolated(keep=["quintain", "quintain-embedded", "quintain-compare"]) as registry:
         registry.add("environment", "babble", Babble)
         registry.add("environment", "judged", Judged)
         registry.add("service", "judge", Judge)

@@ -46,7 +46,9 @@ class Refereed(Doubling):
 
 @pytest.fixture
 def plugins() -> Iterator[Registry]:
-    with isolated(keep=["quintain", "quintain-authoring", "quintain-evaluate"]) as registry:
+    with isolated(
+        keep=["quintain", "quintain-authoring", "quintain-embedded", "quintain-evaluate"]
+    ) as registry:
         for component in (Doubling, Endless, OnlyTrain, Hackable):
             registry.add("environment", component.__name__.lower(), component)
         registry.add("environment", "refereed", Refereed)

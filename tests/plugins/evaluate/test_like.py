@@ -90,7 +90,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolder]:
     (tmp_path / "others.txt").write_text("eight nine")
     (tmp_path / "runs" / "own").mkdir(parents=True)
     (tmp_path / "runs" / "own" / "recipe.toml").write_text(RECIPE)
-    with isolated(keep=["quintain", "quintain-evaluate", "quintain-starter"]) as registry:
+    with isolated(
+        keep=["quintain", "quintain-embedded", "quintain-evaluate", "quintain-starter"]
+    ) as registry:
         registry.add("environment", "lines", Lines)
         registry.add("service", "arbiter", Arbiter)
         registry.add("reward", "same", same)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.engines.embedded import decoding
 from quintain.models import forward
+from quintain_embedded import decoding
 from quintain_flash import FLASH, caches, checks, runs
 from quintain_flash.runs import FlashCall
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.engines.embedded import decoding, engine
-from quintain.engines.embedded.cache import KVStore
-from quintain.engines.embedded.decoding import LayerForward
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.models import kernels
 from quintain.types.sampling import Sampling
+from quintain_embedded import decoding, engine
+from quintain_embedded.cache import KVStore
+from quintain_embedded.decoding import LayerForward
+from quintain_embedded.engine import EmbeddedEngine
 from quintain_flash import checks
 from quintain_flash import runs as flash
 from quintain_flash.caches import ReplayedSteps, rows_of_graph

@@ -160,7 +160,7 @@ def test_hosts_that_others_reach_need_a_key(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_default_model_answers_the_example_that_is_printed() -> None:
     """Without randomness, as the printed request asks."""
-    engine = current().load("engine", "quintain/embedded")(default_model())
+    engine = current().load("engine", "quintain-embedded/embedded")(default_model())
     about: dict[str, Any] = {
         "host": "127.0.0.1",
         "port": 0,

@@ -26,12 +26,12 @@ from quintain import (
     reward,
 )
 from quintain.cli import main
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import UsageError
 from quintain.models import HFTokenizer
 from quintain.store.checkpoint import Checkpoint
 from quintain.store.run_folder import RunFolder
 from quintain_authoring import ControlEngine, run_episode
+from quintain_embedded.engine import EmbeddedEngine
 from quintain_env_games import Duel, Opponent
 from quintain_league import League, SeatedControls, SelfPlaySuite
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from quintain import Agent, Environment, Message, Sampling, Task, reward
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import UsageError
 from quintain.interfaces.reward import RewardContext
 from quintain.testing import rollout
 from quintain_authoring import RewardSuite, run_episode
+from quintain_embedded.engine import EmbeddedEngine
 from quintain_likelihood import CurrentPolicy, FrozenPolicy, NGram, Pair, self_certainty
 
 from ...core.models.tiny import tiny_model

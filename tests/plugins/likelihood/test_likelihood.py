@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from quintain import LimitReached, Message
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import UsageError
 from quintain.models import HFTokenizer
+from quintain_embedded.engine import EmbeddedEngine
 from quintain_likelihood import (
     EngineLikelihood,
     FrozenModel,

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain import Environment, Limits, Rollout, Sampling, Task, TokenEngine, reward
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import InfrastructureError, LimitReached, UsageError
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
+from quintain_embedded.engine import EmbeddedEngine
 from quintain_openai import OpenAITokenEngine
 from quintain_openai.tokens import IdsText
 

@@ -10,10 +10,10 @@ from string import ascii_lowercase
 import pytest
 
 from quintain import Message, Sampling
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.evaluation.evaluation import evaluate
 from quintain.learning import Batch, Learner, Sample
 from quintain.models.load import load_model
+from quintain_embedded.engine import EmbeddedEngine
 from quintain_preference import SFT
 
 from ...core.learning import batches

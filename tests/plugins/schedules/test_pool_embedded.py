@@ -14,10 +14,10 @@ pytest.importorskip("torch", reason="training needs quintain[train]")
 import torch
 
 from quintain import InfrastructureError, Sampled, Sampling
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.learning import ModuleWeights
 from quintain.models import HFTokenizer
 from quintain.store.run_folder import RunFolder
+from quintain_embedded.engine import EmbeddedEngine
 from quintain_schedules import EnginePool
 
 from ...core.models.tiny import byte_tokenizer, save_tiny, tiny_model

@@ -40,7 +40,9 @@ class Forced(TokenEngine):
 
     def __init__(self, model: Any, tokenizer: HFTokenizer, turns: Sequence[str | None]) -> None:
         self.inner = (
-            current().load("engine", "quintain/embedded").sharing(model, tokenizer, slots=1)
+            current()
+            .load("engine", "quintain-embedded/embedded")
+            .sharing(model, tokenizer, slots=1)
         )
         self.tokenizer, self.context, self.turns = tokenizer, self.inner.context, list(turns)
 

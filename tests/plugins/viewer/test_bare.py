@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import UsageError
 from quintain.models.load import load_model
 from quintain.types.sampling import Sampling
+from quintain_embedded.engine import EmbeddedEngine
 from quintain_viewer.bare import BareModel, bare_model
 
 from ...core.models.tiny import save_tiny
@@ -84,7 +84,7 @@ def test_damaged_weights_are_named_as_always(tmp_path: Path) -> None:
 ANSWER = """
 import asyncio, sys
 from quintain import Sampling
-from quintain.engines.embedded.engine import EmbeddedEngine
+from quintain_embedded.engine import EmbeddedEngine
 async def answer():
     async with EmbeddedEngine(sys.argv[1], checked=False) as engine:
         await engine.sample(engine.tokenizer.encode("1 + 1"), Sampling(max_tokens=4))

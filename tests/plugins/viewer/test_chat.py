@@ -18,13 +18,13 @@ import pytest
 
 from quintain import Message, Sampled, Sampling
 from quintain.cli import main
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import UsageError
 from quintain.models import HFTokenizer
 from quintain.recipe import EnvironmentSpec, Recipe
 from quintain.rollouts import Conversation, stops
 from quintain_authoring import ScriptedEngine
 from quintain_authoring.byte_tokenizer import ByteTokenizer
+from quintain_embedded.engine import EmbeddedEngine
 from quintain_viewer.chat import HELP, ChatConsole, Played
 from quintain_viewer.chat_template import with_template
 from quintain_viewer.prompt_form import PromptForm

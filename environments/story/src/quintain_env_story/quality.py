@@ -19,8 +19,8 @@ from typing import Any
 
 from quintain import Engine, InfrastructureError, LimitReached, Message, Sampling, TokenEngine
 from quintain.errors import UnknownNameError, UsageError
+from quintain.registry import current
 from quintain.rollouts import Conversation, stops
-from quintain.run import embedded_engine
 from quintain.store import find_run, model_named
 from quintain.types import derived_seed
 from quintain_judge import Comparison, JudgeService, ReplyPair, compare
@@ -150,7 +150,8 @@ class Author:
         from quintain.models import load_model
 
         loaded = load_model(model_named(self.name, self._folder)[0])
-        engine = embedded_engine(loaded, slots=SLOTS, reproducible=False)
+        kind = current().load("engine", "quintain-embedded/embedded")
+        engine = kind.sharing(loaded.module, loaded.tokenizer, slots=SLOTS, reproducible=False)
         self._engine = await stack.enter_async_context(engine)
 
     async def write(self, task: StoryTask, messages: Sequence[Message], sampling: Sampling) -> str:

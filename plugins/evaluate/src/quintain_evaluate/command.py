@@ -47,7 +47,7 @@ CONTROL_TASKS = 100
 @click.option(
     "--engine",
     "-e",
-    default="quintain/embedded",
+    default="quintain-embedded/embedded",
     show_default=True,
     help="Engine, @CONTROL or URL (OpenAI API).",
 )

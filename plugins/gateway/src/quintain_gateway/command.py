@@ -131,7 +131,8 @@ async def _serve(path: str, slots: int, sampling: Sampling, settings: dict[str, 
     from .serving import ModelServer
 
     click.echo(f"loading {path}", err=True)
-    engine = current().load("engine", "quintain/embedded")(path, slots=slots, reproducible=False)
+    kind = current().load("engine", "quintain-embedded/embedded")
+    engine = kind(path, slots=slots, reproducible=False)
     stop = asyncio.Event()
     async with (
         engine,

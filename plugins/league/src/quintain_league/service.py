@@ -107,7 +107,7 @@ class League(Engine):
         """Name the best checkpoint of *run*: in `quintain eval`, which has no learner, the policy
         meets itself.
         """
-        return "quintain/embedded", {"model": run}
+        return "quintain-embedded/embedded", {"model": run}
 
     async def __aexit__(self, *exc: object) -> None:
         for one in (*self.selves, *self._replaced):

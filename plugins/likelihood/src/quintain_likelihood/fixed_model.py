@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quintain import Sampled, Sampling, TokenEngine, Weights
 from quintain.errors import UsageError
+from quintain.registry import current
 
 if TYPE_CHECKING:
     from quintain.models import LoadedModel
@@ -36,13 +37,13 @@ class FixedModelEngine(TokenEngine):
 
     async def start(self, model: LoadedModel) -> TokenEngine:
         """Start the engine of *model*."""
-        from quintain.run import embedded_engine  # torch takes seconds, and importing a player none
-
         self.tokenizer, self.context = model.tokenizer, model.context
-        self.engine = await self._stack.enter_async_context(
-            embedded_engine(model, slots=self._slots, reproducible=self._reproducible)
+        kind: Any = current().load("engine", "quintain-embedded/embedded")
+        engine: TokenEngine = kind.sharing(
+            model.module, model.tokenizer, slots=self._slots, reproducible=self._reproducible
         )
-        return self.engine
+        self.engine = await self._stack.enter_async_context(engine)
+        return engine
 
     async def started(self) -> TokenEngine:
         """Return the engine that answers.

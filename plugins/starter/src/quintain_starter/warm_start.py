@@ -21,7 +21,7 @@ from quintain.errors import UsageError
 from quintain.evaluation import evaluate, tasks_of
 from quintain.learning import Learner, TrainingSequence
 from quintain.models import ChatTokenizer, LoadedModel
-from quintain.run import embedded_engine
+from quintain_embedded import EmbeddedEngine
 from quintain_sft import (
     Example,
     demonstrations_of,
@@ -203,7 +203,7 @@ async def warm_start(
         NoTasksError: an environment has no tasks in ``dev``.
     """
     began = time.monotonic()
-    engine = embedded_engine(model, slots=SLOTS)
+    engine = EmbeddedEngine.sharing(model.module, model.tokenizer, slots=SLOTS)
     learner = Learner(
         model.module, lr=settings.lr, warmup_steps=settings.warmup_steps, betas=(0.9, 0.98)
     )

@@ -6,12 +6,11 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from random import SystemRandom
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from quintain import Algorithm, Sampled, Sampling, TokenEngine, Weights
 from quintain.errors import UsageError
 from quintain.models import check_available
-from quintain.registry import current
 from quintain.rollouts import cut_where_stopped
 from quintain.types import derived_seed
 
@@ -171,8 +170,9 @@ class SearchEngine(TokenEngine):
 
 def loaded(model: str, *, slots: int, dtype: str, device: str) -> TokenEngine:
     """Return an embedded engine of the *model*, a folder or hub id."""
-    kind = current().load("engine", "quintain/embedded")
-    return cast(TokenEngine, kind(model, slots=slots, dtype=dtype, device=device))
+    from quintain_embedded import EmbeddedEngine  # torch takes seconds
+
+    return EmbeddedEngine(model, slots=slots, dtype=dtype, device=device)
 
 
 def shared(
@@ -181,5 +181,6 @@ def shared(
     """Return an embedded engine that decodes the learner's *module*; arguments as of
     `quintain.interfaces.shared_module.SharesModule.sharing`.
     """
-    kind: Any = current().load("engine", "quintain/embedded")
-    return cast(TokenEngine, kind.sharing(module, tokenizer, dtype=dtype, slots=slots, copy=copy))
+    from quintain_embedded import EmbeddedEngine
+
+    return EmbeddedEngine.sharing(module, tokenizer, dtype=dtype, slots=slots, copy=copy)

@@ -98,7 +98,7 @@ def chat(
     text = None if template is None else template_of(template)
     with Console(stderr=True).status(f"loading {run} ..."):
         # a run has compared the layers with the model's own forward
-        engine = current().load("engine", "quintain/embedded")(path, checked=False)
+        engine = current().load("engine", "quintain-embedded/embedded")(path, checked=False)
     if text is not None:
         engine.tokenizer = with_template(engine.tokenizer, text)
     elif not engine.tokenizer.has_template:

@@ -15,20 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quintain.engines.embedded.decoding import LayerForward
-from quintain.engines.embedded.engine import EmbeddedEngine
-from quintain.engines.embedded.sampler import Sampler, invert, truncate
-from quintain.engines.embedded.slots import common_prefix
 from quintain.errors import InfrastructureError, UsageError
 from quintain.learning import ModuleWeights
 from quintain.models.adapters import merged_tensors
 from quintain.models.snapshot import Snapshot
 from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled
+from quintain_embedded.decoding import LayerForward
+from quintain_embedded.engine import EmbeddedEngine
+from quintain_embedded.sampler import Sampler, invert, truncate
+from quintain_embedded.slots import common_prefix
 from quintain_lora import with_adapters
 
-from ..models.architectures import architecture
-from ..models.tiny import tiny_model
+from ...core.models.architectures import architecture
+from ...core.models.tiny import tiny_model
 from .test_embedded_engine import (
     TOKENIZER,
     engine_of,
@@ -333,7 +333,7 @@ def test_adapters_on_experts_are_merged(name: str) -> None:
 
 
 def test_weights_can_be_given_as_tensors(tmp_path: Any) -> None:
-    from ..models.tiny import save_tiny
+    from ...core.models.tiny import save_tiny
 
     engine = EmbeddedEngine(str(save_tiny(tmp_path, "llama")))
     other = tiny_model("llama", seed=1)

@@ -20,17 +20,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import InfrastructureError, LimitReached, UsageError
-from ...interfaces.engine import Pressure, TokenEngine, Weights
-from ...interfaces.tokenizer import ChatTokenizer
-from ...models.adapters import base_of
-from ...models.kernels import on_gpu
-from ...models.load import cache_bytes, context_of, load_model
-from ...models.snapshot import Snapshot
-from ...rollouts.chat.stop_strings import StopStrings
-from ...rollouts.spans import Span
-from ...types.sampling import Sampling
-from ...types.transcript import Sampled
+from quintain import InfrastructureError, LimitReached, Sampled, Sampling, TokenEngine, Weights
+from quintain.errors import UsageError
+from quintain.interfaces import Pressure
+from quintain.models import (
+    ChatTokenizer,
+    Snapshot,
+    base_of,
+    cache_bytes,
+    context_of,
+    load_model,
+    on_gpu,
+)
+from quintain.rollouts import Span, StopStrings
+
 from .decoding import BatchForward
 from .gradients import WithoutGradients
 from .probe import choose_forward

@@ -18,11 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...models.adapters import body_of
-from ...models.kernels import kernels_of
-from ...models.layers import Decoder, Layer, attend, cache_shape, rms_norm
-from ...models.probe import logit_map_of
-from ...models.transfers import to_device
+from quintain.models import (
+    Decoder,
+    Layer,
+    attend,
+    body_of,
+    cache_shape,
+    kernels_of,
+    logit_map_of,
+    rms_norm,
+    to_device,
+)
+
 from .cache import KVStore, RowCache
 
 PrefixCache = list[tuple[Tensor, Tensor]]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.learning import ModuleWeights
 from quintain.models.tokenizer import HFTokenizer
 from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled
+from quintain_embedded.engine import EmbeddedEngine
 
-from ..models.tiny import byte_tokenizer, tiny_model
+from ...core.models.tiny import byte_tokenizer, tiny_model
 
 PROMPT = [1, 2, 3, 4]
 
@@ -54,7 +54,7 @@ def test_caches_are_computed_again_in_passes_of_limited_size(
     """All rows at once would take the memory of their longest for each: gigabytes where the cache
     itself fits.
     """
-    monkeypatch.setattr("quintain.engines.embedded.engine.PREFILL_TOKENS", 60)
+    monkeypatch.setattr("quintain_embedded.engine.PREFILL_TOKENS", 60)
     modules, passes = [tiny_model(seed=seed) for seed in range(2)], list[int]()
     engine = EmbeddedEngine.sharing(modules[0], HFTokenizer(byte_tokenizer()), copy=True)
     engine.tokenizer.stop_ids = ()  # type: ignore[misc]  # every reply is longer than the update takes

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from ...errors import InfrastructureError
-from ...rollouts.chat.stop_strings import StopStrings
-from ...types.sampling import Sampling
-from ...types.transcript import Finish, Sampled
+from quintain import InfrastructureError, Sampled, Sampling
+from quintain.rollouts import StopStrings
+from quintain.types import Finish
 
 WORTHWHILE = 16
 """Common prefixes shorter than this are computed again rather than copied."""

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...types.sampling import Sampling
+from quintain import Sampling
+
 from .decoding import DecodingForward
 from .slots import Request
 

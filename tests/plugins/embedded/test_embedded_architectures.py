@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 import torch
 
-from quintain.engines.embedded import sampler
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import LimitReached, UsageError
 from quintain.models.snapshot import Snapshot
 from quintain.types.sampling import Sampling
+from quintain_embedded import sampler
+from quintain_embedded.engine import EmbeddedEngine
 
+from ...core.models.architectures import ARCHITECTURES, VOCABULARY, architecture, kinds_first
 from ...lanes import mostly_slow
-from ..models.architectures import ARCHITECTURES, VOCABULARY, architecture, kinds_first
 from .test_embedded_batching import Given
 from .test_embedded_engine import TOKENIZER, run
 

@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from quintain.engines.embedded.decoding import BatchForward, LayerForward, ModuleForward
-from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import InfrastructureError, LimitReached, UsageError
 from quintain.models.tokenizer import HFTokenizer
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message
 from quintain.types.transcript import Sampled
+from quintain_embedded.decoding import BatchForward, LayerForward, ModuleForward
+from quintain_embedded.engine import EmbeddedEngine
 from quintain_likelihood import LikelihoodService
 
-from ..models.architectures import architecture
-from ..models.tiny import KINDS, byte_tokenizer, save_tiny, tiny_model
+from ...core.models.architectures import architecture
+from ...core.models.tiny import KINDS, byte_tokenizer, save_tiny, tiny_model
 
 TOKENIZER = HFTokenizer(byte_tokenizer())
 Out = TypeVar("Out")
@@ -347,7 +347,7 @@ def test_a_model_folder_is_enough(tmp_path: Path) -> None:
 
 
 def test_long_prompts_are_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintain.engines.embedded.engine.PREFILL_TOKENS", 16)
+    monkeypatch.setattr("quintain_embedded.engine.PREFILL_TOKENS", 16)
     model = tiny_model()
     calls = [
         (ids, Sampling(seed=i, max_tokens=6))

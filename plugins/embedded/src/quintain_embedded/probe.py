@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ...errors import UsageError
-from ...models.layers import Decoder, has_windows
-from ...models.probe import agree, log_probs, plain_log_probs
+from quintain.errors import UsageError
+from quintain.models import Decoder, agree, has_windows, log_probs, plain_log_probs
+
 from .decoding import BatchForward, DecodingForward, LayerForward, ModuleForward
 
 _log = logging.getLogger(__name__)

@@ -1,1 +1,0 @@
-"""An engine that samples from a Hugging Face model in this process."""
