@@ -53,9 +53,18 @@ RANKS = "tests/plugins/fsdp/test_run.py::test_the_quickstart_trains_on_two_ranks
 WATCHED = "tests/plugins/watch/test_server.py::test_the_command_prints_its_address_and_ends"
 AUDITED = "tests/environments/harbor/test_containers.py::test_an_audit_goes_on_where_it_was_and_a_recipe_reads_it"
 PUBLISHED = "tests/plugins/packages/test_publish.py::test_from_a_template_to_an_installation"
+CLUSTER = "tests/integration/test_laptop_to_cluster.py::test_every_command_of_the_page_works"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
+    "quintain train sums.toml --name laptop": CLUSTER,
+    "quintain timeline laptop": CLUSTER,
+    "quintain train sums.toml --name overlap --set schedule.use=one_step_off": CLUSTER,
+    "quintain train sums.toml --name processes --set workers.episodes=2": CLUSTER,
+    "quintain train sums.toml --name replicas --set engine.use=pool --set "
+    "'engine.args={count=2}'": CLUSTER,
+    "quintain train sums.toml --name ranks --set learner.use=fsdp --set learner.args.ranks=2": CLUSTER,
+    "quintain train cluster.toml --dry-run": CLUSTER,
     "quintain judge rubrics prompts.jsonl --search articles --url http://127.0.0.1:8000/v1 --out "
     "new.jsonl": RUBRICS,
     "bash tools/vllm_env.sh": VLLM,
