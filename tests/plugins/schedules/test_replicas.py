@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from quintain import InfrastructureError, Sampled, Sampling
 from quintain.errors import RunError, UsageError
 from quintain.interfaces import Pressure
+from quintain.store import RunFolder
 from quintain_schedules import EnginePool
 from quintain_schedules.health import ReplicaState
 
@@ -217,6 +218,8 @@ def test_a_replica_that_dies_too_often_is_given_up_with_the_reason(tmp_path: Pat
     }
     lines = [json.loads(line) for line in (tmp_path / "replicas.jsonl").read_text().splitlines()]
     assert [(line["replica"], line["state"], line["why"]) for line in lines] == [
+        (0, "healthy", ""),
+        (1, "healthy", ""),
         (0, "dead", "killed"),
         (0, "restarting", "killed"),
         (0, "dead", "it does not start: no memory"),
@@ -327,7 +330,54 @@ def test_the_engine_s_pressure_limits_the_turns_of_a_replica(
     assert [prompt[0] for prompt in Mortal.made[0].started] == list(range(12))
 
 
-@settings(max_examples=40)
+def test_a_log_that_cannot_be_written_ends_nothing_and_is_made_up_for(tmp_path: Path) -> None:
+    pool = pool_of(2)
+    path = tmp_path / "replicas.jsonl"
+
+    async def go() -> None:
+        path.mkdir()
+        pool.quintain_on_run_start(SimpleNamespace(folder=str(tmp_path)))
+        await pool.update(Published(1))
+        replica(pool, 0).kill()
+        await pool.sample([5], long(5))
+        await until(pool, HEALTHY, HEALTHY)
+        path.rmdir()
+        pool.resize(1)
+        await until(pool, HEALTHY, "removed")
+
+    run(pool, go)
+    assert [(r["replica"], r["state"]) for r in RunFolder(tmp_path, lock=False).replicas()] == [
+        (0, "healthy"),
+        (1, "healthy"),
+        (0, "dead"),
+        (0, "restarting"),
+        (0, "stale"),
+        (0, "healthy"),
+        (1, "leaving"),
+        (1, "removed"),
+    ]
+
+
+def test_after_a_resume_the_log_tells_of_the_replicas_of_now(tmp_path: Path) -> None:
+    before = RunFolder(tmp_path, lock=False)
+    for number, state in enumerate(["dead", "given up", "stale"]):
+        record = {"time": "2026-11-26T00:00:00Z", "replica": number, "state": state, "why": "old"}
+        before.append(record, before.replicas_path)
+    pool = pool_of(2)
+
+    async def go() -> None:
+        pool.quintain_on_run_start(SimpleNamespace(folder=str(tmp_path)))
+
+    run(pool, go)
+    last = {record["replica"]: record for record in before.replicas()}
+    assert [(record["state"], record["why"]) for record in last.values()] == [
+        ("healthy", ""),
+        ("healthy", ""),
+        ("removed", "the run was started again"),
+    ]
+
+
+@settings(max_examples=80)
 @given(
     count=st.integers(1, 3),
     events=st.lists(

@@ -14,6 +14,7 @@ from quintain import Algorithm, InfrastructureError, Sampled, Sampling, TokenEng
 from quintain.errors import RunError, UsageError, did_you_mean
 from quintain.registry import current, signature_of, takes
 from quintain.rollouts import Span, cut_where_stopped
+from quintain.store import RunFolder
 from quintain.types import derived_seed
 
 from .health import RestartPolicy
@@ -257,7 +258,7 @@ class EnginePool(TokenEngine):
 
     def quintain_on_run_start(self, event: Any) -> None:
         """Write what happens to replicas into ``replicas.jsonl`` of the run."""
-        self._supervisor.log_to(Path(event.folder) / "replicas.jsonl")
+        self._supervisor.log_to(RunFolder(event.folder, lock=False))
 
     def quintain_on_step_measured(self, event: Any) -> None:
         """Raise an alert while replicas are given up."""

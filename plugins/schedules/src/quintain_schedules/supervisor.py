@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from quintain import InfrastructureError, TokenEngine, Weights
-from quintain.errors import UsageError
+from quintain.errors import RunError, UsageError
 from quintain.interfaces import changes_of
+from quintain.store import RunFolder
 
 from .admission import TurnLimit
 from .health import COMING, ENDED, ReplicaHealth, ReplicaState, RestartPolicy
@@ -68,8 +68,8 @@ class ReplicaSupervisor:
         self._looks: dict[int, asyncio.Task[str]] = {}
         self._watching: asyncio.Task[None] | None = None
         self._published: tuple[Weights, tuple[int, ...]] | None = None
-        self._log_path: Path | None = None
-        self._unwritten: list[str] = []
+        self._folder: RunFolder | None = None
+        self._unwritten: deque[dict[str, Any]] = deque()
 
     # -- begin and end
 
@@ -353,10 +353,21 @@ class ReplicaSupervisor:
 
     # -- the log
 
-    def log_to(self, path: Path) -> None:
-        """Append each change of a state to the file *path*, a JSON object a line, from now on."""
-        self._log_path = path
-        self._write()
+    def log_to(self, folder: RunFolder) -> None:
+        """Write the state of each replica, and each change from now on, into *folder* of a run.
+
+        Replicas that an earlier process of the run had beside these are noted as removed.
+        """
+        self._folder = folder
+        earlier: set[int] = set()
+        try:
+            earlier = {record["replica"] for record in folder.replicas()}
+        except (OSError, RunError) as error:
+            _log.warning("what happened to replicas before is not read: %s", error)
+        for number, health in enumerate(self.health):
+            self._record(number, health.state, health.why)
+        for number in sorted(earlier - {*range(len(self.health))}):
+            self._record(number, ReplicaState.REMOVED, "the run was started again")
 
     def alert(self) -> str:
         """Return what a person should know of replicas that will not come back; empty if all
@@ -381,20 +392,20 @@ class ReplicaSupervisor:
         ill = health.state in (ReplicaState.DEAD, ReplicaState.GIVEN_UP)
         level = logging.WARNING if ill else logging.INFO
         _log.log(level, "replica %d is %s: %s", number, health.state, health.why or "it works")
-        record = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "replica": number,
-            "state": str(health.state),
-            "why": health.why,
-        }
-        self._unwritten.append(json.dumps(record))
-        self._write()
+        self._record(number, health.state, health.why)
 
-    def _write(self) -> None:
-        if self._log_path is not None and self._unwritten:
-            with self._log_path.open("a") as file:
-                file.write("".join(f"{line}\n" for line in self._unwritten))
-            self._unwritten.clear()
+    def _record(self, number: int, state: ReplicaState, why: str) -> None:
+        """Write a line of the log, after those that could not be written before. Replicas are
+        looked after whether or not it can be.
+        """
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._unwritten.append({"time": now, "replica": number, "state": str(state), "why": why})
+        try:
+            while self._folder is not None and self._unwritten:
+                self._folder.append(self._unwritten[0], self._folder.replicas_path)
+                self._unwritten.popleft()
+        except (OSError, RunError) as error:
+            _log.warning("the state of replica %d is not written yet: %s", number, error)
 
 
 def _now() -> float:
