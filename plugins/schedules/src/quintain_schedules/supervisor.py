@@ -188,7 +188,7 @@ class ReplicaSupervisor:
 
     def _admit(self, number: int) -> None:
         if self._admits:
-            self._admissions[number] = TurnLimit(1, self.router.slots)
+            self._admissions[number] = TurnLimit(self.router.slots)
             self.router.limit(number, self._admissions[number].limit)
 
     # -- bringing replicas back
