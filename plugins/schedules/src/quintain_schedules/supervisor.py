@@ -16,7 +16,7 @@ from quintain.interfaces import changes_of
 from quintain.store import RunFolder
 
 from .admission import TurnLimit
-from .health import COMING, ENDED, ReplicaHealth, ReplicaState, RestartPolicy
+from .health import COMING, ENDED, UP, ReplicaHealth, ReplicaState, RestartPolicy
 from .routing import Router
 
 _log = logging.getLogger(__name__)
@@ -121,8 +121,7 @@ class ReplicaSupervisor:
 
     def up(self) -> list[int]:
         """Return the numbers of the replicas that run, which an update is sent to."""
-        states = (ReplicaState.HEALTHY, ReplicaState.STALE, ReplicaState.LEAVING)
-        return [n for n, health in enumerate(self.health) if health.state in states]
+        return [n for n, health in enumerate(self.health) if health.state in UP]
 
     async def suspect(self, number: int, error: InfrastructureError) -> None:
         """Take note that a turn of *number* failed with *error*; returns when it is clear whether
