@@ -191,6 +191,18 @@ def test_an_update_waits_for_the_first_replica_that_comes_back() -> None:
     assert run(pool, go) == (2, [1, 1, 2, 2])
 
 
+def test_an_update_that_waits_for_a_replica_is_not_overtaken() -> None:
+    """It would wait without end for weights that a later one has replaced."""
+    pool = pool_of(1)
+
+    async def go() -> list[int]:
+        await pool.update(Published(1))
+        replica(pool, 0).kill()
+        return await asyncio.gather(*(pool.update(Published(version)) for version in (2, 3)))
+
+    assert run(pool, go) == [2, 3]
+
+
 def test_a_replica_that_dies_too_often_is_given_up_with_the_reason(tmp_path: Path) -> None:
     """The others go on; a person reads why in the alerts and in a file, and may try again."""
     pool = pool_of(2, restarts=2)

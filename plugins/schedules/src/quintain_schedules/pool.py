@@ -131,6 +131,7 @@ class EnginePool(TokenEngine):
         settings, version = self._settings, replicas[0].version
         moves = settings.segment > 0
         self._router = Router(len(replicas), settings.slots, version, moves=moves)
+        self._one_update = asyncio.Lock()
         self._supervisor = ReplicaSupervisor(
             self._make,
             self._router,
@@ -300,10 +301,28 @@ class EnginePool(TokenEngine):
 
     async def update(self, weights: Weights) -> int:
         """Load *weights* into all replicas that run; returns when each has them, is lost, or is one
-        of the late ones. If all are dead, it returns when the first is back with them.
+        of the late ones. If all are dead, it returns when the first is back with them. A second
+        update begins after that.
 
         Raises:
             RunError: no replica took them, or one has other weights than it was sent.
+        """
+        router = self._router
+        async with self._one_update:
+            outcomes = await self._send(weights)
+            errors = [error for error in outcomes if error is not None]
+            if fatal := [error for error in errors if not _unreachable(error)]:
+                raise fatal[0]
+            if len(errors) == len(outcomes):
+                await router.until(lambda: router.has(weights.version) or router.is_hopeless)
+                if not router.has(weights.version):
+                    why = errors[0] if errors else "all are dead"
+                    raise RunError(f"no replica took weights of version {weights.version}: {why}")
+            return self.version
+
+    async def _send(self, weights: Weights) -> list[Exception | None]:
+        """Send *weights* to the replicas that run; return how each of them took them, but those
+        that are left behind.
         """
         router, late = self._router, 0 if self.in_flight_updates else self._settings.late
         outcomes: dict[int, Exception | None] = {}
@@ -333,15 +352,7 @@ class EnginePool(TokenEngine):
                             router.open(number, late=True)
             finally:
                 router.open_all()
-        errors = [error for error in outcomes.values() if error is not None]
-        if fatal := [error for error in errors if not _unreachable(error)]:
-            raise fatal[0]
-        if len(errors) == len(outcomes):
-            await router.until(lambda: router.has(weights.version) or router.is_hopeless)
-            if not router.has(weights.version):
-                why = errors[0] if errors else "all are dead"
-                raise RunError(f"no replica took weights of version {weights.version}: {why}")
-        return self.version
+        return [*outcomes.values()]
 
     async def _update(
         self, number: int, weights: Weights, outcomes: dict[int, Exception | None]
