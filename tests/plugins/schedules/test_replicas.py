@@ -312,7 +312,7 @@ def test_a_dead_replica_is_the_first_to_be_removed() -> None:
     async def go() -> list[str]:
         await pool.update(Published(1))
         replica(pool, 1).kill()
-        await pool._supervisor.suspect(1, InfrastructureError("killed"))
+        await pool._supervisor.suspect(1, replica(pool, 1), InfrastructureError("killed"))
         pool.resize(2)
         await rounds(5)
         return states(pool)
@@ -332,7 +332,9 @@ def test_the_engine_s_pressure_limits_the_turns_of_a_replica(
         turns = [asyncio.create_task(pool.sample([k], long(k))) for k in range(12)]
         most = 0
         while not all(turn.done() for turn in turns):
-            own.pressed = Pressure(running=len(own.running), cache_used=len(own.running) / 4)
+            # those that are about to begin take their part of the cache
+            given = pool._router.loads[0]
+            own.pressed = Pressure(running=given, cache_used=given / 4)
             most = max(most, len(own.running))
             await asyncio.sleep(0)
         assert most == 4  # it was found by doubling from 2; with more the cache would be full
@@ -340,6 +342,138 @@ def test_the_engine_s_pressure_limits_the_turns_of_a_replica(
 
     assert [is_exact(reply, [k], k, 0) for k, reply in enumerate(run(pool, go))] == [True] * 12
     assert [prompt[0] for prompt in Mortal.made[0].started] == list(range(12))
+
+
+def test_an_engine_that_says_nothing_of_itself_has_no_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quintain_schedules.supervisor.LOOK_SECONDS", 0.0)
+    pool = pool_of(1, slots=16, admission=True)
+
+    async def go() -> int:
+        turns = [asyncio.create_task(pool.sample([k], long(k))) for k in range(12)]
+        most = 0
+        while not all(turn.done() for turn in turns):
+            most = max(most, len(replica(pool, 0).running))
+            await asyncio.sleep(0)
+        return most
+
+    assert run(pool, go) == 12
+
+
+def test_pressure_that_cannot_be_read_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintain_schedules.supervisor.LOOK_SECONDS", 0.0)
+    asked = 0
+
+    async def pressure(self: Mortal) -> Pressure:
+        nonlocal asked
+        asked += 1
+        raise InfrastructureError("no metrics")
+
+    monkeypatch.setattr(Mortal, "pressure", pressure)
+    pool = pool_of(1, admission=True)
+
+    async def go() -> list[str]:
+        await rounds(50)
+        return states(pool)
+
+    assert run(pool, go) == [HEALTHY]
+    assert asked > 10
+    assert len(Mortal.made) == 1
+
+
+def test_a_replica_that_answers_slowly_does_not_hold_the_looks_at_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quintain_schedules.supervisor.LOOK_SECONDS", 0.0)
+    probe = Mortal.probe
+
+    async def slow(self: Mortal) -> None:
+        if self is Mortal.made[0]:
+            await asyncio.Event().wait()
+        await probe(self)
+
+    monkeypatch.setattr(Mortal, "probe", slow)
+    pool = pool_of(2)
+
+    async def go() -> None:
+        await pool.update(Published(1))
+        await rounds(5)
+        replica(pool, 1).kill()
+        await until(pool, HEALTHY, "dead")
+        await until(pool, HEALTHY, HEALTHY)
+
+    run(pool, go)
+    assert len(Mortal.made) == 3
+
+
+def test_a_check_of_weights_survives_a_death_that_nobody_has_noticed() -> None:
+    pool = pool_of(2)
+
+    async def go() -> tuple[str, str]:
+        await pool.update(Published(1))
+        replica(pool, 0).kill()
+        whole = await pool.outdated(Published(1))
+        await until(pool, HEALTHY, HEALTHY)
+        assert replica(pool, 0) is Mortal.made[2]
+        replica(pool, 1).served = 0
+        return whole, await pool.outdated(Published(1))
+
+    assert run(pool, go) == ("", "a tensor in replica 1")
+
+
+def test_a_stale_replica_that_is_removed_while_it_takes_weights_is_closed() -> None:
+    pool = pool_of(2)
+    update, arrived = Mortal.update, asyncio.Event()
+
+    async def slow(self: Mortal, weights: Any) -> int:
+        if self not in Mortal.made[:2]:
+            await arrived.wait()
+        return await update(self, weights)
+
+    async def go() -> list[str]:
+        await pool.update(Published(1))
+        replica(pool, 0).kill()
+        await pool.sample([5], long(5))
+        await until(pool, "stale", HEALTHY)
+        await rounds(5)
+        pool.resize(1)
+        arrived.set()
+        await rounds(20)
+        assert [each.open for each in Mortal.made] == [0, 1, 0]
+        return states(pool)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Mortal, "update", slow)
+        assert run(pool, go) == ["removed", HEALTHY]
+
+
+def test_a_dead_engine_that_refuses_weights_says_nothing_of_its_successor() -> None:
+    pool = pool_of(2)
+    update = Mortal.update
+
+    async def go() -> int:
+        await pool.update(Published(1))
+        first = Mortal.made[0]
+
+        async def late(self: Mortal, weights: Any) -> int:
+            if self is not first:
+                return await update(self, weights)
+            await until(pool, "stale", HEALTHY)
+            raise InfrastructureError("killed")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Mortal, "update", late)
+            updating = asyncio.create_task(pool.update(Published(2)))
+            await rounds(3)
+            first.kill()
+            await pool.sample([5], long(5))
+            version = await updating
+            await until(pool, HEALTHY, HEALTHY)
+        return version
+
+    assert run(pool, go) == 2
+    assert [each.served for each in Mortal.made] == [1, 2, 2]
 
 
 def test_a_log_that_cannot_be_written_ends_nothing_and_is_made_up_for(tmp_path: Path) -> None:

@@ -276,10 +276,10 @@ class EnginePool(TokenEngine):
                 with Span("replica", replica=turn.replica):
                     answer: Out = await turn.call
             except StaleReplica as error:
-                self._supervisor.bury(turn.replica, str(error))
+                self._supervisor.bury(turn.replica, replica, str(error))
                 await self._router.retry(turn, error)
             except InfrastructureError as error:
-                await self._supervisor.suspect(turn.replica, error)
+                await self._supervisor.suspect(turn.replica, replica, error)
                 await self._router.retry(turn, error)
             except asyncio.CancelledError:
                 if this.cancelling() or not turn.lost:
@@ -293,9 +293,18 @@ class EnginePool(TokenEngine):
         """Return what is outdated in the replicas that have this version; see
         `TokenEngine.outdated`.
         """
-        for number in self._router.serving():
-            replica = self._supervisor.replicas[number]
-            if replica.version == weights.version and (name := await replica.outdated(weights)):
+        supervisor = self._supervisor
+        for number in sorted(self._router.serving()):
+            replica = supervisor.replicas[number]
+            # each answer takes its time, in which others may die
+            if number not in self._router.serving() or replica.version != weights.version:
+                continue
+            try:
+                name = await replica.outdated(weights)
+            except InfrastructureError as error:  # if it is dead, its next life has new weights
+                await supervisor.suspect(number, replica, error)
+                continue
+            if name and supervisor.is_up(number, replica):
                 return f"{name} in replica {number}"
         return ""
 
@@ -357,19 +366,25 @@ class EnginePool(TokenEngine):
     async def _update(
         self, number: int, weights: Weights, outcomes: dict[int, Exception | None]
     ) -> None:
-        replica, error = self._supervisor.replicas[number], None
-        replica.follow(in_flight_updates=self.in_flight_updates, recompute_kv=self.recompute_kv)
+        supervisor, error = self._supervisor, None
         if not self.in_flight_updates:
             with Span("drain", replica=number):
                 await self._router.until(lambda: self._router.is_empty(number))
+        replica = supervisor.replicas[number]  # made anew, perhaps, while its turns ended
+        replica.follow(in_flight_updates=self.in_flight_updates, recompute_kv=self.recompute_kv)
         try:
-            with Span("transfer", replica=number):
-                version = await replica.update(weights)
-            self._supervisor.healthy(number, version)
+            if supervisor.is_up(number, replica):
+                with Span("transfer", replica=number):
+                    version = await replica.update(weights)
         except Exception as e:  # noqa: BLE001 -- `update` raises it, once the other replicas have ended theirs
             error = e
-            if _unreachable(e):
-                self._supervisor.missed(number, str(e))
+        if not supervisor.is_up(number, replica):  # whatever a dead one said is no fault of the run
+            why = supervisor.health[number].why
+            error = InfrastructureError(f"it died while it took new weights: {why}")
+        elif error is None:
+            supervisor.healthy(number, version)
+        elif _unreachable(error):
+            supervisor.missed(number, replica, str(error))
         outcomes[number] = error
         self._router.open(number)
 

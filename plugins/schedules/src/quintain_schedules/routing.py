@@ -241,9 +241,12 @@ class Router:
 
     # -- replicas that come and go
 
-    def limit(self, replica: int, turns: int) -> None:
-        """Let *replica* have so many turns at once; others wait."""
-        self._limits[replica] = turns
+    def limit(self, replica: int, turns: int | None) -> None:
+        """Let *replica* have so many turns at once, others wait; ``None`` lifts the limit."""
+        if turns is None:
+            self._limits.pop(replica, None)
+        else:
+            self._limits[replica] = turns
         self._notify()
 
     def leave(self, replica: int) -> None:

@@ -65,8 +65,8 @@ class ReplicaSupervisor:
         self._entered: set[int] = set()
         self._admissions: dict[int, TurnLimit] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._looks: dict[int, asyncio.Task[str]] = {}
-        self._watching: asyncio.Task[None] | None = None
+        self._looks: dict[int, asyncio.Task[str]] = {}  # by the `id` of a replica
+        self._watching: set[asyncio.Task[None]] = set()
         self._published: tuple[Weights, tuple[int, ...]] | None = None
         self._folder: RunFolder | None = None
         self._unwritten: deque[dict[str, Any]] = deque()
@@ -89,7 +89,7 @@ class ReplicaSupervisor:
         self.began = True
         for number in self.replicas:
             self._admit(number)
-        self._watching = asyncio.create_task(self._watch(), name="quintain-replicas")
+            self._watch(number)
 
     async def stop(self) -> None:
         """End what runs, and close all replicas.
@@ -98,8 +98,7 @@ class ReplicaSupervisor:
             Exception: what the first one that does not close raises.
         """
         self.began = False
-        tasks = [*self._tasks.values(), *self._looks.values()]
-        tasks += [self._watching] if self._watching is not None else []
+        tasks = [*self._tasks.values(), *self._looks.values(), *self._watching]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -123,29 +122,31 @@ class ReplicaSupervisor:
         """Return the numbers of the replicas that run, which an update is sent to."""
         return [n for n, health in enumerate(self.health) if health.state in UP]
 
-    async def suspect(self, number: int, error: InfrastructureError) -> None:
-        """Take note that a turn of *number* failed with *error*; returns when it is clear whether
-        the replica lives.
+    def is_up(self, number: int, replica: TokenEngine) -> bool:
+        """Return whether *replica* still runs; dead ones are made anew under their *number*."""
+        return replica is self.replicas[number] and self.health[number].state in UP
+
+    async def suspect(self, number: int, replica: TokenEngine, error: InfrastructureError) -> None:
+        """Take note that a call of *replica* failed with *error*; returns when it is clear whether
+        it lives.
         """
-        if not self.began:
+        if not (self.began and self.is_up(number, replica)):
             return
-        replica = self.replicas[number]
-        if number not in self._looks:  # turns that fail together share one
-            self._looks[number] = asyncio.create_task(self._look(number))
-            self._looks[number].add_done_callback(lambda _: self._looks.pop(number, None))
-        fault = await asyncio.shield(self._looks[number])
-        if replica is not self.replicas[number]:
-            return  # another one by now
+        key = id(replica)
+        if key not in self._looks:  # turns that fail together share one
+            self._looks[key] = asyncio.create_task(self._look(replica))
+            self._looks[key].add_done_callback(lambda _: self._looks.pop(key, None))
+        fault = await asyncio.shield(self._looks[key])
         if fault:
-            self.bury(number, f"{error}; then: {fault}" if fault not in str(error) else fault)
-        elif self.health[number].failed(_now(), "turn", str(error)):
+            why = f"{error}; then: {fault}" if fault not in str(error) else fault
+            self.bury(number, replica, why)
+        elif self.is_up(number, replica) and self.health[number].failed(_now(), "turn", str(error)):
             self._died(number)
 
-    def bury(self, number: int, why: str) -> None:
-        """Take note that the replica *number* is dead, and bring it back."""
-        health = self.health[number]
-        if health.state in (ReplicaState.HEALTHY, ReplicaState.STALE, ReplicaState.LEAVING):
-            health.died(_now(), why)
+    def bury(self, number: int, replica: TokenEngine, why: str) -> None:
+        """Take note that *replica* is dead, and bring it back."""
+        if self.is_up(number, replica):
+            self.health[number].died(_now(), why)
             self._died(number)
 
     def _died(self, number: int) -> None:
@@ -154,36 +155,54 @@ class ReplicaSupervisor:
         self.router.lose(number, health.why, coming=health.state in COMING)
         self._tend(number)
 
-    async def _watch(self) -> None:
+    def _watch(self, number: int) -> None:
+        """Look at the replica *number* from now on, as long as it runs."""
+        watching = self._watched(number, self.replicas[number], self.health[number])
+        task = asyncio.create_task(watching, name=f"quintain-replica-{number}")
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+    async def _watched(self, number: int, replica: TokenEngine, health: ReplicaHealth) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await asyncio.gather(*(self._visit(number) for number in self.up()))
+            fault = await self._look(replica)
+            if not self.is_up(number, replica):
+                return
+            if not fault:
+                health.succeeded("probe")
+                await self._measure(number, replica)
+            elif health.failed(_now(), "probe", fault):
+                self._died(number)
 
-    async def _visit(self, number: int) -> None:
-        replica, health = self.replicas[number], self.health[number]
-        fault = await self._look(number)
-        if replica is not self.replicas[number]:
-            return
-        if not fault:
-            health.succeeded("probe")
-        elif health.failed(_now(), "probe", fault):
-            self._died(number)
-
-    async def _look(self, number: int) -> str:
-        """Return what is wrong with the replica *number*; empty if nothing is."""
-        replica, admission = self.replicas[number], self._admissions.get(number)
+    async def _look(self, replica: TokenEngine) -> str:
+        """Return what is wrong with *replica*; empty if nothing is."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await replica.probe()
-                pressure = None if admission is None else await replica.pressure()
         except TimeoutError:
             return f"no answer to a probe for {ANSWER_SECONDS:g} s"
         except Exception as error:  # noqa: BLE001 -- whatever it is, the replica is not well
             return str(error) or type(error).__name__
-        if admission is not None and pressure is not None:
-            admission.observe(pressure, self.router.loads[number])
-            self.router.limit(number, admission.limit)
         return ""
+
+    async def _measure(self, number: int, replica: TokenEngine) -> None:
+        """Move the limit of *replica* by what it says of itself; there is none while it says
+        nothing.
+        """
+        admission = self._admissions.get(number)
+        if admission is None:
+            return
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                pressure = await replica.pressure()
+        except Exception as error:  # noqa: BLE001 -- it answers probes: the limit stays
+            _log.info("replica %d does not say how busy it is: %s", number, error)
+            return
+        if not self.is_up(number, replica):
+            return
+        if pressure is not None:
+            admission.observe(pressure, self.router.loads[number])
+        self.router.limit(number, None if pressure is None else admission.limit)
 
     def _admit(self, number: int) -> None:
         if self._admits:
@@ -233,6 +252,7 @@ class ReplicaSupervisor:
         if self.health[number].state == ReplicaState.RESTARTING:  # not removed meanwhile
             health.came_up()
             self._note(number)
+            self._watch(number)
 
     async def _refresh(self, number: int) -> None:
         """Send the weights of now to a stale replica, or wait until an update has done so."""
@@ -248,7 +268,10 @@ class ReplicaSupervisor:
                 try:
                     version = await replica.update(published[0])
                 except Exception as error:  # noqa: BLE001 -- others have these weights and work
-                    self.bury(number, f"it does not take the weights of now: {error}")
+                    why = f"it does not take the weights of now: {error}"
+                    self.bury(number, replica, why)
+                    return
+                if health.state != ReplicaState.STALE:  # it died or was removed meanwhile
                     return
                 if self._unchanged():
                     self.healthy(number, version)
@@ -279,20 +302,18 @@ class ReplicaSupervisor:
         weights, changes = self._published
         return changes_of(weights) == changes
 
-    def missed(self, number: int, why: str) -> None:
-        """Take note that the replica *number* did not take the weights of an update."""
+    def missed(self, number: int, replica: TokenEngine, why: str) -> None:
+        """Take note that *replica* did not take the weights of an update."""
         if self.began:
-            self.bury(number, why)
+            self.bury(number, replica, why)
         else:  # nobody brings it back; a later update may reach it
             _log.warning("replica %d is left out until it has new weights: %s", number, why)
             self.router.lose(number, why)
 
     def healthy(self, number: int, version: int) -> None:
-        """Take note that the replica *number* has taken the weights of now, of *version*."""
+        """Take note that the replica *number*, which is up, has the weights of now, of *version*."""
         health = self.health[number]
         was = health.state
-        if was not in (ReplicaState.HEALTHY, ReplicaState.STALE, ReplicaState.LEAVING):
-            raise InfrastructureError(f"it died while it took new weights: {health.why}")
         health.took_weights()
         self.router.take(number, version)
         if was == ReplicaState.STALE:
