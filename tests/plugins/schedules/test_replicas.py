@@ -22,7 +22,7 @@ from quintain.store import RunFolder
 from quintain_schedules import EnginePool
 from quintain_schedules.health import ReplicaState
 
-from .pool_kit import Mortal, Published
+from .pool_kit import PIECE, Mortal, Published
 from .test_pool import expected, rounds, within_rounds
 
 KIT = f"{Mortal.__module__}:{Mortal.__qualname__}"
@@ -162,14 +162,15 @@ def test_weights_that_change_while_they_are_sent_do_not_count() -> None:
     run(pool, go)
 
 
-def test_a_process_that_others_started_again_gives_no_token() -> None:
-    """Its client believes that it has the weights of now; its tokens say otherwise."""
+@pytest.mark.parametrize("client", [2, 0], ids=["client-believes", "client-is-new"])
+def test_a_process_that_others_started_again_gives_no_token(client: int) -> None:
+    """Its client may believe that it has the weights of now; its tokens say otherwise."""
     pool = pool_of(2)
 
     async def go() -> list[Sampled]:
         await pool.update(Published(2))
         for each in Mortal.made[:2]:
-            each.served = 0
+            each.served, each.version = 0, client
         return await asyncio.gather(*(pool.sample([k], long(k)) for k in range(4)))
 
     assert [is_exact(reply, [k], k, 2) for k, reply in enumerate(run(pool, go))] == [True] * 4
@@ -446,6 +447,30 @@ def test_a_stale_replica_that_is_removed_while_it_takes_weights_is_closed() -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Mortal, "update", slow)
         assert run(pool, go) == ["removed", HEALTHY]
+
+
+def test_the_end_of_a_turn_does_not_move_to_a_stale_replica() -> None:
+    """It was to be sampled there when the replica died."""
+    pool = pool_of(2, segment=PIECE)
+    parameter = SimpleNamespace(_version=1)
+    live = Published(1)
+    live.module = SimpleNamespace(parameters=lambda: [parameter])  # type: ignore[attr-defined]
+
+    async def go() -> Sampled:
+        await pool.update(live)
+        parameter._version += 1
+        turn = asyncio.create_task(pool.sample([5], long(5)))
+        await rounds(3)
+        (pending,) = pool._router._turns
+        assert pending.replica == 0
+        pool._supervisor.bury(1, replica(pool, 1), "killed")
+        await until(pool, HEALTHY, "stale")
+        pool._router._retarget(pending, 1)
+        return await turn
+
+    reply = run(pool, go)
+    assert list(reply.ids) == expected([5], 5, [1] * 20, PIECE)
+    assert Mortal.made[2].started == []
 
 
 def test_a_dead_engine_that_refuses_weights_says_nothing_of_its_successor() -> None:

@@ -171,7 +171,6 @@ class EnginePool(TokenEngine):
         count = len(self._settings.args_by_replica)
         self._begin({number: self._supervisor.replicas[number] for number in range(count)})
         await self._supervisor.start()
-        self._router.version = self._supervisor.replicas[0].version
         self._describe()
         return self
 
@@ -205,33 +204,36 @@ class EnginePool(TokenEngine):
         """
         room = self.context - len(ids)
         limit = min(sampling.max_tokens or room, room)
+        blocks = self.blocks_of(ids)
+        whole = known = blocks[: len(ids) // BLOCK]
         reply: Sampled | None = None
 
         def continued(replica: TokenEngine) -> Awaitable[Sampled]:
-            nonlocal reply
+            nonlocal reply, known
             if (
                 reply is not None
                 and not self.in_flight_updates
                 and replica.version != reply.versions[-1]
             ):
-                reply = None  # of older weights, on a replica that failed: the turn starts again
+                # of older weights, on a replica that failed: the turn starts again
+                reply, known = None, whole
+            least = self._router.version_of(turn.replica)
             if not self._settings.segment:
-                return _fresh(replica, ids, sampling)
+                return _fresh(replica, least, ids, sampling)
             done = reply.ids if reply else ()
             part = sampling.replace(
                 max_tokens=max(1, min(self._settings.segment, limit - len(done)))
             )
             if done and sampling.seed is not None:  # the same seed would repeat its random numbers
                 part = part.replace(seed=derived_seed(sampling.seed, "segment", len(done)))
-            return _fresh(replica, [*ids, *done], part)
+            return _fresh(replica, least, [*ids, *done], part)
 
-        blocks = self.blocks_of(ids)
-        whole = blocks[: len(ids) // BLOCK]
         async with self._router.turn(blocks) as turn:
             while True:
                 part = await self._called(turn, continued)
                 reply = _joined(self.tokenizer, reply, part, sampling.stop)
-                held = self.blocks_of([*ids, *reply.ids], whole)
+                held = self.blocks_of([*ids, *reply.ids], known)
+                known = held[: (len(ids) + len(reply.ids)) // BLOCK]
                 self._router.succeeded(turn, held)
                 if (
                     not self._settings.segment
@@ -270,6 +272,9 @@ class EnginePool(TokenEngine):
         """
         this: Any = asyncio.current_task()
         while True:
+            if self._router.is_lost(turn.replica):  # it was to move there after its segment
+                await self._router.retry(turn, InfrastructureError("the replica was lost"))
+                continue
             replica = self._supervisor.replicas[turn.replica]
             turn.call = asyncio.ensure_future(call(replica))
             try:
@@ -417,13 +422,15 @@ class StaleReplica(InfrastructureError):
     """A replica sampled with older weights than it was given: another process answers for it."""
 
 
-async def _fresh(replica: TokenEngine, ids: Sequence[int], sampling: Sampling) -> Sampled:
-    """Sample a turn, and check that *replica* did so with the weights that it was given.
+async def _fresh(
+    replica: TokenEngine, given: int, ids: Sequence[int], sampling: Sampling
+) -> Sampled:
+    """Sample a turn, and check that *replica* did so with the weights of the version *given*, or
+    newer ones.
 
     Raises:
         StaleReplica: a token is of older ones.
     """
-    given = replica.version
     reply = await replica.sample(ids, sampling)
     if reply.versions and min(reply.versions) < given:
         raise StaleReplica(

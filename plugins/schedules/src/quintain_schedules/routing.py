@@ -118,7 +118,7 @@ class Router:
             )
         self._failed.add(turn.replica)
         turn.failed.add(turn.replica)
-        turn.lost = False
+        turn.lost, turn.call = False, None
         self._assign(turn, NOWHERE)
         if turn.deaths >= MOST_DEATHS:
             raise error
@@ -316,7 +316,12 @@ class Router:
         self._notify()
 
     def is_lost(self, replica: int) -> bool:
+        """Return whether *replica* has not the weights of now."""
         return replica in self._lost
+
+    def version_of(self, replica: int) -> int:
+        """Return the version of the weights that *replica* took last."""
+        return self._versions[replica]
 
     def is_empty(self, replica: int) -> bool:
         """Return whether no turn is on *replica* or on its way to it."""

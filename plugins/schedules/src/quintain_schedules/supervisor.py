@@ -87,7 +87,8 @@ class ReplicaSupervisor:
             await self.stop()
             raise failed.exceptions[0] from failed
         self.began = True
-        for number in self.replicas:
+        for number, replica in self.replicas.items():
+            self.router.take(number, replica.version)
             self._admit(number)
             self._watch(number)
 
