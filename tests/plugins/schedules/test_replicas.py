@@ -501,6 +501,68 @@ def test_a_dead_engine_that_refuses_weights_says_nothing_of_its_successor() -> N
     assert [each.served for each in Mortal.made] == [1, 2, 2]
 
 
+def test_a_start_that_is_cancelled_closes_what_has_started() -> None:
+    pool = pool_of(2)
+    start = Mortal.__aenter__
+
+    async def slow(self: Mortal) -> Mortal:
+        if self is Mortal.made[1]:
+            await asyncio.Event().wait()
+        return await start(self)
+
+    async def main() -> list[int]:
+        starting = asyncio.create_task(pool.__aenter__())
+        await rounds(5)
+        began = [each.open for each in Mortal.made]
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        return began
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Mortal, "__aenter__", slow)
+        assert asyncio.run(main()) == [1, 0]
+    assert [each.open for each in Mortal.made] == [0, 0]
+
+
+def test_a_pool_that_ends_while_a_removed_replica_closes_waits_for_it() -> None:
+    pool = pool_of(2)
+    close = Mortal.__aexit__
+
+    async def slow(self: Mortal, *exc: object) -> None:
+        await rounds(10)
+        await close(self, *exc)
+
+    async def go() -> list[str]:
+        await pool.update(Published(1))
+        pool.resize(1)
+        await until(pool, HEALTHY, "removed")
+        await rounds(3)
+        assert Mortal.made[1].open == 1
+        return states(pool)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Mortal, "__aexit__", slow)
+        assert run(pool, go) == [HEALTHY, "removed"]  # which finds all closed
+
+
+def test_a_removed_replica_waits_for_no_restart() -> None:
+    """Its number is free at once, and it is not among the replicas meanwhile."""
+    pool = pool_of(2, backoff=60.0)
+
+    async def go() -> list[str]:
+        await pool.update(Published(1))
+        pool._supervisor.bury(1, replica(pool, 1), "killed")
+        assert pool._replicas == [replica(pool, 0)]
+        pool.resize(1)
+        await rounds(5)
+        pool.resize(2)
+        await rounds(5)
+        return states(pool)
+
+    assert run(pool, go) == [HEALTHY, HEALTHY]
+
+
 def test_a_log_that_cannot_be_written_ends_nothing_and_is_made_up_for(tmp_path: Path) -> None:
     pool = pool_of(2)
     path = tmp_path / "replicas.jsonl"

@@ -151,7 +151,7 @@ class EnginePool(TokenEngine):
 
     @property
     def _replicas(self) -> list[TokenEngine]:
-        return [replica for _, replica in sorted(self._supervisor.replicas.items())]
+        return [self._supervisor.replicas[number] for number in self._supervisor.up()]
 
     @property
     def version(self) -> int:

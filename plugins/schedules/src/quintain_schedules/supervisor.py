@@ -77,15 +77,18 @@ class ReplicaSupervisor:
         """Start all replicas, and look after them from then on.
 
         Raises:
-            Exception: what the first one that does not start raises; the others are closed.
+            Exception: what the first one that does not start raises; the others are closed, as they
+                are if the start is cancelled.
         """
         try:
             async with asyncio.TaskGroup() as starting:
                 for number, replica in self.replicas.items():
                     starting.create_task(self._enter(number, replica))
-        except BaseExceptionGroup as failed:
+        except BaseException as failed:
             await self.stop()
-            raise failed.exceptions[0] from failed
+            if isinstance(failed, BaseExceptionGroup):
+                raise failed.exceptions[0] from failed
+            raise
         self.began = True
         for number, replica in self.replicas.items():
             self.router.take(number, replica.version)
@@ -113,9 +116,15 @@ class ReplicaSupervisor:
         self._entered.add(number)
 
     async def _close(self, number: int) -> None:
-        if number in self._entered:
-            self._entered.discard(number)
-            await self.replicas[number].__aexit__(None, None, None)
+        if number not in self._entered:
+            return
+        self._entered.discard(number)
+        closing = asyncio.ensure_future(self.replicas[number].__aexit__(None, None, None))
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:  # nobody else closes it
+            await closing
+            raise
 
     # -- what replicas show
 
@@ -232,7 +241,9 @@ class ReplicaSupervisor:
 
     async def _restart(self, number: int) -> None:
         health = self.health[number]
-        await asyncio.sleep(max(0.0, health.retry_at - _now()))
+        with suppress(TimeoutError):  # unless it is removed before
+            async with asyncio.timeout(max(0.0, health.retry_at - _now())):
+                await self.router.until(lambda: health.state != ReplicaState.DEAD)
         if health.state != ReplicaState.DEAD:
             return
         health.restarting()
@@ -245,8 +256,7 @@ class ReplicaSupervisor:
             await replica.__aenter__()
         except Exception as error:  # noqa: BLE001 -- each is a reason to try again later
             health.died(_now(), f"it does not start: {error}")
-            self._note(number)
-            self.router.lose(number, health.why, coming=health.state in COMING)
+            self._died(number)
             return
         self.replicas[number] = replica
         self._entered.add(number)
