@@ -563,6 +563,23 @@ def test_a_removed_replica_waits_for_no_restart() -> None:
     assert run(pool, go) == [HEALTHY, HEALTHY]
 
 
+def test_the_alert_counts_replicas_that_are_coming() -> None:
+    pool = pool_of(3, restarts=1, backoff=60.0)
+
+    async def go() -> str:
+        await pool.update(Published(1))
+        for number in (0, 1):
+            pool._supervisor.bury(number, replica(pool, number), "killed")
+        health = pool._supervisor.health[0]
+        health.died(asyncio.get_running_loop().time(), "again")
+        return pool._supervisor.alert()
+
+    assert run(pool, go) == (
+        "replicas: 1 given up after 1 restarts in 10 minutes, 1 work. replica 0: again. Mend the "
+        "cause, then set their number again: quintain steer RUN replicas 3"
+    )
+
+
 def test_a_log_that_cannot_be_written_ends_nothing_and_is_made_up_for(tmp_path: Path) -> None:
     pool = pool_of(2)
     path = tmp_path / "replicas.jsonl"

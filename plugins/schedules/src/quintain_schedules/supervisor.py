@@ -412,10 +412,12 @@ class ReplicaSupervisor:
         if not lost:
             return ""
         working = sum(health.state == ReplicaState.HEALTHY for health in self.health)
+        gone = (*ENDED, ReplicaState.LEAVING)
+        wanted = len(lost) + sum(health.state not in gone for health in self.health)
         return (
             f"replicas: {len(lost)} given up after {self._policy.restarts} restarts in "
             f"{self._policy.window / 60:g} minutes, {working} work. {'; '.join(lost)}. Mend the "
-            f"cause, then set their number again: quintain steer RUN replicas {working + len(lost)}"
+            f"cause, then set their number again: quintain steer RUN replicas {wanted}"
         )
 
     def _note(self, number: int) -> None:
