@@ -423,6 +423,21 @@ def test_a_check_of_weights_survives_a_death_that_nobody_has_noticed() -> None:
     assert run(pool, go) == ("", "a tensor in replica 1")
 
 
+def test_a_replica_that_dies_before_the_first_update_starts_as_the_others_did() -> None:
+    """Nobody would send it weights."""
+    pool = pool_of(2)
+
+    async def go() -> Sampled:
+        replica(pool, 0).kill()
+        await pool.sample([5], long(5))
+        await until(pool, HEALTHY, HEALTHY)
+        replica(pool, 1).kill()
+        return await pool.sample([6], long(6))
+
+    assert is_exact(run(pool, go), [6], 6, 0)
+    assert [each.awaits_weights for each in Mortal.made[:3]] == [False] * 3
+
+
 def test_a_stale_replica_that_is_removed_while_it_takes_weights_is_closed() -> None:
     pool = pool_of(2)
     update, arrived = Mortal.update, asyncio.Event()

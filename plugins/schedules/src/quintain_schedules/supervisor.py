@@ -252,7 +252,8 @@ class ReplicaSupervisor:
             await self._close(number)
         try:
             replica = self._make(number)
-            replica.awaits_weights = True
+            # before the first update nobody sends it any: it loads what the others did
+            replica.awaits_weights = self._published is not None
             await replica.__aenter__()
         except Exception as error:  # noqa: BLE001 -- each is a reason to try again later
             health.died(_now(), f"it does not start: {error}")
