@@ -213,13 +213,13 @@ class Router:
 
     def _seat_waiting(self) -> None:
         """Place waiting turns, those that came first before others, while a replica has room."""
-        queue, self._queue = self._queue, deque()
-        while queue:
+        skipped: deque[_Waiting] = deque()
+        while self._queue:
             serving = self.serving()
             may_come = bool(serving or self._coming)
             if may_come and not any(self._has_room(i) for i in serving - self._closed):
                 break
-            waiting = queue.popleft()
+            waiting = self._queue.popleft()
             if waiting.seated.done():
                 continue
             try:
@@ -230,8 +230,8 @@ class Router:
             if seated:
                 waiting.seated.set_result(None)
             else:  # it may not have the replica that has room
-                self._queue.append(waiting)
-        self._queue.extend(queue)
+                skipped.append(waiting)
+        self._queue.extendleft(reversed(skipped))
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
