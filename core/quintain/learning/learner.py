@@ -529,6 +529,7 @@ class Learner:
         if algorithm.optimizer_step is None:
             self._take_adamw_step(optimization, meter)
             return
+        self._announce_change()
         metrics = dict(algorithm.optimizer_step(optimization) or {})
         self.updates += 1
         if {"loss", "grad_norm"} - set(metrics):
@@ -596,6 +597,14 @@ class Learner:
             **options,
         )
 
+    def _announce_change(self) -> None:
+        """Let `quintain.interfaces.changes_of` see a change of the weights before it begins.
+
+        Torch counts a write when it has ended. An engine that copies the weights meanwhile, because
+        it was started again, would take torn ones for whole.
+        """
+        torch.autograd.graph.increment_version(list(self.parameters))
+
     def _take_adamw_step(self, optimization: OptimizerStep, meter: Meter) -> None:
         """Accumulate the gradient over micro-batches, clip it, take one step of AdamW.
 
@@ -632,6 +641,7 @@ class Learner:
         # Linear warm-up: the first update already has a learning rate above 0.
         for group in optimizer.param_groups:
             group["lr"] = self.lr * min(1.0, self.updates / max(1, self.warmup_steps))
+        self._announce_change()
         scaler.step(optimizer)
         scaler.update()
         meter.update(loss=loss, grad_norm=grad_norm)

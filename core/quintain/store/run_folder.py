@@ -8,6 +8,7 @@
         metrics.jsonl                one object per step
         provenance.jsonl             one object per process, see `quintain.run.provenance`, and
                                      one per change by `quintain.interfaces.Steering`
+        replicas.jsonl               one object per change of a replica of an engine that has some
         rollouts/step-000012.parquet
         checkpoints/step-000020/     see `quintain.store.checkpoint`
         summary.json
@@ -80,6 +81,7 @@ class RunFolder:
         self.recipe_path, self.metrics_path = path / "recipe.toml", path / "metrics.jsonl"
         self.provenance_path, self.summary_path = path / "provenance.jsonl", path / "summary.json"
         self.checkpoints, self.rollouts = path / "checkpoints", path / "rollouts"
+        self.replicas_path = path / "replicas.jsonl"
         self._lock: IO[str] | None = None
         self._process = os.getpid()
         if not lock:
@@ -94,7 +96,8 @@ class RunFolder:
         try:
             with storage_errors(path):
                 drop_leftovers(path)
-                for file in filter(Path.exists, (self.metrics_path, self.provenance_path)):
+                grown = (self.metrics_path, self.provenance_path, self.replicas_path)
+                for file in filter(Path.exists, grown):
                     data = file.read_bytes()
                     if data and not data.endswith(b"\n"):  # a kill left a part of a line
                         os.truncate(file, data.rfind(b"\n") + 1)
@@ -246,6 +249,12 @@ class RunFolder:
         order; raises as `metrics`.
         """
         return [r for r, _ in self._lines(self.provenance_path) if "steering" in r]
+
+    def replicas(self) -> list[Record]:
+        """Return the changes of replicas (``time``, ``replica``, ``state``, ``why``), in order;
+        raises as `metrics`.
+        """
+        return [record for record, _ in self._lines(self.replicas_path)]
 
     def _lines(self, path: Path) -> Iterator[tuple[Record, bytes]]:
         if not path.exists():

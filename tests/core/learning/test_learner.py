@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from quintain.errors import RunError, UsageError
+from quintain.interfaces import changes_of
 from quintain.interfaces.algorithm import KL, Algorithm
+from quintain.interfaces.pieces import optimizer_step
 from quintain.learning import ALGORITHMS, Batch, FlatTokens, Learner, Sample, micro_batches
+from quintain.learning.optimizer_step import OptimizerStep
 from quintain.models import Forward
 from quintain.types.transcript import TrainingSequence
 
@@ -338,6 +341,27 @@ def test_warm_up_and_clipping() -> None:
     assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3])
     norm = torch.cat([p.grad.flatten() for p in learner.module.parameters()]).norm()
     assert norm == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["adamw", "the-algorithm-s-own"])
+def test_a_change_of_the_weights_is_seen_before_it_begins(own: bool) -> None:
+    """What is copied while they are written is torn, and torch counts a write when it has ended."""
+    seen: list[bool] = []
+
+    def note(*_: Any) -> None:
+        seen.append(changes_of(learner.weights()) != changes)
+
+    @optimizer_step(name="noted_update")
+    def noted_update(step: OptimizerStep) -> dict[str, float]:
+        loss = step.backward()
+        note()
+        return {"loss": loss, "grad_norm": 1.0}
+
+    learner = Learner(tiny_model(), GRPO.replace(optimizer_step=noted_update) if own else GRPO)
+    learner._optimizer.register_step_pre_hook(note)
+    changes = changes_of(learner.weights())
+    learner.step(batches.batch())
+    assert seen == [True]
 
 
 def test_bad_input() -> None:

@@ -110,10 +110,11 @@ class Decoder(TokenEngine):
 class Mortal(Decoder):
     """A replica in a process that may die: `kill` ends it, and every call fails from then on.
 
-    The process computes with `served`, which is 0 when it starts, whatever its client believes.
+    The process computes with `served`, whatever its client believes.
 
     Attributes:
-        served: the version of the weights that it computes with.
+        served: the version of the weights that it computes with: 0 when it starts, -1 if it waits
+            for weights and has none.
         pressed: what it says of itself.
     """
 
@@ -134,6 +135,7 @@ class Mortal(Decoder):
             Mortal.stillborn -= 1
             raise InfrastructureError("no memory")
         await asyncio.sleep(0)
+        self.served = -1 if self.awaits_weights else 0
         await super().__aenter__()
         return self
 
@@ -145,7 +147,15 @@ class Mortal(Decoder):
             raise self.fault
 
     async def pressure(self) -> Pressure | None:
+        for _ in range(2):  # an answer takes its time
+            await asyncio.sleep(0)
         return self.pressed
+
+    async def outdated(self, weights: Weights) -> str:
+        await asyncio.sleep(0)
+        if self.fault is not None:
+            raise self.fault
+        return "" if self.served == weights.version else "a tensor"
 
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
         reply = await super().sample(ids, sampling)  # which takes its time, and may fail

@@ -112,6 +112,10 @@ class ProcessReplica(TokenEngine):
     ) -> Sequence[float]:
         return [-5.0] * (len(ids) - start)
 
+    async def outdated(self, weights: Weights) -> str:
+        answer = await self._call(do="health")
+        return "" if answer["content"] == content_of(weights) else "a tensor"
+
     async def update(self, weights: Weights) -> int:
         process, content = self._process, content_of(weights)
         if process is None:

@@ -63,6 +63,13 @@ def test_a_leaving_replica_that_dies_is_gone() -> None:
     assert health.state == S.REMOVED
 
 
+def test_a_leaving_replica_that_hangs_is_found() -> None:
+    health = ReplicaHealth(policy=RestartPolicy(failures=2))
+    health.leaves()
+    seen = [(health.failed(0.0, "probe", "no answer"), health.state) for _ in range(3)]
+    assert seen == [(False, S.LEAVING), (True, S.REMOVED), (False, S.REMOVED)]
+
+
 @pytest.mark.parametrize(
     "wrong", [{"restarts": -1}, {"backoff": -1.0}, {"failures": 0}], ids=lambda w: next(iter(w))
 )
@@ -107,6 +114,9 @@ class Lives(RuleBasedStateMachine):
     def fail(self, source: str) -> None:
         self.before = self.health.state
         died = self.health.failed(self.now, source, "no answer")
+        if self.before == S.LEAVING:
+            self.change({S.REMOVED} if died else set())
+            return
         if died:
             self.deaths.append(self.now)
         self.change({S.DEAD, S.GIVEN_UP} if died else set())

@@ -40,7 +40,8 @@ STALENESS = {"sync": 0, "one_step_off": 1, "areal": 4}
 def told(model: Path, schedule: str, steps: int) -> Recipe:
     return Recipe.of(
         {
-            "run": {"steps": steps, "max_sample_mismatch": "none"},
+            # the log-probs are made up; the weights of the replicas are compared before each update
+            "run": {"steps": steps, "max_sample_mismatch": 20.0},
             "model": {"name": str(model), "device": "cpu"},
             "environments": [{"use": f"{WAITING}:TwoTurns", "args": {"size": 7}}],
             "algorithm": {"use": "dr_grpo", "args": {"plan": {}}},

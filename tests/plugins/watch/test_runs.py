@@ -489,12 +489,13 @@ def test_replicas_are_added_while_a_run_trains(
     assert [(r["step"], r["steering"]) for r in run.steering()] == [(1, {"replicas": 2})]
     states = [json.loads(line) for line in (folder / "replicas.jsonl").read_text().splitlines()]
     assert [(s["replica"], s["state"]) for s in states] == [
+        (0, "healthy"),
         (1, "dead"),
         (1, "restarting"),
         (1, "stale"),
         (1, "healthy"),
     ]
-    assert states[0]["why"] == "added"
+    assert states[1]["why"] == "added"
 
 
 def test_a_setting_that_the_schedule_lacks_is_refused(

@@ -20,17 +20,17 @@ class TurnLimit:
     it is used and nothing is pressed; until the first pressure it doubles.
 
     Args:
-        least, most: bounds of the limit, from 1.
+        most: bound of the limit, at least 1.
 
     Raises:
-        UsageError: the bounds are out of order.
+        UsageError: the bound is out of range.
     """
 
-    def __init__(self, least: int, most: int) -> None:
-        if not 1 <= least <= most:
-            raise UsageError(f"admission between {least} and {most} turns; expected 1 <= {most}")
-        self.least, self.most = least, most
-        self._limit = float(max(least, most // 8))
+    def __init__(self, most: int) -> None:
+        if most < 1:
+            raise UsageError(f"admission of at most {most} turns; expected at least 1")
+        self.most = most
+        self._limit = float(max(1, most // 8))
         self._preemptions: int | None = None
         self._searching = True
 
@@ -48,7 +48,7 @@ class TurnLimit:
             self._searching = False
             if turns > self.limit:
                 return  # the last decrease has not come into effect
-            floor = self.least if full else max(self.least, pressure.running)
+            floor = 1 if full else max(1, pressure.running)
             self._limit = min(self._limit, max(floor, BACK * self._limit))
         elif turns >= self.limit:
             grown = 2 * self._limit if self._searching else self._limit + 1

@@ -24,6 +24,8 @@ class ReplicaState(StrEnum):
 COMING = frozenset({ReplicaState.DEAD, ReplicaState.RESTARTING, ReplicaState.STALE})
 """States from which a replica may become healthy again."""
 ENDED = frozenset({ReplicaState.GIVEN_UP, ReplicaState.REMOVED})
+UP = frozenset({ReplicaState.HEALTHY, ReplicaState.STALE, ReplicaState.LEAVING})
+"""States in which a replica runs; only such a one can die."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,7 @@ class ReplicaHealth:
         """Note that a turn or a probe, the *source*, failed at the time *now*; return whether that
         was one too many, and the replica is dead.
         """
-        if self.state not in (ReplicaState.HEALTHY, ReplicaState.STALE):
+        if self.state not in UP:
             return False
         self._failures[source] = self._failures.get(source, 0) + 1
         if self._failures[source] < self.policy.failures:

@@ -4,100 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
-
-from pydantic import AfterValidator
+from dataclasses import replace
+from typing import Any, Self, TypeVar
 
 from quintain import Algorithm, InfrastructureError, Sampled, Sampling, TokenEngine, Weights
 from quintain.errors import RunError, UsageError, did_you_mean
 from quintain.registry import current, signature_of, takes
 from quintain.rollouts import Span, cut_where_stopped
+from quintain.store import RunFolder
 from quintain.types import derived_seed
 
-from .health import RestartPolicy
+from .pool_settings import PoolSettings, Table
 from .prefixes import BLOCK, PrefixIndex
 from .routing import PendingTurn, Router
 from .supervisor import ReplicaSupervisor
 
-SLOTS = 64
-"""Sequences that a replica decodes at once by default."""
 Out = TypeVar("Out")
-
-
-def _known(name: str) -> str:
-    current().find("engine", name)
-    return name
-
-
-Name = Annotated[str, AfterValidator(_known)]
-Table = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolSettings:
-    """What `EnginePool` takes.
-
-    Attributes:
-        engine: of the replicas, a `TokenEngine`.
-        count: of replicas, where *replicas* lists none.
-        replicas: arguments of each replica, such as ``[{url = "http://a:8000"}, {url =
-            "http://b:8000"}]``.
-        settings: arguments of all replicas.
-        slots: sequences that a replica decodes at once.
-        segment: tokens after which a turn may move to another replica: it becomes several requests,
-            each with a seed of its own. 0 samples a turn by one request, which does not move.
-        late: replicas that an update between turns may leave behind; they end their turns, get new
-            ones only if all others fail, and take the next update.
-        restarts: of a replica within ten minutes; one that dies once more is given up.
-        backoff: seconds before the first of these restarts; each further one waits twice as long,
-            up to a minute.
-        admission: the engine's own queue, preemptions and cache limit the turns of a replica, to at
-            most *slots*; see `TurnLimit`.
-        least, most: bounds of the number of replicas when it is changed in a running run; ``None``
-            is no bound.
-
-    Raises:
-        UsageError: a setting is out of range.
-    """
-
-    engine: Name = "embedded"
-    count: int = 2
-    replicas: Sequence[Table] = ()
-    settings: Table | None = None
-    slots: int = SLOTS
-    segment: int = 0
-    late: int = 0
-    restarts: int = 5
-    backoff: float = 1.0
-    admission: bool = False
-    least: int = 1
-    most: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.slots < 1 or self.segment < 0 or not 0 <= self.late < len(self.args_by_replica):
-            raise UsageError(
-                f"a pool of {len(self.args_by_replica)} replicas, {self.late} of them late, with "
-                f"{self.slots} slots and segments of {self.segment} tokens; expected at least 1 "
-                "replica, fewer late ones, 1 slot, and 0 tokens"
-            )
-        count = len(self.args_by_replica)
-        if not 1 <= self.least <= count or (self.most is not None and self.most < count):
-            raise UsageError(
-                f"a pool of {count} replicas, at least {self.least} and at most {self.most}; "
-                f"expected 1 <= least <= {count} <= most"
-            )
-        self.restart_policy()  # which raises what it finds
-
-    @property
-    def args_by_replica(self) -> Sequence[Table]:
-        """The arguments of each replica."""
-        return self.replicas or [{}] * self.count
-
-    def restart_policy(self) -> RestartPolicy:
-        """Return when a dead replica is started again."""
-        return RestartPolicy(restarts=self.restarts, backoff=self.backoff)
 
 
 class EnginePool(TokenEngine):
@@ -209,6 +131,7 @@ class EnginePool(TokenEngine):
         settings, version = self._settings, replicas[0].version
         moves = settings.segment > 0
         self._router = Router(len(replicas), settings.slots, version, moves=moves)
+        self._one_update = asyncio.Lock()
         self._supervisor = ReplicaSupervisor(
             self._make,
             self._router,
@@ -228,7 +151,7 @@ class EnginePool(TokenEngine):
 
     @property
     def _replicas(self) -> list[TokenEngine]:
-        return [replica for _, replica in sorted(self._supervisor.replicas.items())]
+        return [self._supervisor.replicas[number] for number in self._supervisor.up()]
 
     @property
     def version(self) -> int:
@@ -248,7 +171,6 @@ class EnginePool(TokenEngine):
         count = len(self._settings.args_by_replica)
         self._begin({number: self._supervisor.replicas[number] for number in range(count)})
         await self._supervisor.start()
-        self._router.version = self._supervisor.replicas[0].version
         self._describe()
         return self
 
@@ -257,7 +179,7 @@ class EnginePool(TokenEngine):
 
     def quintain_on_run_start(self, event: Any) -> None:
         """Write what happens to replicas into ``replicas.jsonl`` of the run."""
-        self._supervisor.log_to(Path(event.folder) / "replicas.jsonl")
+        self._supervisor.log_to(RunFolder(event.folder, lock=False))
 
     def quintain_on_step_measured(self, event: Any) -> None:
         """Raise an alert while replicas are given up."""
@@ -282,33 +204,36 @@ class EnginePool(TokenEngine):
         """
         room = self.context - len(ids)
         limit = min(sampling.max_tokens or room, room)
+        blocks = self.blocks_of(ids)
+        whole = known = blocks[: len(ids) // BLOCK]
         reply: Sampled | None = None
 
         def continued(replica: TokenEngine) -> Awaitable[Sampled]:
-            nonlocal reply
+            nonlocal reply, known
             if (
                 reply is not None
                 and not self.in_flight_updates
                 and replica.version != reply.versions[-1]
             ):
-                reply = None  # of older weights, on a replica that failed: the turn starts again
+                # of older weights, on a replica that failed: the turn starts again
+                reply, known = None, whole
+            least = self._router.version_of(turn.replica)
             if not self._settings.segment:
-                return _fresh(replica, ids, sampling)
+                return _fresh(replica, least, ids, sampling)
             done = reply.ids if reply else ()
             part = sampling.replace(
                 max_tokens=max(1, min(self._settings.segment, limit - len(done)))
             )
             if done and sampling.seed is not None:  # the same seed would repeat its random numbers
                 part = part.replace(seed=derived_seed(sampling.seed, "segment", len(done)))
-            return _fresh(replica, [*ids, *done], part)
+            return _fresh(replica, least, [*ids, *done], part)
 
-        blocks = self.blocks_of(ids)
-        whole = blocks[: len(ids) // BLOCK]
         async with self._router.turn(blocks) as turn:
             while True:
                 part = await self._called(turn, continued)
                 reply = _joined(self.tokenizer, reply, part, sampling.stop)
-                held = self.blocks_of([*ids, *reply.ids], whole)
+                held = self.blocks_of([*ids, *reply.ids], known)
+                known = held[: (len(ids) + len(reply.ids)) // BLOCK]
                 self._router.succeeded(turn, held)
                 if (
                     not self._settings.segment
@@ -347,16 +272,19 @@ class EnginePool(TokenEngine):
         """
         this: Any = asyncio.current_task()
         while True:
+            if self._router.is_lost(turn.replica):  # it was to move there after its segment
+                await self._router.retry(turn, InfrastructureError("the replica was lost"))
+                continue
             replica = self._supervisor.replicas[turn.replica]
             turn.call = asyncio.ensure_future(call(replica))
             try:
                 with Span("replica", replica=turn.replica):
                     answer: Out = await turn.call
             except StaleReplica as error:
-                self._supervisor.bury(turn.replica, str(error))
+                self._supervisor.bury(turn.replica, replica, str(error))
                 await self._router.retry(turn, error)
             except InfrastructureError as error:
-                await self._supervisor.suspect(turn.replica, error)
+                await self._supervisor.suspect(turn.replica, replica, error)
                 await self._router.retry(turn, error)
             except asyncio.CancelledError:
                 if this.cancelling() or not turn.lost:
@@ -370,18 +298,45 @@ class EnginePool(TokenEngine):
         """Return what is outdated in the replicas that have this version; see
         `TokenEngine.outdated`.
         """
-        for number in self._router.serving():
-            replica = self._supervisor.replicas[number]
-            if replica.version == weights.version and (name := await replica.outdated(weights)):
+        supervisor = self._supervisor
+        for number in sorted(self._router.serving()):
+            replica = supervisor.replicas[number]
+            # each answer takes its time, in which others may die
+            if number not in self._router.serving() or replica.version != weights.version:
+                continue
+            try:
+                name = await replica.outdated(weights)
+            except InfrastructureError as error:  # if it is dead, its next life has new weights
+                await supervisor.suspect(number, replica, error)
+                continue
+            if name and supervisor.is_up(number, replica):
                 return f"{name} in replica {number}"
         return ""
 
     async def update(self, weights: Weights) -> int:
         """Load *weights* into all replicas that run; returns when each has them, is lost, or is one
-        of the late ones. If all are dead, it returns when the first is back with them.
+        of the late ones. If all are dead, it returns when the first is back with them. A second
+        update begins after that.
 
         Raises:
             RunError: no replica took them, or one has other weights than it was sent.
+        """
+        router = self._router
+        async with self._one_update:
+            outcomes = await self._send(weights)
+            errors = [error for error in outcomes if error is not None]
+            if fatal := [error for error in errors if not _unreachable(error)]:
+                raise fatal[0]
+            if len(errors) == len(outcomes):
+                await router.until(lambda: router.has(weights.version) or router.is_hopeless)
+                if not router.has(weights.version):
+                    why = errors[0] if errors else "all are dead"
+                    raise RunError(f"no replica took weights of version {weights.version}: {why}")
+            return self.version
+
+    async def _send(self, weights: Weights) -> list[Exception | None]:
+        """Send *weights* to the replicas that run; return how each of them took them, but those
+        that are left behind.
         """
         router, late = self._router, 0 if self.in_flight_updates else self._settings.late
         outcomes: dict[int, Exception | None] = {}
@@ -411,32 +366,30 @@ class EnginePool(TokenEngine):
                             router.open(number, late=True)
             finally:
                 router.open_all()
-        errors = [error for error in outcomes.values() if error is not None]
-        if fatal := [error for error in errors if not _unreachable(error)]:
-            raise fatal[0]
-        if len(errors) == len(outcomes):
-            await router.until(lambda: router.has(weights.version) or router.is_hopeless)
-            if not router.has(weights.version):
-                why = errors[0] if errors else "all are dead"
-                raise RunError(f"no replica took weights of version {weights.version}: {why}")
-        return self.version
+        return [*outcomes.values()]
 
     async def _update(
         self, number: int, weights: Weights, outcomes: dict[int, Exception | None]
     ) -> None:
-        replica, error = self._supervisor.replicas[number], None
-        replica.follow(in_flight_updates=self.in_flight_updates, recompute_kv=self.recompute_kv)
+        supervisor, error = self._supervisor, None
         if not self.in_flight_updates:
             with Span("drain", replica=number):
                 await self._router.until(lambda: self._router.is_empty(number))
+        replica = supervisor.replicas[number]  # made anew, perhaps, while its turns ended
+        replica.follow(in_flight_updates=self.in_flight_updates, recompute_kv=self.recompute_kv)
         try:
-            with Span("transfer", replica=number):
-                version = await replica.update(weights)
-            self._supervisor.healthy(number, version)
+            if supervisor.is_up(number, replica):
+                with Span("transfer", replica=number):
+                    version = await replica.update(weights)
         except Exception as e:  # noqa: BLE001 -- `update` raises it, once the other replicas have ended theirs
             error = e
-            if _unreachable(e):
-                self._supervisor.missed(number, str(e))
+        if not supervisor.is_up(number, replica):  # whatever a dead one said is no fault of the run
+            why = supervisor.health[number].why
+            error = InfrastructureError(f"it died while it took new weights: {why}")
+        elif error is None:
+            supervisor.healthy(number, version)
+        elif _unreachable(error):
+            supervisor.missed(number, replica, str(error))
         outcomes[number] = error
         self._router.open(number)
 
@@ -469,13 +422,15 @@ class StaleReplica(InfrastructureError):
     """A replica sampled with older weights than it was given: another process answers for it."""
 
 
-async def _fresh(replica: TokenEngine, ids: Sequence[int], sampling: Sampling) -> Sampled:
-    """Sample a turn, and check that *replica* did so with the weights that it was given.
+async def _fresh(
+    replica: TokenEngine, given: int, ids: Sequence[int], sampling: Sampling
+) -> Sampled:
+    """Sample a turn, and check that *replica* did so with the weights of the version *given*, or
+    newer ones.
 
     Raises:
         StaleReplica: a token is of older ones.
     """
-    given = replica.version
     reply = await replica.sample(ids, sampling)
     if reply.versions and min(reply.versions) < given:
         raise StaleReplica(

@@ -118,7 +118,7 @@ class Router:
             )
         self._failed.add(turn.replica)
         turn.failed.add(turn.replica)
-        turn.lost = False
+        turn.lost, turn.call = False, None
         self._assign(turn, NOWHERE)
         if turn.deaths >= MOST_DEATHS:
             raise error
@@ -213,13 +213,13 @@ class Router:
 
     def _seat_waiting(self) -> None:
         """Place waiting turns, those that came first before others, while a replica has room."""
-        queue, self._queue = self._queue, deque()
-        while queue:
+        skipped: deque[_Waiting] = deque()
+        while self._queue:
             serving = self.serving()
             may_come = bool(serving or self._coming)
             if may_come and not any(self._has_room(i) for i in serving - self._closed):
                 break
-            waiting = queue.popleft()
+            waiting = self._queue.popleft()
             if waiting.seated.done():
                 continue
             try:
@@ -230,8 +230,8 @@ class Router:
             if seated:
                 waiting.seated.set_result(None)
             else:  # it may not have the replica that has room
-                self._queue.append(waiting)
-        self._queue.extend(queue)
+                skipped.append(waiting)
+        self._queue.extendleft(reversed(skipped))
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -241,9 +241,12 @@ class Router:
 
     # -- replicas that come and go
 
-    def limit(self, replica: int, turns: int) -> None:
-        """Let *replica* have so many turns at once; others wait."""
-        self._limits[replica] = turns
+    def limit(self, replica: int, turns: int | None) -> None:
+        """Let *replica* have so many turns at once, others wait; ``None`` lifts the limit."""
+        if turns is None:
+            self._limits.pop(replica, None)
+        else:
+            self._limits[replica] = turns
         self._notify()
 
     def leave(self, replica: int) -> None:
@@ -313,7 +316,12 @@ class Router:
         self._notify()
 
     def is_lost(self, replica: int) -> bool:
+        """Return whether *replica* has not the weights of now."""
         return replica in self._lost
+
+    def version_of(self, replica: int) -> int:
+        """Return the version of the weights that *replica* took last."""
+        return self._versions[replica]
 
     def is_empty(self, replica: int) -> bool:
         """Return whether no turn is on *replica* or on its way to it."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from quintain import InfrastructureError, TokenEngine, Weights
-from quintain.errors import UsageError
+from quintain.errors import RunError, UsageError
 from quintain.interfaces import changes_of
+from quintain.store import RunFolder
 
 from .admission import TurnLimit
-from .health import COMING, ENDED, ReplicaHealth, ReplicaState, RestartPolicy
+from .health import COMING, ENDED, UP, ReplicaHealth, ReplicaState, RestartPolicy
 from .routing import Router
 
 _log = logging.getLogger(__name__)
@@ -65,11 +65,11 @@ class ReplicaSupervisor:
         self._entered: set[int] = set()
         self._admissions: dict[int, TurnLimit] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._looks: dict[int, asyncio.Task[str]] = {}
-        self._watching: asyncio.Task[None] | None = None
+        self._looks: dict[int, asyncio.Task[str]] = {}  # by the `id` of a replica
+        self._watching: set[asyncio.Task[None]] = set()
         self._published: tuple[Weights, tuple[int, ...]] | None = None
-        self._log_path: Path | None = None
-        self._unwritten: list[str] = []
+        self._folder: RunFolder | None = None
+        self._unwritten: deque[dict[str, Any]] = deque()
 
     # -- begin and end
 
@@ -77,19 +77,23 @@ class ReplicaSupervisor:
         """Start all replicas, and look after them from then on.
 
         Raises:
-            Exception: what the first one that does not start raises; the others are closed.
+            Exception: what the first one that does not start raises; the others are closed, as they
+                are if the start is cancelled.
         """
         try:
             async with asyncio.TaskGroup() as starting:
                 for number, replica in self.replicas.items():
                     starting.create_task(self._enter(number, replica))
-        except BaseExceptionGroup as failed:
+        except BaseException as failed:
             await self.stop()
-            raise failed.exceptions[0] from failed
+            if isinstance(failed, BaseExceptionGroup):
+                raise failed.exceptions[0] from failed
+            raise
         self.began = True
-        for number in self.replicas:
+        for number, replica in self.replicas.items():
+            self.router.take(number, replica.version)
             self._admit(number)
-        self._watching = asyncio.create_task(self._watch(), name="quintain-replicas")
+            self._watch(number)
 
     async def stop(self) -> None:
         """End what runs, and close all replicas.
@@ -98,8 +102,7 @@ class ReplicaSupervisor:
             Exception: what the first one that does not close raises.
         """
         self.began = False
-        tasks = [*self._tasks.values(), *self._looks.values()]
-        tasks += [self._watching] if self._watching is not None else []
+        tasks = [*self._tasks.values(), *self._looks.values(), *self._watching]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -113,40 +116,47 @@ class ReplicaSupervisor:
         self._entered.add(number)
 
     async def _close(self, number: int) -> None:
-        if number in self._entered:
-            self._entered.discard(number)
-            await self.replicas[number].__aexit__(None, None, None)
+        if number not in self._entered:
+            return
+        self._entered.discard(number)
+        closing = asyncio.ensure_future(self.replicas[number].__aexit__(None, None, None))
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:  # nobody else closes it
+            await closing
+            raise
 
     # -- what replicas show
 
     def up(self) -> list[int]:
         """Return the numbers of the replicas that run, which an update is sent to."""
-        states = (ReplicaState.HEALTHY, ReplicaState.STALE, ReplicaState.LEAVING)
-        return [n for n, health in enumerate(self.health) if health.state in states]
+        return [n for n, health in enumerate(self.health) if health.state in UP]
 
-    async def suspect(self, number: int, error: InfrastructureError) -> None:
-        """Take note that a turn of *number* failed with *error*; returns when it is clear whether
-        the replica lives.
+    def is_up(self, number: int, replica: TokenEngine) -> bool:
+        """Return whether *replica* still runs; dead ones are made anew under their *number*."""
+        return replica is self.replicas[number] and self.health[number].state in UP
+
+    async def suspect(self, number: int, replica: TokenEngine, error: InfrastructureError) -> None:
+        """Take note that a call of *replica* failed with *error*; returns when it is clear whether
+        it lives.
         """
-        if not self.began:
+        if not (self.began and self.is_up(number, replica)):
             return
-        replica = self.replicas[number]
-        if number not in self._looks:  # turns that fail together share one
-            self._looks[number] = asyncio.create_task(self._look(number))
-            self._looks[number].add_done_callback(lambda _: self._looks.pop(number, None))
-        fault = await asyncio.shield(self._looks[number])
-        if replica is not self.replicas[number]:
-            return  # another one by now
+        key = id(replica)
+        if key not in self._looks:  # turns that fail together share one
+            self._looks[key] = asyncio.create_task(self._look(replica))
+            self._looks[key].add_done_callback(lambda _: self._looks.pop(key, None))
+        fault = await asyncio.shield(self._looks[key])
         if fault:
-            self.bury(number, f"{error}; then: {fault}" if fault not in str(error) else fault)
-        elif self.health[number].failed(_now(), "turn", str(error)):
+            why = f"{error}; then: {fault}" if fault not in str(error) else fault
+            self.bury(number, replica, why)
+        elif self.is_up(number, replica) and self.health[number].failed(_now(), "turn", str(error)):
             self._died(number)
 
-    def bury(self, number: int, why: str) -> None:
-        """Take note that the replica *number* is dead, and bring it back."""
-        health = self.health[number]
-        if health.state in (ReplicaState.HEALTHY, ReplicaState.STALE, ReplicaState.LEAVING):
-            health.died(_now(), why)
+    def bury(self, number: int, replica: TokenEngine, why: str) -> None:
+        """Take note that *replica* is dead, and bring it back."""
+        if self.is_up(number, replica):
+            self.health[number].died(_now(), why)
             self._died(number)
 
     def _died(self, number: int) -> None:
@@ -155,40 +165,58 @@ class ReplicaSupervisor:
         self.router.lose(number, health.why, coming=health.state in COMING)
         self._tend(number)
 
-    async def _watch(self) -> None:
+    def _watch(self, number: int) -> None:
+        """Look at the replica *number* from now on, as long as it runs."""
+        watching = self._watched(number, self.replicas[number], self.health[number])
+        task = asyncio.create_task(watching, name=f"quintain-replica-{number}")
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+    async def _watched(self, number: int, replica: TokenEngine, health: ReplicaHealth) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await asyncio.gather(*(self._visit(number) for number in self.up()))
+            fault = await self._look(replica)
+            if not self.is_up(number, replica):
+                return
+            if not fault:
+                health.succeeded("probe")
+                await self._measure(number, replica)
+            elif health.failed(_now(), "probe", fault):
+                self._died(number)
 
-    async def _visit(self, number: int) -> None:
-        replica, health = self.replicas[number], self.health[number]
-        fault = await self._look(number)
-        if replica is not self.replicas[number]:
-            return
-        if not fault:
-            health.succeeded("probe")
-        elif health.failed(_now(), "probe", fault):
-            self._died(number)
-
-    async def _look(self, number: int) -> str:
-        """Return what is wrong with the replica *number*; empty if nothing is."""
-        replica, admission = self.replicas[number], self._admissions.get(number)
+    async def _look(self, replica: TokenEngine) -> str:
+        """Return what is wrong with *replica*; empty if nothing is."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await replica.probe()
-                pressure = None if admission is None else await replica.pressure()
         except TimeoutError:
             return f"no answer to a probe for {ANSWER_SECONDS:g} s"
         except Exception as error:  # noqa: BLE001 -- whatever it is, the replica is not well
             return str(error) or type(error).__name__
-        if admission is not None and pressure is not None:
-            admission.observe(pressure, self.router.loads[number])
-            self.router.limit(number, admission.limit)
         return ""
+
+    async def _measure(self, number: int, replica: TokenEngine) -> None:
+        """Move the limit of *replica* by what it says of itself; there is none while it says
+        nothing.
+        """
+        admission = self._admissions.get(number)
+        if admission is None:
+            return
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                pressure = await replica.pressure()
+        except Exception as error:  # noqa: BLE001 -- it answers probes: the limit stays
+            _log.info("replica %d does not say how busy it is: %s", number, error)
+            return
+        if not self.is_up(number, replica):
+            return
+        if pressure is not None:
+            admission.observe(pressure, self.router.loads[number])
+        self.router.limit(number, None if pressure is None else admission.limit)
 
     def _admit(self, number: int) -> None:
         if self._admits:
-            self._admissions[number] = TurnLimit(1, self.router.slots)
+            self._admissions[number] = TurnLimit(self.router.slots)
             self.router.limit(number, self._admissions[number].limit)
 
     # -- bringing replicas back
@@ -213,7 +241,9 @@ class ReplicaSupervisor:
 
     async def _restart(self, number: int) -> None:
         health = self.health[number]
-        await asyncio.sleep(max(0.0, health.retry_at - _now()))
+        with suppress(TimeoutError):  # unless it is removed before
+            async with asyncio.timeout(max(0.0, health.retry_at - _now())):
+                await self.router.until(lambda: health.state != ReplicaState.DEAD)
         if health.state != ReplicaState.DEAD:
             return
         health.restarting()
@@ -222,18 +252,19 @@ class ReplicaSupervisor:
             await self._close(number)
         try:
             replica = self._make(number)
-            replica.awaits_weights = True
+            # before the first update nobody sends it any: it loads what the others did
+            replica.awaits_weights = self._published is not None
             await replica.__aenter__()
         except Exception as error:  # noqa: BLE001 -- each is a reason to try again later
             health.died(_now(), f"it does not start: {error}")
-            self._note(number)
-            self.router.lose(number, health.why, coming=health.state in COMING)
+            self._died(number)
             return
         self.replicas[number] = replica
         self._entered.add(number)
         if self.health[number].state == ReplicaState.RESTARTING:  # not removed meanwhile
             health.came_up()
             self._note(number)
+            self._watch(number)
 
     async def _refresh(self, number: int) -> None:
         """Send the weights of now to a stale replica, or wait until an update has done so."""
@@ -249,7 +280,10 @@ class ReplicaSupervisor:
                 try:
                     version = await replica.update(published[0])
                 except Exception as error:  # noqa: BLE001 -- others have these weights and work
-                    self.bury(number, f"it does not take the weights of now: {error}")
+                    why = f"it does not take the weights of now: {error}"
+                    self.bury(number, replica, why)
+                    return
+                if health.state != ReplicaState.STALE:  # it died or was removed meanwhile
                     return
                 if self._unchanged():
                     self.healthy(number, version)
@@ -280,20 +314,18 @@ class ReplicaSupervisor:
         weights, changes = self._published
         return changes_of(weights) == changes
 
-    def missed(self, number: int, why: str) -> None:
-        """Take note that the replica *number* did not take the weights of an update."""
+    def missed(self, number: int, replica: TokenEngine, why: str) -> None:
+        """Take note that *replica* did not take the weights of an update."""
         if self.began:
-            self.bury(number, why)
+            self.bury(number, replica, why)
         else:  # nobody brings it back; a later update may reach it
             _log.warning("replica %d is left out until it has new weights: %s", number, why)
             self.router.lose(number, why)
 
     def healthy(self, number: int, version: int) -> None:
-        """Take note that the replica *number* has taken the weights of now, of *version*."""
+        """Take note that the replica *number*, which is up, has the weights of now, of *version*."""
         health = self.health[number]
         was = health.state
-        if was not in (ReplicaState.HEALTHY, ReplicaState.STALE, ReplicaState.LEAVING):
-            raise InfrastructureError(f"it died while it took new weights: {health.why}")
         health.took_weights()
         self.router.take(number, version)
         if was == ReplicaState.STALE:
@@ -353,10 +385,21 @@ class ReplicaSupervisor:
 
     # -- the log
 
-    def log_to(self, path: Path) -> None:
-        """Append each change of a state to the file *path*, a JSON object a line, from now on."""
-        self._log_path = path
-        self._write()
+    def log_to(self, folder: RunFolder) -> None:
+        """Write the state of each replica, and each change from now on, into *folder* of a run.
+
+        Replicas that an earlier process of the run had beside these are noted as removed.
+        """
+        self._folder = folder
+        earlier: set[int] = set()
+        try:
+            earlier = {record["replica"] for record in folder.replicas()}
+        except (OSError, RunError) as error:
+            _log.warning("what happened to replicas before is not read: %s", error)
+        for number, health in enumerate(self.health):
+            self._record(number, health.state, health.why)
+        for number in sorted(earlier - {*range(len(self.health))}):
+            self._record(number, ReplicaState.REMOVED, "the run was started again")
 
     def alert(self) -> str:
         """Return what a person should know of replicas that will not come back; empty if all
@@ -370,10 +413,12 @@ class ReplicaSupervisor:
         if not lost:
             return ""
         working = sum(health.state == ReplicaState.HEALTHY for health in self.health)
+        gone = (*ENDED, ReplicaState.LEAVING)
+        wanted = len(lost) + sum(health.state not in gone for health in self.health)
         return (
             f"replicas: {len(lost)} given up after {self._policy.restarts} restarts in "
             f"{self._policy.window / 60:g} minutes, {working} work. {'; '.join(lost)}. Mend the "
-            f"cause, then set their number again: quintain steer RUN replicas {working + len(lost)}"
+            f"cause, then set their number again: quintain steer RUN replicas {wanted}"
         )
 
     def _note(self, number: int) -> None:
@@ -381,20 +426,20 @@ class ReplicaSupervisor:
         ill = health.state in (ReplicaState.DEAD, ReplicaState.GIVEN_UP)
         level = logging.WARNING if ill else logging.INFO
         _log.log(level, "replica %d is %s: %s", number, health.state, health.why or "it works")
-        record = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "replica": number,
-            "state": str(health.state),
-            "why": health.why,
-        }
-        self._unwritten.append(json.dumps(record))
-        self._write()
+        self._record(number, health.state, health.why)
 
-    def _write(self) -> None:
-        if self._log_path is not None and self._unwritten:
-            with self._log_path.open("a") as file:
-                file.write("".join(f"{line}\n" for line in self._unwritten))
-            self._unwritten.clear()
+    def _record(self, number: int, state: ReplicaState, why: str) -> None:
+        """Write a line of the log, after those that could not be written before. Replicas are
+        looked after whether or not it can be.
+        """
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._unwritten.append({"time": now, "replica": number, "state": str(state), "why": why})
+        try:
+            while self._folder is not None and self._unwritten:
+                self._folder.append(self._unwritten[0], self._folder.replicas_path)
+                self._unwritten.popleft()
+        except (OSError, RunError) as error:
+            _log.warning("the state of replica %d is not written yet: %s", number, error)
 
 
 def _now() -> float:

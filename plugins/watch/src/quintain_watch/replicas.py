@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-FILE = "replicas.jsonl"
+from quintain.store import RunFolder
 
 
 def replicas_of(folder: Path) -> list[dict[str, Any]]:
     """Return the last record of each replica of the run in *folder*: ``time``, ``replica``,
-    ``state`` and ``why``. Replicas that nothing has happened to are absent.
+    ``state`` and ``why``.
+
+    Raises:
+        RunError: a line in the middle is damaged.
     """
-    records: dict[int, dict[str, Any]] = {}
-    with suppress(OSError):
-        for line in (folder / FILE).read_text().splitlines():
-            with suppress(ValueError, KeyError):  # the last line may not be whole yet
-                record = json.loads(line)
-                records[record["replica"]] = record
+    records = {record["replica"]: record for record in RunFolder(folder, lock=False).replicas()}
     return [records[number] for number in sorted(records)]

@@ -16,7 +16,7 @@ from quintain_alerts.conditions import ALERTS
 from quintain_alerts.monitor import AlertMonitor
 from quintain_viewer.runs import RunInfo, run_info
 
-from .replicas import FILE, replicas_of
+from .replicas import replicas_of
 from .steering import is_running, waiting
 from .trace import (
     FOLDER,
@@ -69,7 +69,7 @@ def overview(folder: Path, *, after: int = -1, price: float | None = None) -> di
         "live": live_of(folder),
         "timelines": timelines,
         "workers": workers_of(
-            folder, newest, stamp_of(path_of(folder, newest)), stamp_of(folder / FILE)
+            folder, newest, stamp_of(path_of(folder, newest)), stamp_of(run.replicas_path)
         ),
         "steering": run.steering(),
         "asked": [asdict(order) for _, order in waiting(folder)],

@@ -254,7 +254,7 @@ def steer(run: str, action: str | None, value: int | None, step: int | None, fol
 
 def _list_done(folder: RunFolder) -> None:
     try:
-        records = folder.steering()
+        records, replicas = folder.steering(), replicas_of(folder.path)
     except RunError as e:
         raise UsageError(str(e)) from e
     for record in records:
@@ -263,7 +263,7 @@ def _list_done(folder: RunFolder) -> None:
     for _, order in waiting(folder.path):
         value = "" if order.value is None else f" {order.value}"
         click.echo(f"waits to be taken: {order.action}{value}")
-    for record in replicas_of(folder.path):
+    for record in replicas:
         why = record["why"] and f": {record['why']}"
         click.echo(f"{record['time']}  replica {record['replica']} is {record['state']}{why}")
     if not records:
