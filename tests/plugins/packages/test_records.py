@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sysconfig
 import threading
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ import pytest
 
 from quintain import InfrastructureError
 from quintain.cli import main
-from quintain.errors import UnknownNameError, UsageError
+from quintain.errors import PluginError, UnknownNameError, UsageError
 from quintain_packages.installer import needed_by
 from quintain_packages.records import PluginRecord, find, read_registry, record_lines
 from quintain_packages.wanted import Wanted
@@ -176,7 +177,91 @@ def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
         path.mkdir(parents=True)
     for path in (packages / "taken.py", programs / "python", programs / "quintain"):
         path.write_text("")
-    assert overwritten(wheel, packages, programs) == ["taken.py", "python", "quintain"]
+    assert overwritten(wheel, folders_at(packages, programs)) == ["taken.py", "python", "quintain"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "quintain_orchard-1.0.data/data/lib/packages/quintain/x.py",
+        "quintain_orchard-1.0.data/headers/x.h",
+    ],
+)
+def test_files_beside_packages_are_not_replaced(name: str, tmp_path: Path) -> None:
+    """Those of every folder that pip installs into."""
+    wheel = WheelFile(orchard(tmp_path / "wheels", more={name: ""}))
+    folders = folders_at(tmp_path / "lib" / "packages", tmp_path / "bin")
+    assert overwritten(wheel, folders) == []
+    path = name.split("/", 2)[2]
+    place = folders[name.split("/")[1]] / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("")
+    assert overwritten(wheel, folders) == [path]
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("nowhere/../quintain/x.py", "no place of a file in a wheel"),
+        ("../x.py", "no place of a file in a wheel"),
+        ("/x.py", "no place of a file in a wheel"),
+        ("a.data", "no place of a file in a wheel"),
+        ("a.data/elsewhere/x.py", "no place of a file in a wheel"),
+        ("a.data/purelib/../../x.py", "no place of a file in a wheel"),
+        ("a.data/purelib/quintain_orchard/quintain.toml", "two of its files are installed as"),
+        ("a.data/purelib/other-1.0.dist-info/entry_points.txt", "would describe a distribution"),
+        ("a.data/purelib/other.egg-info", "would describe a distribution"),
+    ],
+)
+def test_a_name_that_hides_where_a_file_goes_is_refused(
+    name: str, expected: str, tmp_path: Path
+) -> None:
+    wheel = WheelFile(orchard(tmp_path / "wheels", more={name: ""}))
+    with pytest.raises(PluginError, match=expected):
+        overwritten(wheel, folders_at(tmp_path / "packages", tmp_path / "bin"))
+
+
+def test_a_wheel_has_one_folder_of_metadata(tmp_path: Path) -> None:
+    """pip refuses others, too."""
+    more = {"other-1.0.dist-info/entry_points.txt": "[pytest11]\np = q\n"}
+    (fault,) = faults(WheelFile(orchard(tmp_path, more=more)), RECORD)
+    assert "2 folders .dist-info; expected one" in fault
+
+
+def test_entry_points_are_read_as_they_are_installed(tmp_path: Path) -> None:
+    """Also those of a section that is indented, which another reader takes for a continuation."""
+    points = f"{POINTS}  [pytest11]\n  p = q\n  [console_scripts]\n  c = q:m\n"
+    wheel = WheelFile(orchard(tmp_path, points=points))
+    assert wheel.runs_unasked() == ["p in every run of pytest"]
+    assert (wheel.programs(), wheel.components) == (["c"], {("environment", "fruit")})
+
+
+def test_what_python_starts_with_is_said(tmp_path: Path) -> None:
+    """Wherever in the wheel it is."""
+    library = Path(sysconfig.get_path("purelib")).relative_to(sysconfig.get_path("data"))
+    more = {
+        "sitecustomize.py": "",
+        "usercustomize/__init__.py": "",
+        "quintain_orchard/sitecustomize.py": "",
+        f"quintain_orchard-1.0.data/data/{library}/spy.pth": "",
+    }
+    assert WheelFile(orchard(tmp_path, more=more)).runs_unasked() == [
+        "sitecustomize.py at every start of Python",
+        "usercustomize/__init__.py at every start of Python",
+        f"{library}/spy.pth at every start of Python",
+    ]
+
+
+def folders_at(packages: Path, programs: Path) -> dict[str, Path]:
+    """Folders that files are installed into."""
+    base = packages.parent.parent
+    return {
+        "purelib": packages,
+        "platlib": packages,
+        "scripts": programs,
+        "data": base,
+        "headers": base / "include",
+    }
 
 
 def test_a_later_contract_is_refused_before_a_download(tmp_path: Path) -> None:

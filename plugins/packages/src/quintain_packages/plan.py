@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from .installer import (
     Item,
     Sources,
     Unresolved,
+    install_folders,
     installed,
     packages_folder,
     resolve,
@@ -169,7 +169,7 @@ def make_plan(
     record = replace(listed, version=wanted.version or listed.version) if listed else None
     own = record or _own_record(wheel, name)
     wrong = faults(wheel, own)
-    if taken := overwritten(wheel, packages_folder(), Path(sysconfig.get_path("scripts"))):
+    if taken := overwritten(wheel, install_folders(name)):
         wrong.append(f"it would replace what is there: {', '.join(taken[:5])}")
     if wrong:
         said = "".join(f"\n- {fault}" for fault in wrong)
