@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quintain.registry.discovery import GROUPS
-from quintain.registry.manifest import FILE, Manifest, parse_manifest
+from quintain.registry.manifest import MANIFEST, Manifest, parse_manifest
 
 ROOT = Path(__file__).resolve().parent.parent
 COPY = "plugins/packages/src/quintain_packages/registry.toml"
@@ -59,7 +59,7 @@ def manifest(member: Path) -> Manifest:
     Raises:
         PluginError: it is faulty.
     """
-    path = package(member) / FILE
+    path = package(member) / MANIFEST
     return parse_manifest(path.read_text(encoding="utf-8"), str(path))
 
 

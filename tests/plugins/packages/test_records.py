@@ -16,6 +16,7 @@ import pytest
 from quintain import InfrastructureError
 from quintain.cli import main
 from quintain.errors import PluginError, UnknownNameError, UsageError
+from quintain.registry import KINDS, UNNAMED
 from quintain_packages.installer import needed_by
 from quintain_packages.records import PluginRecord, find, read_registry, record_lines
 from quintain_packages.wanted import Wanted
@@ -161,6 +162,14 @@ def test_what_runs_unasked_is_said(tmp_path: Path) -> None:
         "p in every run of pytest",
     ]
     assert wheel.programs() == ["c"]
+
+
+@pytest.mark.parametrize("kind", UNNAMED)
+def test_each_kind_that_nobody_names_is_said(kind: str, tmp_path: Path) -> None:
+    """Renderers and adapters, for one, are taken because they are installed."""
+    (group,) = (group for group, one in KINDS.items() if one == kind)
+    wheel = WheelFile(orchard(tmp_path, points=f"{POINTS}[{group}]\nspy = q\n"))
+    assert wheel.runs_unasked() == [f"{kind} spy {UNNAMED[kind]}"]
 
 
 def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:

@@ -14,24 +14,10 @@ from pathlib import Path
 
 from quintain import API_VERSION
 from quintain.errors import PluginError, UsageError
-from quintain.registry import KINDS, Manifest, normalise, parse_manifest
-from quintain.registry.manifest import FILE
+from quintain.registry import KINDS, MANIFEST, UNNAMED, Manifest, normalise, parse_manifest
 
 from .installer import install_folders
 from .records import PluginRecord
-
-UNNAMED = {
-    "hooks": "in every run",
-    "check": "on every environment that a command uses",
-    "planner": "before every run",
-    "reward_adapter": "on plain functions that a recipe names",
-    "loader": "where a model is loaded",
-    "decoder": "where a model is loaded",
-    "kernels": "where a GPU computes",
-    "hint": "on a name that nothing has",
-    "completion": "where a shell completes words",
-}
-"""Kinds of components that run without being named in a recipe or on the command line, and when."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +135,9 @@ class WheelFile:
         Raises:
             PluginError: it has none, or several, or a faulty one.
         """
-        places = [n for n in self.names if n.count("/") == 1 and n.endswith(f"/{FILE}")]
+        places = [n for n in self.names if n.count("/") == 1 and n.endswith(f"/{MANIFEST}")]
         if len(places) != 1:
-            said = f"in {', '.join(places)}" if places else f"nowhere; every plugin has {FILE}"
+            said = f"in {', '.join(places)}" if places else f"nowhere; every plugin has {MANIFEST}"
             raise PluginError(f"{self.path.name}: its manifest is {said}")
         with zipfile.ZipFile(self.path) as archive:
             text = archive.read(places[0]).decode("utf-8", "replace")
