@@ -6,6 +6,8 @@ import hashlib
 import json
 import sysconfig
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +19,8 @@ from quintain import InfrastructureError
 from quintain.cli import main
 from quintain.errors import PluginError, UnknownNameError, UsageError
 from quintain.registry import KINDS, UNNAMED
-from quintain_packages.installer import needed_by
+from quintain_packages.installer import Sources, needed_by
+from quintain_packages.plan import make_plan
 from quintain_packages.records import PluginRecord, find, read_registry, record_lines
 from quintain_packages.wanted import Wanted
 from quintain_packages.wheel_file import WheelFile, check_contract, faults, overwritten
@@ -73,21 +76,67 @@ def test_a_registry_may_be_pinned(tmp_path: Path) -> None:
 def test_a_registry_at_an_address(tmp_path: Path) -> None:
     """It is read over HTTP on this machine; one that does not answer is named."""
     (tmp_path / "registry.toml").write_text(record())
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with served(tmp_path) as address:
+        records = read_registry(f"{address}/registry.toml")
+        assert [r.name for r in records] == ["quintain-orchard"]
+        with pytest.raises(InfrastructureError, match="404"):
+            read_registry(f"{address}/none.toml")
+    with pytest.raises(InfrastructureError, match="refused"):
+        read_registry(f"{address}/registry.toml")
+
+
+def test_every_address_on_the_way_is_checked(tmp_path: Path) -> None:
+    """A registry may be sent on to this machine, and not over an address that others can change,
+    although the answer would come from this machine again.
+    """
+    (tmp_path / "registry.toml").write_text(record())
+    with served(tmp_path) as last:
+        with served(tmp_path, {"/r": f"{last}/registry.toml"}) as first:
+            assert [r.name for r in read_registry(f"{first}/r")] == ["quintain-orchard"]
+        # An address of this machine that is not among those that are allowed.
+        on = {"/r": f"{last}/registry.toml"}
+        with (
+            served(tmp_path, on, "127.0.0.2") as between,
+            served(tmp_path, {"/r": f"{between}/r"}) as first,
+            pytest.raises(UsageError, match=f"{between}/r: anybody on the way can change it"),
+        ):
+            read_registry(f"{first}/r")
+
+
+def test_a_wheel_without_a_hash_comes_over_https(tmp_path: Path) -> None:
+    """Or from this machine; nothing is asked before."""
+    place = "http://example.org/quintain_orchard-1.0-py3-none-any.whl"
+    for wanted, records in (
+        (Wanted(name="quintain-orchard", url=place), []),
+        (Wanted(name="quintain-orchard"), [replace(RECORD, url=place)]),
+    ):
+        with pytest.raises(UsageError, match="wheel http://example.org/.*use https"):
+            make_plan(wanted, records, Sources(no_index=True), tmp_path)
+
+
+@contextmanager
+def served(
+    folder: Path, sent_on: Mapping[str, str] | None = None, host: str = "127.0.0.1"
+) -> Iterator[str]:
+    """Serve *folder* on this machine; a path of *sent_on* is answered with its address."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if (place := (sent_on or {}).get(self.path)) is None:
+                super().do_GET()
+                return
+            self.send_response(302)
+            self.send_header("Location", place)
+            self.end_headers()
+
+    with ThreadingHTTPServer((host, 0), partial(Handler, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            address = f"http://127.0.0.1:{server.server_address[1]}"
-            records = read_registry(f"{address}/registry.toml")
-            assert [r.name for r in records] == ["quintain-orchard"]
-            with pytest.raises(InfrastructureError, match="404"):
-                read_registry(f"{address}/none.toml")
+            yield f"http://{host}:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()
-    with pytest.raises(InfrastructureError, match="refused"):
-        read_registry(f"{address}/registry.toml")
 
 
 def test_names_are_found_or_suggested() -> None:

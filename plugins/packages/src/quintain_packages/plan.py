@@ -22,7 +22,7 @@ from .installer import (
     resolve,
     wheel_of,
 )
-from .records import CHECKS, PluginRecord, find
+from .records import CHECKS, PluginRecord, check_address, find
 from .wanted import Wanted
 from .wheel_file import WheelFile, check_contract, faults, overwritten
 
@@ -139,7 +139,8 @@ def make_plan(
         scratch: an empty folder.
 
     Raises:
-        UsageError: the name or the pin is wrong.
+        UsageError: the name or the pin is wrong, or a wheel without a hash has an address that is
+            not of https.
         Unresolved: there are no versions that go together.
         PluginError: the wheel is not what the registry says.
     """
@@ -149,6 +150,9 @@ def make_plan(
     name = normalise(listed.name if listed else wanted.name)
     direct = wanted.url or (listed.url if listed else "")
     version = wanted.version or (listed.version if listed else "")
+    allowed = {wanted.sha256} if wanted.sha256 else set(listed.hashes if listed else ())
+    if direct and not allowed:
+        check_address(direct, "wheel")
     requirement = f"{name} @ {direct}" if direct else f"{name}=={version}" if version else name
     items, conflicts = _resolved(name, requirement, sources, scratch)
     if shared := [conflict for conflict in conflicts if _SHARED.match(conflict)]:
@@ -159,7 +163,6 @@ def make_plan(
     plugin = next((item for item in items if item.name == name), None)
     if plugin is None:
         raise UsageError(f"{name} is installed; `quintain remove {name}` first")
-    allowed = {wanted.sha256} if wanted.sha256 else set(listed.hashes if listed else ())
     if allowed and plugin.sha256 not in allowed:
         raise PluginError(
             f"{plugin.url} has {plugin.sha256}, and {', '.join(sorted(allowed))} was expected. "

@@ -76,7 +76,8 @@ class WheelFile:
             if place in found:
                 raise PluginError(f"{self.path.name}: two of its files are installed as {place}")
             described = any(
-                above.name.lower().endswith((".dist-info", ".egg-info")) and above.parent in packages
+                above.name.lower().endswith((".dist-info", ".egg-info"))
+                and above.parent in packages
                 for above in (place, *place.parents)
             )
             if described and not top.endswith(".dist-info"):
