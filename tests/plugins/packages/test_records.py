@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import sysconfig
 import threading
 from collections.abc import Iterator, Mapping
@@ -20,8 +21,10 @@ from quintain.cli import main
 from quintain.errors import PluginError, UnknownNameError, UsageError
 from quintain.registry import KINDS, UNNAMED
 from quintain_packages.installer import Sources, needed_by
+from quintain_packages.ledger import Added, drop_environment, read_ledger, write_ledger
 from quintain_packages.plan import make_plan
 from quintain_packages.records import PluginRecord, find, read_registry, record_lines
+from quintain_packages.remove import distribution_of
 from quintain_packages.wanted import Wanted
 from quintain_packages.wheel_file import WheelFile, check_contract, faults, overwritten
 
@@ -106,12 +109,12 @@ def test_every_address_on_the_way_is_checked(tmp_path: Path) -> None:
 def test_a_wheel_without_a_hash_comes_over_https(tmp_path: Path) -> None:
     """Or from this machine; nothing is asked before."""
     place = "http://example.org/quintain_orchard-1.0-py3-none-any.whl"
-    for wanted, records in (
-        (Wanted(name="quintain-orchard", url=place), []),
-        (Wanted(name="quintain-orchard"), [replace(RECORD, url=place)]),
+    for wanted, listed in (
+        (Wanted(name="quintain-orchard", url=place), None),
+        (Wanted(name="quintain-orchard"), replace(RECORD, url=place)),
     ):
         with pytest.raises(UsageError, match="wheel http://example.org/.*use https"):
-            make_plan(wanted, records, Sources(no_index=True), tmp_path)
+            make_plan(wanted, listed, Sources(no_index=True), tmp_path)
 
 
 @contextmanager
@@ -352,3 +355,23 @@ def test_needs_are_found_by_name() -> None:
     """Of distributions that are installed."""
     assert "quintain-packages" in needed_by("quintain-workers")
     assert needed_by("quintain-packages") == []
+
+
+def test_what_was_added_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what has no component: this distribution stands for one that `add` installed."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(UnknownNameError):
+        distribution_of("pytest")
+    write_ledger({"pytest": Added(brought=("pluggy",))})
+    assert read_ledger() == {"pytest": Added(brought=("pluggy",))}
+    assert distribution_of("PyTest") == "pytest"
+
+
+def test_a_virtual_environment_stays_while_a_plugin_has_it(tmp_path: Path) -> None:
+    """Plugins with the same requirements have one."""
+    (tmp_path / "pyvenv.cfg").write_text("")
+    place = str(tmp_path)
+    assert drop_environment(place, {"quintain-basket": Added(environment=place)}) == ""
+    assert tmp_path.is_dir()
+    assert drop_environment(place, {"quintain-basket": Added()}) == place
+    assert not tmp_path.exists()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quintain.errors import PluginError, UsageError
+from quintain.errors import PluginError
 from quintain.registry import normalise
 
 from .installer import (
@@ -89,7 +89,7 @@ class Installation:
             "provides": [*self.record.provides],
             "runs_unasked": self.wheel.runs_unasked(),
             "programs": self.wheel.programs(),
-            "installs": [item_data(item) for item in self.items],
+            "installs": [asdict(item) for item in self.items],
             "conflicts": [*self.conflicts],
             "requirements": self.requirements,
             "recipe": self.recipe(),
@@ -125,17 +125,13 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
 
 
-def item_data(item: Item) -> dict[str, str]:
-    """Return an item as plain data."""
-    return {"name": item.name, "version": item.version, "url": item.url, "sha256": item.sha256}
-
-
 def make_plan(
-    wanted: Wanted, records: list[PluginRecord], sources: Sources, scratch: Path
+    wanted: Wanted, listed: PluginRecord | None, sources: Sources, scratch: Path
 ) -> Installation:
     """Resolve, download and verify.
 
     Args:
+        listed: the record of what is wanted, as `record_of_wanted` returns it.
         scratch: an empty folder.
 
     Raises:
@@ -144,7 +140,6 @@ def make_plan(
         Unresolved: there are no versions that go together.
         PluginError: the wheel is not what the registry says.
     """
-    listed = _listed(wanted, records)
     if listed is not None:
         check_contract(listed)
     name = normalise(listed.name if listed else wanted.name)
@@ -160,9 +155,7 @@ def make_plan(
             f"{name} needs another Quintain: {'; '.join(shared)}. pip install --upgrade "
             f"{' '.join(conflict.partition(' ')[0] for conflict in shared)}, or take another version"
         )
-    plugin = next((item for item in items if item.name == name), None)
-    if plugin is None:
-        raise UsageError(f"{name} is installed; `quintain remove {name}` first")
+    plugin = next(item for item in items if item.name == name)
     if allowed and plugin.sha256 not in allowed:
         raise PluginError(
             f"{plugin.url} has {plugin.sha256}, and {', '.join(sorted(allowed))} was expected. "
@@ -189,8 +182,13 @@ def make_plan(
     return plan
 
 
-def _listed(wanted: Wanted, records: list[PluginRecord]) -> PluginRecord | None:
-    """Return the record of what is wanted; ``None`` for a file that no registry lists."""
+def record_of_wanted(wanted: Wanted, records: list[PluginRecord]) -> PluginRecord | None:
+    """Return the record of what is wanted; ``None`` for a file that no registry lists.
+
+    Raises:
+        UnknownNameError: there is no such plugin.
+        UsageError: several have the component.
+    """
     if not wanted.url:
         return find(records, wanted.name)
     name = normalise(wanted.name)

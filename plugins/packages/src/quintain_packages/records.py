@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from quintain import InfrastructureError
 from quintain.errors import UnknownNameError, UsageError, did_you_mean
-from quintain.registry import normalise
+from quintain.registry import Manifest, normalise
 
 OURS = Path(__file__).with_name("registry.toml")
 """The registry that comes with this package."""
@@ -60,6 +60,22 @@ class PluginRecord:
     url: str = ""
     hashes: tuple[str, ...] = ()
     provides: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, manifest: Manifest, *, name: str, summary: str, version: str) -> PluginRecord:
+        """Return what the manifest of a distribution says, beside what its metadata does."""
+        entries = manifest.components
+        return cls(
+            name=name,
+            summary=summary,
+            version=version,
+            api=manifest.api,
+            licence=manifest.licence,
+            tags=manifest.tags,
+            needs=tuple(sorted({need for entry in entries for need in entry.needs})),
+            memory=", ".join(sorted({entry.memory for entry in entries if entry.memory})),
+            provides=tuple(sorted(f"{entry.kind}:{entry.name}" for entry in entries)),
+        )
 
     def names(self) -> set[str]:
         """Return the names of its components."""

@@ -49,7 +49,7 @@ class WheelFile:
         if len(found) != 1:
             raise PluginError(f"{self.path.name}: {len(found)} folders .dist-info; expected one")
         # A folder in a wheel has the methods of `Path` that are used of it.
-        return PathDistribution(zipfile.Path(self.path, f"{found[0]}/"))  # type: ignore[arg-type]
+        return PathDistribution(zipfile.Path(self.path, f"{found[0]}/"))
 
     def places(self, folders: Mapping[str, Path]) -> dict[Path, str]:
         """Return where the files are installed, each with its path below its folder.
@@ -150,17 +150,11 @@ class WheelFile:
         Raises:
             PluginError: the manifest is missing or faulty.
         """
-        entries = self.manifest.components
-        return PluginRecord(
+        return PluginRecord.of(
+            self.manifest,
             name=self.header("Name"),
             summary=self.header("Summary"),
             version=self.version,
-            api=self.manifest.api,
-            licence=self.manifest.licence,
-            tags=self.manifest.tags,
-            needs=tuple(sorted({need for entry in entries for need in entry.needs})),
-            memory=", ".join(sorted({entry.memory for entry in entries if entry.memory})),
-            provides=tuple(sorted(f"{entry.kind}:{entry.name}" for entry in entries)),
         )
 
     def runs_unasked(self) -> list[str]:
