@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from quintain_authoring.check import check
-from quintain_authoring.task_record import TaskRecord, read_records, summary, table
+from quintain_authoring.task_record import TaskRecord, record_file, summary, table
 
 ENVIRONMENT = f"{Path(__file__).with_name('planted.py')}:Faults"
 
@@ -28,7 +28,7 @@ def test_each_kind_of_defect_is_found(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     kinds = ("", "unsteady", "lazy", "echo", "any word", "half", "raises", "unsolved", "free")
     status, groups = audited(file, *kinds, more=("--by", "fault", "--jobs", "3"))
-    found = read_records(file)
+    found = record_file(file).read()
     assert status == 1
     assert {name: list(record.defects) for name, record in found.items()} == {
         "sound": [],
@@ -63,15 +63,24 @@ def test_an_audit_goes_on_with_what_is_new_or_changed(tmp_path: Path) -> None:
     assert audited(file, "", "echo")[1]["Faults"]["tasks"] == 2
     assert len(file.read_text().splitlines()) == 2
     audited(file, "", "echo", more=("--repeats", "2"))
-    records = read_records(file)
+    records = record_file(file).read()
     assert [len(record.oracle) for record in records.values()] == [2, 2]
+
+
+@pytest.mark.parametrize("sign", ["\x85", "\u2028", "\u2029"])
+def test_a_reply_may_have_signs_that_end_a_line_elsewhere(sign: str, tmp_path: Path) -> None:
+    """A record is a line of JSON, whatever is in its texts."""
+    record = TaskRecord(task=f"a{sign}b", environment="e", digest="", constants={sign: 1.0})
+    lines = record_file(tmp_path / "audit.jsonl")
+    lines.append(record)
+    assert lines.go_on() == {record.task: record}
 
 
 @pytest.mark.slow
 def test_an_episode_that_does_not_end_is_a_defect_of_its_task(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     assert audited(file, "", "endless", more=("--seconds", "1", "--jobs", "2"))[0] == 1
-    found = read_records(file)
+    found = record_file(file).read()
     assert found["endless"].defects == {"an episode does not end": "none within 10 s"}
     assert found["sound"].sound
 
@@ -81,7 +90,7 @@ def test_a_call_that_does_not_return_is_a_defect_of_its_task(tmp_path: Path) -> 
     """The other tasks go on."""
     file = tmp_path / "audit.jsonl"
     status, _ = audited(file, "", "slow", "echo", more=("--seconds", "1", "--jobs", "3"))
-    found = read_records(file)
+    found = record_file(file).read()
     assert status == 1
     assert list(found["slow"].defects) == ["a call does not return"]
     assert (found["sound"].sound, found["echo"].sound) == (True, True)

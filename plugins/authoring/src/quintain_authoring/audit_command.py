@@ -24,7 +24,7 @@ from .audit import Audited, audit, by_field
 from .checks import opened_for_check
 from .guard import Output, ended_after
 from .options import services_of
-from .task_record import TaskRecord, drop_partial_line, line_of, read_records, summary, table
+from .task_record import TaskRecord, record_file, summary, table
 
 EPISODE = 10
 """Calls of the longest allowed length after which an episode is ended."""
@@ -53,8 +53,6 @@ def audited(
     loaded = current().resolve(component)
     if not (isinstance(loaded, type) and issubclass(loaded, Environment)):
         raise UsageError(f"--audit is for environments; {component.name!r} is {component.kind}")
-    if not file.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {file.absolute().parent}")
     spec = EnvironmentSpec.of(
         EnvironmentTable(use=component.name if ":" in component.name else component.id)
     )
@@ -69,13 +67,12 @@ def audited(
     def opened() -> AbstractAsyncContextManager[Mapping[str, Any]]:
         return opened_for_check(services, slots)
 
-    drop_partial_line(file)
-    records = read_records(file)
+    lines = record_file(file)
+    records = lines.go_on()
 
     def write(record: TaskRecord) -> None:
         records[record.task] = record
-        with file.open("a", encoding="utf-8") as out:
-            out.write(line_of(record) + "\n")
+        lines.append(record)
         if not as_json and not record.sound:
             said = "; ".join(f"{kind}: {seen}" for kind, seen in record.defects.items())
             click.echo(f"{record.group} {record.task}: {said}".strip(), file=screen)
