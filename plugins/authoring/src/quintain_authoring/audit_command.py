@@ -7,6 +7,8 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, redirect_stdout
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,13 @@ import click
 from quintain import Environment, Task
 from quintain.errors import UsageError
 from quintain.interfaces import yielded
-from quintain.recipe import EnvironmentSpec, EnvironmentTable
-from quintain.registry import Component, bind, current, signature_of
+from quintain.registry import Component, bind, current
 from quintain.services import Choice
 
 from .audit import Audited, audit, by_field
-from .checks import opened_for_check
-from .guard import Output, ended_after
-from .options import services_of
+from .checks import opened_for_environment, spec_of
+from .guard import Output, Stuck, ended_after
+from .source_digest import source_digest
 from .task_record import TaskRecord, record_file, summary, table
 
 EPISODE = 10
@@ -53,19 +54,11 @@ def audited(
     loaded = current().resolve(component)
     if not (isinstance(loaded, type) and issubclass(loaded, Environment)):
         raise UsageError(f"--audit is for environments; {component.name!r} is {component.kind}")
-    spec = EnvironmentSpec.of(
-        EnvironmentTable(use=component.name if ":" in component.name else component.id)
-    )
-    slots = {need.slot for need in signature_of(loaded).needs} | spec.slots
-    if current().matching("workers", "service"):
-        services = {**services_of(["workers=workers"], []), **services}
+    opened = partial(opened_for_environment, loaded, spec_of(component), services)
 
     def build(started: Mapping[str, Any]) -> Environment[Any, Any]:
         built: Environment[Any, Any] = bind(loaded, args, started, who="the environment")
         return built
-
-    def opened() -> AbstractAsyncContextManager[Mapping[str, Any]]:
-        return opened_for_check(services, slots)
 
     lines = record_file(file)
     records = lines.go_on()
@@ -78,27 +71,29 @@ def audited(
             click.echo(f"{record.group} {record.task}: {said}".strip(), file=screen)
 
     screen = sys.stdout
-    with redirect_stdout(Output()):
-        chosen = _tasks(build, opened, split, tasks)
     with redirect_stdout(Output()), ended_after(seconds):
+        chosen = _tasks(build, opened, split, tasks)
+        groups = by_field(chosen.values(), by)
         audit(
             Audited(
                 name=component.name.rpartition(":")[2],
                 build=build,
                 services=opened,
                 tasks=chosen,
-                groups=by_field(chosen.values(), by),
+                groups=groups,
                 repeats=repeats,
                 args=args,
+                code=source_digest(loaded),
                 seconds=EPISODE * seconds,
             ),
             records,
             write,
             jobs=jobs,
         )
-    rows = [records[name] for name in chosen]
-    groups = summary(rows)
-    click.echo(json.dumps(groups) if as_json else table(groups), nl=as_json)
+    # A record that was there may be of another --by.
+    rows = [replace(records[name], group=group) for name, group in groups.items()]
+    counts = summary(rows)
+    click.echo(json.dumps(counts) if as_json else table(counts), nl=as_json)
     return 0 if all(row.sound for row in rows) else 1
 
 
@@ -112,7 +107,10 @@ def _tasks(
         async with opened() as started:
             return list(islice(yielded(build(started), "tasks", split), count))
 
-    found = asyncio.run(read())
+    try:
+        found = asyncio.run(read())
+    except Stuck as e:
+        raise UsageError(f"the tasks of {split!r} cannot be read: {e}") from e
     if not found:
         raise UsageError(f"the split {split!r} has no tasks; choose another with --split")
     return {task.id: task for task in found}
