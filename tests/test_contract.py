@@ -108,6 +108,16 @@ def test_the_frozen_plugin_trains(environment: dict[str, str], tmp_path: Path) -
     at = ["train", str(folder / "recipe.toml"), "--set", f"run.folder={tmp_path / 'runs'}"]
     quintain(environment, *at, "--set", f"model.name={folder / 'model'}", "--name", "a", "-q")
     assert steps.read_text() == "1 True\n2 True\n"
+    run = tmp_path / "runs" / "a"
+    edited = (run / "recipe.toml").read_text().replace("steps = 2", "steps = 3")
+    (run / "recipe.toml").write_text(edited)
+    quintain(environment, "train", "--resume", str(run), "--force", "-q")
+    assert steps.read_text() == "1 True\n2 True\n3 True\n"
+    noted = []
+    for step in (2, 3):
+        state = json.loads((run / f"checkpoints/step-00000{step}/state.json").read_text())
+        noted.append(sum(state["services"]["frozen_ledger"]["counts"].values()))
+    assert noted == [8, 12]  # two groups of two rollouts in each step
 
 
 def calls(text: str, where: str) -> Iterator[tuple[str, str]]:

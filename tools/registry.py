@@ -12,11 +12,13 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quintain.registry import MANIFEST, Manifest, parse_manifest
 from quintain.registry.discovery import GROUPS
-from quintain.registry.manifest import FILE, Manifest, parse_manifest
+from quintain_packages.records import PluginRecord, record_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 COPY = "plugins/packages/src/quintain_packages/registry.toml"
@@ -59,7 +61,7 @@ def manifest(member: Path) -> Manifest:
     Raises:
         PluginError: it is faulty.
     """
-    path = package(member) / FILE
+    path = package(member) / MANIFEST
     return parse_manifest(path.read_text(encoding="utf-8"), str(path))
 
 
@@ -127,27 +129,15 @@ def _known(plugins: list[Path]) -> str:
 
 
 def _record(member: Path, root: Path) -> Iterator[str]:
-    project_table, member_manifest = project(member)["project"], manifest(member)
-    yield "[[plugin]]"
-    yield f"name = {json.dumps(project_table['name'])}"
-    yield f"summary = {json.dumps(project_table['description'])}"
-    yield f"source = {json.dumps(member.relative_to(root).as_posix())}"
-    yield f"version = {json.dumps(project_table['version'])}"
-    yield f"api = {member_manifest.api}"
-    yield f"licence = {json.dumps(member_manifest.licence)}"
-    yield f"tags = {json.dumps(list(member_manifest.tags))}"
-    entries = member_manifest.components
-    if needs := sorted({need for entry in entries for need in entry.needs}):
-        yield f"needs = {json.dumps(needs)}"
-    if memory := sorted({entry.memory for entry in entries if entry.memory}):
-        yield f"memory = {json.dumps(', '.join(memory))}"
-    yield 'check = "tests"'
-    yield "provides = ["
-    yield from (
-        f"    {json.dumps(f'{kind}:{name}')},"
-        for kind, name in sorted((e.kind, e.name) for e in member_manifest.components)
+    table = project(member)["project"]
+    record = PluginRecord.of(
+        manifest(member),
+        name=table["name"],
+        summary=table["description"],
+        version=table["version"],
     )
-    yield "]"
+    source = member.relative_to(root).as_posix()
+    return record_lines(replace(record, source=source, check="tests"))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .binding import signature_of as signature_of
     from .binding import type_name as type_name
     from .discovery import KINDS as KINDS
+    from .discovery import UNNAMED as UNNAMED
     from .discovery import Component as Component
     from .discovery import normalise as normalise
     from .discovery import short_name as short_name
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .known import known_plugins as known_plugins
     from .lookup import Registry as Registry
     from .lookup import current as current
+    from .manifest import MANIFEST as MANIFEST
     from .manifest import Entry as Entry
     from .manifest import Manifest as Manifest
     from .manifest import parse_manifest as parse_manifest

@@ -50,6 +50,25 @@ contract.
 
 KINDS = {group: kind for kind, group in GROUPS.items()}
 
+UNNAMED = {
+    "reward_adapter": "on plain functions that a recipe names",
+    "curriculum": "where an algorithm samples by difficulty",
+    "collector": "where a schedule asks for one of its name",
+    "adapters": "where a model gets adapters",
+    "loader": "where a model is loaded",
+    "decoder": "where a model is loaded",
+    "renderer": "where a tokenizer is loaded",
+    "kernels": "where a GPU computes",
+    "planner": "before every run",
+    "check": "on every environment that a command uses",
+    "hint": "on a name that nothing has",
+    "completion": "where a shell completes words",
+    "hooks": "in every run",
+}
+"""Kinds of components that work by being installed, though no recipe and no command names them, and
+when they run.
+"""
+
 Origin = Literal["built-in", "installed", "editable", "local"]
 
 

@@ -21,7 +21,7 @@ from ..errors import PluginError, QuintainError, UnknownNameError, nearest, sugg
 from ..tracebacks import describe_error, is_failure, place_of
 from .discovery import CORE, Component, discover, in_order, normalise, without_components
 from .known import known_plugins
-from .manifest import FILE, Entry, Manifest, read
+from .manifest import MANIFEST, Entry, Manifest, read
 
 
 class Registry:
@@ -138,7 +138,7 @@ class Registry:
                 raise PluginError(f"{component} cannot be loaded: {e}") from e
             if manifest and manifest.entry(component) is None:
                 raise PluginError(
-                    f"{component} is not in the {FILE} of its distribution; add it, then install "
+                    f"{component} is not in the {MANIFEST} of its distribution; add it, then install "
                     f"again"
                 )
             self._loaded[component] = self._import(component)

@@ -33,7 +33,7 @@ from .. import API_VERSION
 from ..errors import PluginError, did_you_mean
 from .discovery import GROUPS, Component
 
-FILE = "quintain.toml"
+MANIFEST = "quintain.toml"
 NEEDS = ("docker", "gpu", "keys", "network")
 
 
@@ -67,7 +67,7 @@ class Manifest:
         )
 
 
-def parse_manifest(text: str, where: str = FILE) -> Manifest:
+def parse_manifest(text: str, where: str = MANIFEST) -> Manifest:
     """Read a manifest.
 
     Raises:
@@ -90,7 +90,7 @@ def read(module: str) -> Manifest | None:
     Raises:
         PluginError: the package cannot be found, or the manifest is faulty.
     """
-    path = package_folder(module) / FILE
+    path = package_folder(module) / MANIFEST
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .runs import free_name as free_name
     from .runs import model_named as model_named
     from .storage import cache_folder as cache_folder
+    from .storage import drop_partial_line as drop_partial_line
     from .storage import free_bytes as free_bytes
     from .storage import lock_owner as lock_owner
     from .storage import plain_data as plain_data

@@ -32,6 +32,7 @@ from ..types.rollout import Group
 from .storage import (
     NO_ROOM,
     drop_leftovers,
+    drop_partial_line,
     lock_owner,
     plain_data,
     remove_tree,
@@ -96,11 +97,8 @@ class RunFolder:
         try:
             with storage_errors(path):
                 drop_leftovers(path)
-                grown = (self.metrics_path, self.provenance_path, self.replicas_path)
-                for file in filter(Path.exists, grown):
-                    data = file.read_bytes()
-                    if data and not data.endswith(b"\n"):  # a kill left a part of a line
-                        os.truncate(file, data.rfind(b"\n") + 1)
+                for file in (self.metrics_path, self.provenance_path, self.replicas_path):
+                    drop_partial_line(file)
         except BaseException:
             self.close()
             raise

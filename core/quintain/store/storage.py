@@ -185,6 +185,13 @@ def drop_leftovers(path: Path) -> None:
                 left.unlink()
 
 
+def drop_partial_line(path: Path) -> None:
+    """Cut off what a process that was ended left of a last line, so that lines can follow."""
+    data = path.read_bytes() if path.exists() else b""
+    if data and not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+
+
 def steps_in(folder: Path) -> list[tuple[int, Path]]:
     """Return the step and path of each entry of *folder* named after a step, in order."""
     matches = [(_STEP.fullmatch(p.name), p) for p in folder.glob("step-*")]

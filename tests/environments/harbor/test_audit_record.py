@@ -11,9 +11,7 @@ from quintain_harbor import TaskFolder
 from quintain_harbor.audit import _pairs
 from quintain_harbor.audit_record import (
     AuditRecord,
-    drop_partial_line,
-    line_of,
-    read_records,
+    record_file,
     summary,
 )
 from quintain_harbor.shortcuts import echoing
@@ -64,9 +62,13 @@ def test_a_file_has_the_last_record_of_each_task(tmp_path: Path) -> None:
     """A line that was cut off when the audit was ended is left out; the task is tried again."""
     bad, good = judged(nop=1.0), judged(oracle=[1.0], nop=0.0)
     file = tmp_path / "audit.jsonl"
-    file.write_text(f"{line_of(bad)}\n{line_of(good)}\n" + line_of(bad)[:40])
-    drop_partial_line(file)
-    assert read_records(file) == [good]
+    lines = record_file(file)
+    for record in (bad, good):
+        lines.append(record)
+    whole = file.read_text()
+    file.write_text(whole + whole[:40])
+    assert list(lines.go_on().values()) == [good]
+    assert file.read_text() == whole
     assert summary([good]) == {
         "tasks": 1, "status": {"played": 1}, "with_solution": 1, "oracle_1": 1, "nop_0": 1,
         "sound": 1, "defects": {},

@@ -438,7 +438,8 @@ def test_the_audit_finds_what_a_task_declares_too_low(tmp_path: Path) -> None:
     assert "needs a network that it does not declare" in undeclared.defects
     declared = record_of(stated, offline=True, settings=settings, network="host")
     assert (declared.oracle, declared.offline) == ([1.0], 0.0)
-    assert "needs a network" in declared.defects
+    # What the run without a network says of the solution is no fault of the task as it is.
+    assert list(declared.defects) == ["needs a network"]
 
 
 def test_an_audit_goes_on_where_it_was_and_a_recipe_reads_it(

@@ -12,6 +12,7 @@ import pytest
 from quintain.cli import main
 
 OWN = '''
+# Some programs take U+2028 for the end of a line.
 from quintain import Environment, Task, reward
 
 
@@ -30,7 +31,7 @@ class Loud(Environment[Task, None]):
 
     def tasks(self, split):
         for word in ("fox", "owl", "elk"):
-            yield Task(prompt=f"Say {word}.", answer=word.upper() + self.end, id=word)
+            yield Task(prompt=f"Say {word}.\u2028", answer=word.upper() + self.end, id=word)
 
     def oracle(self, task, messages):
         return task.answer
@@ -40,7 +41,7 @@ class Loud(Environment[Task, None]):
 @pytest.mark.slow
 def test_lines_name_what_scores_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The stored answer has 1, another one 0, in an interpreter that knows no Quintain; a reward
-    that fails is no 0.
+    that fails is no 0. Signs that end a line elsewhere do not end one of JSON.
     """
     (tmp_path / "loud.py").write_text(OWN)
     out = tmp_path / "out"
@@ -50,14 +51,14 @@ def test_lines_name_what_scores_them(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert report["tasks"] == 2
     assert "quintain" in report["packages"]
     assert not [r for r in report["requirements"] if r.startswith("quintain")]
-    rows = [json.loads(line) for line in (out / "tasks.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (out / "tasks.jsonl").read_text().split("\n")[:-1]]
     assert [(row["id"], row["split"], row["answer"]) for row in rows] == [
         ("fox", "train", "FOX?"),
         ("owl", "train", "OWL?"),
     ]
     assert rows[0]["prompt"] == [
         {"role": "system", "content": "Be loud."},
-        {"role": "user", "content": "Say fox."},
+        {"role": "user", "content": "Say fox.\u2028"},
     ]
 
     def scored(row: dict[str, list[str]], reply: str) -> subprocess.CompletedProcess[str]:

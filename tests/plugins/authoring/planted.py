@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quintain import Agent, Environment, Message, Rollout, Task, control, reward
+from quintain.errors import UsageError
 
 CALLS = [0]
 
@@ -22,6 +23,8 @@ class Planted(Task):
 @reward
 def faulty(rollout: Rollout[Planted, None]) -> float:
     task, reply = rollout.task, rollout.reply
+    if task.fault == "stuck" and reply == task.answer:
+        time.sleep(30)
     if task.fault == "slow" and reply == "yes":
         time.sleep(30)
     if task.fault == "raises" and reply == "A":
@@ -44,6 +47,10 @@ class Faults(Environment[Planted, None]):
 
     reward = faulty
     kinds: tuple[str, ...] = ()
+    build_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        time.sleep(self.build_seconds)
 
     def tasks(self, split: str) -> Iterable[Planted]:
         return [
@@ -62,6 +69,8 @@ class Faults(Environment[Planted, None]):
         reply = (await agent.turn()).reply
         if task.fault == "endless" and reply == "no":
             await asyncio.sleep(60)
+        if task.fault == "unplayable" and reply == task.answer:
+            raise UsageError("a solution with a fault of its own")
 
     @control(scores="min")
     def prose(self, task: Planted, messages: Sequence[Message]) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from click.testing import CliRunner
 
+from quintain.errors import UsageError
 from quintain_authoring.check import check
-from quintain_authoring.task_record import TaskRecord, read_records, summary, table
+from quintain_authoring.task_record import TaskRecord, record_file, summary, table
 
 ENVIRONMENT = f"{Path(__file__).with_name('planted.py')}:Faults"
 
@@ -28,7 +30,7 @@ def test_each_kind_of_defect_is_found(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     kinds = ("", "unsteady", "lazy", "echo", "any word", "half", "raises", "unsolved", "free")
     status, groups = audited(file, *kinds, more=("--by", "fault", "--jobs", "3"))
-    found = read_records(file)
+    found = record_file(file).read()
     assert status == 1
     assert {name: list(record.defects) for name, record in found.items()} == {
         "sound": [],
@@ -63,15 +65,75 @@ def test_an_audit_goes_on_with_what_is_new_or_changed(tmp_path: Path) -> None:
     assert audited(file, "", "echo")[1]["Faults"]["tasks"] == 2
     assert len(file.read_text().splitlines()) == 2
     audited(file, "", "echo", more=("--repeats", "2"))
-    records = read_records(file)
+    records = record_file(file).read()
     assert [len(record.oracle) for record in records.values()] == [2, 2]
+
+
+def test_an_audit_that_goes_on_counts_by_the_field_of_its_own_command(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    assert list(audited(file, "lazy", "echo")[1]) == ["Faults"]
+    assert list(audited(file, "lazy", "echo", more=("--by", "fault"))[1]) == ["echo", "lazy"]
+    assert len(file.read_text().splitlines()) == 2
+
+
+def test_tasks_are_tried_again_when_the_code_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reward that is edited may score another way, though the tasks are the same."""
+    code = tmp_path / "changing.py"
+    code.write_text(Path(__file__).with_name("planted.py").read_text())
+    file = tmp_path / "audit.jsonl"
+    monkeypatch.setattr(f"{__name__}.ENVIRONMENT", f"{code}:Faults")
+    assert audited(file, "lazy")[0] == 1
+    code.write_text(code.read_text().replace('"lazy": not reply,', ""))
+    audited(file, "lazy")
+    assert len(file.read_text().splitlines()) == 2
+    audited(file, "lazy")
+    assert len(file.read_text().splitlines()) == 2
+
+
+def test_a_solution_that_fails_is_a_defect_of_its_own_task(tmp_path: Path) -> None:
+    """Not of the tasks on which it is tried, too."""
+    file = tmp_path / "audit.jsonl"
+    audited(file, "", "unplayable")
+    found = record_file(file).read()
+    assert found["sound"].defects == {}
+    assert found["unplayable"].defects == {"it cannot be played": ANY}
+
+
+@pytest.mark.slow
+def test_a_solution_that_does_not_return_is_a_defect_of_its_own_task(tmp_path: Path) -> None:
+    """It is found while another task is tried, and not run again for each."""
+    file = tmp_path / "audit.jsonl"
+    for lines in (3, 3):
+        assert audited(file, "", "stuck", "echo", more=("--seconds", "1"))[0] == 1
+        found = record_file(file).read()
+        assert found["sound"].defects == {}
+        assert list(found["stuck"].defects) == ["a call does not return"]
+        assert len(file.read_text().splitlines()) == lines
+
+
+def test_an_environment_that_is_not_made_in_time_ends_the_audit(tmp_path: Path) -> None:
+    words = ["--arg", "build_seconds=30", "--seconds", "0.5", "--audit", str(tmp_path / "a.jsonl")]
+    result = CliRunner().invoke(check, [ENVIRONMENT, *words], standalone_mode=False)
+    assert isinstance(result.exception, UsageError), result.output
+    assert "did not return within 0.5 s" in str(result.exception)
+
+
+@pytest.mark.parametrize("sign", ["\x85", "\u2028", "\u2029"])
+def test_a_reply_may_have_signs_that_end_a_line_elsewhere(sign: str, tmp_path: Path) -> None:
+    """A record is a line of JSON, whatever is in its texts."""
+    record = TaskRecord(task=f"a{sign}b", environment="e", digest="", constants={sign: 1.0})
+    lines = record_file(tmp_path / "audit.jsonl")
+    lines.append(record)
+    assert lines.go_on() == {record.task: record}
 
 
 @pytest.mark.slow
 def test_an_episode_that_does_not_end_is_a_defect_of_its_task(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     assert audited(file, "", "endless", more=("--seconds", "1", "--jobs", "2"))[0] == 1
-    found = read_records(file)
+    found = record_file(file).read()
     assert found["endless"].defects == {"an episode does not end": "none within 10 s"}
     assert found["sound"].sound
 
@@ -81,7 +143,7 @@ def test_a_call_that_does_not_return_is_a_defect_of_its_task(tmp_path: Path) -> 
     """The other tasks go on."""
     file = tmp_path / "audit.jsonl"
     status, _ = audited(file, "", "slow", "echo", more=("--seconds", "1", "--jobs", "3"))
-    found = read_records(file)
+    found = record_file(file).read()
     assert status == 1
     assert list(found["slow"].defects) == ["a call does not return"]
     assert (found["sound"].sound, found["echo"].sound) == (True, True)

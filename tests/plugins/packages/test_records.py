@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+import sysconfig
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,9 +18,13 @@ import pytest
 
 from quintain import InfrastructureError
 from quintain.cli import main
-from quintain.errors import UnknownNameError, UsageError
-from quintain_packages.installer import needed_by
+from quintain.errors import PluginError, UnknownNameError, UsageError
+from quintain.registry import KINDS, UNNAMED
+from quintain_packages.installer import Sources, needed_by
+from quintain_packages.ledger import Added, drop_environment, read_ledger, write_ledger
+from quintain_packages.plan import make_plan
 from quintain_packages.records import PluginRecord, find, read_registry, record_lines
+from quintain_packages.remove import distribution_of
 from quintain_packages.wanted import Wanted
 from quintain_packages.wheel_file import WheelFile, check_contract, faults, overwritten
 
@@ -71,21 +79,67 @@ def test_a_registry_may_be_pinned(tmp_path: Path) -> None:
 def test_a_registry_at_an_address(tmp_path: Path) -> None:
     """It is read over HTTP on this machine; one that does not answer is named."""
     (tmp_path / "registry.toml").write_text(record())
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with served(tmp_path) as address:
+        records = read_registry(f"{address}/registry.toml")
+        assert [r.name for r in records] == ["quintain-orchard"]
+        with pytest.raises(InfrastructureError, match="404"):
+            read_registry(f"{address}/none.toml")
+    with pytest.raises(InfrastructureError, match="refused"):
+        read_registry(f"{address}/registry.toml")
+
+
+def test_every_address_on_the_way_is_checked(tmp_path: Path) -> None:
+    """A registry may be sent on to this machine, and not over an address that others can change,
+    although the answer would come from this machine again.
+    """
+    (tmp_path / "registry.toml").write_text(record())
+    with served(tmp_path) as last:
+        with served(tmp_path, {"/r": f"{last}/registry.toml"}) as first:
+            assert [r.name for r in read_registry(f"{first}/r")] == ["quintain-orchard"]
+        # An address of this machine that is not among those that are allowed.
+        on = {"/r": f"{last}/registry.toml"}
+        with (
+            served(tmp_path, on, "127.0.0.2") as between,
+            served(tmp_path, {"/r": f"{between}/r"}) as first,
+            pytest.raises(UsageError, match=f"{between}/r: anybody on the way can change it"),
+        ):
+            read_registry(f"{first}/r")
+
+
+def test_a_wheel_without_a_hash_comes_over_https(tmp_path: Path) -> None:
+    """Or from this machine; nothing is asked before."""
+    place = "http://example.org/quintain_orchard-1.0-py3-none-any.whl"
+    for wanted, listed in (
+        (Wanted(name="quintain-orchard", url=place), None),
+        (Wanted(name="quintain-orchard"), replace(RECORD, url=place)),
+    ):
+        with pytest.raises(UsageError, match="wheel http://example.org/.*use https"):
+            make_plan(wanted, listed, Sources(no_index=True), tmp_path)
+
+
+@contextmanager
+def served(
+    folder: Path, sent_on: Mapping[str, str] | None = None, host: str = "127.0.0.1"
+) -> Iterator[str]:
+    """Serve *folder* on this machine; a path of *sent_on* is answered with its address."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if (place := (sent_on or {}).get(self.path)) is None:
+                super().do_GET()
+                return
+            self.send_response(302)
+            self.send_header("Location", place)
+            self.end_headers()
+
+    with ThreadingHTTPServer((host, 0), partial(Handler, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            address = f"http://127.0.0.1:{server.server_address[1]}"
-            records = read_registry(f"{address}/registry.toml")
-            assert [r.name for r in records] == ["quintain-orchard"]
-            with pytest.raises(InfrastructureError, match="404"):
-                read_registry(f"{address}/none.toml")
+            yield f"http://{host}:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()
-    with pytest.raises(InfrastructureError, match="refused"):
-        read_registry(f"{address}/registry.toml")
 
 
 def test_names_are_found_or_suggested() -> None:
@@ -162,6 +216,14 @@ def test_what_runs_unasked_is_said(tmp_path: Path) -> None:
     assert wheel.programs() == ["c"]
 
 
+@pytest.mark.parametrize("kind", UNNAMED)
+def test_each_kind_that_nobody_names_is_said(kind: str, tmp_path: Path) -> None:
+    """Renderers and adapters, for one, are taken because they are installed."""
+    (group,) = (group for group, one in KINDS.items() if one == kind)
+    wheel = WheelFile(orchard(tmp_path, points=f"{POINTS}[{group}]\nspy = q\n"))
+    assert wheel.runs_unasked() == [f"{kind} spy {UNNAMED[kind]}"]
+
+
 def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
     """Modules, also those that a wheel keeps apart, and programs; a folder may be shared."""
     more = {
@@ -176,7 +238,91 @@ def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
         path.mkdir(parents=True)
     for path in (packages / "taken.py", programs / "python", programs / "quintain"):
         path.write_text("")
-    assert overwritten(wheel, packages, programs) == ["taken.py", "python", "quintain"]
+    assert overwritten(wheel, folders_at(packages, programs)) == ["taken.py", "python", "quintain"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "quintain_orchard-1.0.data/data/lib/packages/quintain/x.py",
+        "quintain_orchard-1.0.data/headers/x.h",
+    ],
+)
+def test_files_beside_packages_are_not_replaced(name: str, tmp_path: Path) -> None:
+    """Those of every folder that pip installs into."""
+    wheel = WheelFile(orchard(tmp_path / "wheels", more={name: ""}))
+    folders = folders_at(tmp_path / "lib" / "packages", tmp_path / "bin")
+    assert overwritten(wheel, folders) == []
+    path = name.split("/", 2)[2]
+    place = folders[name.split("/")[1]] / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("")
+    assert overwritten(wheel, folders) == [path]
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("nowhere/../quintain/x.py", "no place of a file in a wheel"),
+        ("../x.py", "no place of a file in a wheel"),
+        ("/x.py", "no place of a file in a wheel"),
+        ("a.data", "no place of a file in a wheel"),
+        ("a.data/elsewhere/x.py", "no place of a file in a wheel"),
+        ("a.data/purelib/../../x.py", "no place of a file in a wheel"),
+        ("a.data/purelib/quintain_orchard/quintain.toml", "two of its files are installed as"),
+        ("a.data/purelib/other-1.0.dist-info/entry_points.txt", "would describe a distribution"),
+        ("a.data/purelib/other.egg-info", "would describe a distribution"),
+    ],
+)
+def test_a_name_that_hides_where_a_file_goes_is_refused(
+    name: str, expected: str, tmp_path: Path
+) -> None:
+    wheel = WheelFile(orchard(tmp_path / "wheels", more={name: ""}))
+    with pytest.raises(PluginError, match=expected):
+        overwritten(wheel, folders_at(tmp_path / "packages", tmp_path / "bin"))
+
+
+def test_a_wheel_has_one_folder_of_metadata(tmp_path: Path) -> None:
+    """pip refuses others, too."""
+    more = {"other-1.0.dist-info/entry_points.txt": "[pytest11]\np = q\n"}
+    (fault,) = faults(WheelFile(orchard(tmp_path, more=more)), RECORD)
+    assert "2 folders .dist-info; expected one" in fault
+
+
+def test_entry_points_are_read_as_they_are_installed(tmp_path: Path) -> None:
+    """Also those of a section that is indented, which another reader takes for a continuation."""
+    points = f"{POINTS}  [pytest11]\n  p = q\n  [console_scripts]\n  c = q:m\n"
+    wheel = WheelFile(orchard(tmp_path, points=points))
+    assert wheel.runs_unasked() == ["p in every run of pytest"]
+    assert (wheel.programs(), wheel.components) == (["c"], {("environment", "fruit")})
+
+
+def test_what_python_starts_with_is_said(tmp_path: Path) -> None:
+    """Wherever in the wheel it is."""
+    library = Path(sysconfig.get_path("purelib")).relative_to(sysconfig.get_path("data"))
+    more = {
+        "sitecustomize.py": "",
+        "usercustomize/__init__.py": "",
+        "quintain_orchard/sitecustomize.py": "",
+        f"quintain_orchard-1.0.data/data/{library}/spy.pth": "",
+    }
+    assert WheelFile(orchard(tmp_path, more=more)).runs_unasked() == [
+        "sitecustomize.py at every start of Python",
+        "usercustomize/__init__.py at every start of Python",
+        f"{library}/spy.pth at every start of Python",
+    ]
+
+
+def folders_at(packages: Path, programs: Path) -> dict[str, Path]:
+    """Folders that files are installed into."""
+    base = packages.parent.parent
+    return {
+        "purelib": packages,
+        "platlib": packages,
+        "scripts": programs,
+        "data": base,
+        "headers": base / "include",
+    }
 
 
 def test_a_later_contract_is_refused_before_a_download(tmp_path: Path) -> None:
@@ -209,3 +355,23 @@ def test_needs_are_found_by_name() -> None:
     """Of distributions that are installed."""
     assert "quintain-packages" in needed_by("quintain-workers")
     assert needed_by("quintain-packages") == []
+
+
+def test_what_was_added_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what has no component: this distribution stands for one that `add` installed."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(UnknownNameError):
+        distribution_of("pytest")
+    write_ledger({"pytest": Added(brought=("pluggy",))})
+    assert read_ledger() == {"pytest": Added(brought=("pluggy",))}
+    assert distribution_of("PyTest") == "pytest"
+
+
+def test_a_virtual_environment_stays_while_a_plugin_has_it(tmp_path: Path) -> None:
+    """Plugins with the same requirements have one."""
+    (tmp_path / "pyvenv.cfg").write_text("")
+    place = str(tmp_path)
+    assert drop_environment(place, {"quintain-basket": Added(environment=place)}) == ""
+    assert tmp_path.is_dir()
+    assert drop_environment(place, {"quintain-basket": Added()}) == place
+    assert not tmp_path.exists()

@@ -32,6 +32,8 @@ SOURCES = (
     "environments/math/src",
     "environments/games/src",
 )
+PLACES = os.pathsep.join(str(ROOT / source) for source in SOURCES)
+EXCHANGES = Path(__file__).with_name("exchanges.py")
 
 
 class Endpoint(BaseHTTPRequestHandler):
@@ -43,14 +45,21 @@ class Endpoint(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append(body["messages"])
+        if body.get("tools"):
+            self.stream(call_for(body["messages"]))
+            return
         try:
             text = reply_to([m["content"] for m in body["messages"] if m["role"] == "user"])
         except ValueError:
             self.send_error(500)
             return
+        self.stream({"role": "assistant", "content": text})
+
+    def stream(self, delta: dict[str, Any]) -> None:
         chunk = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m"}
-        choice = {"index": 0, "delta": {"role": "assistant", "content": text}}
-        ended = {"index": 0, "delta": {}, "finish_reason": "stop"}
+        choice = {"index": 0, "delta": delta}
+        reason = "tool_calls" if "tool_calls" in delta else "stop"
+        ended = {"index": 0, "delta": {}, "finish_reason": reason}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         events = [
             {**chunk, "choices": [choice]},
@@ -89,6 +98,18 @@ def reply_to(said: list[str]) -> str:
     raise ValueError(said[0])
 
 
+def call_for(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a call that adds the next number of the first message, or a text after the last."""
+    (asked,) = [m["content"] for m in messages if m["role"] == "user"]
+    numbers = re.findall(r"\d+", asked)
+    made = sum(m["role"] == "tool" for m in messages)
+    if made == len(numbers):
+        return {"role": "assistant", "content": "All are added."}
+    function = {"name": "add", "arguments": json.dumps({"count": int(numbers[made])})}
+    call = {"index": 0, "id": f"call-{made}", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
 @pytest.fixture
 def endpoint() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endpoint)
@@ -101,13 +122,18 @@ def endpoint() -> Iterator[str]:
     server.server_close()
 
 
+def interpreter() -> str:
+    python = os.environ.get("QUINTAIN_VERIFIERS_PYTHON", "")
+    if not python:
+        pytest.skip("QUINTAIN_VERIFIERS_PYTHON names no interpreter with verifiers 0.4")
+    return python
+
+
 def traces(
     endpoint: str, folder: Path, environment: str, *words: str, tasks: int = 3
 ) -> list[dict[str, Any]]:
     """Let `vf-eval` play *environment*, and return the traces in the order of the tasks."""
-    python = os.environ.get("QUINTAIN_VERIFIERS_PYTHON", "")
-    if not python:
-        pytest.skip("QUINTAIN_VERIFIERS_PYTHON names no interpreter with verifiers 0.4")
+    python = interpreter()
     # The null harness prepares an environment for its chat program; that of verifiers has it all.
     uv = folder / "bin" / "uv"
     uv.parent.mkdir()
@@ -115,7 +141,6 @@ def traces(
         '#!/bin/sh\ncase "$*" in *--help*) echo --script;; python*) echo ' + python + ";; esac\n"
     )
     uv.chmod(0o755)
-    places = [str(ROOT / source) for source in SOURCES]
     done = subprocess.run(
         [
             *(python, "-c", "from verifiers.v1.cli.eval.main import main; main()"),
@@ -128,7 +153,7 @@ def traces(
         text=True,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(places),
+            "PYTHONPATH": PLACES,
             "PATH": f"{uv.parent}:{os.environ['PATH']}",
             "HOME": str(folder),
         },
@@ -176,3 +201,68 @@ def test_a_failure_is_no_zero(endpoint: str, tmp_path: Path) -> None:
         tasks=1,
     )
     assert [(row["ok"], row["rewards"]) for row in rows] == [(False, {})]
+
+
+def test_tools(endpoint: str, tmp_path: Path) -> None:
+    """Tools are those of a server; what they answer is the environment's."""
+    (row,) = traces(endpoint, tmp_path, f"{EXCHANGES}:Sums", tasks=1)
+    assert row["ok"], row["errors"]
+    assert row["rewards"]["quintain"]["score"] == 1.0
+    assert row["metrics"]["right_total.calls"] == 2.0
+    said = [(node["message"]["role"], node["message"].get("content")) for node in row["nodes"]]
+    assert [text for role, text in said if role == "tool"] == ["The sum is 2.", "The sum is 5."]
+    assert said[-1] == ("assistant", "All are added.")
+
+
+def test_several_players(endpoint: str, tmp_path: Path) -> None:
+    """Each has a trace of its own, with its messages and its reward."""
+    rows = traces(endpoint, tmp_path, f"{EXCHANGES}:Pair", tasks=1)
+    assert [row["ok"] for row in rows] == [True, True]
+    found = {row["info"]["player"]: row for row in rows}
+    rewards = {name: row["rewards"]["quintain"]["score"] for name, row in found.items()}
+    assert rewards == {"": 0.75, "second": 0.25}
+    assert found[""]["info"]["quintain"] == "#### 2"
+    said = [node["message"]["content"] for node in found["second"]["nodes"]]
+    assert said == ["You are the second.", "They said #### 2. Say 2+2=?", "#### 4"]
+    others = [node["message"]["content"] for node in found[""]["nodes"]]
+    assert others == [
+        "You are the first.",
+        *("Say 1+1=?", "#### 2", "They said #### 4. Go on.", "#### 2"),
+    ]
+
+
+START = f"""
+import asyncio
+from pathlib import Path
+from quintain.errors import UsageError
+from quintain_verifiers.taskset import QuintainConfig, QuintainEnv, QuintainEnvConfig
+
+async def start(**named):
+    taskset = QuintainConfig(id="quintain_verifiers", **named)
+    env = QuintainEnv(QuintainEnvConfig(taskset=taskset))
+    try:
+        await env.start()
+    except UsageError as e:
+        print(e)
+    print(Path("ended.txt").exists())
+    await env.stop()
+
+services = {{"noted": "{EXCHANGES}:Noted"}}
+asyncio.run(start())
+asyncio.run(start(environment="{EXCHANGES}:Empty", services=services))
+"""
+
+
+def test_a_start_that_fails_leaves_nothing_running(tmp_path: Path) -> None:
+    """The service was started before the tasks were read."""
+    done = subprocess.run(
+        [interpreter(), "-c", START],
+        env={**os.environ, "PYTHONPATH": PLACES},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines() == [
+        *("name an environment: --env.taskset.environment NAME", "False"),
+        *(f"{EXCHANGES}:Empty has no tasks in 'train'", "True"),
+    ], done.stderr

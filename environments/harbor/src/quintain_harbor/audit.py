@@ -247,15 +247,11 @@ class Attempts:
 
     async def _elsewhere(self, settings: TrialSettings) -> float:
         """Return the reward of the solution under other settings; 0 where it has none."""
+        # What is found there is no fault of the task as it is.
+        record = replace(self.record, defects={}, seconds={}, oracle=[])
         plan = replace(self.plan, settings=settings)
-        # What is found here is no fault of the task as it is.
-        apart = replace(self.record, defects={}, seconds={}, oracle=[])
-        return (
-            await Attempts(apart, self.folder, self.containers, plan)._reward(
-                "offline", self._solve
-            )
-            or 0.0
-        )
+        there = Attempts(record, self.folder, self.containers, plan)
+        return await there._reward("offline", there._solve) or 0.0
 
     async def _reward(self, who: str, act: Act) -> float | None:
         """Return the reward of an attempt; ``None`` if there is none, which is noted."""

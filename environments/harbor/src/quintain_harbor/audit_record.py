@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quintain.errors import UsageError
+from quintain_authoring import RecordFile
 
 TEXT = 600
 """Characters of a reason."""
@@ -111,45 +109,19 @@ class AuditRecord:
                 "needs a network that it does not declare",
                 f"the solution has {self.online:g} with one, and {self.oracle} as declared",
             )
-        for what, limit in self.limits.items():
-            took = self.memory_mb if what == "memory" else self.seconds.get(what, 0.0)
-            # Files that the kernel keeps count as memory; `Trial` notes a lack of it by itself.
-            if what != "memory" and took >= NEAR * limit:
+        # Files that the kernel keeps count as memory, so `Attempts` notes a lack of it alone.
+        for what in self.limits.keys() - {"memory"}:
+            took, limit = self.seconds.get(what, 0.0), self.limits[what]
+            if took >= NEAR * limit:
                 self.found("close to a limit", f"the {what} took {took:g} of {limit:g} s")
         self.sound = right if self.oracle else None
         if self.nop != 0:
             self.sound = False
 
 
-def read_records(file: Path) -> list[AuditRecord]:
-    """Return the records of a file, the last one of each task; none if there is no file.
-
-    Raises:
-        UsageError: a line is no record.
-    """
-    if not file.exists():
-        return []
-    found: dict[str, AuditRecord] = {}
-    lines = file.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            record = AuditRecord(**json.loads(line))
-        except (ValueError, TypeError) as e:
-            raise UsageError(f"{file}:{number} is no record of an audit: {e}") from e
-        found[record.task] = record
-    return list(found.values())
-
-
-def drop_partial_line(file: Path) -> None:
-    """Cut off what a process that was ended left of a last line, so that lines can follow."""
-    content = file.read_bytes() if file.exists() else b""
-    if content and not content.endswith(b"\n"):
-        os.truncate(file, content.rfind(b"\n") + 1)
-
-
-def line_of(record: AuditRecord) -> str:
-    """Return a record as a line of JSON."""
-    return json.dumps(asdict(record), ensure_ascii=False)
+def record_file(path: Path) -> RecordFile[AuditRecord]:
+    """Return the file of an audit at *path*."""
+    return RecordFile(path, AuditRecord, "quintain harbor audit")
 
 
 def summary(records: Iterable[AuditRecord]) -> dict[str, Any]:

@@ -113,16 +113,19 @@ def audit(
 
     from .audit import Plan
     from .audit import audit as examine
-    from .audit_record import AuditRecord, drop_partial_line, line_of, read_records, summary
+    from .audit_record import AuditRecord, record_file, summary
     from .environment import tasks_folder
     from .trial import TrialSettings
 
-    if out is not None:
-        drop_partial_line(out)
-    records = {row.task: row for row in read_records(out)} if out is not None else {}
-    if out is not None and not out.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {out.absolute().parent}")
-    found = _folders(data, tasks_folder(""), tasks)
+    file = record_file(out) if out is not None else None
+    records = file.go_on() if file else {}
+    names = set()
+
+    def found() -> Iterator[Any]:
+        for folder in _folders(data, tasks_folder(""), tasks):
+            names.add(folder.name)
+            yield folder
+
     containers = Containers(
         slots=jobs,
         builds=jobs,
@@ -145,9 +148,8 @@ def audit(
 
     def write(record: AuditRecord) -> None:
         records[record.task] = record
-        if out is not None:
-            with out.open("a", encoding="utf-8") as file:
-                file.write(line_of(record) + "\n")
+        if file:
+            file.append(record)
         if not as_json:
             click.echo(_line(record))
 
@@ -155,10 +157,9 @@ def audit(
         # What the engine failed at may go well the next time.
         known = {name: row for name, row in records.items() if row.status != "failed"}
         async with containers:
-            await examine(found, containers, plan, write, jobs=jobs, known=known)
+            await examine(found(), containers, plan, write, jobs=jobs, known=known)
 
     asyncio.run(run())
-    names = {folder.name for folder in _folders(data, tasks_folder(""), tasks)}
     rows = [row for name, row in records.items() if name in names]
     counts = summary(rows)
     if as_json:

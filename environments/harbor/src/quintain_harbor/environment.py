@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 import logging
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from quintain import (
     Agent,
@@ -33,6 +32,7 @@ from quintain.store import cache_folder
 from quintain_sandbox import Containers
 
 from .archives import ARCHIVE, task_folders
+from .audit_record import record_file
 from .config import TaskStep
 from .folder import TaskFolder
 from .reward_files import FOLDER, TEXT, RewardFileError, chosen
@@ -305,16 +305,11 @@ def tasks_folder(given: str) -> Path:
 
 
 def _sound(file: str) -> set[str]:
-    """Return the names of the tasks that a file of the audit calls sound; the last row of a task
-    counts, since one that has changed is audited again.
-    """
-    try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-        rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.strip()]
-        latest = {str(row["task"]): row["sound"] for row in rows}
-        return {name for name, sound in latest.items() if sound}
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise UsageError(f"harbor: {file} is no file of quintain harbor audit ({e})") from e
+    """Return the names of the tasks that a file of the audit calls sound."""
+    path = Path(file)
+    if not path.exists():
+        raise UsageError(f"harbor: there is no file {file} of quintain harbor audit")
+    return {name for name, record in record_file(path).read().items() if record.sound}
 
 
 def _place(folder: TaskFolder, messages: Sequence[Message]) -> tuple[TaskStep | None, int]:

@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from quintain import Environment, Task
+from quintain import Environment, Message, Task
 from quintain.errors import UsageError
 from quintain.recipe import EnvironmentSpec, EnvironmentTable
 from quintain.types import messages_of
@@ -159,6 +159,15 @@ class Exported:
             "task": TypeAdapter(task_class).dump_python(task, mode="json"),
         }
 
+    def messages(self, task: Task) -> list[Message]:
+        """Return what the policy reads: the system message of the environment, where the task has
+        none, and the prompt.
+        """
+        prompt, system = list(messages_of(task.prompt)), str(self.base["system"])
+        if not system or any(message.role == "system" for message in prompt):
+            return prompt
+        return [Message("system", system), *prompt]
+
     def packaged(self, folder: Path) -> tuple[Path, list[str], tuple[str, ...]]:
         """Write the packages of the grader into *folder*, and let it score the first task.
 
@@ -199,7 +208,7 @@ class Exported:
         category = json.dumps(str(self.base["use"]).rpartition(":")[2])
         texts = {
             "task.toml": CONFIG.format(category=category),
-            "instruction.md": instruction(task, str(self.base["system"])),
+            "instruction.md": instruction(self.messages(task)),
             "environment/Dockerfile": "\n".join(lines) + "\n",
             "solution/solve.sh": f"#!/bin/sh\nprintf %s {shlex.quote(answer)} > {ANSWER}\n",
             "tests/test.sh": TEST,
@@ -242,14 +251,15 @@ def _oracle(environment: Environment[Any, Any], task: Task, name: str) -> str:
     return text
 
 
-def instruction(task: Task, system: str) -> str:
-    """Return what the policy reads: the system message, the prompt, and where the answer goes."""
-    messages = messages_of(task.prompt)
-    parts = [system] if system and not any(m.role == "system" for m in messages) else []
-    if len(messages) > 1:
-        parts += [f"{m.role}: {m.content}" if m.role != "system" else m.content for m in messages]
-    else:
-        parts += [m.content for m in messages]
+def instruction(messages: Sequence[Message]) -> str:
+    """Return messages as one text, which says where the answer goes."""
+    several = sum(message.role != "system" for message in messages) > 1
+    parts = [
+        f"{message.role}: {message.content}"
+        if several and message.role != "system"
+        else message.content
+        for message in messages
+    ]
     parts.append(f"Write your answer, and nothing else, to the file `{ANSWER}`.")
     return "\n\n".join(part.strip() for part in parts) + "\n"
 

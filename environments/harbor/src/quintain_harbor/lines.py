@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from quintain.errors import UsageError
-from quintain.types import messages_of
 
 from .export import GRADER, Exported
 
@@ -54,13 +53,13 @@ def export_lines(
     exported = Exported.of(name, args, split, tasks)
     rows = []
     for task, answer in zip(exported.tasks, exported.oracles, strict=True):
-        messages = [{"role": m.role, "content": m.content} for m in messages_of(task.prompt)]
-        if exported.base["system"] and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": exported.base["system"]})
         row = {
             "id": str(task.id),
             "split": split,
-            "prompt": messages,
+            "prompt": [
+                {"role": message.role, "content": message.content}
+                for message in exported.messages(task)
+            ],
             "answer": answer,
             "score": ["python3", "score.py", str(task.id)],
             "environment": exported.told(task),

@@ -12,7 +12,8 @@ from grade import HERE, scored
 
 
 def main(name: str) -> int:
-    for line in (HERE / "tasks.jsonl").read_text(encoding="utf-8").splitlines():
+    # `splitlines` would end a line within a text, at U+2028 for one.
+    for line in (HERE / "tasks.jsonl").read_text(encoding="utf-8").split("\n")[:-1]:
         row = json.loads(line)
         if row["id"] == name:
             reward = scored(row["environment"], sys.stdin.read())

@@ -1,5 +1,5 @@
 """Commands for authors (`quintain new`, `quintain check`, `quintain rescore`), episodes without a
-model, and the suites that the tests of an environment or a reward subclass::
+model, files of audits, and the suites that the tests of an environment or a reward subclass::
 
     from quintain_authoring import EnvironmentSuite
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .options import arguments_of as arguments_of
     from .options import service_options as service_options
     from .options import services_of as services_of
+    from .record_file import RecordFile as RecordFile
     from .scripted import ScriptedEngine as ScriptedEngine
     from .stepwise import Asked as Asked
     from .stepwise import Stepwise as Stepwise

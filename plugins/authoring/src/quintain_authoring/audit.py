@@ -30,6 +30,7 @@ OTHERS = 8
 """Tasks that are looked at for a solution that is another one."""
 SEED = 0
 NOT_AGAIN = ("oracle", "nop")
+BLOCKS = "a call does not return"
 MAX_TOKENS = 65_536
 """Of a turn: more than any reply that is tried."""
 
@@ -46,6 +47,7 @@ class Audited:
         groups: what the summary counts a task under, by id.
         repeats: runs of the solution.
         args: the environment's arguments, which are part of a record's digest.
+        code: a hash of what plays and scores, which is, too.
         seconds: of one episode, or of all runs of a solution.
     """
 
@@ -56,6 +58,7 @@ class Audited:
     groups: Mapping[str, str]
     repeats: int
     args: Mapping[str, Any]
+    code: str
     seconds: float
 
     @cached_property
@@ -71,8 +74,10 @@ class Audited:
         }
 
     def digest(self, task: Task) -> str:
-        """Return a hash of the task, of the environment's arguments and of the number of runs."""
-        settings = json.dumps([self.args, self.repeats], default=str)
+        """Return a hash of the task, of the environment's arguments and code, and of the number of
+        runs.
+        """
+        settings = json.dumps([self.args, self.code, self.repeats], default=str)
         return hashlib.sha256((content_hash(task) + settings).encode()).hexdigest()[:16]
 
 
@@ -89,56 +94,59 @@ def audit(
         write: called with each record, as soon as it is there.
     """
     done: set[str] = set()
-    flying: dict[str, Task] = {}
+    left = [
+        task
+        for task in audited.tasks.values()
+        if task.id not in known or known[task.id].digest != audited.digest(task)
+    ]
+    # A solution that does not return would end the audit of each task that it is tried on.
+    blocking = {
+        task.id
+        for task in audited.tasks.values()
+        if task.id in known and task not in left and BLOCKS in known[task.id].defects
+    }
 
     def keep(record: TaskRecord) -> None:
         done.add(record.task)
         write(record)
 
-    while True:
-        left = [
-            task
-            for task in audited.tasks.values()
-            if task.id not in done
-            and (task.id not in known or known[task.id].digest != audited.digest(task))
-        ]
+    while left := [task for task in left if task.id not in done]:
+        playing: list[Task] = []
+        others = [task for task in audited.tasks.values() if task.id not in blocking]
         try:
-            asyncio.run(_audit(audited, left, keep, jobs, flying))
-            return
+            asyncio.run(_audit(audited, left, others, keep, jobs, playing))
         except Stuck as e:
-            if len(flying) == 1:
-                (task,) = flying.values()
+            if not playing:
+                raise UsageError(f"{audited.name}: {e}") from e
+            if jobs == 1:
+                task = playing[-1]
+                blocking.add(task.id)
                 record = _record(audited, task)
-                record.found("a call does not return", str(e))
+                record.found(BLOCKS, str(e))
                 keep(record)
             jobs = 1  # one by one, so that the task at fault is known
-            flying.clear()
 
 
 async def _audit(
     audited: Audited,
     left: Sequence[Task],
+    others: Sequence[Task],
     keep: Callable[[TaskRecord], None],
     jobs: int,
-    flying: dict[str, Task],
+    playing: list[Task],
 ) -> None:
-    if not left:
-        return
-    order = list(audited.tasks.values())
-    number = {task.id: i for i, task in enumerate(order)}
+    number = {task.id: i for i, task in enumerate(others)}
     waiting = iter(left)
     async with audited.services() as services:
-        player = Player(audited, audited.build(services), services)
+        player = Player(audited, audited.build(services), services, playing)
 
         async def work() -> None:
             for task in waiting:
-                flying[task.id] = task
                 at = number[task.id] + 1
-                others = [*order[at:], *order[: at - 1]][:OTHERS]
-                keep(await player.examined(task, others))
-                del flying[task.id]
+                keep(await player.examined(task, [*others[at:], *others[: at - 1]][:OTHERS]))
 
         await asyncio.gather(*(work() for _ in range(min(jobs, len(left)))))
+        playing.clear()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +167,21 @@ class Solution:
 
 
 class Player:
-    """Plays tasks of one environment by scripts."""
+    """Plays tasks of one environment by scripts.
+
+    Args:
+        playing: gets each task whose episodes begin, one of another task's solution too.
+    """
 
     def __init__(
-        self, audited: Audited, environment: Environment[Any, Any], services: Mapping[str, Any]
+        self,
+        audited: Audited,
+        environment: Environment[Any, Any],
+        services: Mapping[str, Any],
+        playing: list[Task],
     ) -> None:
         self._audited, self._environment, self._services = audited, environment, services
+        self._playing = playing
         self._marks = environment.controls()
         self._solutions: dict[str, asyncio.Future[Solution]] = {}
 
@@ -238,7 +255,10 @@ class Player:
         for other in others:
             if other.answer is not None and other.answer == task.answer:
                 continue
-            solution = await self._solution(other)
+            try:
+                solution = await self._solution(other)
+            except (UsageError, TimeoutError):  # which the record of that task says
+                continue
             if solution.replies and solution.replies != own and not solution.reason:
                 return solution.replies
         return None
@@ -258,6 +278,7 @@ class Player:
             concurrency=1,
             retries=0,
         )
+        self._playing.append(task)
         async with asyncio.timeout(self._audited.seconds):
             (group,) = await run_groups([request], context)
         return list(group.rollouts)

@@ -7,6 +7,8 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, redirect_stdout
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,15 +18,14 @@ import click
 from quintain import Environment, Task
 from quintain.errors import UsageError
 from quintain.interfaces import yielded
-from quintain.recipe import EnvironmentSpec, EnvironmentTable
-from quintain.registry import Component, bind, current, signature_of
+from quintain.registry import Component, bind, current
 from quintain.services import Choice
 
 from .audit import Audited, audit, by_field
-from .checks import opened_for_check
-from .guard import Output, ended_after
-from .options import services_of
-from .task_record import TaskRecord, drop_partial_line, line_of, read_records, summary, table
+from .checks import opened_for_environment, spec_of
+from .guard import Output, Stuck, ended_after
+from .source_digest import source_digest
+from .task_record import TaskRecord, record_file, summary, table
 
 EPISODE = 10
 """Calls of the longest allowed length after which an episode is ended."""
@@ -53,55 +54,46 @@ def audited(
     loaded = current().resolve(component)
     if not (isinstance(loaded, type) and issubclass(loaded, Environment)):
         raise UsageError(f"--audit is for environments; {component.name!r} is {component.kind}")
-    if not file.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {file.absolute().parent}")
-    spec = EnvironmentSpec.of(
-        EnvironmentTable(use=component.name if ":" in component.name else component.id)
-    )
-    slots = {need.slot for need in signature_of(loaded).needs} | spec.slots
-    if current().matching("workers", "service"):
-        services = {**services_of(["workers=workers"], []), **services}
+    opened = partial(opened_for_environment, loaded, spec_of(component), services)
 
     def build(started: Mapping[str, Any]) -> Environment[Any, Any]:
         built: Environment[Any, Any] = bind(loaded, args, started, who="the environment")
         return built
 
-    def opened() -> AbstractAsyncContextManager[Mapping[str, Any]]:
-        return opened_for_check(services, slots)
-
-    drop_partial_line(file)
-    records = read_records(file)
+    lines = record_file(file)
+    records = lines.go_on()
 
     def write(record: TaskRecord) -> None:
         records[record.task] = record
-        with file.open("a", encoding="utf-8") as out:
-            out.write(line_of(record) + "\n")
+        lines.append(record)
         if not as_json and not record.sound:
             said = "; ".join(f"{kind}: {seen}" for kind, seen in record.defects.items())
             click.echo(f"{record.group} {record.task}: {said}".strip(), file=screen)
 
     screen = sys.stdout
-    with redirect_stdout(Output()):
-        chosen = _tasks(build, opened, split, tasks)
     with redirect_stdout(Output()), ended_after(seconds):
+        chosen = _tasks(build, opened, split, tasks)
+        groups = by_field(chosen.values(), by)
         audit(
             Audited(
                 name=component.name.rpartition(":")[2],
                 build=build,
                 services=opened,
                 tasks=chosen,
-                groups=by_field(chosen.values(), by),
+                groups=groups,
                 repeats=repeats,
                 args=args,
+                code=source_digest(loaded),
                 seconds=EPISODE * seconds,
             ),
             records,
             write,
             jobs=jobs,
         )
-    rows = [records[name] for name in chosen]
-    groups = summary(rows)
-    click.echo(json.dumps(groups) if as_json else table(groups), nl=as_json)
+    # A record that was there may be of another --by.
+    rows = [replace(records[name], group=group) for name, group in groups.items()]
+    counts = summary(rows)
+    click.echo(json.dumps(counts) if as_json else table(counts), nl=as_json)
     return 0 if all(row.sound for row in rows) else 1
 
 
@@ -115,7 +107,10 @@ def _tasks(
         async with opened() as started:
             return list(islice(yielded(build(started), "tasks", split), count))
 
-    found = asyncio.run(read())
+    try:
+        found = asyncio.run(read())
+    except Stuck as e:
+        raise UsageError(f"the tasks of {split!r} cannot be read: {e}") from e
     if not found:
         raise UsageError(f"the split {split!r} has no tasks; choose another with --split")
     return {task.id: task for task in found}

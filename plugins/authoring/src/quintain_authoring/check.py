@@ -16,6 +16,7 @@ from rich.text import Text
 
 from quintain.cli import Count
 from quintain.errors import UnknownNameError, UsageError
+from quintain.registry import KINDS as GROUPS
 from quintain.registry import Component, current, without_components
 from quintain.tracebacks import defined_at
 
@@ -23,26 +24,7 @@ from .class_checks import other_signature
 from .options import service_options, services_of
 
 KINDS = ("environment", "reward", "algorithm", "hooks", "service")
-OTHER_KINDS = (
-    "reward_adapter",
-    "engine",
-    "learner",
-    "curriculum",
-    "collector",
-    "adapters",
-    "loader",
-    "decoder",
-    "renderer",
-    "kernels",
-    "model",
-    "schedule",
-    "tool_format",
-    "command",
-    "planner",
-    "check",
-    "hint",
-    "completion",
-)
+OTHER_KINDS = tuple(kind for kind in GROUPS.values() if kind not in KINDS)
 """Kinds of which the import and the manifest are checked. A name that also has one of `KINDS` is of
 that kind.
 """

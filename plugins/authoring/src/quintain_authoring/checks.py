@@ -155,13 +155,7 @@ def check_environment(
     yield first
     if first.status == "failed":
         return
-    spec = EnvironmentSpec.of(
-        EnvironmentTable(use=component.name if ":" in component.name else component.id)
-    )
-    slots = {need.slot for need in signature_of(loaded).needs} | spec.slots
-    with_workers = (
-        services_of(["workers=workers"], []) if current().matching("workers", "service") else {}
-    )
+    spec = spec_of(component)
 
     class EnvironmentChecks(EnvironmentSuite):
         environment, sample = loaded, tasks
@@ -183,7 +177,7 @@ def check_environment(
 
         @classmethod
         def opened_services(cls) -> AbstractAsyncContextManager[Mapping[str, Any]]:
-            return opened_for_check({**with_workers, **services}, slots)
+            return opened_for_environment(loaded, spec, services)
 
     def repeats(suite: EnvironmentSuite) -> None:
         rewards_repeat(suite)
@@ -212,6 +206,22 @@ def check_environment(
             if located
             else replace(row, message=f"{row.message} ({loaded.__name__}: {defined_at(target)})")
         )
+
+
+def spec_of(component: Component) -> EnvironmentSpec:
+    """Return the spec of the environment *component* without arguments."""
+    use = component.name if ":" in component.name else component.id
+    return EnvironmentSpec.of(EnvironmentTable(use=use))
+
+
+def opened_for_environment(
+    loaded: type[Environment[Any, Any]], spec: EnvironmentSpec, services: Mapping[str, Choice]
+) -> AbstractAsyncContextManager[Mapping[str, Any]]:
+    """Start the services that an environment and its reward need, with workers if installed."""
+    slots = {need.slot for need in signature_of(loaded).needs} | spec.slots
+    if current().matching("workers", "service"):
+        services = {**services_of(["workers=workers"], []), **services}
+    return opened_for_check(services, slots)
 
 
 def rewards_repeat(suite: EnvironmentSuite) -> None:

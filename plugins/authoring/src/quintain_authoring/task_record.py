@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from quintain.errors import UsageError
 from quintain.types import reaches
+
+from .record_file import RecordFile
 
 LITTLE = 0.05
 """Reward from which on a reply without work is worth naming: some scorers pay 0.01 for any text."""
@@ -89,33 +88,9 @@ class TaskRecord:
             self.sound = False
 
 
-def read_records(file: Path) -> dict[str, TaskRecord]:
-    """Return the last record of each task; none if there is no file.
-
-    Raises:
-        UsageError: a line is no record.
-    """
-    found: dict[str, TaskRecord] = {}
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = TaskRecord(**json.loads(line))
-        except (ValueError, TypeError) as e:
-            raise UsageError(f"{file}:{number} is no record of `quintain check`: {e}") from e
-        found[record.task] = record
-    return found
-
-
-def drop_partial_line(file: Path) -> None:
-    """Cut off what a process that was ended left of a last line, so that lines can follow."""
-    content = file.read_bytes() if file.exists() else b""
-    if content and not content.endswith(b"\n"):
-        os.truncate(file, content.rfind(b"\n") + 1)
-
-
-def line_of(record: TaskRecord) -> str:
-    """Return a record as a line of JSON."""
-    return json.dumps(asdict(record), ensure_ascii=False)
+def record_file(path: Path) -> RecordFile[TaskRecord]:
+    """Return the file of an audit at *path*."""
+    return RecordFile(path, TaskRecord, "quintain check")
 
 
 def summary(records: Iterable[TaskRecord]) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from quintain.errors import PluginError, UnknownNameError
-from quintain.registry import KINDS, Component, Entry, Manifest, Registry, current
+from quintain.registry import KINDS, UNNAMED, Component, Entry, Manifest, Registry, current
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,21 +54,8 @@ ALIASES |= {
 }
 """Other words for a kind."""
 
-AS_NEEDED = {
-    "reward_adapter",
-    "curriculum",
-    "collector",
-    "adapters",
-    "loader",
-    "decoder",
-    "renderer",
-    "kernels",
-    "planner",
-    "check",
-    "hint",
-    "completion",
-}
-"""Kinds whose components no recipe and no command names: being installed is enough."""
+AS_NEEDED = UNNAMED.keys() - {"hooks"}
+"""Kinds whose components no recipe and no command names; of hooks a command or a recipe sets some."""
 
 
 def kind_of(text: str) -> str:

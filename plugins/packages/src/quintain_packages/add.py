@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -83,14 +82,15 @@ def add(
     quintain add 'quintain-orchard @ dist/quintain_orchard-0.1.0-py3-none-any.whl'
     """
     from .installer import Sources, installed
-    from .plan import make_plan
-    from .records import find, read_registry
+    from .plan import make_plan, record_of_wanted
+    from .records import read_registry
     from .wanted import Wanted
 
     if as_json and not (yes or dry_run):
         raise UsageError("--json asks nothing: add --yes or --dry-run")
-    wanted, records = Wanted.parse(plugin), read_registry(registry)
-    name = normalise(wanted.name if wanted.url else find(records, wanted.name).name)
+    wanted = Wanted.parse(plugin)
+    listed = record_of_wanted(wanted, read_registry(registry))
+    name = normalise(listed.name if listed else wanted.name)
     if (here := installed().get(name)) and here == (wanted.version or here) and not wanted.url:
         said = {"name": name, "version": here, "installed": False}
         click.echo(json.dumps(said) if as_json else f"{name} {here} is installed; nothing to do")
@@ -100,7 +100,7 @@ def add(
     with tempfile.TemporaryDirectory(prefix="quintain-add-") as folder:
         scratch = Path(folder)
         sources = Sources(find_links=find_links, no_index=no_index, build=build)
-        plan = make_plan(wanted, records, sources, scratch)
+        plan = make_plan(wanted, listed, sources, scratch)
         if not as_json:
             click.echo("\n".join(plan.lines()))
         if dry_run:
@@ -148,7 +148,7 @@ def carry_out(plan: Installation, sources: Sources, scratch: Path) -> str:
     from dataclasses import replace
 
     from .installer import install, uninstall
-    from .ledger import Added, read_ledger, write_ledger
+    from .ledger import Added, drop_environment, read_ledger, write_ledger
 
     near = replace(sources, find_links=(*sources.find_links, str(plan.wheel.path.parent)))
     lines = [item.pinned() for item in plan.brought]
@@ -162,14 +162,11 @@ def carry_out(plan: Installation, sources: Sources, scratch: Path) -> str:
             environment = str(_own_environment(plan.requirements, sources))
         added = read_ledger()
         brought = tuple(item.name for item in plan.brought)
-        added[plan.wheel.name] = Added(
-            version=plan.wheel.version, brought=brought, environment=environment
-        )
+        added[plan.wheel.name] = Added(brought=brought, environment=environment)
         write_ledger(added)
     except BaseException:
         uninstall([item.name for item in plan.items])
-        if environment:
-            shutil.rmtree(environment, ignore_errors=True)
+        drop_environment(environment, read_ledger())
         raise
     return environment
 

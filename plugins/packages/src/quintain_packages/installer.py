@@ -122,9 +122,21 @@ def _requires(one: Any) -> Iterator[str]:
     yield from (r for r in one.requires or () if "extra ==" not in r)
 
 
+def install_folders(name: str) -> dict[str, Path]:
+    """Return the folders into which pip puts files of the distribution *name*, by the names that a
+    wheel has for them.
+    """
+    paths = sysconfig.get_paths()
+    headers = Path(paths["include"])
+    if sys.prefix != sys.base_prefix:  # pip's own place for headers in a virtual environment
+        headers = Path(sys.prefix, "include", "site", f"python{sysconfig.get_python_version()}")
+    folders = {key: Path(paths[key]) for key in ("purelib", "platlib", "scripts", "data")}
+    return {**folders, "headers": headers / name}
+
+
 def packages_folder() -> Path:
     """Return the folder that packages are installed into."""
-    return Path(sysconfig.get_path("purelib"))
+    return install_folders("")["purelib"]
 
 
 def resolve(requirement: str, sources: Sources, scratch: Path, *, keep: bool = True) -> list[Item]:

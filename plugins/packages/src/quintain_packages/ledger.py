@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ class Added:
         environment: folder of its own virtual environment; empty for none.
     """
 
-    version: str
     brought: tuple[str, ...] = ()
     environment: str = ""
 
@@ -35,7 +35,10 @@ def read_ledger() -> dict[str, Added]:
     if not path.is_file():
         return {}
     rows = json.loads(path.read_text(encoding="utf-8"))
-    return {name: Added(**row | {"brought": tuple(row["brought"])}) for name, row in rows.items()}
+    return {
+        name: Added(brought=tuple(row["brought"]), environment=row["environment"])
+        for name, row in rows.items()
+    }
 
 
 def write_ledger(added: dict[str, Added]) -> None:
@@ -48,3 +51,16 @@ def write_ledger(added: dict[str, Added]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = {name: asdict(row) for name, row in sorted(added.items())}
     write_atomically(path, json.dumps(rows, indent=1).encode() + b"\n")
+
+
+def drop_environment(folder: str, added: dict[str, Added]) -> str:
+    """Remove a virtual environment, unless a plugin of *added* has it, too.
+
+    Returns:
+        *folder*, or nothing if it stays.
+    """
+    if not folder or folder in {row.environment for row in added.values()}:
+        return ""
+    if Path(folder, "pyvenv.cfg").is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quintain.errors import PluginError, UsageError
+from quintain.errors import PluginError
 from quintain.registry import normalise
 
 from .installer import (
     Item,
     Sources,
     Unresolved,
+    install_folders,
     installed,
     packages_folder,
     resolve,
     wheel_of,
 )
-from .records import CHECKS, PluginRecord, find
+from .records import CHECKS, PluginRecord, check_address, find
 from .wanted import Wanted
 from .wheel_file import WheelFile, check_contract, faults, overwritten
 
@@ -89,7 +89,7 @@ class Installation:
             "provides": [*self.record.provides],
             "runs_unasked": self.wheel.runs_unasked(),
             "programs": self.wheel.programs(),
-            "installs": [item_data(item) for item in self.items],
+            "installs": [asdict(item) for item in self.items],
             "conflicts": [*self.conflicts],
             "requirements": self.requirements,
             "recipe": self.recipe(),
@@ -125,30 +125,29 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
 
 
-def item_data(item: Item) -> dict[str, str]:
-    """Return an item as plain data."""
-    return {"name": item.name, "version": item.version, "url": item.url, "sha256": item.sha256}
-
-
 def make_plan(
-    wanted: Wanted, records: list[PluginRecord], sources: Sources, scratch: Path
+    wanted: Wanted, listed: PluginRecord | None, sources: Sources, scratch: Path
 ) -> Installation:
     """Resolve, download and verify.
 
     Args:
+        listed: the record of what is wanted, as `record_of_wanted` returns it.
         scratch: an empty folder.
 
     Raises:
-        UsageError: the name or the pin is wrong.
+        UsageError: the name or the pin is wrong, or a wheel without a hash has an address that is
+            not of https.
         Unresolved: there are no versions that go together.
         PluginError: the wheel is not what the registry says.
     """
-    listed = _listed(wanted, records)
     if listed is not None:
         check_contract(listed)
     name = normalise(listed.name if listed else wanted.name)
     direct = wanted.url or (listed.url if listed else "")
     version = wanted.version or (listed.version if listed else "")
+    allowed = {wanted.sha256} if wanted.sha256 else set(listed.hashes if listed else ())
+    if direct and not allowed:
+        check_address(direct, "wheel")
     requirement = f"{name} @ {direct}" if direct else f"{name}=={version}" if version else name
     items, conflicts = _resolved(name, requirement, sources, scratch)
     if shared := [conflict for conflict in conflicts if _SHARED.match(conflict)]:
@@ -156,10 +155,7 @@ def make_plan(
             f"{name} needs another Quintain: {'; '.join(shared)}. pip install --upgrade "
             f"{' '.join(conflict.partition(' ')[0] for conflict in shared)}, or take another version"
         )
-    plugin = next((item for item in items if item.name == name), None)
-    if plugin is None:
-        raise UsageError(f"{name} is installed; `quintain remove {name}` first")
-    allowed = {wanted.sha256} if wanted.sha256 else set(listed.hashes if listed else ())
+    plugin = next(item for item in items if item.name == name)
     if allowed and plugin.sha256 not in allowed:
         raise PluginError(
             f"{plugin.url} has {plugin.sha256}, and {', '.join(sorted(allowed))} was expected. "
@@ -169,7 +165,7 @@ def make_plan(
     record = replace(listed, version=wanted.version or listed.version) if listed else None
     own = record or _own_record(wheel, name)
     wrong = faults(wheel, own)
-    if taken := overwritten(wheel, packages_folder(), Path(sysconfig.get_path("scripts"))):
+    if taken := overwritten(wheel, install_folders(name)):
         wrong.append(f"it would replace what is there: {', '.join(taken[:5])}")
     if wrong:
         said = "".join(f"\n- {fault}" for fault in wrong)
@@ -186,8 +182,13 @@ def make_plan(
     return plan
 
 
-def _listed(wanted: Wanted, records: list[PluginRecord]) -> PluginRecord | None:
-    """Return the record of what is wanted; ``None`` for a file that no registry lists."""
+def record_of_wanted(wanted: Wanted, records: list[PluginRecord]) -> PluginRecord | None:
+    """Return the record of what is wanted; ``None`` for a file that no registry lists.
+
+    Raises:
+        UnknownNameError: there is no such plugin.
+        UsageError: several have the component.
+    """
     if not wanted.url:
         return find(records, wanted.name)
     name = normalise(wanted.name)

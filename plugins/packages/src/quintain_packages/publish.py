@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,13 +116,12 @@ def incomplete(wheel: WheelFile) -> list[str]:
     return found
 
 
-def checked(wheel: WheelFile) -> Sequence[Mapping[str, Any]]:
+def checked(wheel: WheelFile) -> Iterator[Mapping[str, Any]]:
     """Run `quintain check` on each component of a wheel, unpacked and first on the path.
 
-    Returns:
+    Yields:
         A row for each: ``kind``, ``name``, ``ok`` and the ``checks`` that did not pass.
     """
-    rows = []
     with tempfile.TemporaryDirectory(prefix="quintain-publish-") as scratch:
         with zipfile.ZipFile(wheel.path) as archive:
             archive.extractall(scratch)
@@ -136,8 +135,7 @@ def checked(wheel: WheelFile) -> Sequence[Mapping[str, Any]]:
                 env={**os.environ, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
             )
-            rows.append({"kind": kind, "name": name, **_outcome(done)})
-    return rows
+            yield {"kind": kind, "name": name, **_outcome(done)}
 
 
 def _outcome(done: subprocess.CompletedProcess[str]) -> Mapping[str, Any]:

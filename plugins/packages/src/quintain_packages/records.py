@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from quintain import InfrastructureError
 from quintain.errors import UnknownNameError, UsageError, did_you_mean
-from quintain.registry import normalise
+from quintain.registry import Manifest, normalise
 
 OURS = Path(__file__).with_name("registry.toml")
 """The registry that comes with this package."""
@@ -60,6 +60,22 @@ class PluginRecord:
     url: str = ""
     hashes: tuple[str, ...] = ()
     provides: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, manifest: Manifest, *, name: str, summary: str, version: str) -> PluginRecord:
+        """Return what the manifest of a distribution says, beside what its metadata does."""
+        entries = manifest.components
+        return cls(
+            name=name,
+            summary=summary,
+            version=version,
+            api=manifest.api,
+            licence=manifest.licence,
+            tags=manifest.tags,
+            needs=tuple(sorted({need for entry in entries for need in entry.needs})),
+            memory=", ".join(sorted({entry.memory for entry in entries if entry.memory})),
+            provides=tuple(sorted(f"{entry.kind}:{entry.name}" for entry in entries)),
+        )
 
     def names(self) -> set[str]:
         """Return the names of its components."""
@@ -164,11 +180,21 @@ def _file(path: Path) -> bytes:
         raise UsageError(f"registry {path}: cannot be read: {e.strerror}") from e
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows an answer to addresses that a registry may have."""
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        check_address(newurl, "registry")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def _fetched(address: str) -> bytes:
-    _check_address(address)
+    check_address(address, "registry")
     try:
-        with urllib.request.urlopen(address, timeout=SECONDS) as answer:
-            _check_address(answer.url)  # it may have been sent on
+        opener = urllib.request.build_opener(_Redirects)
+        with opener.open(address, timeout=SECONDS) as answer:
             data: bytes = answer.read(LARGEST + 1)
     except (OSError, urllib.error.URLError) as e:
         raise InfrastructureError(f"registry {address}: {e}") from e
@@ -177,9 +203,15 @@ def _fetched(address: str) -> bytes:
     return data
 
 
-def _check_address(address: str) -> None:
+def check_address(address: str, what: str) -> None:
+    """Check that nobody on the way can change what comes from *address*; *what* is named in the
+    message.
+
+    Raises:
+        UsageError: it is no file of this machine, and not https.
+    """
     parts = urlsplit(address)
     if parts.scheme not in ("https", "http", "file"):
-        raise UsageError(f"registry {address}: expected a file, or an address of https")
+        raise UsageError(f"{what} {address}: expected a file, or an address of https")
     if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-        raise UsageError(f"registry {address}: anybody on the way can change it; use https")
+        raise UsageError(f"{what} {address}: anybody on the way can change it; use https")

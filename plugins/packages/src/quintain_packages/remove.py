@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-from pathlib import Path
 
 import click
 
@@ -18,7 +16,7 @@ from quintain.errors import UnknownNameError, UsageError
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def remove(plugin: str, yes: bool, as_json: bool) -> int:
     """Remove the plugin NAME, what `quintain add` installed for it and nothing else needs, and its
-    own virtual environment.
+    own virtual environment, unless another plugin has it, too.
 
     NAME is a distribution or one of its components. A plugin that others need stays.
 
@@ -28,7 +26,7 @@ def remove(plugin: str, yes: bool, as_json: bool) -> int:
     quintain remove quintain-orchard
     """
     from .installer import needed_by, uninstall
-    from .ledger import Added, read_ledger, write_ledger
+    from .ledger import Added, drop_environment, read_ledger, write_ledger
 
     if as_json and not yes:
         raise UsageError("--json asks nothing: add --yes")
@@ -36,7 +34,7 @@ def remove(plugin: str, yes: bool, as_json: bool) -> int:
     if users := needed_by(name):
         raise UsageError(f"{name} is needed by {', '.join(users)}; remove these first")
     ledger = read_ledger()
-    added = ledger.pop(name, Added(version=""))
+    added = ledger.pop(name, Added())
     going, before = [name], 0
     while len(going) > before:  # what goes may have been the last that needed another one
         before = len(going)
@@ -48,7 +46,9 @@ def remove(plugin: str, yes: bool, as_json: bool) -> int:
     if not as_json:
         click.echo(f"removes {', '.join(going)}")
         if added.environment:
-            click.echo(f"and its virtual environment {added.environment}")
+            click.echo(
+                f"and its virtual environment {added.environment}, if no other plugin has it"
+            )
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("nobody can be asked here: add --yes")
@@ -56,10 +56,9 @@ def remove(plugin: str, yes: bool, as_json: bool) -> int:
             click.echo("nothing was removed", err=True)
             return 1
     uninstall(going)
-    if added.environment and Path(added.environment, "pyvenv.cfg").is_file():
-        shutil.rmtree(added.environment, ignore_errors=True)
+    environment = drop_environment(added.environment, ledger)
     write_ledger(ledger)
-    report = {"removed": going, "environment": added.environment}
+    report = {"removed": going, "environment": environment}
     click.echo(json.dumps(report) if as_json else f"removed {', '.join(going)}")
     return 0
 
@@ -68,13 +67,16 @@ def distribution_of(name: str) -> str:
     """Return the installed distribution that *name* is, or that has a component of this name.
 
     Raises:
-        UnknownNameError: there is none.
+        UnknownNameError: there is none that has components or that `quintain add` installed.
         UsageError: it is Quintain itself, or several have it.
     """
     from quintain.registry import current, normalise
 
+    from .ledger import read_ledger
+
     components = [c for c in current().components() if c.origin in ("installed", "editable")]
-    plugins = {c.distribution for c in components}
+    # A plugin may have no component, such as one that others import.
+    plugins = {c.distribution for c in components} | read_ledger().keys()
     if normalise(name) in plugins:
         return normalise(name)
     owners = sorted({c.distribution for c in components if c.name == name})

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import configparser
 import hashlib
+import posixpath
+import sys
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
-from email import message_from_string
 from functools import cached_property
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
 from quintain import API_VERSION
 from quintain.errors import PluginError, UsageError
-from quintain.registry import KINDS, Manifest, normalise, parse_manifest
+from quintain.registry import KINDS, MANIFEST, UNNAMED, Manifest, normalise, parse_manifest
 
+from .installer import install_folders
 from .records import PluginRecord
-
-MANIFEST = "quintain.toml"
-UNNAMED = {
-    "hooks": "in every run",
-    "check": "on every environment that a command uses",
-    "planner": "before every run",
-    "reward_adapter": "on plain functions that a recipe names",
-    "loader": "where a model is loaded",
-    "decoder": "where a model is loaded",
-    "kernels": "where a GPU computes",
-    "hint": "on a name that nothing has",
-    "completion": "where a shell completes words",
-}
-"""Kinds of components that run without being named in a recipe or on the command line, and when."""
 
 
 @dataclass(frozen=True)
@@ -43,41 +32,70 @@ class WheelFile:
         return f"sha256:{hashlib.sha256(self.path.read_bytes()).hexdigest()}"
 
     @cached_property
-    def texts(self) -> dict[str, str]:
-        """The files of the wheel that are read here, by their last name; those of its metadata
-        without their folder.
-        """
-        with zipfile.ZipFile(self.path) as archive:
-            wanted = [n for n in archive.namelist() if n.count("/") == 1]
-            wanted = [n for n in wanted if n.endswith(MANIFEST) or ".dist-info/" in n]
-            return {
-                name.rpartition("/")[2] if ".dist-info/" in name else name: archive.read(
-                    name
-                ).decode("utf-8", "replace")
-                for name in wanted
-            }
-
-    @cached_property
     def names(self) -> list[str]:
         """The files of the wheel."""
         with zipfile.ZipFile(self.path) as archive:
             return [name for name in archive.namelist() if not name.endswith("/")]
 
-    @property
-    def modules(self) -> list[str]:
-        """The files that are installed beside other packages, without the metadata."""
-        found = []
+    @cached_property
+    def _metadata(self) -> PathDistribution:
+        """What installed distributions are read with, so that nothing is read in another way.
+
+        Raises:
+            PluginError: the wheel has no folder of metadata, or several.
+        """
+        tops = {name.partition("/")[0] for name in self.names}
+        found = [top for top in tops if top.endswith(".dist-info")]
+        if len(found) != 1:
+            raise PluginError(f"{self.path.name}: {len(found)} folders .dist-info; expected one")
+        # A folder in a wheel has the methods of `Path` that are used of it.
+        return PathDistribution(zipfile.Path(self.path, f"{found[0]}/"))
+
+    def places(self, folders: Mapping[str, Path]) -> dict[Path, str]:
+        """Return where the files are installed, each with its path below its folder.
+
+        Args:
+            folders: those of `install_folders`.
+
+        Raises:
+            PluginError: a name leaves its folder or is written in an unusual way, two files have
+                one place, or one would be the metadata of a distribution.
+        """
+        found: dict[Path, str] = {}
+        packages = {folders["purelib"], folders["platlib"]}
         for name in self.names:
-            top, *rest = name.split("/")
-            if top.endswith(".data") and rest[0] in ("purelib", "platlib"):
-                found.append("/".join(rest[1:]))
-            elif not top.endswith((".data", ".dist-info")):
-                found.append(name)
+            top, _, rest = name.partition("/")
+            scheme, path = self._root, name
+            if top.endswith(".data"):
+                scheme, _, path = rest.partition("/")
+            # pip resolves `x/../y`, so a name in another form would hide where it goes.
+            usual = posixpath.normpath(name) == name and path.split("/")[0] not in ("", "..")
+            if scheme not in folders or not usual:
+                raise PluginError(f"{self.path.name}: {name!r} is no place of a file in a wheel")
+            place = folders[scheme] / path
+            if place in found:
+                raise PluginError(f"{self.path.name}: two of its files are installed as {place}")
+            described = any(
+                above.name.lower().endswith((".dist-info", ".egg-info"))
+                and above.parent in packages
+                for above in (place, *place.parents)
+            )
+            if described and not top.endswith(".dist-info"):
+                raise PluginError(
+                    f"{self.path.name}: {name!r} would describe a distribution as installed"
+                )
+            found[place] = path
         return found
+
+    @property
+    def _root(self) -> str:
+        """The folder of files that are in none of ``.data``."""
+        text = self._metadata.read_text("WHEEL") or ""
+        return "purelib" if "root-is-purelib: true" in text.lower() else "platlib"
 
     def header(self, name: str) -> str:
         """Return a field of the metadata; empty where it has none."""
-        return str(message_from_string(self.texts.get("METADATA", "")).get(name, ""))
+        return str(self._metadata.metadata.get(name, ""))  # type: ignore[attr-defined]
 
     @property
     def name(self) -> str:
@@ -90,21 +108,20 @@ class WheelFile:
     @property
     def requires(self) -> list[str]:
         """What it needs in any case, as pip takes it."""
-        found = message_from_string(self.texts.get("METADATA", "")).get_all("Requires-Dist", [])
-        return [str(r) for r in found if "extra ==" not in str(r)]
+        return [r for r in self._metadata.requires or () if "extra ==" not in r]
 
     def homepage(self) -> str:
         """Return the first of its addresses; empty where it names none."""
-        rows = message_from_string(self.texts.get("METADATA", "")).get_all("Project-URL", [])
-        return str(rows[0]).partition(",")[2].strip() if rows else ""
+        rows = self._metadata.metadata.get_all("Project-URL") or []
+        return rows[0].partition(",")[2].strip() if rows else ""
 
     @cached_property
     def entry_points(self) -> dict[str, dict[str, str]]:
         """Targets by group and name."""
-        parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
-        parser.optionxform = str  # type: ignore[assignment,method-assign]  # names keep their case
-        parser.read_string(self.texts.get("entry_points.txt", ""))
-        return {group: dict(parser[group]) for group in parser.sections()}
+        found: dict[str, dict[str, str]] = {}
+        for point in self._metadata.entry_points:
+            found.setdefault(point.group, {})[point.name] = point.value
+        return found
 
     @property
     def components(self) -> set[tuple[str, str]]:
@@ -119,11 +136,13 @@ class WheelFile:
         Raises:
             PluginError: it has none, or several, or a faulty one.
         """
-        places = [name for name in self.texts if "/" in name and name.endswith(f"/{MANIFEST}")]
+        places = [n for n in self.names if n.count("/") == 1 and n.endswith(f"/{MANIFEST}")]
         if len(places) != 1:
             said = f"in {', '.join(places)}" if places else f"nowhere; every plugin has {MANIFEST}"
             raise PluginError(f"{self.path.name}: its manifest is {said}")
-        return parse_manifest(self.texts[places[0]], f"{self.path.name}: {places[0]}")
+        with zipfile.ZipFile(self.path) as archive:
+            text = archive.read(places[0]).decode("utf-8", "replace")
+        return parse_manifest(text, f"{self.path.name}: {places[0]}")
 
     def own_record(self) -> PluginRecord:
         """Return what a registry would say about the wheel.
@@ -131,17 +150,11 @@ class WheelFile:
         Raises:
             PluginError: the manifest is missing or faulty.
         """
-        entries = self.manifest.components
-        return PluginRecord(
+        return PluginRecord.of(
+            self.manifest,
             name=self.header("Name"),
             summary=self.header("Summary"),
             version=self.version,
-            api=self.manifest.api,
-            licence=self.manifest.licence,
-            tags=self.manifest.tags,
-            needs=tuple(sorted({need for entry in entries for need in entry.needs})),
-            memory=", ".join(sorted({entry.memory for entry in entries if entry.memory})),
-            provides=tuple(sorted(f"{entry.kind}:{entry.name}" for entry in entries)),
         )
 
     def runs_unasked(self) -> list[str]:
@@ -151,7 +164,8 @@ class WheelFile:
             for kind, name in sorted(self.components)
             if kind in UNNAMED
         ]
-        started = [n for n in self.modules if n.endswith(".pth")]
+        places = self.places(install_folders(self.name))
+        started = [name for place, name in places.items() if _starts_with_python(place)]
         lines += [f"{name} at every start of Python" for name in started]
         plugins = self.entry_points.get("pytest11", {})
         return lines + [f"{name} in every run of pytest" for name in plugins]
@@ -160,7 +174,8 @@ class WheelFile:
         """Return the programs that it installs."""
         groups = ("console_scripts", "gui_scripts")
         found = {name for group in groups for name in self.entry_points.get(group, {})}
-        files = {n.rpartition("/")[2] for n in self.names if ".data/scripts/" in n}
+        folders = install_folders(self.name)
+        files = {p.name for p in self.places(folders) if folders["scripts"] in p.parents}
         return sorted(found | files)
 
 
@@ -201,10 +216,28 @@ def _differences(
     ]
 
 
-def overwritten(wheel: WheelFile, packages: Path, programs: Path) -> list[str]:
-    """Return the files that the wheel would replace in the folders of packages and programs."""
-    found = [name for name in wheel.modules if (packages / name).exists()]
-    return found + [name for name in wheel.programs() if (programs / name).exists()]
+def _starts_with_python(place: Path) -> bool:
+    """Return whether an interpreter reads the file at *place* when it starts."""
+    if place.suffix == ".pth":
+        return True
+    package = place.parent if place.stem == "__init__" else place
+    is_hook = package.name.partition(".")[0] in ("sitecustomize", "usercustomize")
+    folders = {*map(Path, sys.path), *install_folders("").values()}
+    return is_hook and package.parent in folders
+
+
+def overwritten(wheel: WheelFile, folders: Mapping[str, Path]) -> list[str]:
+    """Return the files that the wheel would replace.
+
+    Args:
+        folders: those of `install_folders`.
+
+    Raises:
+        PluginError: where a file goes cannot be said.
+    """
+    found = [name for place, name in wheel.places(folders).items() if place.exists()]
+    programs = [name for name in wheel.programs() if (folders["scripts"] / name).exists()]
+    return list(dict.fromkeys([*found, *programs]))
 
 
 def check_contract(record: PluginRecord) -> None:

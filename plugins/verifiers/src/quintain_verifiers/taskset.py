@@ -7,21 +7,24 @@ the reward of the trace.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import verifiers.v1 as vf
 from pydantic import Field
 
-from quintain import Message, Reply, Rollout, Task
+from quintain import Environment, Rollout, Task
 from quintain.errors import EnvironmentFault, UsageError
 from quintain.recipe import EnvironmentSpec, EnvironmentTable
 from quintain.services import BY_OPTION, started_services
-from quintain_authoring import Stepwise
+from quintain_authoring import Asked, Stepwise, services_of
+
+from .chat import Chat
+from .tool_server import ToolServer
 
 REWARD = "quintain"
 """Name of the reward of a trace."""
@@ -60,44 +63,33 @@ class QuintainTask(vf.Task[QuintainData]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """A component that fills a slot."""
-
-    use: str
-    args: dict[str, Any] = field(default_factory=dict)
-
-
 class Hosted:
-    """The environment that a configuration names, with its services, as ``async with``.
-
-    Attributes:
-        environment: once it has begun.
-        tasks: those of the split.
+    """The environment that a configuration names, its started services, and the tasks of the
+    split.
     """
 
-    def __init__(self, config: QuintainConfig) -> None:
-        if not config.environment:
-            raise UsageError("name an environment: --env.taskset.environment NAME")
-        table = EnvironmentTable(use=config.environment, args=dict(config.args))
-        self._spec, self._config = EnvironmentSpec.of(table), config
-        self._stack = AsyncExitStack()
-        self.environment: Any = None
-        self.services: dict[str, Any] = {}
-        self.tasks: list[Task] = []
+    environment: Environment[Any, Any]
+    services: Mapping[str, Any]
+    tasks: Sequence[Task]
 
-    async def __aenter__(self) -> Hosted:
-        choices = {slot: Chosen(use=use) for slot, use in self._config.services.items()}
-        started = started_services(choices, self._spec.slots, {}, fix=BY_OPTION)
-        self.services = await self._stack.enter_async_context(started)
-        self.environment = self._spec.make(self.services)
-        tasks = self.environment.tasks(self._config.split)
-        self.tasks = list(islice(tasks, self._config.count))
-        if not self.tasks:
-            raise UsageError(f"{self._config.environment} has no tasks in {self._config.split!r}")
-        return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+@asynccontextmanager
+async def hosted(config: QuintainConfig) -> AsyncIterator[Hosted]:
+    """Start the services of the environment that *config* names, make it and read its tasks.
+
+    Raises:
+        UsageError: there is no such environment, or it has no tasks.
+    """
+    if not config.environment:
+        raise UsageError("name an environment: --env.taskset.environment NAME")
+    spec = EnvironmentSpec.of(EnvironmentTable(use=config.environment, args=dict(config.args)))
+    choices = services_of([f"{slot}={use}" for slot, use in config.services.items()], [])
+    async with started_services(choices, spec.slots, {}, fix=BY_OPTION) as services:
+        environment = spec.make(services)
+        tasks = list(islice(environment.tasks(config.split), config.count))
+        if not tasks:
+            raise UsageError(f"{config.environment} has no tasks in {config.split!r}")
+        yield Hosted(environment=environment, services=services, tasks=tasks)
 
 
 class QuintainTaskset(vf.Taskset[QuintainTask, QuintainConfig]):
@@ -112,9 +104,9 @@ class QuintainTaskset(vf.Taskset[QuintainTask, QuintainConfig]):
             UsageError: there is no such environment, or it has no tasks.
         """
 
-        async def listed() -> tuple[list[Task], str]:
-            async with Hosted(self.config) as hosted:
-                return hosted.tasks, hosted.environment.system
+        async def listed() -> tuple[Sequence[Task], str]:
+            async with hosted(self.config) as found:
+                return found.tasks, found.environment.system
 
         with ThreadPoolExecutor(1) as thread:  # verifiers may call this inside its event loop
             tasks, system = thread.submit(asyncio.run, listed()).result()
@@ -135,54 +127,71 @@ class QuintainEnvConfig(vf.EnvConfig):
 
 
 class QuintainEnv(vf.Env[QuintainEnvConfig]):
-    """Plays the episodes of the environment, which is the user of the exchange."""
+    """Plays the episodes of the environment, which is the user of the exchange. Each player has an
+    exchange of its own, and so a trace.
+    """
 
     async def start(self) -> None:
-        """Start the services of the environment."""
-        self._hosted = Hosted(self.taskset.config)
-        await self._hosted.__aenter__()
+        """Start the services of the environment, and the server of its tools."""
+        self._running = AsyncExitStack()
+        self._hosted = await self._running.enter_async_context(hosted(self.taskset.config))
+        self._server = await self._running.enter_async_context(ToolServer())
 
     async def stop(self) -> None:
         """End them."""
-        await self._hosted.__aexit__()
+        await self._running.aclose()
 
     async def run(self, task: QuintainTask, agents: Any) -> None:
-        """Play one episode, and record its reward and the parts of it.
+        """Play one episode, and record the rewards of the players, and the parts of the first
+        one's.
 
         Raises:
-            EnvironmentFault: the environment failed, has tools, or has several players.
+            EnvironmentFault: the environment failed, or gave tools to a player that had none.
         """
-        hosted = self._hosted
-        chosen = hosted.tasks[task.data.index]
-        async with Stepwise(hosted.environment, chosen, hosted.services) as episode:
+        environment = self._hosted.environment
+        chosen = self._hosted.tasks[task.data.index]
+        chats: dict[str, Chat] = {}
+        async with (
+            Stepwise(environment, chosen, self._hosted.services) as episode,
+            AsyncExitStack() as open_chats,
+        ):
             state = await episode.next()
-            async with agents.player.interaction(task) as interaction:
-                while not isinstance(state, Rollout):
-                    if state.tools or state.player:
-                        raise EnvironmentFault(
-                            f"{hosted.environment.name} has "
-                            f"{'tools' if state.tools else 'several players'}, which verifiers gets "
-                            "by its taskset openenv alone: `quintain openenv` serves it"
-                        )
-                    segment = await interaction.turn(text_of(state.messages, task.data))
-                    if segment.terminated:
-                        break
-                    state = await episode.next(Reply(text=segment.last_reply))
-        trace = interaction.trace
+            while not isinstance(state, Rollout):
+                name = state.player
+                if name not in chats:
+                    opened = self._chat(task, agents, episode, state)
+                    chats[name] = await open_chats.enter_async_context(opened)
+                ended, state = await chats[name].turn(state)
+                if ended:
+                    break
+        for name, chat in chats.items():
+            chat.trace.info["player"] = name
         if not isinstance(state, Rollout):
-            if not trace.errors:  # a limit of verifiers ended it, hence the policy
-                trace.record_reward(REWARD, float(hosted.environment.early))
+            for chat in chats.values():
+                if not chat.trace.errors:  # a limit of verifiers ended it, hence the policy
+                    chat.trace.record_reward(REWARD, float(environment.early))
             return
         if state.outcome is None:
             raise EnvironmentFault(f"the episode failed: {state.termination.reason}")
-        trace.record_reward(REWARD, state.outcome.total)
-        trace.record_metrics(dict(state.outcome.parts))
-        trace.info[REWARD] = state.outcome.reason
+        for name, chat in chats.items():
+            chat.trace.record_reward(REWARD, state.outcome.of_player(name))
+        if "" in chats:
+            chats[""].trace.record_metrics(dict(state.outcome.parts))
+            chats[""].trace.info[REWARD] = state.outcome.reason
 
-
-def text_of(messages: Sequence[Message], data: vf.TaskData) -> str:
-    """Return messages as one message of the user, without the system prompt that the task has."""
-    shown = [m for m in messages if m.role != "system" or m.content != data.system_prompt]
-    if len(shown) == 1:
-        return shown[0].content
-    return "\n\n".join(f"{m.role}: {m.content}" if m.role != "user" else m.content for m in shown)
+    @asynccontextmanager
+    async def _chat(
+        self, task: QuintainTask, agents: Any, episode: Stepwise, first: Asked
+    ) -> AsyncIterator[Chat]:
+        """Open the exchange of the player that is asked *first*."""
+        system = next((m.content for m in first.messages if m.role == "system"), None)
+        if first.player:
+            task = task.with_data(system_prompt=system)
+        chat = Chat(episode, task.data)
+        tools = self._server.tools_of(chat) if first.tools else {}
+        async with agents.player.interaction(task, tools=tools or None) as interaction:
+            chat.begin(interaction, bool(tools))
+            try:
+                yield chat
+            finally:
+                self._server.forget(chat)
