@@ -135,7 +135,7 @@ def test_two_runs_of_a_seed_are_equal_and_of_two_seeds_differ() -> None:
 def test_lost_episodes_are_retried_and_left_out() -> None:
     """A share of lost rollouts that survives one retry is the square of it."""
     outcome = simulated(steps=60, episodes={"lost": 0.3})
-    assert outcome.share("lost") == pytest.approx(0.09, abs=0.03)
+    assert outcome.lost == pytest.approx(0.09, abs=0.03)
     assert all(step.trained < step.rollouts * 500 for step in outcome.steps if step.lost)
 
 

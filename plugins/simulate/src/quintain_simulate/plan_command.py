@@ -97,10 +97,11 @@ def plan(
     seconds = total * outcome.step_seconds
     gpu_hours = seconds / 3600 * chosen.gpus
     cost = None if price is None else price * gpu_hours
-    assumed = assumptions(chosen.simulation.setup, planner.shape, chosen.simulation.costs)
+    simulation = chosen.simulation
+    assumed = assumptions(simulation.setup, planner.shape, simulation.costs, simulation.learner)
     if as_json:
         record = {
-            "cluster": cluster_line(chosen.simulation),
+            "cluster": cluster_line(simulation),
             "memory": vars(memory),
             "figures": outcome.figures(),
             "steps": total,
@@ -117,11 +118,11 @@ def plan(
                 for option in answer.neighbours
             ],
             "assumptions": assumed,
-            "setup": chosen.simulation.setup.plain(),
+            "setup": simulation.setup.plain(),
         }
         click.echo(json.dumps(record))
         return
-    click.echo(cluster_line(chosen.simulation))
+    click.echo(cluster_line(simulation))
     room = (
         f"{memory.engine / 1e9:,.1f} GB of weights, {memory.room / 1e9:,.1f} GB for keys and values"
     )

@@ -85,7 +85,7 @@ def simulate(
     chosen = SimulationSetup.load(setup, changes, base=written)
     simulation = Simulation.of(plan, chosen, measured=measured)
     outcome = simulation.run(steps=steps or 0, hours=hours or 0.0, seed=seed)
-    assumed = assumptions(chosen, simulation.shape, simulation.costs)
+    assumed = assumptions(chosen, simulation.shape, simulation.costs, simulation.learner)
     if like:
         assumed.append(
             f"seconds and episodes that the setup does not name are of {', '.join(like)}"
