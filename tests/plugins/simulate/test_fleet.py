@@ -52,9 +52,7 @@ def test_a_pool_computes_the_prompt_of_a_group_once() -> None:
         cluster = Cluster(costs=EngineCosts(overhead=1.0, prefill=0.01))
         cluster.turns = {n: turn(n, group=n // 4, prompt=100) for n in range(8)}
         async with pool_of(cluster, 2) as pool:
-            await asyncio.gather(
-                *(pool.sample(prompt_of(n // 4, n), Sampling()) for n in range(8))
-            )
+            await asyncio.gather(*(pool.sample(prompt_of(n // 4, n), Sampling()) for n in range(8)))
         return sum(decoder.prefilled for decoder in cluster.decoders)
 
     assert run_simulated(run) == 2 * 100
