@@ -14,6 +14,7 @@ from quintain.cli import main
 from quintain.errors import UsageError
 from quintain.models import CHUNK_ELEMENTS
 from quintain.recipe import Recipe, RunPlan
+from quintain.registry import current
 from quintain_simulate import Distribution, LearnerCosts, SimulationSetup
 from quintain_simulate.fit import MeasuredTurn, fitted_engine, fitted_learner, turn_rows
 from quintain_simulate.hardware import CONFIGS, gpus, module_of, shape_of
@@ -67,6 +68,15 @@ def test_a_plan_says_memory_hours_money_and_which_change_helps(
     assert {"1 GPU more for sampling", "1 GPU more for learning"} <= {
         change["change"] for change in plan["changes"]
     }
+
+
+@pytest.mark.parametrize("name", ["plan", "simulate"])
+def test_the_commands_are_known_to_import_torch(name: str) -> None:
+    """A terminal says why nothing happens for some seconds."""
+    [command] = current().matching(name, "command")
+    entry = current().entry(command)
+    assert entry is not None
+    assert "torch" in entry.tags
 
 
 def test_a_plan_without_room_for_the_learner_names_what_to_do(

@@ -78,7 +78,7 @@ def test_no_token_is_older_than_the_schedule_allows(schedule: str, bound: int) -
         cluster={"engines": 3},
         failures={"hours": 0.05, "restart": 20},
     )
-    assert max(outcome.staleness) <= bound
+    assert outcome.staleness.keys() == set(range(bound + 1))  # the schedule needs all of it
     assert sum(outcome.staleness.values()) == pytest.approx(1.0)
 
 

@@ -12,6 +12,8 @@ import click
 from quintain.cli import Count
 from quintain.recipe import Recipe, RunPlan
 
+from .options import setup_options
+
 
 class Gpus(click.ParamType[tuple[int, str]]):
     """A number and a kind, as in ``8:h100``."""
@@ -30,28 +32,7 @@ class Gpus(click.ParamType[tuple[int, str]]):
 @click.command()
 @click.argument("recipe", metavar="RECIPE")
 @click.option("--gpus", "-g", type=Gpus(), required=True, help="GPUs, as in 8:h100.")
-@click.option(
-    "--set",
-    "-s",
-    "overrides",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Set a recipe key (repeatable).",
-)
-@click.option(
-    "--setup",
-    "-f",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="TOML file of episodes and assumptions, as for `quintain simulate`.",
-)
-@click.option(
-    "--with",
-    "-w",
-    "changes",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Set a key of the setup, as in -w model=8b (repeatable).",
-)
+@setup_options
 @click.option("--steps", type=Count(1), help="Steps of the run (default: run.steps).")
 @click.option("--price", type=float, help="Price of a GPU for an hour, for the cost of the run.")
 @click.option(

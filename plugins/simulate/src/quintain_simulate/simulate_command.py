@@ -11,31 +11,12 @@ import click
 from quintain.cli import Count
 from quintain.recipe import Recipe, RunPlan
 
+from .options import setup_options
+
 
 @click.command()
 @click.argument("recipe", metavar="RECIPE")
-@click.option(
-    "--set",
-    "-s",
-    "overrides",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Set a recipe key (repeatable).",
-)
-@click.option(
-    "--setup",
-    "-f",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="TOML file of the cluster and the episodes.",
-)
-@click.option(
-    "--with",
-    "-w",
-    "changes",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Set a key of the setup, as in -w cluster.engines=8 (repeatable).",
-)
+@setup_options
 @click.option(
     "--like",
     multiple=True,

@@ -14,13 +14,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quintain import TokenEngine
+from quintain import Sampling, TokenEngine
 from quintain.console import Screen
 from quintain.errors import UsageError
 from quintain.recipe import RunPlan
-from quintain.registry import current
-from quintain.rollouts import RolloutContext
-from quintain.run import Collector
+from quintain.run import Collector, Replay, collector_for
 from quintain.tasks import Mixture
 from quintain_schedules import EnginePool
 
@@ -348,29 +346,16 @@ class _Run:
         return engine
 
     def _collector(self, engine: TokenEngine) -> Collector:
-        plan, environment = self._plan, Simulated()
-        kind: type[Collector] = (
-            current().load("collector", plan.schedule.collector)
-            if plan.schedule.overlaps
-            else Collector
-        )
-        return kind(
-            algorithm=plan.algorithm,
-            curriculum=Mixture([environment], seed=plan.seed),
-            environments=[environment],
-            names=["simulated"],
-            rollout_context=RolloutContext(
-                engine=engine,
-                run_seed=plan.seed,
-                concurrency=plan.concurrency or engine.concurrency or RolloutContext.concurrency,
-                retries=plan.retries,
-                play=EpisodePlayer(self._simulation.episodes(), self._cluster, plan.seed),
-            ),
-            groups=plan.groups,
-            group_size=plan.group_size,
-            min_group_size=plan.min_group_size,
-            screen=Screen(quiet=True),
-            schedule=plan.schedule,
+        plan = replace(
+            self._plan,
+            curriculum=Mixture,
+            labels=("simulated",),
+            names=("simulated",),
+            weights=(1.0,),
+            sampling=Sampling(),  # simulated turns have no text to stop at
             # More than it runs: a run that is about to end starts fewer groups.
             steps=10**9,
         )
+        play = EpisodePlayer(self._simulation.episodes(), self._cluster, plan.seed)
+        screen = Screen(quiet=True)
+        return collector_for(plan, engine, [Simulated()], {}, Replay(), screen, play)
