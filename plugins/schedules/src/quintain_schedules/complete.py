@@ -92,7 +92,7 @@ class CompleteGroups:
         """Remove and return the groups of *indices* and those with one of *reasons*, in the order
         of their tasks.
         """
-        taken, kept = [], []
+        taken, kept = list[CompleteGroup](), list[CompleteGroup]()
         for complete in self._groups:
             wanted = complete.group.index in indices or complete.reason in reasons
             (taken if wanted else kept).append(complete)

@@ -141,7 +141,7 @@ class ClusterPlanner:
         ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
         # Tied ones are one. Those that train have a gradient, and a copy of it that is added up.
         root = {id(end.weight): end.weight for end in ends}.values()
-        whole = sum(4 * weight.numel() * (3 if weight.requires_grad else 1) for weight in root)
+        whole: int = sum(4 * weight.numel() * (3 if weight.requires_grad else 1) for weight in root)
         logits = logits_bytes(self.plan, self.module, "gpu")
         return divided / ranks + whole + activations(self.plan, self.module) + logits
 
