@@ -26,7 +26,8 @@ from quintain.run.build import run_training
 from quintain.run.run import Run
 from quintain.store.run_folder import RunFolder
 from quintain.types.rollout import AnyGroup
-from quintain_schedules.collector import AsyncCollector, CompleteGroup
+from quintain_schedules.collector import AsyncCollector
+from quintain_schedules.complete import CompleteGroup
 
 from ..core.models.tiny import save_tiny
 from .forks import forked_runs
@@ -135,7 +136,8 @@ def test_a_resume_has_the_queued_groups_token_for_token(
         """Takes no batch before twice its groups are complete, so that the queue has some at each
         checkpoint.
         """
-        return None if len(self._usable()) < 2 * self.groups and self._running else batch(self)
+        ready = self._complete.count(rejected=True)
+        return None if ready < 2 * self.groups and self._running else batch(self)
 
     def saved(self: Run) -> None:
         save(self)

@@ -349,6 +349,19 @@ class Algorithm:
         return self.kl.active or any("ref" in piece.reads for piece in self.pieces)
 
     @property
+    def scores_prox(self) -> bool:
+        """Whether log-probs under prox are needed of all tokens before the first update: a piece
+        reads them, a KL penalty in the reward is computed from them, or ref is scored over the
+        vocabulary that prox keeps.
+        """
+        return bool(
+            self.advantage.reads - {"ref"}
+            or "top" in self.objective.reads
+            or (self.uses_reference and self.prune)
+            or self.kl.in_reward
+        )
+
+    @property
     def alters_reward(self) -> bool:
         """Whether the training reward differs from the environment's by a KL term or a penalty for
         length.

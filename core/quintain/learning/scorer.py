@@ -223,16 +223,7 @@ class TokenScorer:
         policies = FrozenPolicies(mu_logp=mu_logp, prox_logp=torch.full_like(mu_logp, float("nan")))
         everyone = range(len(flat_tokens.batch.samples))
         reads = algorithm.advantage.reads - {"ref"}
-        # Before the first update an advantage may read prox, a KL penalty in the reward needs it,
-        # and with pruning ref is scored over the vocabulary that prox keeps.
-        pruned_reference = algorithm.uses_reference and algorithm.prune
-        needs_all = (
-            reads
-            or "top" in algorithm.objective.reads
-            or pruned_reference
-            or algorithm.kl.in_reward
-        )
-        if samples := list(everyone) if needs_all else later:
+        if samples := list(everyone) if algorithm.scores_prox else later:
             scores = self.score(flat_tokens, samples)
             policies.prox_logp = scores["logp"]
             policies.prox = {name: scores[name] for name in reads - {"ratio", "top"}}

@@ -12,6 +12,7 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from .check import check_recipe as check_recipe
+    from .extends import put as put
     from .plan import EvaluationPlan as EvaluationPlan
     from .plan import RunPlan as RunPlan
     from .resolve import EnvironmentSpec as EnvironmentSpec

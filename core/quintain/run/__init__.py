@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from .. import lazy_names
 
 if TYPE_CHECKING:
+    from .build import collector_for as collector_for
     from .build import learner_options as learner_options
     from .build import run_training as run_training
     from .build import seed_everything as seed_everything
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .collect import check_failures as check_failures
     from .hooks import Hooks as Hooks
     from .hooks import hookimpl as hookimpl
+    from .replays import Replay as Replay
     from .run import Run as Run
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .estimate import MemoryPlan, activations, memory_of
+from .estimate import MemoryPlan, activations, logits_bytes, memory_of
 from .planner import MEMORY, MemoryPlanner, free_beside, room_of
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "MemoryPlanner",
     "activations",
     "free_beside",
+    "logits_bytes",
     "memory_of",
     "room_of",
 ]

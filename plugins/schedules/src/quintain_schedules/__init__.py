@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from .orders import LongestFirst
 from .pool import EnginePool
+from .prefixes import BLOCK
 from .presets import Areal, OneStepOff, Pipeline
 from .repack import repack
 
-__all__ = ["Areal", "EnginePool", "LongestFirst", "OneStepOff", "Pipeline", "repack"]
+__all__ = ["BLOCK", "Areal", "EnginePool", "LongestFirst", "OneStepOff", "Pipeline", "repack"]

@@ -28,20 +28,7 @@ from quintain.rollouts import RolloutRequest, RolloutRunner, Span
 from quintain.run import Collected, Collector, check_failures
 from quintain.types import AnyGroup, AnyRollout, trained
 
-
-@dataclass(frozen=True, kw_only=True)
-class CompleteGroup:
-    """A complete group outside of any batch.
-
-    Attributes:
-        reason: why it is rejected; empty if it is accepted.
-        oldest: the lowest version of the tokens that would train; ``None`` without such.
-    """
-
-    request: RolloutRequest
-    group: AnyGroup
-    reason: str
-    oldest: int | None
+from .complete import CompleteGroup, CompleteGroups
 
 
 @dataclass(kw_only=True)
@@ -54,7 +41,7 @@ class AsyncCollector(Collector):
         # With a staleness of 0, a resumed run repeats an unfinished step instead, bit for bit.
         self.saves_unfinished = self.schedule.max_staleness > 0
         self._step = 0
-        self._complete: list[CompleteGroup] = []
+        self._complete = CompleteGroups()
         self._taken: list[CompleteGroup] = []  # the learner's batch, until the step is complete
         self._running: dict[int, RolloutRequest] = {}  # running and waiting, by index
         self._started: dict[int, int] = {}  # the step at the start of a group, by index
@@ -103,6 +90,8 @@ class AsyncCollector(Collector):
         self._runner.concurrency += context.concurrency - self._concurrency
         self._concurrency = context.concurrency
         began = time.monotonic()
+        if self.schedule.stale != "retry":
+            self._abandon_old()
         with frozen_heap():
             while True:
                 self._refuse_stale()
@@ -143,7 +132,7 @@ class AsyncCollector(Collector):
         ahead = self.schedule.max_staleness
         batches = self.steps - self._step + 1
         taken = self.groups if self._taken else 0
-        ready = taken + len(self._usable())
+        ready = taken + self._complete.count(rejected=plan.resample == "none")
         overtaken = sum(count >= self.groups for count in self._overtaken.values())
         room = min(self.groups * (ahead + 1) + overtaken, self.groups * batches)
         room -= ready + len(self._running)
@@ -180,12 +169,6 @@ class AsyncCollector(Collector):
         if self.saves_unfinished and self._task is not None and not self._task.done():
             self._runner.add(self._admit())
 
-    def _usable(self) -> list[CompleteGroup]:
-        """Return the complete groups that count towards a batch, in the order of their tasks."""
-        every = self.algorithm.plan.resample == "none"
-        usable = [c for c in self._complete if c.reason != "stale" and (every or not c.reason)]
-        return sorted(usable, key=lambda c: c.group.index)
-
     def _choose(self, waiting: Sequence[tuple[RolloutRequest, int, int]]) -> int:
         position = self._order.choose(waiting) if self._order else 0
         self._started.setdefault(waiting[position][0].index, self._step)
@@ -216,7 +199,7 @@ class AsyncCollector(Collector):
         request = self._running.pop(group.index)
         self._started.pop(group.index, None)
         del self._overtaken[group.index]
-        self._complete.append(self._complete_group(request, group, self._rejection(group)))
+        self._complete.add(self._complete_group(request, group, self._rejection(group)))
         if not self._running:
             self._idle_from = time.monotonic()
         return (
@@ -240,20 +223,16 @@ class AsyncCollector(Collector):
         )
 
     def _refuse_stale(self) -> None:
-        """Refuse complete groups with a token that is too old, and abandon groups that run for too
-        long.
-        """
-        limit = self._version - self.schedule.max_staleness
-        for position, c in enumerate(self._complete):
-            if not c.reason and c.oldest is not None and c.oldest < limit:
-                self._complete[position] = replace(c, reason="stale")
-                if self.schedule.stale == "retry":
-                    self._retried += 1
-                    self._again.append(c.request)
-                    self._wasted.append(c.group)
-        if self.schedule.stale == "retry":
-            self._complete = [c for c in self._complete if c.reason != "stale"]
-            return
+        """Refuse complete groups with a token that is too old."""
+        refused = self._complete.refuse_older(self._version - self.schedule.max_staleness)
+        if refused and self.schedule.stale == "retry":
+            self._retried += len(refused)
+            self._again += [c.request for c in refused]
+            self._wasted += [c.group for c in refused]
+            self._complete.take(reasons={"stale"})
+
+    def _abandon_old(self) -> None:
+        """Abandon groups that run for too long. None becomes so until the next step."""
         first = self._step - self.schedule.max_staleness
         for index in [i for i in self._running if self._started.get(i, first) < first]:
             del self._started[index]
@@ -266,34 +245,25 @@ class AsyncCollector(Collector):
     # ---------------------------------------------------------------- batches
     def _batch(self) -> Collected | None:
         """Return the next batch, if it is complete or cannot become so."""
-        plan, usable = self.algorithm.plan, self._usable()
-        check_failures([c.group for c in self._complete], self.groups)
-        spent = plan.resample != "none" and len(self._complete) >= plan.attempts * self.groups
-        if len(usable) < self.groups and not spent and self._running:
+        plan, complete = self.algorithm.plan, self._complete
+        every = plan.resample == "none"
+        if not complete.valid:
+            check_failures([c.group for c in complete], self.groups)
+        spent = not every and len(complete) >= plan.attempts * self.groups
+        if complete.count(rejected=every) < self.groups and not spent and self._running:
             return None
-        if self.schedule.stale == "wait" and not spent:
-            # The groups that this batch does not take need later batches, each before it is too
-            # old. Sorted by age, the i-th oldest goes into the (i // groups)-th of these. If one of
-            # them would be too old by then, the learner waits for a running group, so that its
-            # weights do not move on.
-            started = [self._started.get(i, self._step) for i in self._running]
-            started += [
-                self._step if c.oldest is None else c.oldest + 1 for c in usable[self.groups :]
-            ]
-            ahead = self.schedule.max_staleness - self._step
-            if self._running and any(
-                s + ahead <= i // self.groups for i, s in enumerate(sorted(started))
-            ):
-                return None
-        batch = {c.group.index for c in usable[: self.groups]}
-        counted = (
-            ("stale",) if plan.resample == "none" else {c.reason for c in self._complete} - {""}
+        waits = self.schedule.stale == "wait" and not spent and bool(self._running)
+        started = Counter(self._started.get(index, self._step) for index in self._running)
+        if waits and self._would_be_stale(started):
+            return None  # whatever else is complete
+        usable = complete.usable(rejected=every)
+        started.update(
+            self._step if c.oldest is None else c.oldest + 1 for c in usable[self.groups :]
         )
-        self._taken = [c for c in self._complete if c.group.index in batch or c.reason in counted]
-        self._taken.sort(key=lambda c: c.group.index)
-        self._complete = [
-            c for c in self._complete if c.group.index not in {t.group.index for t in self._taken}
-        ]
+        if waits and self._would_be_stale(started):
+            return None
+        batch = {c.group.index for c in usable[: self.groups]}
+        self._taken = complete.take(batch, {"stale"} if every else complete.reasons())
         limit = f"{len(self._taken)} groups were tried, the limit of plan.attempts"
         wasted, self._wasted = self._wasted, []
         return Collected(
@@ -304,6 +274,22 @@ class AsyncCollector(Collector):
             cause=(self._exhausted or limit) if len(batch) < self.groups else "",
             wasted=wasted,
         )
+
+    def _would_be_stale(self, started: Counter[int]) -> bool:
+        """Return whether one of the groups that the next batch does not take would be too old for
+        its own, given how many were *started* in which step.
+
+        Each needs a later batch. Sorted by age, the i-th oldest goes into the (i // groups)-th of
+        these. If one would be too old by then, the learner waits for a running group, so that its
+        weights do not move on.
+        """
+        ahead = self.schedule.max_staleness - self._step
+        older = 0
+        for step in sorted(started):
+            older += started[step]
+            if step + ahead <= (older - 1) // self.groups:
+                return True
+        return False
 
     async def _progress(self) -> None:
         """Wait until a group is complete.
@@ -419,7 +405,7 @@ class AsyncCollector(Collector):
             group = Group(
                 task=request.task, rollouts=rollouts, environment=request.name, index=request.index
             )
-            self._complete.append(self._complete_group(request, group, entry["reason"]))
+            self._complete.add(self._complete_group(request, group, entry["reason"]))
         self._again = requests[len(self._complete) :]
 
     def _named(self, request: RolloutRequest) -> dict[str, Any]:

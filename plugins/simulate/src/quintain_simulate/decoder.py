@@ -89,7 +89,8 @@ class SimulatedDecoder:
         self.costs, self.version = costs, 0
         self.load = self.preempted = self.tokens = 0
         self.busy = self.decoding = self.prefilled = self.sequence_seconds = 0.0
-        self.down = False
+        self._answers = asyncio.Event()
+        self._answers.set()
         self._loop = asyncio.get_running_loop()
         self._now = self._ready = self._loop.time()  # prompts are computed until `_ready`
         self._steps = self._context = self._held = 0.0
@@ -104,6 +105,15 @@ class SimulatedDecoder:
         self._empty: list[asyncio.Future[None]] = []
 
     # ---------------------------------------------------------------- what callers ask for
+    @property
+    def down(self) -> bool:
+        """Whether it takes no turns, until `restart`."""
+        return not self._answers.is_set()
+
+    async def up(self) -> None:
+        """Wait until it takes turns."""
+        await self._answers.wait()
+
     def submit(self, turn: SimulatedTurn) -> None:
         """Decode *turn*.
 
@@ -176,13 +186,14 @@ class SimulatedDecoder:
         self._waiting.clear()
         self._forget()
         self._ready = self._now
-        self.down, self.load = True, 0
+        self.load = 0
+        self._answers.clear()
         self._left(0)
 
     def restart(self) -> None:
         """Take turns again."""
         self.advance()
-        self.down = False
+        self._answers.set()
 
     # ---------------------------------------------------------------- time
     def advance(self) -> None:

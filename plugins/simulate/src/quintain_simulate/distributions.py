@@ -39,19 +39,20 @@ class Distribution:
         """
         try:
             if isinstance(written, (int, float)):
-                return cls(f"{written:g}", _constant(_positive(written)))
+                return cls(repr(written), _constant(_positive(written)))
             if not isinstance(written, str):
-                values = [*map(_positive, written)]
-                return cls("mixture:" + ",".join(f"{v:g}*1" for v in values), _one_of(values))
-            name, _, rest = written.partition(":")
+                text = "mixture:" + ",".join(f"{_positive(value)!r}*1" for value in written)
+            else:
+                text = written
+            name, _, rest = text.partition(":")
             if not rest:
-                return cls(written, _constant(_positive(float(name))))
+                return cls(text, _constant(_positive(float(name))))
             if name == "mixture":
                 pairs = [part.split("*") for part in rest.split(",")]
                 weights = [_positive(float(weight)) for _, weight in pairs]
-                return cls(written, _mixture([_positive(float(v)) for v, _ in pairs], weights))
+                return cls(text, _mixture([_positive(float(v)) for v, _ in pairs], weights))
             numbers = [_positive(float(part)) for part in rest.split(",")]
-            return cls(written, NAMES[name](*numbers))
+            return cls(text, NAMES[name](*numbers))
         except (KeyError, TypeError, ValueError, IndexError) as e:
             raise UsageError(f"{written!r} is no distribution; expected {FORMS}") from e
 
@@ -64,12 +65,6 @@ def _positive(value: float) -> float:
 
 def _constant(value: float) -> Callable[[Random], float]:
     return lambda random: value
-
-
-def _one_of(values: Sequence[float]) -> Callable[[Random], float]:
-    if not values:
-        raise ValueError("no values")
-    return lambda random: random.choice(values)
 
 
 def _mixture(values: Sequence[float], weights: Sequence[float]) -> Callable[[Random], float]:

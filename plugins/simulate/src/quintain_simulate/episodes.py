@@ -24,7 +24,7 @@ from quintain.types import (
 
 from .decoder import SimulatedTurn
 from .distributions import Distribution
-from .fleet import NOBODY, Cluster
+from .fleet import NOBODY, Cluster, prompt_of
 
 
 class EpisodeStep(NamedTuple):
@@ -128,7 +128,7 @@ class EpisodePlayer:
                     prompt=length,
                     tokens=step.tokens,
                 )
-                sampled = await engine.sample((number,), context.sampling)
+                sampled = await engine.sample(prompt_of(request.index, number), context.sampling)
                 spans += zip(sampled.versions, map(int, sampled.logps), strict=True)
                 length += step.tokens
                 if step.wait:

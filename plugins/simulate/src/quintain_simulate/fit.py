@@ -21,6 +21,14 @@ from .episodes import EpisodeStep
 FIRST = 2
 """The first steps of a run warm caches up, and do not count."""
 
+NOT_MEASURED_ENGINE = dict.fromkeys(
+    ("weights", "compute", "context", "prefill", "prefill_context"), 0.0
+)
+NOT_MEASURED_LEARNER = {"sequence": 0.0, "pair": 0.0}
+"""Seconds that those of a token hold in a fit: without a 0, the data sheet of a GPU adds its own.
+For the same reason, the fitted episodes have no prompt: the learner's token is a sampled one.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredTurn:
@@ -50,26 +58,49 @@ def setup_like(
                 f"run {name!r} has no timelines after step {FIRST}; they are recorded while a run "
                 "trains, unless QUINTAIN_TIMELINE is off"
             )
-        spans = [span for step in steps for span in read_trace(run.path, step).spans]
-        of_run = [*episodes_of(spans)]
-        episodes += of_run
-        rows += turn_rows([turn for episode in of_run for turn in episode])
+        by_step = [read_trace(run.path, step).spans for step in steps]
+        episodes += [episode for spans in by_step for episode in episodes_of(spans)]
+        # Turns of evaluations and of unfinished episodes take seconds of the engine, too.
+        rows += turn_rows([turn for spans in by_step for _, turn in turns_of(spans)])
         updates += [record for record in run.metrics() if record.get("step", 0) > FIRST]
     measured = tuple(tuple(_steps(episode)) for episode in episodes)
-    return measured, {"engine": fitted_engine(rows), "learner": fitted_learner(updates)}
+    return measured, {
+        "engine": NOT_MEASURED_ENGINE | fitted_engine(rows),
+        "learner": NOT_MEASURED_LEARNER | fitted_learner(updates),
+        "episodes": {"prompt": 0},
+    }
 
 
-def episodes_of(spans: Sequence[Timed]) -> Iterator[list[MeasuredTurn]]:
-    """Yield the turns of each finished episode among *spans*, in order."""
-    turns: dict[int, list[MeasuredTurn]] = defaultdict(list)
+def turns_of(spans: Sequence[Timed]) -> Iterator[tuple[int, MeasuredTurn]]:
+    """Yield each turn among the *spans* of one step that sampled tokens, after the id of the span
+    around it.
+    """
     for span in spans:
         tokens = span.attributes.get("tokens", 0)
         if span.kind == "turn" and tokens:
-            turns[span.parent].append(
-                MeasuredTurn(began=span.began, ended=span.ended, tokens=tokens)
-            )
+            yield span.parent, MeasuredTurn(began=span.began, ended=span.ended, tokens=tokens)
+
+
+def episodes_of(spans: Sequence[Timed]) -> Iterator[list[MeasuredTurn]]:
+    """Yield the turns of each training episode that ended among the *spans* of one step, in order.
+
+    A turn that ended in an earlier step than its episode is missing: its span is in the file of
+    that step, and its episode is not.
+    """
+    by_id = {span.id: span for span in spans}
+    turns: dict[int, list[MeasuredTurn]] = defaultdict(list)
+    for parent, turn in turns_of(spans):
+        around = by_id.get(parent)
+        if around is not None and around.kind == "episode" and not _is_evaluated(around, by_id):
+            turns[parent].append(turn)
     for episode in turns.values():
         yield sorted(episode, key=lambda turn: turn.began)
+
+
+def _is_evaluated(span: Timed, by_id: Mapping[int, Timed]) -> bool:
+    """Return whether *span* lies inside an evaluation."""
+    around = by_id.get(span.parent)
+    return around is not None and (around.kind == "evaluation" or _is_evaluated(around, by_id))
 
 
 def _steps(turns: Sequence[MeasuredTurn]) -> Iterator[EpisodeStep]:

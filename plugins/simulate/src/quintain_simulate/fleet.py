@@ -7,13 +7,16 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from quintain import InfrastructureError, Sampled, Sampling, TokenEngine, Weights
+from quintain_schedules import BLOCK
 
 from .costs import EngineCosts
 from .decoder import SimulatedDecoder, SimulatedTurn
 
+PROMPT = BLOCK + 1
+"""Ids of a prompt: a block of the group, and the number of the turn."""
 ENDLESS = 1 << 60
 """The context of an engine whose memory alone limits it."""
 NOBODY: Any = None
@@ -52,6 +55,7 @@ class Cluster:
     Attributes:
         transfer: seconds in which an engine takes new weights.
         turns: by the number that stands for a prompt.
+        decoders: all of them; *spare* are those whose engine was closed.
     """
 
     costs: EngineCosts
@@ -59,10 +63,15 @@ class Cluster:
     failures: Failures = field(default_factory=Failures)
     turns: dict[int, SimulatedTurn] = field(default_factory=dict)
     decoders: list[SimulatedDecoder] = field(default_factory=list)
+    spare: list[SimulatedDecoder] = field(default_factory=list)
     failed: int = 0
 
     def decoder(self) -> SimulatedDecoder:
-        """Return one more decoder, which fails as `failures` says."""
+        """Return a spare decoder, which may still be down, or one more, which fails as `failures`
+        says.
+        """
+        if self.spare:
+            return self.spare.pop()
         decoder = SimulatedDecoder(self.costs)
         self.decoders.append(decoder)
         if self.failures.every:
@@ -130,12 +139,19 @@ class Loads:
         return next(iter(self._buckets[self._least]))
 
 
+def prompt_of(group: int, number: int) -> tuple[int, ...]:
+    """Return the ids that stand for the prompt of turn *number* in ``Cluster.turns``. They begin
+    with a block of their *group*, by which a pool finds the replica that has its prompt.
+    """
+    return (*(group,) * BLOCK, number)
+
+
 class SimulatedEngine(TokenEngine):
     """*engines* decoders that are used as one, or a replica of the engine ``pool`` with one.
 
-    A prompt is one number, that of a turn in ``cluster.turns``; after a segment of a pool, the ids
-    that it has sampled follow. What `sample` returns counts in spans: ``versions`` has one entry
-    for each version of the weights, and ``logps`` the number of its tokens.
+    A prompt is made by `prompt_of`; after a segment of a pool, the ids that it has sampled follow.
+    What `sample` returns counts in spans: ``versions`` has one entry for each version of the
+    weights, and ``logps`` the number of its tokens. It has ids only if the turn goes on.
 
     Turns go to the least loaded decoder, or to that of their group if it has a slot. Without
     `in_flight_updates`, a decoder takes new weights when its turns have ended, as replicas of a
@@ -155,37 +171,57 @@ class SimulatedEngine(TokenEngine):
         self._loads = Loads(engines)
         self._opened = asyncio.Event()
 
+    async def __aenter__(self) -> Self:
+        """Start: wait for decoders that are down, as for a server that loads its model."""
+        for decoder in self._decoders:
+            await decoder.up()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Leave the decoders to the engine that replaces this one in a pool."""
+        self.cluster.spare += self._decoders
+
+    async def probe(self) -> None:
+        """Do nothing while a decoder answers.
+
+        Raises:
+            InfrastructureError: all are down.
+        """
+        if all(decoder.down for decoder in self._decoders):
+            raise InfrastructureError("all simulated engines are down")
+
     @property
     def concurrency(self) -> int | None:
         return len(self._decoders) * self.cluster.costs.slots
 
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
-        turn = self.cluster.turns[ids[0]]
-        part = self._part(turn, len(ids) - 1, sampling)
+        turn, done = self.cluster.turns[ids[BLOCK]], len(ids) - PROMPT
+        part = self._part(turn, done, sampling)
         while True:
             number = await self._place(turn.group)
             decoder = self._decoders[number]
-            part.done = done = asyncio.get_running_loop().create_future()
+            part.done = ended = asyncio.get_running_loop().create_future()
             self._loads.change(number, 1)
             try:
                 decoder.submit(part)
-                await done
+                await ended
                 break
             except InfrastructureError:
                 self._lose(number)
                 if len(self._lost) == len(self._decoders):
                     raise
-                part = self._part(turn, len(ids) - 1, sampling)  # from its beginning
+                part = self._part(turn, done, sampling)  # from its beginning
             except asyncio.CancelledError:
                 decoder.cancel(part)
                 raise
             finally:
                 self._loads.change(number, -1)
+        over = done + part.tokens == turn.tokens
         return Sampled(
-            ids=(0,) * part.tokens,
+            ids=() if over else (0,) * part.tokens,
             logps=tuple(float(tokens) for _, tokens in part.spans),
             versions=tuple(version for version, _ in part.spans),
-            finish="stop" if len(ids) - 1 + part.tokens == turn.tokens else "length",
+            finish="stop" if over else "length",
         )
 
     @staticmethod

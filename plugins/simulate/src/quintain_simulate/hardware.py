@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from quintain.errors import UsageError, did_you_mean
+from quintain.models import cache_shape, module_on_paper
+from quintain.recipe import RunPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,14 +21,12 @@ class Gpu:
         memory: bytes.
         bandwidth: bytes a second of its memory.
         flops: of bfloat16 a second, without sparsity.
-        link: bytes a second to the other GPUs of its node.
     """
 
     name: str
     memory: float
     bandwidth: float
     flops: float
-    link: float
 
 
 @cache
@@ -39,7 +39,6 @@ def gpus() -> dict[str, Gpu]:
             memory=1e9 * row["memory"],
             bandwidth=1e9 * row["bandwidth"],
             flops=1e12 * row["bf16"],
-            link=1e9 * row["link"],
         )
         for name, row in table.items()
     }
@@ -73,7 +72,6 @@ class ModelShape:
     parameters: float
     active: float
     layers: int
-    hidden: int
     heads: int
     key_heads: int
     head: int
@@ -139,20 +137,29 @@ def module_of(size: str) -> Any:
         return AutoModelForCausalLM.from_config(config)
 
 
+def module_for(plan: RunPlan, size: str) -> Any:
+    """Return the module of a *size* of `CONFIGS`, or without one that of the recipe's model;
+    ``None`` if this has no configuration here. It has neither weights nor adapters.
+
+    Raises:
+        UsageError: there is no such size.
+    """
+    return module_of(size) if size else module_on_paper(plan.model.name, None)
+
+
 def shape_of(module: Any, name: str) -> ModelShape:
     """Return the shape of *module*, which needs no weights."""
     config = module.config.get_text_config()
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    heads = config.num_attention_heads
+    layers, key_heads, head = cache_shape(config)
     return ModelShape(
         name=name,
         parameters=parameters,
         active=parameters - idle_experts(module, config),
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=heads,
-        key_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        layers=layers,
+        heads=config.num_attention_heads,
+        key_heads=key_heads,
+        head=head,
     )
 
 

@@ -12,6 +12,8 @@ import click
 from quintain.cli import Count
 from quintain.recipe import Recipe, RunPlan
 
+from .options import setup_options
+
 
 class Gpus(click.ParamType[tuple[int, str]]):
     """A number and a kind, as in ``8:h100``."""
@@ -30,28 +32,7 @@ class Gpus(click.ParamType[tuple[int, str]]):
 @click.command()
 @click.argument("recipe", metavar="RECIPE")
 @click.option("--gpus", "-g", type=Gpus(), required=True, help="GPUs, as in 8:h100.")
-@click.option(
-    "--set",
-    "-s",
-    "overrides",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Set a recipe key (repeatable).",
-)
-@click.option(
-    "--setup",
-    "-f",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="TOML file of episodes and assumptions, as for `quintain simulate`.",
-)
-@click.option(
-    "--with",
-    "-w",
-    "changes",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Set a key of the setup, as in -w model=8b (repeatable).",
-)
+@setup_options
 @click.option("--steps", type=Count(1), help="Steps of the run (default: run.steps).")
 @click.option("--price", type=float, help="Price of a GPU for an hour, for the cost of the run.")
 @click.option(
@@ -97,10 +78,11 @@ def plan(
     seconds = total * outcome.step_seconds
     gpu_hours = seconds / 3600 * chosen.gpus
     cost = None if price is None else price * gpu_hours
-    assumed = assumptions(chosen.simulation.setup, planner.shape, chosen.simulation.costs)
+    simulation = chosen.simulation
+    assumed = assumptions(simulation.setup, planner.shape, simulation.costs, simulation.learner)
     if as_json:
         record = {
-            "cluster": cluster_line(chosen.simulation),
+            "cluster": cluster_line(simulation),
             "memory": vars(memory),
             "figures": outcome.figures(),
             "steps": total,
@@ -117,11 +99,11 @@ def plan(
                 for option in answer.neighbours
             ],
             "assumptions": assumed,
-            "setup": chosen.simulation.setup.plain(),
+            "setup": simulation.setup.plain(),
         }
         click.echo(json.dumps(record))
         return
-    click.echo(cluster_line(chosen.simulation))
+    click.echo(cluster_line(simulation))
     room = (
         f"{memory.engine / 1e9:,.1f} GB of weights, {memory.room / 1e9:,.1f} GB for keys and values"
     )

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from random import Random
 from typing import Any
 
+import torch
+
 from quintain.errors import UsageError
 from quintain.interfaces import Schedule
-from quintain.models import CHUNK_ELEMENTS, module_on_paper
+from quintain.models import installed_adapters
 from quintain.recipe import RunPlan
-from quintain.registry import current
-from quintain_memory import MemoryPlan, activations, memory_of
+from quintain_memory import MemoryPlan, activations, logits_bytes, memory_of
 
-from .hardware import Gpu, ModelShape, gpu_named, module_of, shape_of
-from .roofline import BYTES, all_gpus
-from .setup import SimulationSetup
+from .hardware import Gpu, ModelShape, gpu_named, module_for, shape_of
+from .roofline import BYTES, NO_CONFIGURATION, all_gpus, learner_gpus
+from .setup import ClusterTable, SimulationSetup
 from .simulation import Outcome, Simulation
 
 WEIGHTS_SHARE = 0.6
@@ -82,7 +83,7 @@ class ClusterPlanner:
     Attributes:
         plan: of the recipe.
         setup: whose cluster has the kind of GPU; its numbers of GPUs are replaced.
-        module: the model, without weights.
+        module: what the learner trains, without weights; with the adapters of the recipe.
         steps: of each simulation; 0 is as many as the figures need.
     """
 
@@ -92,6 +93,9 @@ class ClusterPlanner:
     shape: ModelShape
     gpus: int
     steps: int = 0
+    _simulated: dict[tuple[ClusterTable, Schedule], tuple[Simulation, Outcome]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(cls, plan: RunPlan, setup: SimulationSetup, gpus: int, steps: int = 0) -> ClusterPlanner:
@@ -100,16 +104,13 @@ class ClusterPlanner:
         Raises:
             UsageError: the size of the model is not known.
         """
-        if setup.model:
-            module, name = module_of(setup.model), setup.model
-        else:
-            module, name = module_on_paper(plan.model.name, None), plan.model.name
+        module = module_for(plan, setup.model)
         if module is None:
-            raise UsageError(
-                "the model of the recipe has no configuration here: name its size, as in "
-                "--with model=8b"
-            )
-        shape = shape_of(module, name)
+            raise UsageError(NO_CONFIGURATION)
+        shape = shape_of(module, setup.model or plan.model.name)  # engines have no adapters
+        if plan.model.lora is not None:
+            with torch.device("meta"):
+                module = installed_adapters().with_adapters(module, plan.model.lora.model_dump())
         return cls(plan=plan, setup=setup, module=module, shape=shape, gpus=gpus, steps=steps)
 
     @property
@@ -130,18 +131,32 @@ class ClusterPlanner:
 
     def rank_bytes(self, ranks: int) -> float:
         """Return the bytes of each of *ranks* GPUs of the learner, by the formula of
-        docs/distributed.md: its share of what is divided, embeddings and output layer three times,
-        the activations of a micro-batch and its logits.
+        docs/distributed.md: its share of what is divided, embeddings and output layer (three times
+        if they train), the activations of a micro-batch and its logits.
         """
         memory = self.memory
         divided = memory.weights + memory.gradients + memory.moments + memory.reference
         if ranks == 1:
             return divided + memory.activations
         ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
-        # tied ones are one
-        root: int = sum({id(end.weight): end.weight.numel() for end in ends}.values())
-        logits = 3 * 4 * CHUNK_ELEMENTS["gpu"]
-        return divided / ranks + 3 * 4 * root + activations(self.plan, self.module) + logits
+        # Tied ones are one. Those that train have a gradient, and a copy of it that is added up.
+        root = {id(end.weight): end.weight for end in ends}.values()
+        whole: int = sum(4 * weight.numel() * (3 if weight.requires_grad else 1) for weight in root)
+        logits = logits_bytes(self.plan, self.module, "gpu")
+        return divided / ranks + whole + activations(self.plan, self.module) + logits
+
+    def holds(self, ranks: int) -> bool:
+        """Return whether *ranks* GPUs hold the learner."""
+        return self.rank_bytes(ranks) <= self.setup.assumed.memory * self.gpu.memory
+
+    def check_learner(self, ranks: int) -> None:
+        """Raise a `UsageError` if *ranks* GPUs do not hold the learner."""
+        if not self.holds(ranks):
+            raise UsageError(
+                f"the learner takes {self.rank_bytes(ranks) / 1e9:,.0f} GB on each of {ranks} x "
+                f"{self.gpu.name}, which has {self.gpu.memory / 1e9:g} GB: take more GPUs, train "
+                "adapters (model.lora={}), or set learner.checkpoint_activations=true"
+            )
 
     def least_ranks(self) -> int:
         """Return the fewest GPUs that hold the learner.
@@ -149,14 +164,9 @@ class ClusterPlanner:
         Raises:
             UsageError: not even all of them do.
         """
-        for ranks in range(1, self.gpus + 1):
-            if self.rank_bytes(ranks) <= self.setup.assumed.memory * self.gpu.memory:
-                return ranks
-        raise UsageError(
-            f"the learner takes {self.rank_bytes(self.gpus) / 1e9:,.0f} GB on each of {self.gpus} x "
-            f"{self.gpu.name}, which has {self.gpu.memory / 1e9:g} GB: take more GPUs, train "
-            "adapters (model.lora={}), or set learner.checkpoint_activations=true"
-        )
+        least = next((ranks for ranks in range(1, self.gpus + 1) if self.holds(ranks)), self.gpus)
+        self.check_learner(least)
+        return least
 
     def with_cluster(self, **fields: Any) -> SimulationSetup:
         """Return the setup with other numbers of GPUs."""
@@ -166,8 +176,13 @@ class ClusterPlanner:
 
     def simulated(self, text: str, setup: SimulationSetup, plan: RunPlan | None = None) -> Option:
         """Return the outcome of a cluster."""
-        simulation = Simulation(plan=plan or self.plan, setup=setup, shape=self.shape)
-        return Option(text=text, simulation=simulation, outcome=simulation.run(steps=self.steps))
+        plan = plan or self.plan
+        key = setup.cluster, plan.schedule  # all that differs between options
+        if key not in self._simulated:
+            simulation = Simulation(plan=plan, setup=setup, shape=self.shape)
+            self._simulated[key] = simulation, simulation.run(steps=self.steps)
+        simulation, outcome = self._simulated[key]
+        return Option(text=text, simulation=simulation, outcome=outcome)
 
     def division(self) -> SimulationSetup:
         """Return the division whose slower part is quickest, by means without a simulation.
@@ -175,11 +190,14 @@ class ClusterPlanner:
         Raises:
             UsageError: the GPUs do not hold engine and learner.
         """
-        each, least = self.gpus_per_engine(), self.least_ranks()
+        each = self.gpus_per_engine()
         if not self.plan.schedule.overlaps:
             if self.gpus < each:
                 raise UsageError(f"an engine needs {each} GPUs; there are {self.gpus}")
-            return self.with_cluster(engines=self.gpus // each, gpus_per_engine=each, shared=True)
+            shared = self.with_cluster(engines=self.gpus // each, gpus_per_engine=each, shared=True)
+            self.check_learner(learner_gpus(shared))
+            return shared
+        least = self.least_ranks()
         best: tuple[float, int] | None = None
         for engines in range(1, (self.gpus - least) // each + 1):
             ranks = self.gpus - engines * each
@@ -246,8 +264,7 @@ class ClusterPlanner:
             chosen = replace(better, text="")
         neighbours.sort(key=lambda n: -n.outcome.tokens_per_second)
         setup = chosen.simulation.setup
-        each, shared = setup.cluster.gpus_per_engine, setup.cluster.shared
-        ranks = all_gpus(setup) if shared else setup.cluster.learner_gpus
+        each, ranks = setup.cluster.gpus_per_engine, learner_gpus(setup)
         weights = BYTES * self.shape.parameters / each
         room = chosen.simulation.costs.capacity * self.shape.cache_bytes / each
         memory = RankMemory(rank=self.rank_bytes(ranks), engine=weights, room=room)
@@ -289,5 +306,4 @@ class ClusterPlanner:
             double = 2 * now.max_staleness
             yield f"max_staleness = {double}", replace(now, max_staleness=double)
             if not now.in_flight_updates:
-                areal = current().load("schedule", "areal")
-                yield "updates in flight", areal(max_staleness=now.max_staleness)
+                yield "updates in flight", replace(now, in_flight_updates=True)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from quintain import Algorithm
 from quintain.errors import UsageError
 
 from .costs import EngineCosts, LearnerCosts
@@ -19,8 +20,11 @@ from .setup import SimulationSetup
 
 BYTES = 2
 """Of a weight, key or value while sampling: half precision."""
-SLOTS = 256
-"""Sequences that an engine decodes at once by default."""
+SIZES = frozenset({"slots", "capacity"})
+"""What `EngineCosts` has beside seconds."""
+NO_CONFIGURATION = (
+    "the model of the recipe has no configuration here: name its size, as in --with model=8b"
+)
 
 
 def engine_costs(setup: SimulationSetup, shape: ModelShape | None) -> EngineCosts:
@@ -30,14 +34,20 @@ def engine_costs(setup: SimulationSetup, shape: ModelShape | None) -> EngineCost
         UsageError: neither is known, or the weights do not fit.
     """
     written = _written(setup.engine)
-    if {"slots", "capacity"}.issuperset(written):
-        if shape is None:
-            raise UsageError(
-                "the model of the recipe has no configuration here: name its size, as in "
-                "--with model=8b, or write the costs of [engine] and [learner]"
-            )
+    if not engine_by_gpu(setup):
+        return EngineCosts(**written)
+    if shape is not None:
         return EngineCosts(**{**_engine_by_gpu(setup, shape), **written})
+    if SIZES.issuperset(written):
+        raise UsageError(f"{NO_CONFIGURATION}, or write the costs of [engine] and [learner]")
     return EngineCosts(**written)
+
+
+def engine_by_gpu(setup: SimulationSetup) -> set[str]:
+    """Return the seconds of an engine that ``[engine]`` leaves to its GPUs. Where it has all of
+    them, as those of a run are, the GPU limits neither slots nor memory.
+    """
+    return type(setup.engine).model_fields.keys() - SIZES - _written(setup.engine).keys()
 
 
 def _engine_by_gpu(setup: SimulationSetup, shape: ModelShape) -> dict[str, Any]:
@@ -58,16 +68,25 @@ def _engine_by_gpu(setup: SimulationSetup, shape: ModelShape) -> dict[str, Any]:
         "context": shape.cache_bytes / bandwidth,
         "prefill": 2 * shape.active / flops,
         "prefill_context": shape.pair_flops / flops,
-        "slots": SLOTS,
         "capacity": room / shape.cache_bytes,
     }
 
 
-def learner_costs(setup: SimulationSetup, shape: ModelShape | None, frozen: int) -> LearnerCosts:
+def forward_passes(algorithm: Algorithm, groups: int) -> float:
+    """Return the passes that an update on *groups* groups takes for a token, forward ones with the
+    backward pass as two: each epoch, ref, and prox of what trains after the first optimizer step.
+    """
+    minibatches = min(algorithm.minibatches, groups)
+    # as in `quintain.learning.learner.Learner.prepare`
+    prox = 1.0 if algorithm.scores_prox else 1 - 1 / minibatches
+    return 3 * algorithm.epochs + algorithm.uses_reference + prox
+
+
+def learner_costs(setup: SimulationSetup, shape: ModelShape | None, passes: float) -> LearnerCosts:
     """Return the costs of the learner: those of ``[learner]``, the others by its GPUs.
 
     Args:
-        frozen: further passes over a batch without a gradient: a reference, or prox.
+        passes: `forward_passes` of an update.
 
     Raises:
         UsageError: neither is known.
@@ -80,13 +99,12 @@ def learner_costs(setup: SimulationSetup, shape: ModelShape | None, frozen: int)
                 "base and token, or name the size of the model, as in --with model=8b"
             )
         return LearnerCosts(**written)
-    return LearnerCosts(**{**_learner_by_gpu(setup, shape, frozen), **written})
+    return LearnerCosts(**{**_learner_by_gpu(setup, shape, passes), **written})
 
 
-def _learner_by_gpu(setup: SimulationSetup, shape: ModelShape, frozen: int) -> dict[str, Any]:
+def _learner_by_gpu(setup: SimulationSetup, shape: ModelShape, passes: float) -> dict[str, Any]:
     gpu, cluster, assumed = gpu_named(setup.cluster.gpu), setup.cluster, setup.assumed
     flops = gpu.flops * learner_gpus(setup) * assumed.mfu
-    passes = 3 + frozen
     per_gpu = BYTES * shape.parameters / cluster.gpus_per_engine
     return {
         "base": assumed.update,
@@ -111,29 +129,43 @@ def all_gpus(setup: SimulationSetup) -> int:
     return sampling_gpus(setup) + (0 if setup.cluster.shared else setup.cluster.learner_gpus)
 
 
-def assumptions(setup: SimulationSetup, shape: ModelShape | None, costs: EngineCosts) -> list[str]:
-    """Return what a simulation assumes, one line each."""
+def assumptions(
+    setup: SimulationSetup, shape: ModelShape | None, engine: EngineCosts, learner: LearnerCosts
+) -> list[str]:
+    """Return what a simulation with the costs *engine* and *learner* assumes, one line each."""
     lines = []
     cluster, assumed, episodes = setup.cluster, setup.assumed, setup.episodes
-    by_gpu = {"slots", "capacity"}.issuperset(_written(setup.engine))
-    if by_gpu and shape is not None:
+    engine_left = engine_by_gpu(setup) if shape is not None else set()
+    learner_left = type(setup.learner).model_fields.keys() - _written(setup.learner).keys()
+    if shape is None:
+        learner_left = set()
+    if engine_left or learner_left:
         gpu: Gpu = gpu_named(cluster.gpu)
-        lines += [
+        lines.append(
             f"{gpu.name}: {gpu.memory / 1e9:g} GB, {gpu.bandwidth / 1e9:,.0f} GB/s, "
-            f"{gpu.flops / 1e12:g} TFLOP/s in bfloat16 (data sheet)",
-            f"decoding reaches {assumed.bandwidth:.0%} of the bandwidth, prompts {assumed.compute:.0%} "
-            f"of the FLOP/s, a step takes {1e3 * costs.overhead:.1f} ms beside",
-        ]
-    else:
-        lines.append("the engine's seconds are as written or measured")
-    if shape is not None and not setup.learner.token:
-        lines.append(
-            f"the learner reaches {assumed.mfu:.0%} of the FLOP/s, and takes {assumed.update:g} s "
-            f"beside its tokens"
+            f"{gpu.flops / 1e12:g} TFLOP/s in bfloat16 (data sheet)"
         )
-    if not setup.learner.transfer:
+    if engine_left & {"weights", "context"}:
+        lines.append(f"decoding reaches {assumed.bandwidth:.0%} of the bandwidth")
+    if engine_left & {"compute", "prefill", "prefill_context"}:
+        lines.append(f"prompts and large batches reach {assumed.compute:.0%} of the FLOP/s")
+    lines.append(f"a step of decoding takes {1e3 * engine.overhead:.1f} ms beside")
+    if written := _seconds(setup.engine):
+        lines.append(f"the engine's seconds as written or measured: {written}")
+    if "token" in learner_left:
+        lines.append(f"the learner reaches {assumed.mfu:.0%} of the FLOP/s")
+    lines.append(f"an update takes {learner.base:g} s beside its tokens")
+    if written := _seconds(setup.learner):
+        lines.append(f"the learner's seconds as written or measured: {written}")
+    by_network = f", by {assumed.transfer:g} s and their bytes at {cluster.network:g} GB/s a GPU"
+    lines.append(
+        f"weights take {learner.transfer:.3g} s to the engines"
+        + (by_network if "transfer" in learner_left else "")
+    )
+    if cluster.shared:
         lines.append(
-            f"weights take {assumed.transfer:g} s and their bytes at {cluster.network:g} GB/s a GPU"
+            "engines and learner take turns on the GPUs and each has the whole memory in its turn: "
+            "what the other one holds is elsewhere meanwhile"
         )
     reply = episodes.reply.text if episodes.reply else "by sampling.max_tokens"
     lines.append(
@@ -141,9 +173,9 @@ def assumptions(setup: SimulationSetup, shape: ModelShape | None, costs: EngineC
         f"tool tokens {episodes.added.text}, waits {episodes.wait.text} s, start "
         f"{episodes.start.text} s, {episodes.lost:.1%} lost"
     )
-    capacity = f"{costs.capacity:,.0f}" if math.isfinite(costs.capacity) else "any number of"
+    capacity = f"{engine.capacity:,.0f}" if math.isfinite(engine.capacity) else "any number of"
     lines.append(
-        f"an engine decodes {costs.slots} sequences at once, with {capacity} tokens in all"
+        f"an engine decodes {engine.slots} sequences at once, with {capacity} tokens in all"
     )
     if setup.failures.hours:
         lines.append(
@@ -151,6 +183,12 @@ def assumptions(setup: SimulationSetup, shape: ModelShape | None, costs: EngineC
             f"{setup.failures.restart:g} s"
         )
     return lines
+
+
+def _seconds(table: Any) -> str:
+    """Return the seconds that *table* has, with their names; empty for none."""
+    written = _written(table)
+    return ", ".join(f"{name} {value:g}" for name, value in written.items() if name not in SIZES)
 
 
 def _written(table: Any) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from quintain.errors import UsageError
-from quintain.recipe import parsed_override
+from quintain.recipe import parsed_override, put
 
 from .distributions import Distribution
 
@@ -156,13 +156,7 @@ class SimulationSetup(_Table):
             table[name] = {**values, **table.get(name, {})}
         for text in changes:
             change = parsed_override(text)
-            where = table
-            *tables, key = change.path
-            for name in tables:
-                where = where.setdefault(name, {})
-                if not isinstance(where, dict):
-                    raise UsageError(f"{text!r}: {name} is no table")
-            where[key] = change.value
+            put(table, change.path, change.value)
         return cls.of(table)
 
     @classmethod

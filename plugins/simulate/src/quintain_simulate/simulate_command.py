@@ -11,31 +11,12 @@ import click
 from quintain.cli import Count
 from quintain.recipe import Recipe, RunPlan
 
+from .options import setup_options
+
 
 @click.command()
 @click.argument("recipe", metavar="RECIPE")
-@click.option(
-    "--set",
-    "-s",
-    "overrides",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Set a recipe key (repeatable).",
-)
-@click.option(
-    "--setup",
-    "-f",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="TOML file of the cluster and the episodes.",
-)
-@click.option(
-    "--with",
-    "-w",
-    "changes",
-    multiple=True,
-    metavar="A.B=VALUE",
-    help="Set a key of the setup, as in -w cluster.engines=8 (repeatable).",
-)
+@setup_options
 @click.option(
     "--like",
     multiple=True,
@@ -85,7 +66,7 @@ def simulate(
     chosen = SimulationSetup.load(setup, changes, base=written)
     simulation = Simulation.of(plan, chosen, measured=measured)
     outcome = simulation.run(steps=steps or 0, hours=hours or 0.0, seed=seed)
-    assumed = assumptions(chosen, simulation.shape, simulation.costs)
+    assumed = assumptions(chosen, simulation.shape, simulation.costs, simulation.learner)
     if like:
         assumed.append(
             f"seconds and episodes that the setup does not name are of {', '.join(like)}"

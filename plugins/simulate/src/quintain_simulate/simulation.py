@@ -14,14 +14,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quintain import TokenEngine
+from quintain import Sampling, TokenEngine
 from quintain.console import Screen
 from quintain.errors import UsageError
-from quintain.models import module_on_paper
 from quintain.recipe import RunPlan
-from quintain.registry import current
-from quintain.rollouts import RolloutContext
-from quintain.run import Collected, Collector
+from quintain.run import Collector, Replay, collector_for
 from quintain.tasks import Mixture
 from quintain_schedules import EnginePool
 
@@ -30,8 +27,8 @@ from .costs import EngineCosts, LearnerCosts
 from .distributions import Distribution
 from .episodes import EpisodePlayer, Episodes, EpisodeStep, Simulated, spans_of
 from .fleet import Cluster, Failures, Published, SimulatedEngine
-from .hardware import ModelShape, module_of, shape_of
-from .roofline import engine_costs, learner_costs
+from .hardware import ModelShape, module_for, shape_of
+from .roofline import engine_costs, forward_passes, learner_costs
 from .setup import SimulationSetup
 
 REPLICAS = 64
@@ -93,9 +90,9 @@ class Simulation:
                 f"schedule of the recipe ({type(self.plan.schedule).__name__}) lets both run at "
                 "once: leave one of them out"
             )
-        frozen = int(self.plan.algorithm.uses_reference)
+        passes = forward_passes(self.plan.algorithm, self.plan.groups)
         object.__setattr__(self, "costs", engine_costs(self.setup, self.shape))
-        object.__setattr__(self, "learner", learner_costs(self.setup, self.shape, frozen))
+        object.__setattr__(self, "learner", learner_costs(self.setup, self.shape, passes))
 
     @classmethod
     def of(cls, plan: RunPlan, setup: SimulationSetup, **fields: Any) -> Simulation:
@@ -105,12 +102,8 @@ class Simulation:
         Raises:
             UsageError: the setup does not fit the recipe.
         """
-        shape: ModelShape | None
-        if setup.model:
-            shape = shape_of(module_of(setup.model), setup.model)
-        else:
-            module = module_on_paper(plan.model.name, None)
-            shape = None if module is None else shape_of(module, plan.model.name)
+        module = module_for(plan, setup.model)
+        shape = None if module is None else shape_of(module, setup.model or plan.model.name)
         return cls(plan=plan, setup=setup, shape=shape, **fields)
 
     def episodes(self) -> Episodes:
@@ -139,8 +132,7 @@ class Simulation:
         steps = steps or (10**6 if hours else _enough(self.plan))
         plan = replace(self.plan, seed=self.plan.seed if seed is None else seed)
         outcome = run_simulated(lambda: _Run(self, plan, steps, 3600 * hours).loop())
-        object.__setattr__(outcome, "cpu_seconds", time.process_time() - began)
-        return outcome
+        return replace(outcome, cpu_seconds=time.process_time() - began)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,11 +141,9 @@ class Outcome:
 
     Attributes:
         steps: all of them; the first *warm* fill the queue and count in no figure.
-        engines: their number.
-        busy, decoding: share of the time in which an engine computed, and in which it decoded.
+        busy: share of the time in which an engine computed or took weights.
         batch: sequences of a step of decoding, on average.
-        sampled, prefilled: tokens of all engines.
-        in_flight: tokens of turns that ran at the end.
+        sampled: tokens of all engines.
         preempted, failed: turns that gave way, and engines that went down.
         cpu_seconds: of the simulation itself.
     """
@@ -161,12 +151,9 @@ class Outcome:
     steps: tuple[StepRecord, ...]
     warm: int
     seconds: float
-    engines: int
     busy: float
-    decoding: float
     batch: float
     sampled: int
-    prefilled: float
     preempted: int
     failed: int
     cpu_seconds: float = 0.0
@@ -203,10 +190,10 @@ class Outcome:
         ages: Counter[int] = sum((step.ages for step in self.counted), Counter())
         return {age: ages[age] / ages.total() for age in sorted(ages)}
 
-    def share(self, name: str) -> float:
-        """Return what ``lost`` rollouts or ``dropped`` groups are of all."""
-        count: int = sum(getattr(step, name) for step in self.counted)
-        return count / max(1, count + sum(step.rollouts for step in self.counted))
+    @property
+    def lost(self) -> float:
+        """Share of the rollouts of the batches that failed."""
+        return sum(step.lost for step in self.counted) / sum(step.rollouts for step in self.counted)
 
     def figures(self) -> dict[str, Any]:
         """Return the figures as plain data."""
@@ -225,7 +212,7 @@ class Outcome:
             "engines_idle": 1 - self.busy,
             "batch": self.batch,
             "staleness": self.staleness,
-            "lost": self.share("lost"),
+            "lost": self.lost,
             "dropped_groups": sum(s.dropped for s in self.counted),
             "preempted": self.preempted,
             "engines_failed": self.failed,
@@ -274,20 +261,16 @@ class _Run:
                     break
             after = self._measured()
         seconds = loop.time() - began
-        busy, decoding, sequences, sampled, prefilled = (
+        busy, decoding, sequences, sampled = (
             new - old for new, old in zip(after, before, strict=True)
         )
-        engines = len(self._cluster.decoders)
         return Outcome(
             steps=tuple(records),
             warm=warm,
             seconds=loop.time(),
-            engines=engines,
-            busy=busy / (engines * seconds),
-            decoding=decoding / (engines * seconds),
+            busy=busy / (len(self._cluster.decoders) * seconds),
             batch=sequences / decoding if decoding else 0.0,
             sampled=int(sampled),
-            prefilled=prefilled,
             preempted=sum(decoder.preempted for decoder in self._cluster.decoders),
             failed=self._cluster.failed,
         )
@@ -303,30 +286,20 @@ class _Run:
         )
         updated = loop.time()
         # `collector.metrics` counts what was abandoned since the last step.
-        record = self._record(step, collected, collector.metrics(collected))
+        metrics = collector.metrics(collected)
         await engine.update(Published(version=step))
         collector.complete({group.index: (0, len(group.valid)) for group in collected.tried})
-        return replace(
-            record,
-            waited=complete - began,
-            updated=updated - complete,
-            synced=loop.time() - updated,
-        )
-
-    @staticmethod
-    def _record(step: int, collected: Collected, metrics: dict[str, Any]) -> StepRecord:
         ages: Counter[int] = Counter()
-        for group in collected.accepted:
-            for rollout in group.valid:
-                for version, tokens in spans_of(rollout):
-                    ages[step - 1 - version] += tokens
+        for rollout in accepted:
+            for version, tokens in spans_of(rollout):
+                ages[step - 1 - version] += tokens
         tried = [r for group in collected.tried for r in group.rollouts]
         wasted = [r for group in collected.wasted for r in group.rollouts]
         stale = collected.rejected["stale"]
         return StepRecord(
-            waited=0.0,
-            updated=0.0,
-            synced=0.0,
+            waited=complete - began,
+            updated=updated - complete,
+            synced=loop.time() - updated,
             rollouts=len(tried),
             tokens=sum(tokens for r in tried for _, tokens in spans_of(r)),
             trained=ages.total(),
@@ -341,7 +314,7 @@ class _Run:
         decoders = self._cluster.decoders
         for decoder in decoders:
             decoder.advance()
-        names = ("busy", "decoding", "sequence_seconds", "tokens", "prefilled")
+        names = ("busy", "decoding", "sequence_seconds", "tokens")
         return tuple(math.fsum(getattr(each, name) for each in decoders) for name in names)
 
     def _engine(self) -> TokenEngine:
@@ -373,29 +346,16 @@ class _Run:
         return engine
 
     def _collector(self, engine: TokenEngine) -> Collector:
-        plan, environment = self._plan, Simulated()
-        kind: type[Collector] = (
-            current().load("collector", plan.schedule.collector)
-            if plan.schedule.overlaps
-            else Collector
-        )
-        return kind(
-            algorithm=plan.algorithm,
-            curriculum=Mixture([environment], seed=plan.seed),
-            environments=[environment],
-            names=["simulated"],
-            rollout_context=RolloutContext(
-                engine=engine,
-                run_seed=plan.seed,
-                concurrency=plan.concurrency or engine.concurrency or RolloutContext.concurrency,
-                retries=plan.retries,
-                play=EpisodePlayer(self._simulation.episodes(), self._cluster, plan.seed),
-            ),
-            groups=plan.groups,
-            group_size=plan.group_size,
-            min_group_size=plan.min_group_size,
-            screen=Screen(quiet=True),
-            schedule=plan.schedule,
+        plan = replace(
+            self._plan,
+            curriculum=Mixture,
+            labels=("simulated",),
+            names=("simulated",),
+            weights=(1.0,),
+            sampling=Sampling(),  # simulated turns have no text to stop at
             # More than it runs: a run that is about to end starts fewer groups.
             steps=10**9,
         )
+        play = EpisodePlayer(self._simulation.episodes(), self._cluster, plan.seed)
+        screen = Screen(quiet=True)
+        return collector_for(plan, engine, [Simulated()], {}, Replay(), screen, play)
