@@ -85,14 +85,13 @@ async def untrained(kinds: Sequence[str], tasks: int) -> list[dict[str, Any]]:
     """Sampled and greedy accuracy of the general starter on the test split of each kind."""
     from quintain import Sampling
     from quintain.evaluation import evaluate
-    from quintain.models import load_model
-    from quintain.run import embedded_engine
+    from quintain_embedded import EmbeddedEngine
     from quintain_starter.source import GENERAL
 
     from .starter_tasks import Small
 
     rows = []
-    async with embedded_engine(load_model(GENERAL, device="cpu"), slots=64) as engine:
+    async with EmbeddedEngine(str(GENERAL), device="cpu", slots=64) as engine:
         for kind in kinds:
             row: dict[str, Any] = {"kind": kind}
             for name, temperature in (("sampled", TEMPERATURE), ("greedy", 0.0)):

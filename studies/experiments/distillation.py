@@ -41,9 +41,9 @@ from quintain.recipe import (
     opened_environments,
 )
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
-from quintain.run import embedded_engine
 from quintain.store import save_model
 from quintain_distill import GKD, OPD, ModelTeacher
+from quintain_embedded import EmbeddedEngine
 from quintain_preference import SFT
 from quintain_sft.sources import Selection, source_of
 from quintain_sft.tuning import tune
@@ -367,7 +367,9 @@ async def measured_alone(model: LoadedModel, course: Course) -> dict[str, float]
     specs = [EnvironmentSpec.of(table) for table in course.settings.environments]
     async with (
         opened_environments(specs, course.settings.services) as ((environment,), services),
-        embedded_engine(model, slots=course.prompts * course.answers) as engine,
+        EmbeddedEngine.sharing(
+            model.module, model.tokenizer, slots=course.prompts * course.answers
+        ) as engine,
     ):
         return await success_of(environment, services, engine, course)
 
@@ -429,9 +431,9 @@ async def run(
     curve, spent, tokens = Curve(), 0.0, 0
     async with (
         opened_environments(specs, course.settings.services) as ((environment,), services),
-        embedded_engine(model, slots=slots) as engine,
+        EmbeddedEngine.sharing(model.module, model.tokenizer, slots=slots) as engine,
         ModelTeacher(model=teacher, policy=model, learner=learner) as asked,
-        embedded_engine(load_model(teacher, device="cpu"), slots=slots) as teaching,
+        EmbeddedEngine(str(teacher), device="cpu", slots=slots) as teaching,
     ):
         learner.serve({"teacher": asked})
         # Seeds train on different tasks.

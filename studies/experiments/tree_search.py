@@ -29,8 +29,8 @@ from quintain.learning import ALGORITHMS, Learner
 from quintain.models import LoadedModel, load_model
 from quintain.recipe import EnvironmentTable, ModelRequest, ModelSource, Recipe
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
-from quintain.run import embedded_engine
 from quintain.store import save_model
+from quintain_embedded import EmbeddedEngine
 from quintain_env_math import Arithmetic, Countdown
 from quintain_preference import RFT
 from quintain_reward_model import ProcessRewardModel, process_reward
@@ -322,7 +322,9 @@ def value_in(store: Path, place: Field, size: Size) -> str:
 
 async def sampled_groups(model: LoadedModel, place: Field, size: Size) -> Sequence[Any]:
     """Return groups of the student on tasks that no run trains on."""
-    async with embedded_engine(model, slots=size.prompts * size.answers) as engine:
+    async with EmbeddedEngine.sharing(
+        model.module, model.tokenizer, slots=size.prompts * size.answers
+    ) as engine:
         tasks = islice(place.environment.tasks("train"), size.valued)
         requests = requests_of(place, tasks, size, 0)
         return await run_groups(
@@ -379,7 +381,7 @@ async def plain_answers(
     model: LoadedModel, place: Field, size: Size, seed: int
 ) -> dict[str, dict[str, float]]:
     """Answer the held-out tasks greedily and by samples, and vote."""
-    async with embedded_engine(model, slots=128) as engine:
+    async with EmbeddedEngine.sharing(model.module, model.tokenizer, slots=128) as engine:
         greedy = await evaluated(engine, place, size, seed, temperature=0.0)
         counts = [n for (n,) in size.searches["best of n"]]
         plain = await evaluated(engine, place, size, seed, samples=max(counts))
@@ -477,7 +479,7 @@ def start_of(store: Path, place: Field, size: Size) -> dict[str, float]:
         model = load_model(student_in(store, place, size), device="cpu")
 
         async def measured() -> dict[str, float]:
-            async with embedded_engine(model, slots=128) as engine:
+            async with EmbeddedEngine.sharing(model.module, model.tokenizer, slots=128) as engine:
                 return await success_of(engine, place, size)
 
         write(file, asyncio.run(measured()))
@@ -509,7 +511,7 @@ async def run(
     rater = ProcessRewardModel(
         model=value, head="labels", separator="\n", split="\n", reduce="min", device="cpu"
     )
-    plain = embedded_engine(model, slots=128)
+    plain = EmbeddedEngine.sharing(model.module, model.tokenizer, slots=128)
     depth = max(1, size.answers.bit_length() - 1)
     sampler: Any = {
         "plain": plain,

@@ -24,8 +24,8 @@ from quintain_flash.caches import ReplayedSteps, rows_of_graph
 from quintain_flash.replay import WARM_UPS, GraphReplay
 from quintain_flash.shape import AttentionShape
 
-from ...core.engines.test_embedded_engine import engine_of, prompts, run, sample_all
 from ...core.models.tiny import tiny_model
+from ..embedded.test_embedded_engine import engine_of, prompts, run, sample_all
 from . import cpu_flash
 
 

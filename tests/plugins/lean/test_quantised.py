@@ -29,10 +29,10 @@ from quintain_lean import Lean, LeanLearner
 from quintain_lean.quantised import BYTES, FORMATS, QuantisedWeight, quantise, round_to
 from quintain_lora import adapter_tensors, digest_of, with_adapters
 
-from ...core.engines.test_embedded_engine import engine_of, plain_logps, run
 from ...core.learning.batches import batch
 from ...core.models.tiny import tiny_model
 from ...small_run import small_recipe
+from ..embedded.test_embedded_engine import engine_of, plain_logps, run
 
 NF4 = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="nf4 needs bitsandbytes")
 FORMATS_NAMED: Any = pytest.mark.parametrize("form", ["int8", pytest.param("nf4", marks=NF4)])

@@ -12,7 +12,7 @@ import pytest
 from quintain import Sampling
 from quintain.errors import UsageError
 from quintain.models import load_model
-from quintain.run import embedded_engine
+from quintain_embedded import EmbeddedEngine
 from quintain_likelihood import FixedModelEngine, fixed_copy
 
 from ...core.models.tiny import save_tiny
@@ -27,7 +27,7 @@ def test_it_samples_and_scores_as_the_embedded_engine_of_its_model(tmp_path: Pat
     async def both() -> None:
         fixed = FixedModelEngine("fixed", slots=2)
         await fixed.start(model)
-        async with fixed, embedded_engine(model, slots=2) as plain:
+        async with fixed, EmbeddedEngine.sharing(model.module, model.tokenizer, slots=2) as plain:
             ids = fixed.tokenizer.encode("12+3=")
             assert await fixed.sample(ids, sampling) == await plain.sample(ids, sampling)
             assert await fixed.score(ids, 1) == await plain.score(ids, 1)
