@@ -11,10 +11,15 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 
-from .small_run import make_small_run
+# To rewrite the assertions of all tests, and the modules of hypothesis, takes several seconds in
+# each process: what is compiled until the tests begin is kept on disk.
+_NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+
+import hypothesis  # noqa: E402
+
+from .small_run import make_small_run  # noqa: E402
 
 # Before any library is imported: no network, no telemetry, no window, and threads that leave a core
 # to the rest.
@@ -41,10 +46,6 @@ for name, same in (("same", True), ("fuzz", False)):
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
 hypothesis.settings.load_profile("fuzz" if os.environ.get("QUINTAIN_FUZZ") else "same")
-
-# To rewrite the assertions of all tests takes several seconds: what is compiled until the tests
-# begin is kept on disk.
-_NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -25,6 +25,8 @@ from quintain_distill import OPD, OPSD, SelfTeacher, TeacherRow
 from ...core.models.tiny import save_tiny, with_exact_norms
 from ...small_run import make_small_run, small_recipe
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 BABBLE = 'use = "babble.py:Babble"'
 ENVIRONMENT = """
 from quintain import Environment, Task, reward

@@ -16,6 +16,8 @@ from quintain.models import load_model
 from ...core.models.tiny import save_tiny
 from ...small_run import make_small_run, small_recipe
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 ENVIRONMENT = """
 from quintain import Environment, Task, reward
 
