@@ -35,16 +35,21 @@ STUDIES = sorted(
 )
 LONG = {
     "async_staleness",
+    "clip_higher",
     "context_compaction",
     "distillation",
     "failure_causes",
     "failure_runs",
     "judged_rewards",
+    "length_bias",
+    "maxrl",
     "mismatch",
     "overoptimisation",
+    "positives_negatives",
+    "staleness",
     "tree_search",
 }
-"""Each takes seconds; the others prove the same of one study each."""
+"""Each takes a second or more; the others prove the same of one study each."""
 PAGES = ROOT / "docs" / "experiments"
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from ..lanes import mostly_slow
+
 HEAVY = ("torch", "transformers", "datasets", "numpy", "pyarrow", "aiohttp")
 PLUGINS = 100
 
@@ -157,17 +159,21 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ("train", "--name", "x"),
-        ("eval", "arithmetic", "--model", "m"),
-        ("chat", "m", "--once", "hi"),
-        ("serve",),
-        ("sft", "arithmetic"),
-        ("start", "arithmetic"),
-        ("export", "m", "out"),
-        ("preference", "rows.jsonl", "--model", "m"),
-        ("reward-model", "train", "rows.jsonl", "--model", "m", "--out", "out"),
-    ],
+    mostly_slow(
+        [
+            ("train", "--name", "x"),
+            ("eval", "arithmetic", "--model", "m"),
+            ("chat", "m", "--once", "hi"),
+            ("serve",),
+            ("sft", "arithmetic"),
+            ("start", "arithmetic"),
+            ("export", "m", "out"),
+            ("preference", "rows.jsonl", "--model", "m"),
+            ("reward-model", "train", "rows.jsonl", "--model", "m", "--out", "out"),
+        ],
+        ["train", "eval", "serve", "reward-model"],
+        name=lambda words: words[0],
+    ),
     ids=lambda words: words[0],
 )
 def test_a_terminal_shows_a_line_before_torch_is_imported(

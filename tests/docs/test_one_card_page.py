@@ -15,6 +15,7 @@ from quintain.recipe.tables import Recipe
 from quintain_lora import with_adapters
 from quintain_memory import memory_of
 
+from ..lanes import mostly_slow
 from .pages import page
 
 SHAPES = {
@@ -72,7 +73,7 @@ def row_of(name: str, module: Any, way: str) -> str:
     )
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", mostly_slow(SHAPES, ["Qwen3-0.6B", "Qwen3-8B"]))
 def test_the_table_of_gpus_is_what_the_formula_gives(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

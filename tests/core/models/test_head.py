@@ -90,8 +90,10 @@ def test_scale_soft_cap_and_bias_equal_autograd(logit_map: LogitMap, temperature
             torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("chunk", [9, 100])
+@pytest.mark.parametrize(
+    ("threads", "chunk"),
+    [(1, 9), (1, 100), (2, 100), pytest.param(2, 9, marks=pytest.mark.slow)],
+)
 def test_blocks_change_no_bit(monkeypatch: pytest.MonkeyPatch, threads: int, chunk: int) -> None:
     """Values and gradients in blocks of two rows are those of one block. With a chunk for all, the
     backward pass has the logits of the forward pass.

@@ -238,5 +238,5 @@ def test_the_page_has_what_is_shipped() -> None:
 
 
 def test_a_puzzle_is_a_task_of_plain_data() -> None:
-    task = next(iter(ReasoningGym(size=20).tasks("train")))
+    task = next(iter(ReasoningGym(**TestReasoningGym.args).tasks("train")))
     assert isinstance(task, Puzzle) and entry_of(task.row)["question"] in task.prompt

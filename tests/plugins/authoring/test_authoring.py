@@ -248,10 +248,17 @@ def test_a_sound_environment_passes(capsys: pytest.CaptureFixture[str]) -> None:
     ("name", "row", "message"),
     [
         ("Same", "splits are disjoint", "are in 'train' and 'dev'"),
-        ("Tuples", "tasks survive storage", "task.answer.sizes[1] is (1, 0), then [1, 0]"),
+        pytest.param(
+            "Tuples",
+            "tasks survive storage",
+            "task.answer.sizes[1] is (1, 0), then [1, 0]",
+            marks=pytest.mark.slow,
+        ),
         ("Unordered", "tasks are the same in another process", "a set's order"),
         ("Mixed", "concurrent episodes do not mix", "keep state in locals"),
-        ("Wrong", "controls score as marked", "control 'poor' on task"),
+        pytest.param(
+            "Wrong", "controls score as marked", "control 'poor' on task", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_fault_is_a_failed_row(

@@ -17,6 +17,7 @@ from quintain.models import HFTokenizer
 from quintain.rollouts import Conversation
 from quintain_templates import loops
 
+from ...lanes import mostly_slow
 from ..tool_formats.chat_templates import FAMILIES
 from ..tool_formats.talk import component, tokenizer_with
 from ..tool_formats.test_conversations import LOOK, NOW, spoken_by, turns_of
@@ -102,7 +103,13 @@ def carried_out(
     return [*prompts, talked.transcript("policy", 1.0)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(
+        FAMILIES,
+        ["ChatML", "DeepSeek-R1", "Gemma 3", "Llama 3.1", "Mistral", "Qwen3", "gpt-oss"],
+    ),
+)
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
 def test_a_growing_conversation_has_the_tokens_of_a_whole_one(

@@ -199,7 +199,7 @@ def test_the_rollouts_are_those_of_one_process(environment: str) -> None:
 
 def test_engines_among_the_services_stay_in_the_run() -> None:
     async def both() -> tuple[list[AnyGroup], list[AnyGroup]]:
-        async with opened("Rival", services={"rival": Echo()}) as played:
+        async with opened("Rival", services={"rival": Echo()}, processes=1) as played:
             return await played.run(5, 2), await played.run(5, 2, here=True)
 
     elsewhere, here = asyncio.run(both())
@@ -239,7 +239,7 @@ def test_logs_come_to_the_run_and_a_mistake_in_the_recipe_ends_it(
 
 def test_an_environment_that_does_not_start_there_is_an_error_before_the_first_episode() -> None:
     async def start() -> None:
-        async with opened("Breaks"):
+        async with opened("Breaks", processes=1):
             pass
 
     with pytest.raises(UsageError, match="not in an episode process"):
@@ -254,7 +254,7 @@ def test_the_versions_of_the_processes_are_those_of_the_run(
     )
 
     async def start() -> None:
-        async with opened("OneTurn"):
+        async with opened("OneTurn", processes=1):
             pass
 
     with pytest.raises(InfrastructureError, match=r"has quintain [\d.]+, the run has 0\.0\.1"):
