@@ -33,8 +33,10 @@ SHOWS_ONLY = {"", "text", "mermaid", "json", "markdown"}
 
 PYTEST = "python -m pytest "
 
-SLOW = {"docs/compare.md"}
-"""Pages whose commands take seconds, and are run in their own way by the tests of a plugin."""
+SLOW = {"docs/compare.md", "docs/games.md", "docs/harbor.md"}
+"""Pages whose commands take seconds, and are run in their own way by the tests of a plugin or an
+environment.
+"""
 
 WORKED = {path.read_text() for path in (ROOT / "examples").glob("*.toml")}
 

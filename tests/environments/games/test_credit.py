@@ -167,7 +167,8 @@ def nearer_or_not(task: Labyrinth, messages: Sequence[Message]) -> tuple[str, st
 
 
 @pytest.mark.parametrize(
-    ("environment", "choices"), [(Guess(), halves_or_not), (Maze(), nearer_or_not)]
+    ("environment", "choices"),
+    [(Guess(), halves_or_not), pytest.param(Maze(), nearer_or_not, marks=pytest.mark.slow)],
 )
 def test_credit_per_turn_has_the_same_mean_and_less_noise(environment: Any, choices: Any) -> None:
     """A policy of one parameter makes the good reply of two with probability 1/2 at every turn.

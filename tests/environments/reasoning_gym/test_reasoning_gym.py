@@ -124,9 +124,10 @@ def test_weights_and_settings() -> None:
     ("fields", "message"),
     [
         ({"data_sets": "chain_sums", "size": 20}, "no rows of 'chain_sums'"),
-        (
+        pytest.param(
             {"config": {"chain_sum": {"terms": 3}}, "size": 20},
             "unexpected keyword argument 'terms'",
+            marks=pytest.mark.slow,
         ),
         ({"weights": {"maze": 2.0}}, "weights names maze"),
         ({"size": 3}, "expected at least 10"),

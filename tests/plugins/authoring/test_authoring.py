@@ -21,6 +21,8 @@ from quintain_authoring import ScriptedEngine
 from quintain_authoring.check import check as check_command
 from quintain_authoring.new import EPISODES, KINDS, distribution_files
 
+from ...lanes import mostly_slow
+
 NEW = [
     *((kind,) for kind in KINDS),
     *(("environment", "--kind", episode) for episode in [*EPISODES][1:]),
@@ -175,7 +177,7 @@ def test_the_kind_of_episode_is_for_environments(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("episode", EPISODES)
+@pytest.mark.parametrize("episode", mostly_slow(EPISODES, ["single-turn", "tools"]))
 def test_a_new_environment_passes_its_check_as_a_file(
     episode: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,7 @@ def test_the_sigmoid_is_found_again(
     assert found(midpoint) == pytest.approx(start + rise / 2, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_with_noise_the_interval_of_the_ceiling_holds_it() -> None:
     """Of 40 noisy curves the 95 % profile interval misses the ceiling in at most six (binomial,
     beyond 1 in 100).

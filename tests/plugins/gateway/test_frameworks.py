@@ -158,8 +158,15 @@ def agents_program(api: str, stream: bool) -> Any:
     return program
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("api", "stream"),
+    [
+        ("chat", False),
+        ("responses", True),
+        pytest.param("chat", True, marks=pytest.mark.slow),
+        pytest.param("responses", False, marks=pytest.mark.slow),
+    ],
+)
 def test_openai_agents_keep_one_conversation(api: str, stream: bool) -> None:
     keep_one_conversation(api, stream)
 

@@ -263,7 +263,7 @@ def test_the_versions_of_the_processes_are_those_of_the_run(
 
 def test_cancelled_episodes_free_the_engine() -> None:
     async def cancel() -> tuple[int, list[AnyGroup]]:
-        async with opened("OneTurn") as played:
+        async with opened("OneTurn", processes=1) as played:
             played.engine.hold = True
             running = asyncio.create_task(played.run(4, 2))
             while played.engine.asked < 8:  # noqa: ASYNC110 - the engine says it by a number
