@@ -19,7 +19,7 @@ import math
 import random
 import statistics
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from quintain.interfaces import Pressure
 from quintain_authoring.byte_tokenizer import ByteTokenizer
 from quintain_schedules import EnginePool
 from quintain_schedules.prefixes import BLOCK, PrefixIndex
+from quintain_schedules.routing import Router
 
 from .common import arguments, table, write
 from .simulated import Costs, simulated
@@ -40,7 +41,9 @@ CHUNK, LONGEST, PROMPT = 64, 24_000, 2_000
 SLOTS = (16, 32, 64, 128, 256)
 MEDIANS = {"short, median 500": 500, "long, median 8,000": 8_000}
 TURNS = 512
-REPLICAS, ROUTED_SLOTS, GROUPS, GROUP, EPISODE_TURNS = 4, 24, 48, 8, 6
+REPLICAS, GROUPS, GROUP, EPISODE_TURNS = 4, 48, 8, 6
+ROUTED_SLOTS = (48, 24)
+"""Of a replica: as many as its share of the episodes at once, and half of them."""
 
 
 @dataclass(eq=False)
@@ -113,12 +116,15 @@ class Paged(TokenEngine):
             await asyncio.sleep(self._admit() * PREFILL)
             count = min(CHUNK, *(turn.left for turn in self.running))
             await asyncio.sleep(count * (WEIGHTS + KEYS * self._used()))
-            for turn in [*self.running]:
+            ended = [turn for turn in self.running if turn.left == count]
+            for turn in self.running:
                 turn.replies += [turn.ids[0] % 7 + 1] * count
                 turn.left, turn.tokens = turn.left - count, turn.tokens + count
                 self.decoded += count
-                if not turn.left:
-                    self._end(turn)
+            for turn in ended:
+                self._end(turn)
+            if ended:  # those that follow them come before the next step, not after the next chunk
+                await asyncio.sleep(WEIGHTS)
             while self._used() > CACHE:
                 newest = self.running.pop()
                 newest.tokens, self.preemptions = 0, self.preemptions + 1
@@ -160,10 +166,35 @@ class Paged(TokenEngine):
             self.kept.popitem(last=False)
 
 
+class TaskRouter(Router):
+    """Places the turns of a task on one replica, and all later ones elsewhere once it is full: the
+    rule of the pool before it knew prefixes. The one name of a turn is its task.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._homes: dict[int, int] = {}
+
+    def _choose(self, blocks: Sequence[int] | None, free: Sequence[int]) -> int:
+        best = min(free, key=lambda i: (self.loads[i], i))
+        (task,) = blocks or ()
+        home = self._homes.get(task, best)
+        if home in free and not self.loads[home] >= self.slots > self.loads[best]:
+            best = home
+        self._homes[task] = best
+        return best
+
+
 class ByTask(EnginePool):
-    """Routes all turns of a task to one replica, as the pool did before it knew prefixes."""
+    """Routes by task, see `TaskRouter`."""
 
     task = ""
+
+    def _begin(self, replicas: Mapping[int, TokenEngine]) -> None:
+        super()._begin(replicas)
+        self._router = self._supervisor.router = TaskRouter(
+            len(replicas), self._settings.slots, 0, moves=False
+        )
 
     def for_task(self, task: Task) -> EnginePool:
         view = object.__new__(ByTask)
@@ -204,11 +235,12 @@ async def admit(median: int, slots: int, turns: int, seed: int) -> dict[str, flo
     }
 
 
-async def route(kind: type[EnginePool], shared: int, groups: int, seed: int) -> dict[str, float]:
+async def route(
+    kind: type[EnginePool], slots: int, shared: int, groups: int, seed: int
+) -> dict[str, float]:
     """Play *groups* groups of episodes, 24 groups at once, whose prompts share *shared* tokens."""
     name = f"{Paged.__module__}:{Paged.__qualname__}"
-    pool = kind(engine=name, count=REPLICAS, slots=ROUTED_SLOTS)
-    rng = random.Random(f"routing/{seed}")
+    pool = kind(engine=name, count=REPLICAS, slots=slots)
     places = asyncio.Semaphore(24 * GROUP)
 
     async def episode(group: int, sample: int) -> None:
@@ -225,7 +257,6 @@ async def route(kind: type[EnginePool], shared: int, groups: int, seed: int) -> 
     async with pool:
         began = asyncio.get_running_loop().time()
         order = [(group, sample) for group in range(groups) for sample in range(GROUP)]
-        rng.random()
         await asyncio.gather(*(episode(*one) for one in order))
         seconds = asyncio.get_running_loop().time() - began
         replicas: list[Any] = list(pool._replicas)
@@ -260,18 +291,20 @@ def main() -> None:
             )
     print(table(["replies", "slots", "tokens/s", "preemptions", "computed again / new"], rows))
     rows = []
-    for shared in (0, 1_000):
-        for routing, kind in (("task", ByTask), ("prefix", EnginePool)):
-            means = figures[f"routing by {routing}, {shared} shared"] = mean(
-                route, kind, shared, groups
-            )
-            cells = [
-                f"{means['found']:.1%}",
-                f"{means['computed']:,.0f}",
-                f"{means['seconds']:,.0f}",
-            ]
-            rows.append([f"{shared:,}", routing, *cells])
+    for slots in ROUTED_SLOTS:
+        for shared in (0, 1_000):
+            for routing, kind in (("task", ByTask), ("prefix", EnginePool)):
+                means = figures[f"routing by {routing}, {slots} slots, {shared} shared"] = mean(
+                    route, kind, slots, shared, groups
+                )
+                cells = [
+                    f"{means['found']:.1%}",
+                    f"{means['computed']:,.0f}",
+                    f"{means['seconds']:,.0f}",
+                ]
+                rows.append([str(slots), f"{shared:,}", routing, *cells])
     head = [
+        "slots",
         "shared by all",
         "routing by",
         "found in the cache",
