@@ -104,6 +104,22 @@ def test_a_game_that_a_limit_ends_is_lost() -> None:
     assert (played.termination.reason, played.outcome.total) == ("turns", -1.0)
 
 
+def test_a_game_without_a_player_left_ends() -> None:
+    """Wrong moves put all of them out; the game itself would look for the next one for ever."""
+    played = run_episode(environment(), position("MarketEntryGame-v0", 1), "nothing")
+    assert played.result.rewards == (-1.0,)
+    assert (played.result.reason, played.result.invalid) == ("all players are out", (0,))
+
+
+def test_a_game_that_the_others_do_not_end_has_no_winner() -> None:
+    """The game asks the engine again and again for a move that is legal."""
+    stuck = TextArena(random_moves=ScriptedEngine(replies="nothing"), moves=5)
+    task = position("SantoriniBaseFixed-v0", 2, rival="engine")
+    played = run_episode(stuck, task, "[N1C2C1B2]")
+    assert played.result.rewards == (0.0, 0.0) and played.outcome.total == 0.0
+    assert (played.result.reason, played.result.turns) == ("no end within 10 moves", 10)
+
+
 def test_games_at_once_do_not_disturb_each_other() -> None:
     """Each has its own random numbers: eight games at once are what they are alone, and the random
     numbers of the process stay as they were.
@@ -128,9 +144,16 @@ def test_games_at_once_do_not_disturb_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("game", "players"), [("GuessTheNumber-v0", 1), ("TicTacToe-v0", 2), ("ThreePlayerIPD-v0", 3)]
+    ("game", "players"),
+    [
+        ("GuessTheNumber-v0", 1),
+        ("TicTacToe-v0", 2),
+        ("MarketEntryGame-v0", 2),
+        ("ThreePlayerIPD-v0", 3),
+    ],
 )
 def test_the_number_of_players_is_found(game: str, players: int) -> None:
+    """A game for several may start with one, who then plays against nobody."""
     assert fewest_players(game) == players
 
 

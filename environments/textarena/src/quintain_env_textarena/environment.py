@@ -91,6 +91,8 @@ class TextArena(Environment[Match, PlayedGame]):
         players: how many take part; 0 is the fewest that the game takes.
         against: who plays the other seats in training: the policy itself (``self``) or the engine
             of the slot `random_moves` (``engine``). Evaluations play against the engine.
+        moves: for each player, after which a game ends without a winner: some games ask a player
+            who makes wrong moves again without end.
         size: games of ``dev`` and of ``test``, for each id; ``train`` is endless.
     """
 
@@ -99,12 +101,15 @@ class TextArena(Environment[Match, PlayedGame]):
     games: str | tuple[str, ...] = "TicTacToe-v0"
     players: int = 0
     against: Rival = "self"
+    moves: int = 100
     size: int = 50
     random_moves: Engine = need()
 
     def __post_init__(self) -> None:
-        if not self.games or self.size < 1 or self.players < 0:
-            raise UsageError("textarena: expected games, a size of at least 1, and players from 0")
+        if not self.games or min(self.size, self.moves) < 1 or self.players < 0:
+            raise UsageError(
+                "textarena: expected games, a size and moves of at least 1, and players from 0"
+            )
 
     def tasks(self, split: str) -> Iterable[Match]:
         names = (self.games,) if isinstance(self.games, str) else self.games
@@ -128,13 +133,21 @@ class TextArena(Environment[Match, PlayedGame]):
         rival = None if task.rival == "self" else self.random_moves
         seats = {task.seat: agent}
         turns, over = 0, False
-        while not over:
+        most = self.moves * task.players
+        while not over and turns < most:
             number, told = table.asked()
             if number not in seats:
                 seats[number] = agent.player(player_name(number), rival)
             seats[number].user(told)
             over = table.move((await seats[number].turn()).reply)
             turns += 1
+        if not over:
+            return PlayedGame(
+                rewards=(0.0,) * task.players,
+                reason=f"no end within {most} moves",
+                invalid=(),
+                turns=turns,
+            )
         rewards, remarks = table.ended()
         return PlayedGame(
             rewards=tuple(rewards.get(seat, 0.0) for seat in range(task.players)),

@@ -29,6 +29,10 @@ class Table:
         players: how many take part.
         seed: of the game.
 
+    Attributes:
+        alone: whether the game is for one player.
+        brackets: whether a move has to be in brackets.
+
     Raises:
         UsageError: there is no such game, or it needs what is not there, such as the network.
     """
@@ -39,6 +43,9 @@ class Table:
         self.brackets = "ActionFormattingWrapper" in wrappers_of(game)
         with self._own_random(seed):
             self._game.reset(num_players=players, seed=seed)
+        self.alone = type(self._game.state).__name__ == "SinglePlayerState"
+        if hasattr(self._game.state, "elimination_order"):
+            _end_where_all_are_out(self._game.state)
 
     def asked(self) -> tuple[int, str]:
         """Return the number of the player whose turn it is, and what it was told since its last
@@ -111,6 +118,21 @@ class Table:
             numpy.random.set_state(outside[1])
 
 
+def _end_where_all_are_out(state: Any) -> None:
+    """Let a game end in which wrong moves have put every player out, as a loss of all: it would look
+    for the next player without end.
+    """
+    step = state.step
+
+    def bounded(*args: Any, **options: Any) -> Any:
+        players = range(state.num_players)
+        if not state.done and set(players) <= set(state.elimination_order):
+            state.set_game_outcome(dict.fromkeys(players, -1), "all players are out")
+        return step(*args, **options)
+
+    state.step = bounded
+
+
 @dataclass(frozen=True, kw_only=True)
 class Listed:
     """A game of the registry.
@@ -165,19 +187,26 @@ def made(game: str) -> Any:
 
 @cache
 def fewest_players(game: str) -> int:
-    """Return the smallest number of players that *game* starts with.
+    """Return the smallest number of players that *game* starts with; 1 only if it is for one, or
+    starts with no more. Some games for several do not refuse a single one.
 
     Raises:
         UsageError: it starts with none up to 15, or needs what is not there.
     """
     made(game)
+    starts_alone = False
     for players in range(1, MOST_PLAYERS + 1):
         try:
-            Table(game, players, 0).asked()
+            table = Table(game, players, 0)
+            table.asked()
         except EnvironmentFault as e:
             fault = e
         else:
-            return players
+            if players > 1 or table.alone:
+                return players
+            starts_alone = True
+    if starts_alone:
+        return 1
     raise UsageError(f"textarena: {game} does not start: {fault}") from fault
 
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +31,7 @@ from .class_checks import check_class, check_parameters, oddities
 from .controls import ControlEngine
 from .demonstration_checks import demonstrations
 from .descriptions import stale_description
+from .elsewhere import SECONDS, written_elsewhere
 from .episodes import rescore
 from .guard import Stuck
 from .options import services_of
@@ -287,29 +284,14 @@ def tasks_elsewhere(use: str, args: Mapping[str, Any], count: int) -> dict[str, 
     Raises:
         PluginError: it cannot load the environment.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "ids.json")
-        command = [
-            sys.executable,
-            "-c",
-            ELSEWHERE,
-            use,
-            json.dumps(dict(args), default=str),
-            str(count),
-            str(out),
-        ]
-        environ = os.environ | {"PYTHONHASHSEED": "random"}
-        try:
-            done = subprocess.run(
-                command, env=environ, timeout=120, capture_output=True, text=True, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise PluginError("its tasks are not there within 120 s in another process") from None
-        if done.returncode or not out.exists():
-            error_text = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-            raise PluginError(f"another process cannot load the environment: {error_text[-300:]}")
-        ids: dict[str, list[str]] = json.loads(out.read_text(encoding="utf-8"))
-        return ids
+    ids: dict[str, list[str]] = written_elsewhere(
+        ELSEWHERE,
+        [use, json.dumps(dict(args), default=str), str(count)],
+        hash_seed="random",
+        late=f"its tasks are not there within {SECONDS} s in another process",
+        failed="another process cannot load the environment",
+    )
+    return ids
 
 
 def check_reward(

@@ -6,28 +6,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from quintain import Environment, Sampling, Task
-from quintain.errors import PluginError
 from quintain.interfaces import yielded
 from quintain.recipe import EnvironmentSpec, EnvironmentTable
 from quintain.rollouts import RolloutContext, RolloutRequest, run_groups
 
+from .elsewhere import SECONDS, written_elsewhere
 from .scripted import ScriptedEngine
 
 MOST_TASKS = 8
 OTHER_REPLIES = ("", "0", "a reply that answers nothing")
 """What is said to each task beside its answer."""
 ELSEWHERE = "import sys\nfrom quintain_authoring.order_check import write\nwrite(*sys.argv[1:])"
-SECONDS = 120
 
 
 async def outcomes(
@@ -78,24 +73,11 @@ def outcomes_elsewhere(use: str, args: Mapping[str, Any]) -> dict[str, float | N
     Raises:
         PluginError: it cannot load the environment, or takes too long.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "outcomes.json")
-        words = [use, json.dumps(dict(args), default=str), str(file)]
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", ELSEWHERE, *words],
-                env=os.environ | {"PYTHONHASHSEED": "0"},
-                timeout=SECONDS,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise PluginError(
-                f"another process has not scored {MOST_TASKS} tasks within {SECONDS} s"
-            ) from None
-        if done.returncode or not file.exists():
-            error_text = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-            raise PluginError(f"another process cannot score its replies: {error_text[-300:]}")
-        found: dict[str, float | None] = json.loads(file.read_text(encoding="utf-8"))
-        return found
+    found: dict[str, float | None] = written_elsewhere(
+        ELSEWHERE,
+        [use, json.dumps(dict(args), default=str)],
+        hash_seed="0",
+        late=f"another process has not scored {MOST_TASKS} tasks within {SECONDS} s",
+        failed="another process cannot score its replies",
+    )
+    return found
