@@ -232,7 +232,7 @@ class AsyncCollector(Collector):
             self._complete.take(reasons={"stale"})
 
     def _abandon_old(self) -> None:
-        """Abandon groups that run for too long. None becomes so until the next step."""
+        """Give up groups that run for too long. None becomes so until the next step."""
         first = self._step - self.schedule.max_staleness
         for index in [i for i in self._running if self._started.get(i, first) < first]:
             del self._started[index]
