@@ -191,6 +191,14 @@ def test_a_simulation_prints_what_it_assumes(
     assert "assumed:" in text
 
 
+@pytest.mark.parametrize("hours", ["0", "-1"])
+def test_hours_are_more_than_none(
+    recipe: str, hours: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", recipe, "-w", "model=0.6b", "--hours", hours]) == 2
+    assert "--hours" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("size", "billions"),
     [("0.6b", 0.596), ("8b", 8.19), ("70b", 70.55)],

@@ -24,7 +24,11 @@ from .options import setup_options
     help="Take seconds and episodes from this run, which has timelines (repeatable).",
 )
 @click.option("--steps", type=Count(1), help="Steps to simulate (default: as many as are needed).")
-@click.option("--hours", type=float, help="Hours of the cluster to simulate, instead of steps.")
+@click.option(
+    "--hours",
+    type=click.FloatRange(0, min_open=True),
+    help="Hours of the cluster to simulate, instead of steps.",
+)
 @click.option("--seed", type=Count(0), help="Random seed (default: that of the recipe).")
 @click.option(
     "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
