@@ -58,8 +58,7 @@ def simulate(
     quintain simulate arithmetic-1/recipe.toml --like arithmetic-1 -s batch.prompts=128
     """
     from .fit import setup_like
-    from .report import cluster_line, outcome_lines
-    from .roofline import assumptions
+    from .report import assumptions, cluster_line, outcome_lines
     from .setup import SimulationSetup
     from .simulation import Simulation
 
@@ -70,10 +69,10 @@ def simulate(
     chosen = SimulationSetup.load(setup, changes, base=written)
     simulation = Simulation.of(plan, chosen, measured=measured)
     outcome = simulation.run(steps=steps or 0, hours=hours or 0.0, seed=seed)
-    assumed = assumptions(chosen, simulation.shape, simulation.costs, simulation.learner)
+    assumed = assumptions(simulation)
     if like:
         assumed.append(
-            f"seconds and episodes that the setup does not name are of {', '.join(like)}"
+            f"episodes, and seconds that the setup does not name, are of {', '.join(like)}"
         )
     if as_json:
         click.echo(
