@@ -15,16 +15,13 @@ from quintain.errors import UsageError
 from quintain.models import CHUNK_ELEMENTS
 from quintain.recipe import Recipe, RunPlan
 from quintain.registry import current
-from quintain_simulate import Distribution, LearnerCosts, SimulationSetup
+from quintain_simulate import Distribution, LearnerCosts, Simulation, SimulationSetup
+from quintain_simulate.episodes import EpisodeStep
 from quintain_simulate.fit import MeasuredTurn, fitted_engine, fitted_learner, turn_rows
 from quintain_simulate.hardware import CONFIGS, gpus, module_of, shape_of
 from quintain_simulate.planning import ClusterPlanner
-from quintain_simulate.roofline import (
-    assumptions,
-    engine_costs,
-    forward_passes,
-    learner_costs,
-)
+from quintain_simulate.report import assumptions
+from quintain_simulate.roofline import engine_costs, forward_passes, learner_costs
 
 RECIPE = """
 run.steps = 100
@@ -95,6 +92,10 @@ def planner(gpus: int, size: str, *changes: str) -> ClusterPlanner:
     return ClusterPlanner.of(plan, SimulationSetup.of({"model": size}), gpus)
 
 
+def simulated(setup: SimulationSetup, **fields: Any) -> Simulation:
+    return Simulation.of(RunPlan.of(Recipe.parse(RECIPE)), setup, **fields)
+
+
 def test_a_rank_holds_its_share_whole_ends_activations_and_logits() -> None:
     """By hand for 0.6B (28 layers of 1,024 and 3,072, 16 and 8 heads of 128, tied embeddings): 16
     bytes a parameter are divided, the embeddings are whole three times, and a micro-batch has
@@ -122,7 +123,7 @@ def test_shared_gpus_have_to_hold_the_learner() -> None:
         planner(8, "70b", 'schedule.use="sync"').division()
     small = planner(2, "0.6b", 'schedule.use="sync"')
     simulation = small.simulated("", small.division()).simulation
-    lines = assumptions(simulation.setup, small.shape, simulation.costs, simulation.learner)
+    lines = assumptions(simulation)
     assert any("take turns on the GPUs" in line for line in lines)
 
 
@@ -157,19 +158,32 @@ def test_seconds_of_an_engine_replace_those_of_its_gpu_one_by_one() -> None:
     """With one written, the weights are still read; and only what is in use is printed."""
     shape = shape_of(module_of("0.6b"), "0.6b")
     by_gpu = engine_costs(SimulationSetup(), shape)
-    setup = SimulationSetup.of({"engine": {"overhead": 0.002}, "learner": {"transfer": 0.0}})
+    setup = SimulationSetup.of(
+        {"model": "0.6b", "engine": {"overhead": 0.002}, "learner": {"transfer": 0.0}}
+    )
     found = engine_costs(setup, shape)
     assert found == dataclasses.replace(by_gpu, overhead=0.002)
-    lines = assumptions(setup, shape, found, learner_costs(setup, shape, 3))
+    lines = assumptions(simulated(setup))
     assert "a step of decoding takes 2.0 ms beside" in lines
     assert "weights take 0 s to the engines" in lines
     assert "the engine's seconds as written or measured: overhead 0.002" in lines
 
 
+def test_assumptions_name_the_episodes_that_are_drawn() -> None:
+    """The default reply by its numbers; of measured episodes, none of the setup's distributions."""
+    setup = SimulationSetup.of({"model": "0.6b"})
+    [line] = [line for line in assumptions(simulated(setup)) if line.startswith("episodes")]
+    assert "reply lognormal:512,0.8 and at most 2,048" in line
+    measured = ((EpisodeStep(0, 5, 0.0),),) * 3
+    drawn = assumptions(simulated(setup, measured=measured))
+    [line] = [line for line in drawn if line.startswith("episodes")]
+    assert line == "episodes: 3 measured ones drawn from, prompt 256, start 0 s, 0.0% lost"
+
+
 def test_assumptions_without_a_model_name_no_gpu() -> None:
     """Nothing comes from a data sheet then."""
     setup = SimulationSetup.of({"engine": {"overhead": 0.01}, "learner": {"base": 2.0}})
-    lines = assumptions(setup, None, engine_costs(setup, None), learner_costs(setup, None, 3))
+    lines = assumptions(simulated(setup))
     text = "\n".join(lines)
     assert "h100" not in text
     assert "GB/s" not in text
@@ -189,6 +203,14 @@ def test_a_simulation_prints_what_it_assumes(
     text = capsys.readouterr().out
     assert f"{first['figures']['tokens_per_second']:,.0f}" in text
     assert "assumed:" in text
+
+
+@pytest.mark.parametrize("hours", ["0", "-1"])
+def test_hours_are_more_than_none(
+    recipe: str, hours: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", recipe, "-w", "model=0.6b", "--hours", hours]) == 2
+    assert "--hours" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

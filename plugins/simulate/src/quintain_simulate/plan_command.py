@@ -63,8 +63,7 @@ def plan(
     quintain plan recipe.toml --gpus 64:h100 -w model=70b -s schedule.use=areal --price 2.5
     """
     from .planning import NOTABLE, ClusterPlanner
-    from .report import aligned, cluster_line, duration, outcome_lines
-    from .roofline import assumptions
+    from .report import aligned, assumptions, cluster_line, duration, outcome_lines
     from .setup import SimulationSetup
 
     resolved = RunPlan.of(Recipe.load(recipe, list(overrides)))
@@ -79,7 +78,7 @@ def plan(
     gpu_hours = seconds / 3600 * chosen.gpus
     cost = None if price is None else price * gpu_hours
     simulation = chosen.simulation
-    assumed = assumptions(simulation.setup, planner.shape, simulation.costs, simulation.learner)
+    assumed = assumptions(simulation)
     if as_json:
         record = {
             "cluster": cluster_line(simulation),

@@ -7,15 +7,13 @@ three times, forward and backward.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 from quintain import Algorithm
 from quintain.errors import UsageError
 
 from .costs import EngineCosts, LearnerCosts
-from .hardware import Gpu, ModelShape, gpu_named
+from .hardware import ModelShape, gpu_named
 from .setup import SimulationSetup
 
 BYTES = 2
@@ -33,7 +31,7 @@ def engine_costs(setup: SimulationSetup, shape: ModelShape | None) -> EngineCost
     Raises:
         UsageError: neither is known, or the weights do not fit.
     """
-    written = _written(setup.engine)
+    written = setup.engine.written()
     if not engine_by_gpu(setup):
         return EngineCosts(**written)
     if shape is not None:
@@ -47,7 +45,7 @@ def engine_by_gpu(setup: SimulationSetup) -> set[str]:
     """Return the seconds of an engine that ``[engine]`` leaves to its GPUs. Where it has all of
     them, as those of a run are, the GPU limits neither slots nor memory.
     """
-    return type(setup.engine).model_fields.keys() - SIZES - _written(setup.engine).keys()
+    return type(setup.engine).model_fields.keys() - SIZES - setup.engine.written().keys()
 
 
 def _engine_by_gpu(setup: SimulationSetup, shape: ModelShape) -> dict[str, Any]:
@@ -91,7 +89,7 @@ def learner_costs(setup: SimulationSetup, shape: ModelShape | None, passes: floa
     Raises:
         UsageError: neither is known.
     """
-    written = _written(setup.learner)
+    written = setup.learner.written()
     if shape is None:
         if not written:
             raise UsageError(
@@ -100,6 +98,11 @@ def learner_costs(setup: SimulationSetup, shape: ModelShape | None, passes: floa
             )
         return LearnerCosts(**written)
     return LearnerCosts(**{**_learner_by_gpu(setup, shape, passes), **written})
+
+
+def learner_by_gpu(setup: SimulationSetup) -> set[str]:
+    """Return the seconds of the learner that ``[learner]`` leaves to its GPUs."""
+    return type(setup.learner).model_fields.keys() - setup.learner.written().keys()
 
 
 def _learner_by_gpu(setup: SimulationSetup, shape: ModelShape, passes: float) -> dict[str, Any]:
@@ -127,69 +130,3 @@ def learner_gpus(setup: SimulationSetup) -> int:
 def all_gpus(setup: SimulationSetup) -> int:
     """Return the GPUs of the cluster."""
     return sampling_gpus(setup) + (0 if setup.cluster.shared else setup.cluster.learner_gpus)
-
-
-def assumptions(
-    setup: SimulationSetup, shape: ModelShape | None, engine: EngineCosts, learner: LearnerCosts
-) -> list[str]:
-    """Return what a simulation with the costs *engine* and *learner* assumes, one line each."""
-    lines = []
-    cluster, assumed, episodes = setup.cluster, setup.assumed, setup.episodes
-    engine_left = engine_by_gpu(setup) if shape is not None else set()
-    learner_left = type(setup.learner).model_fields.keys() - _written(setup.learner).keys()
-    if shape is None:
-        learner_left = set()
-    if engine_left or learner_left:
-        gpu: Gpu = gpu_named(cluster.gpu)
-        lines.append(
-            f"{gpu.name}: {gpu.memory / 1e9:g} GB, {gpu.bandwidth / 1e9:,.0f} GB/s, "
-            f"{gpu.flops / 1e12:g} TFLOP/s in bfloat16 (data sheet)"
-        )
-    if engine_left & {"weights", "context"}:
-        lines.append(f"decoding reaches {assumed.bandwidth:.0%} of the bandwidth")
-    if engine_left & {"compute", "prefill", "prefill_context"}:
-        lines.append(f"prompts and large batches reach {assumed.compute:.0%} of the FLOP/s")
-    lines.append(f"a step of decoding takes {1e3 * engine.overhead:.1f} ms beside")
-    if written := _seconds(setup.engine):
-        lines.append(f"the engine's seconds as written or measured: {written}")
-    if "token" in learner_left:
-        lines.append(f"the learner reaches {assumed.mfu:.0%} of the FLOP/s")
-    lines.append(f"an update takes {learner.base:g} s beside its tokens")
-    if written := _seconds(setup.learner):
-        lines.append(f"the learner's seconds as written or measured: {written}")
-    by_network = f", by {assumed.transfer:g} s and their bytes at {cluster.network:g} GB/s a GPU"
-    lines.append(
-        f"weights take {learner.transfer:.3g} s to the engines"
-        + (by_network if "transfer" in learner_left else "")
-    )
-    if cluster.shared:
-        lines.append(
-            "engines and learner take turns on the GPUs and each has the whole memory in its turn: "
-            "what the other one holds is elsewhere meanwhile"
-        )
-    reply = episodes.reply.text if episodes.reply else "by sampling.max_tokens"
-    lines.append(
-        f"episodes: turns {episodes.turns.text}, prompt {episodes.prompt.text}, reply {reply}, "
-        f"tool tokens {episodes.added.text}, waits {episodes.wait.text} s, start "
-        f"{episodes.start.text} s, {episodes.lost:.1%} lost"
-    )
-    capacity = f"{engine.capacity:,.0f}" if math.isfinite(engine.capacity) else "any number of"
-    lines.append(
-        f"an engine decodes {engine.slots} sequences at once, with {capacity} tokens in all"
-    )
-    if setup.failures.hours:
-        lines.append(
-            f"an engine fails every {setup.failures.hours:g} h and is away for "
-            f"{setup.failures.restart:g} s"
-        )
-    return lines
-
-
-def _seconds(table: Any) -> str:
-    """Return the seconds that *table* has, with their names; empty for none."""
-    written = _written(table)
-    return ", ".join(f"{name} {value:g}" for name, value in written.items() if name not in SIZES)
-
-
-def _written(table: Any) -> Mapping[str, Any]:
-    return table.model_dump(exclude_none=True)  # type: ignore[no-any-return]

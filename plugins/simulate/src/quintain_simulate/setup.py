@@ -25,6 +25,10 @@ Share = Annotated[float, Field(gt=0, le=1)]
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
+    def written(self) -> dict[str, Any]:
+        """Return the keys that have a value."""
+        return self.model_dump(exclude_none=True)
+
 
 class ClusterTable(_Table):
     """Which GPUs sample and which learn.

@@ -24,7 +24,11 @@ from .options import setup_options
     help="Take seconds and episodes from this run, which has timelines (repeatable).",
 )
 @click.option("--steps", type=Count(1), help="Steps to simulate (default: as many as are needed).")
-@click.option("--hours", type=float, help="Hours of the cluster to simulate, instead of steps.")
+@click.option(
+    "--hours",
+    type=click.FloatRange(0, min_open=True),
+    help="Hours of the cluster to simulate, instead of steps.",
+)
 @click.option("--seed", type=Count(0), help="Random seed (default: that of the recipe).")
 @click.option(
     "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
@@ -54,8 +58,7 @@ def simulate(
     quintain simulate arithmetic-1/recipe.toml --like arithmetic-1 -s batch.prompts=128
     """
     from .fit import setup_like
-    from .report import cluster_line, outcome_lines
-    from .roofline import assumptions
+    from .report import assumptions, cluster_line, outcome_lines
     from .setup import SimulationSetup
     from .simulation import Simulation
 
@@ -66,10 +69,10 @@ def simulate(
     chosen = SimulationSetup.load(setup, changes, base=written)
     simulation = Simulation.of(plan, chosen, measured=measured)
     outcome = simulation.run(steps=steps or 0, hours=hours or 0.0, seed=seed)
-    assumed = assumptions(chosen, simulation.shape, simulation.costs, simulation.learner)
+    assumed = assumptions(simulation)
     if like:
         assumed.append(
-            f"seconds and episodes that the setup does not name are of {', '.join(like)}"
+            f"episodes, and seconds that the setup does not name, are of {', '.join(like)}"
         )
     if as_json:
         click.echo(
