@@ -87,6 +87,21 @@ def test_a_blocked_event_loop_ages_no_request() -> None:
     assert asyncio.run(scenario()) == "answered"
 
 
+def test_no_standstill_is_said_of_a_server_that_was_not_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As after a blocked event loop, when more than one tick has passed at once."""
+
+    async def scenario() -> None:
+        async with watch(5, signs=list(range(1_000))).request("a turn", may_take_longer=True):
+            await asyncio.sleep(0.05)
+            time.sleep(0.2)  # noqa: ASYNC251 -- the learner
+            await asyncio.sleep(0.2)
+
+    asyncio.run(scenario())
+    assert not caplog.records
+
+
 def test_what_goes_on_is_said_and_other_timeouts_stay_themselves(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

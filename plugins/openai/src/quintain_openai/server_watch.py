@@ -108,11 +108,14 @@ class ServerWatch:
         while True:
             before = loop.time()
             await asyncio.sleep(self._tick)
-            asks = self._longest_silence() > min(self._notice, self._timeout) / 2
-            sign = await self._sign_of_life(self._tick) if asks else None
             self._clock += min(loop.time() - before, 3 * self._tick)
-            if sign is not None and sign != last:
-                last, self._last_sign = sign, self._clock
+            # With the time that has just passed, so that nothing is said before the server is asked.
+            if self._longest_silence() > min(self._notice, self._timeout) / 2:
+                before = loop.time()
+                sign = await self._sign_of_life(self._tick)
+                self._clock += min(loop.time() - before, self._tick)
+                if sign is not None and sign != last:
+                    last, self._last_sign = sign, self._clock
             for request in self._requests:
                 if self._silence(request) > self._timeout:
                     request.scope.reschedule(loop.time())
