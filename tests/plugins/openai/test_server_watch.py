@@ -93,10 +93,12 @@ def test_no_standstill_is_said_of_a_server_that_was_not_asked(
     """As after a blocked event loop, when more than one tick has passed at once."""
 
     async def scenario() -> None:
-        async with watch(5, signs=list(range(1_000))).request("a turn", may_take_longer=True):
-            await asyncio.sleep(0.05)
-            time.sleep(0.2)  # noqa: ASYNC251 -- the learner
-            await asyncio.sleep(0.2)
+        for milliseconds in range(42, 56, 2):
+            watched = watch(5, signs=list(range(1_000)))
+            async with watched.request("a turn", may_take_longer=True):
+                await asyncio.sleep(milliseconds / 1000)
+                time.sleep(0.1)  # noqa: ASYNC251 -- the learner
+                await asyncio.sleep(0.05)
 
     asyncio.run(scenario())
     assert not caplog.records
