@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,15 +20,16 @@ def source_digest(environment: type[Environment[Any, Any]]) -> str:
     what these packages import are left out.
     """
     makers: list[Any] = [*environment.__mro__, *_functions(environment.reward)]
-    modules = {maker.__module__: maker.__module__.partition(".")[0] for maker in makers}
     found: dict[Path, str] = {}
-    for module, package in modules.items():
+    for maker in makers:
+        package, *inner = maker.__module__.split(".")
         if package in NOT_THEIRS:
             continue
-        # A package without __init__.py has no file of its own.
-        file = Path(sys.modules[package].__file__ or sys.modules[module].__file__ or "")
-        files = file.parent.rglob("*.py") if file.name == "__init__.py" else [file]
-        found |= {place: f"{package}/{place.relative_to(file.parent)}" for place in files}
+        file = Path(inspect.getfile(maker))
+        above = len(inner) - (file.name != "__init__.py")
+        root = file.parents[max(above, 0)]
+        files = [file] if above < 0 else root.rglob("*.py")
+        found |= {place: f"{package}/{place.relative_to(root)}" for place in files}
     total = hashlib.sha256()
     for place, name in sorted(found.items(), key=lambda item: item[1]):
         total.update(f"{name}\0{hashlib.sha256(place.read_bytes()).hexdigest()}\n".encode())

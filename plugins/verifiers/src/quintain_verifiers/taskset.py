@@ -23,8 +23,8 @@ from quintain.recipe import EnvironmentSpec, EnvironmentTable
 from quintain.services import BY_OPTION, started_services
 from quintain_authoring import Asked, Stepwise, services_of
 
-from .chat import Chat
-from .tool_server import ToolServer
+from .episode_server import EpisodeServer
+from .exchange import PlayerExchange
 
 REWARD = "quintain"
 """Name of the reward of a trace."""
@@ -135,7 +135,7 @@ class QuintainEnv(vf.Env[QuintainEnvConfig]):
         """Start the services of the environment, and the server of its tools."""
         self._running = AsyncExitStack()
         self._hosted = await self._running.enter_async_context(hosted(self.taskset.config))
-        self._server = await self._running.enter_async_context(ToolServer())
+        self._server = await self._running.enter_async_context(EpisodeServer())
 
     async def stop(self) -> None:
         """End them."""
@@ -150,48 +150,48 @@ class QuintainEnv(vf.Env[QuintainEnvConfig]):
         """
         environment = self._hosted.environment
         chosen = self._hosted.tasks[task.data.index]
-        chats: dict[str, Chat] = {}
+        exchanges: dict[str, PlayerExchange] = {}
         async with (
             Stepwise(environment, chosen, self._hosted.services) as episode,
-            AsyncExitStack() as open_chats,
+            AsyncExitStack() as running,
         ):
             state = await episode.next()
             while not isinstance(state, Rollout):
                 name = state.player
-                if name not in chats:
-                    opened = self._chat(task, agents, episode, state)
-                    chats[name] = await open_chats.enter_async_context(opened)
-                ended, state = await chats[name].turn(state)
+                if name not in exchanges:
+                    opened = self._exchange(task, agents, episode, state)
+                    exchanges[name] = await running.enter_async_context(opened)
+                ended, state = await exchanges[name].turn(state)
                 if ended:
                     break
-        for name, chat in chats.items():
-            chat.trace.info["player"] = name
+        for name, exchange in exchanges.items():
+            exchange.trace.info["player"] = name
         if not isinstance(state, Rollout):
-            for chat in chats.values():
-                if not chat.trace.errors:  # a limit of verifiers ended it, hence the policy
-                    chat.trace.record_reward(REWARD, float(environment.early))
+            for exchange in exchanges.values():
+                if not exchange.trace.errors:  # a limit of verifiers ended it, hence the policy
+                    exchange.trace.record_reward(REWARD, float(environment.early))
             return
         if state.outcome is None:
             raise EnvironmentFault(f"the episode failed: {state.termination.reason}")
-        for name, chat in chats.items():
-            chat.trace.record_reward(REWARD, state.outcome.of_player(name))
-        if "" in chats:
-            chats[""].trace.record_metrics(dict(state.outcome.parts))
-            chats[""].trace.info[REWARD] = state.outcome.reason
+        for name, exchange in exchanges.items():
+            exchange.trace.record_reward(REWARD, state.outcome.of_player(name))
+        if "" in exchanges:
+            exchanges[""].trace.record_metrics(dict(state.outcome.parts))
+            exchanges[""].trace.info[REWARD] = state.outcome.reason
 
     @asynccontextmanager
-    async def _chat(
+    async def _exchange(
         self, task: QuintainTask, agents: Any, episode: Stepwise, first: Asked
-    ) -> AsyncIterator[Chat]:
+    ) -> AsyncIterator[PlayerExchange]:
         """Open the exchange of the player that is asked *first*."""
         system = next((m.content for m in first.messages if m.role == "system"), None)
         if first.player:
             task = task.with_data(system_prompt=system)
-        chat = Chat(episode, task.data)
-        tools = self._server.tools_of(chat) if first.tools else {}
-        async with agents.player.interaction(task, tools=tools or None) as interaction:
-            chat.begin(interaction, bool(tools))
-            try:
-                yield chat
-            finally:
-                self._server.forget(chat)
+        exchange = PlayerExchange(episode, task.data)
+        tools = self._server.tools_of(exchange) if first.tools else {}
+        try:
+            async with agents.player.interaction(task, tools=tools or None) as interaction:
+                exchange.begin(interaction, bool(tools))
+                yield exchange
+        finally:
+            self._server.forget(exchange)

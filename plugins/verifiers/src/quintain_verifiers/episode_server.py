@@ -15,9 +15,9 @@ from mcp import types
 from mcp.server.lowlevel import Server
 from verifiers.v1.mcp import SharedToolServer
 
-from .chat import Chat
+from .exchange import PlayerExchange
 
-KEY = "chat"
+KEY = "exchange"
 """Parameter of an address that names the exchange."""
 
 
@@ -29,13 +29,13 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-class ToolServer:
+class EpisodeServer:
     """Serves the tools of all exchanges that run, as ``async with``. Each has an address of its
     own.
     """
 
     def __init__(self) -> None:
-        self._chats: dict[str, Chat] = {}
+        self._exchanges: dict[str, PlayerExchange] = {}
         self._port = 0
 
     async def __aenter__(self) -> Self:
@@ -54,22 +54,24 @@ class ToolServer:
         self._uvicorn.should_exit = True
         await self._serving
 
-    def tools_of(self, chat: Chat) -> dict[str, SharedToolServer]:
-        """Return how an interaction of verifiers reaches the tools of *chat*; their names have no
+    def tools_of(self, exchange: PlayerExchange) -> dict[str, SharedToolServer]:
+        """Return how an interaction of verifiers reaches the tools of *exchange*; their names have no
         prefix.
         """
         key = secrets.token_hex(16)
-        self._chats[key] = chat
+        self._exchanges[key] = exchange
         url = f"http://127.0.0.1:{self._port}/mcp?{KEY}={key}"
         return {"": SharedToolServer(url=url, local=True, external=True)}
 
-    def forget(self, chat: Chat) -> None:
-        """Close the address of *chat*, if it has one."""
-        self._chats = {key: known for key, known in self._chats.items() if known is not chat}
+    def forget(self, exchange: PlayerExchange) -> None:
+        """Close the address of *exchange*, if it has one."""
+        self._exchanges = {
+            key: known for key, known in self._exchanges.items() if known is not exchange
+        }
 
-    def _chat_of(self, context: Any) -> Chat:
+    def _exchange_of(self, context: Any) -> PlayerExchange:
         (key,) = parse_qs(context.request.url.query)[KEY]
-        return self._chats[key]
+        return self._exchanges[key]
 
     async def _listed(self, context: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(
@@ -79,7 +81,7 @@ class ToolServer:
                     description=tool.description,
                     input_schema=dict(tool.parameters),
                 )
-                for tool in self._chat_of(context).tools
+                for tool in self._exchange_of(context).tools
             ]
         )
 
@@ -87,5 +89,5 @@ class ToolServer:
         self, context: Any, params: types.CallToolRequestParams
     ) -> types.CallToolResult:
         arguments: Mapping[str, Any] = params.arguments or {}
-        text = await self._chat_of(context).call(params.name, arguments)
+        text = await self._exchange_of(context).call(params.name, arguments)
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)])

@@ -15,7 +15,7 @@ OVER = "The episode is over."
 State = Asked | Rollout[Any, Any]
 
 
-class Chat:
+class PlayerExchange:
     """What one player is asked and answers. A call of a tool is a turn of the episode, and so is
     the text that ends a turn of verifiers.
 
@@ -32,7 +32,7 @@ class Chat:
         self._fault: Exception | None = None
 
     def begin(self, interaction: Any, has_tools: bool) -> None:
-        """Take the open exchange of verifiers, and whether it has the tools of `ToolServer`."""
+        """Take the open exchange of verifiers, and whether it has the tools of `EpisodeServer`."""
         self._interaction, self._has_tools = interaction, has_tools
 
     @property
