@@ -21,10 +21,19 @@ from quintain_fsdp.wire import TOKEN
 from ..docs.pages import page
 from ..plugins.fsdp.test_remote import SECRET, may_make_namespaces, two_machines
 
-SMALL = ["--steps", "3", "--quiet", "--set", "evaluation.tasks=4", "--set", "batch.prompts=8"]
+SIZES = ["evaluation.tasks=4", "batch.prompts=8", "run.steps=3"]
 """What makes a run of the page one of seconds."""
+SMALL = [word for size in SIZES for word in ("--set", size)]
 
 TIMES = ("seconds", "per_second")
+
+ENVIRONMENT = os.environ | {
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    TOKEN: SECRET,
+    "OMP_NUM_THREADS": "1",
+}
+
+pytestmark = pytest.mark.ci
 
 
 def weights(folder: Path, name: str) -> dict[str, Any]:
@@ -41,58 +50,61 @@ def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.ci
-@pytest.mark.skipif(not may_make_namespaces(), reason="needs root and ip, for network namespaces")
-def test_every_command_of_the_page_works(tmp_path: Path) -> None:
-    """Episode processes change no bit, ranks no weight, and two machines no bit of two ranks."""
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        TOKEN: SECRET,
-        "OMP_NUM_THREADS": "1",
-    }
-    walk = page("docs/laptop-to-cluster.md")
-    for block in walk.blocks:
+def done(words: list[str], folder: Path) -> str:
+    """Run a command to its end, and return what it prints."""
+    ended = subprocess.run(
+        words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert ended.returncode == 0, f"{shlex.join(words)}\n{ended.stdout}{ended.stderr}"
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A folder in which the commands of the page ran in their order, and what each printed."""
+    folder, printed = tmp_path_factory.mktemp("walk"), {}
+    for block in page("docs/laptop-to-cluster.md").blocks:
         if block.file:
-            (tmp_path / block.file).write_text(block.text)
+            (folder / block.file).write_text(block.text)
         for command in block.commands if block.language == "bash" else []:
             words = shlex.split(command)
-            if words[1] == "train" and "--dry-run" not in words:
-                words += SMALL
-            if words[1] == "launch":
-                for setting in ("evaluation.tasks=4", "batch.prompts=8", "run.steps=3"):
-                    words += ["--set", setting]
-                words += ["--set", "schedule.use=sync"]  # the bits of `ranks`, to compare
-            done = subprocess.run(
-                words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
-            )
-            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-            if words[1] == "launch":
-                (tmp_path / "job.sh").write_text(done.stdout)
-            if words[1] == "plan":
-                assert "one change:" in done.stdout
+            small = [*SMALL, "--quiet"] if words[1] == "train" and "--dry-run" not in words else []
+            printed[command] = done([*words, *small], folder)
+    return folder, printed
 
-    assert metrics(tmp_path, "processes") == metrics(tmp_path, "laptop")
-    torch.testing.assert_close(
-        weights(tmp_path, "processes"), weights(tmp_path, "laptop"), rtol=0, atol=0
-    )
-    torch.testing.assert_close(
-        weights(tmp_path, "ranks"), weights(tmp_path, "laptop"), rtol=0, atol=2e-5
-    )
-    assert all(
-        (tmp_path / f"runs/{name}/summary.json").exists() for name in ("overlap", "replicas")
-    )
 
-    with two_machines() as machines:
-        jobs = [
-            subprocess.Popen([*machine, "bash", "job.sh", str(k)], cwd=tmp_path, env=environment)
-            for k, machine in enumerate(machines)
-        ]
-        try:
-            assert [job.wait(timeout=900) for job in jobs] == [0, 0]
-        finally:
-            for job in jobs:
-                job.kill()
-                job.wait()
-    torch.testing.assert_close(
-        weights(tmp_path, "machines"), weights(tmp_path, "ranks"), rtol=0, atol=0
-    )
+def test_every_command_of_the_page_works(walked: tuple[Path, dict[str, str]]) -> None:
+    """Episode processes change no bit, and ranks no weight."""
+    folder, printed = walked
+    assert {command.split()[1] for command in printed} == {"train", "timeline", "plan", "launch"}
+    (plan,) = [text for command, text in printed.items() if command.split()[1] == "plan"]
+    assert "one change:" in plan
+    assert metrics(folder, "processes") == metrics(folder, "laptop")
+    one = weights(folder, "laptop")
+    torch.testing.assert_close(weights(folder, "processes"), one, rtol=0, atol=0)
+    torch.testing.assert_close(weights(folder, "ranks"), one, rtol=0, atol=2e-5)
+    for name in ("overlap", "replicas"):
+        assert len(metrics(folder, name)) == 4  # the first line is of what was there before step 1
+
+
+@pytest.mark.skipif(not may_make_namespaces(), reason="needs root and ip, for network namespaces")
+def test_two_machines_train_the_recipe_of_the_page(walked: tuple[Path, dict[str, str]]) -> None:
+    """As it is, and without staleness, which makes the bits of the two ranks."""
+    folder, printed = walked
+    (command,) = [c for c in printed if c.split()[1] == "launch"]
+    for name, more in (("machines", []), ("equal", ["--set", "schedule.use=sync"])):
+        words = [name if word == "machines" else word for word in shlex.split(command)]
+        (folder / "job.sh").write_text(done([*words, *SMALL, *more], folder))
+        with two_machines() as machines:
+            jobs = [
+                subprocess.Popen([*machine, "bash", "job.sh", str(k)], cwd=folder, env=ENVIRONMENT)
+                for k, machine in enumerate(machines)
+            ]
+            try:
+                assert [job.wait(timeout=900) for job in jobs] == [0, 0]
+            finally:
+                for job in jobs:
+                    job.kill()
+                    job.wait()
+        assert len(metrics(folder, name)) == 4
+    torch.testing.assert_close(weights(folder, "equal"), weights(folder, "ranks"), rtol=0, atol=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,8 @@ from ..tracebacks import describe_error, is_failure, place_of
 from .discovery import CORE, Component, discover, in_order, normalise, without_components
 from .known import known_plugins
 from .manifest import MANIFEST, Entry, Manifest, read
+
+log = logging.getLogger(__name__)
 
 
 class Registry:
@@ -167,8 +170,9 @@ class Registry:
         """Return whether recipes of earlier versions call *component* by *name*."""
         try:
             entry = self.entry(component)
-        except PluginError:
-            return False  # said where this component is used; here another one is wanted
+        except PluginError as e:
+            log.warning("%s may be %r, but: %s", component, name, e)
+            return False
         return entry is not None and name in entry.formerly
 
     def _import(self, component: Component) -> Any:

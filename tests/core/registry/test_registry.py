@@ -200,7 +200,7 @@ def moved(name: str, tmp_path: Path, manifest: str) -> Component:
 
 
 def test_a_component_that_moved_keeps_its_former_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A recipe from before the move finds it, unless the former owner has one of the name again; a
     faulty manifest of another distribution is in nobody's way.
@@ -213,6 +213,7 @@ def test_a_component_that_moved_keeps_its_former_name(
     registry = Registry([faulty, other, new])
 
     assert new == registry.find("reward", "old/x")
+    assert "reward 'x' of faulty may be 'old/x', but: " in caplog.text
     with pytest.raises(UnknownNameError):
         registry.find("reward", "older/x")
     again = component("x", distribution="old")

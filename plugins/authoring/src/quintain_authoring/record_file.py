@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -38,13 +38,18 @@ class RecordFile(Generic[R]):
         Raises:
             UsageError: it cannot be read, or a line is no record.
         """
+        return self._records(self._text())
+
+    def _text(self) -> str:
         if not self.path.exists():
-            return {}
-        found: dict[str, R] = {}
+            return ""
         try:
-            text = self.path.read_text(encoding="utf-8")
+            return self.path.read_text(encoding="utf-8")
         except (OSError, ValueError) as e:
             raise UsageError(f"{self.path} cannot be read: {e}") from e
+
+    def _records(self, text: str) -> dict[str, R]:
+        found: dict[str, R] = {}
         # `splitlines` would end a line within a text, at U+2028 for one.
         for number, line in enumerate(text.split("\n"), 1):
             if not line.strip():
@@ -59,15 +64,23 @@ class RecordFile(Generic[R]):
         return found
 
     def go_on(self) -> dict[str, R]:
-        """Read what is there, after cutting off what a process that was ended left of a line.
+        """Read what is there, and cut off what a process that was ended left of a last line.
 
         Raises:
-            UsageError: there is no folder for the file, or a line is no record.
+            UsageError: there is no folder for the file, or it has something else than records.
+                Then it stays as it is.
         """
         if not self.path.absolute().parent.is_dir():
             raise UsageError(f"there is no folder {self.path.absolute().parent}")
+        whole, newline, rest = self._text().rpartition("\n")
+        records = self._records(whole + newline)
+        begin = json.dumps({fields(self._kind)[0].name: ""})[:-2]
+        if rest and not records and not (rest.startswith(begin) or begin.startswith(rest)):
+            raise UsageError(
+                f"{self.path} is no file of `{self._command}`: name another one, or remove it"
+            )
         drop_partial_line(self.path)
-        return self.read()
+        return records
 
     def append(self, record: R) -> None:
         """Add a record."""

@@ -58,8 +58,8 @@ def outcome_lines(outcome: Outcome) -> list[str]:
             f"{duration(figures['step_seconds'])} (median "
             f"{duration(figures['step_seconds_median'])}, longest "
             f"{duration(figures['step_seconds_longest'])}): waits "
-            f"{duration(figures['waited'])}, updates {duration(figures['updated'])}, sends weights "
-            f"{duration(figures['synced'])}",
+            f"{duration(figures['waited'])}, updates {duration(figures['updated'])}, until engines have "
+            f"the weights {duration(figures['synced'])}",
         ),
         ("learner idle", f"{figures['learner_idle']:.1%}"),
         (

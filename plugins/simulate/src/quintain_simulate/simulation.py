@@ -209,7 +209,7 @@ class Outcome:
             "tokens_per_second": self.tokens_per_second,
             "rollouts_per_second": self.rollouts_per_second,
             "learner_idle": self.learner_idle,
-            "engines_idle": 1 - self.busy,
+            "engines_idle": max(0.0, 1 - self.busy),  # sums of seconds round
             "batch": self.batch,
             "staleness": self.staleness,
             "lost": self.lost,

@@ -183,7 +183,12 @@ def workers_of(folder: Path, step: int, *stamps: tuple[int, int]) -> list[dict[s
                 worker = of(f"rank {rank}")
                 worker["turns"] += 1
                 worker["seconds"] += seconds
-    for record in replicas_of(folder):
+    try:
+        replicas = replicas_of(folder)
+    except RunError as e:
+        of("replicas")["state"] = str(e)  # a damaged log hides nothing else of the run
+        replicas = []
+    for record in replicas:
         name, state = f"replica {record['replica']}", record["state"]
         if state == "removed":
             workers.pop(name, None)

@@ -254,9 +254,14 @@ def steer(run: str, action: str | None, value: int | None, step: int | None, fol
 
 def _list_done(folder: RunFolder) -> None:
     try:
-        records, replicas = folder.steering(), replicas_of(folder.path)
+        records = folder.steering()
     except RunError as e:
         raise UsageError(str(e)) from e
+    try:
+        replicas = replicas_of(folder.path)
+    except RunError as e:
+        click.echo(f"replicas: {e}", err=True)
+        replicas = []
     for record in records:
         done = ", ".join(f"{name} = {value}" for name, value in record["steering"].items())
         click.echo(f"{record['time']}  step {record['step']}  {done}")
