@@ -72,6 +72,7 @@ UNSET = {
     "stop.tokens": "never",
     "stop.seconds": "never",
     "run.name": "name of the first environment, and a number",
+    "cluster.use": "this machine",
 }
 """Meaning of a key that is not set."""
 
@@ -118,6 +119,7 @@ SECTIONS = {
     "rollouts": "The Parquet files of the run folder.",
     "stop": "Conditions that end the run before `run.steps`; the first that holds.",
     "workers": "Episodes in processes of their own ([workers.md](workers.md)).",
+    "cluster": "What starts the ranks of the learner on other machines ([distributed.md](distributed.md#with-ray)).",
     "services": (
         "One table per service: `[services.workers]`. For a name without a table, the installed "
         "service of that name is used, if there is one. A service starts once per run, and all "
@@ -230,6 +232,8 @@ MEANINGS = {
     "workers.use": "name of the service that plays the episodes",
     "workers.episodes": "number of processes; 0 is the process of the run",
     "workers.args": "settings of the service (`quintain info episodes`)",
+    "cluster.use": "name of a cluster (`quintain list cluster`)",
+    "cluster.args": "settings of the cluster",
     "services.use": "name of a service (`quintain list services`)",
     "services.args": "settings of the service",
     "trackers.use": (

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from .. import lazy_names
 
 if TYPE_CHECKING:
+    from .cluster import PlacedProcess as PlacedProcess
+    from .cluster import ProcessCluster as ProcessCluster
+    from .cluster import ProcessRequest as ProcessRequest
     from .curriculum import Curriculum as Curriculum
     from .curriculum import Pick as Pick
     from .curriculum import TaskReader as TaskReader

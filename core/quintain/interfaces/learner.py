@@ -48,6 +48,9 @@ class PolicyLearner(Protocol[BatchT, PreparedT, AdvantagesT]):
     before the first update, raises `quintain.learning.SamplerMismatch` above the limit, and returns
     the metric ``mismatch.sample``. Without the metric the run compares the engine with itself.
 
+    A kind that names a parameter ``cluster`` gets the `ProcessCluster` of the recipe's ``[cluster]``, or
+    ``None``, to start its processes there; other kinds are refused beside such a table.
+
     Attributes:
         module: what is trained, a model of transformers, with adapters of peft or without; a
             checkpoint reads its parameters and writes it by ``save_pretrained``.

@@ -5,13 +5,14 @@ A run is built from its plan and never reads the recipe again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..console.metrics import distinct_names
 from ..console.screen import Screen
 from ..interfaces.algorithm import Algorithm
+from ..interfaces.cluster import ProcessCluster
 from ..interfaces.curriculum import Curriculum
 from ..interfaces.learner import BytesPerParameter, LearnerKind
 from ..interfaces.schedule import Schedule
@@ -22,6 +23,7 @@ from ..types.sampling import Sampling
 from .resolve import (
     EnvironmentSpec,
     chosen_services,
+    cluster_kind,
     costly_service,
     curriculum_kind,
     describe_staleness,
@@ -147,6 +149,7 @@ class RunPlan:
         algorithm: its pieces get their services when the run starts.
         engine, engine_args: the class of the engine and its settings.
         learner_kind: what makes the learner: ``kind(module, algorithm, **settings)``.
+        cluster: what makes that on which the learner starts processes; ``None`` is this machine.
         written_services: of the recipe itself, for the model source.
         services: the same with those of the algorithm. *slots* are all that something needs.
         sampling: of training; a turn has at most *max_tokens* of them.
@@ -175,6 +178,7 @@ class RunPlan:
     engine_args: Mapping[str, Any]
     learner_kind: Any
     learner: LearnerTable
+    cluster: Callable[[], ProcessCluster] | None
     written_services: Mapping[str, ComponentTable]
     services: Mapping[str, ComponentTable]
     slots: frozenset[str]
@@ -228,6 +232,7 @@ class RunPlan:
             engine_args=recipe.engine.args,
             learner_kind=learner_kind(recipe),
             learner=recipe.learner,
+            cluster=cluster_kind(recipe),
             written_services=recipe.services,
             services=evaluation.services,
             slots=frozenset(needed | algorithm.slots),

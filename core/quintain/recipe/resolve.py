@@ -4,15 +4,17 @@ services.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from ..errors import BindingError, PluginError, RecipeError, UnknownNameError, UsageError
 from ..interfaces.algorithm import Algorithm
+from ..interfaces.cluster import ProcessCluster
 from ..interfaces.curriculum import Curriculum
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
@@ -20,7 +22,7 @@ from ..interfaces.learner import LearnerKind
 from ..interfaces.reward import Reward
 from ..interfaces.sampling_plan import SamplingPlan
 from ..interfaces.schedule import Schedule
-from ..registry.binding import bind, signature_of
+from ..registry.binding import bind, check_args, signature_of
 from ..registry.checks import check_class
 from ..registry.discovery import short_name
 from ..registry.known import known_plugins
@@ -358,6 +360,8 @@ def pinned_recipe(recipe: Recipe) -> Recipe:
         f"{kind}.use": name_of(kind, getattr(recipe, kind).use)
         for kind in ("algorithm", "engine", "learner", "schedule")
     }
+    if recipe.cluster.use is not None:
+        names["cluster.use"] = name_of("cluster", recipe.cluster.use)
     if is_model_source(recipe.model.name):
         names["model.name"] = name_of("model", recipe.model.name)
     if recipe.model.tool_format != "auto":
@@ -419,11 +423,32 @@ def learner_kind(recipe: Recipe) -> Any:
 
     Raises:
         BindingError: an argument is invalid.
+        UsageError: the learner takes no settings, or starts no processes on a cluster.
     """
     kind: Any = current().load("learner", recipe.learner.use)
     who = f"learner {recipe.learner.use!r}"
     if isinstance(kind, type) and issubclass(kind, LearnerKind):
-        return bind(kind, recipe.learner.args, who=who)
-    if recipe.learner.args:
+        kind = bind(kind, recipe.learner.args, who=who)
+    elif recipe.learner.args:
         raise UsageError(f"{who} takes no args; remove them from [learner]")
+    if recipe.cluster.use and "cluster" not in {field.name for field in signature_of(kind).fields}:
+        raise UsageError(
+            f"[cluster] starts the processes of a learner, and {who} starts none there; remove "
+            "the table, or set learner.use to one that does (docs/distributed.md)"
+        )
     return kind
+
+
+def cluster_kind(recipe: Recipe) -> Callable[[], ProcessCluster] | None:
+    """Return what makes the recipe's cluster; ``None`` without one.
+
+    Raises:
+        BindingError: an argument is invalid.
+    """
+    if recipe.cluster.use is None:
+        if recipe.cluster.args:
+            raise UsageError("[cluster] has args and no use")
+        return None
+    kind, args = current().load("cluster", recipe.cluster.use), recipe.cluster.args
+    check_args(kind, args, who="[cluster]")
+    return partial(bind, kind, args, who="[cluster]")

@@ -397,6 +397,13 @@ class CheckpointTable(_Table):
     best: bool = True
 
 
+class PlacementTable(_Table):
+    """``[cluster]``: what starts the processes of the learner; ``None`` is this machine."""
+
+    use: Name | None = None
+    args: Args = {}
+
+
 class WorkersTable(ComponentTable):
     """``[workers]``: *episodes* processes that play the episodes (0: the process of the run). *args*
     are further settings of the component *use*.
@@ -448,6 +455,7 @@ class Recipe(_Table):
     rollouts: RolloutsTable = RolloutsTable()
     stop: StopTable = StopTable()
     workers: WorkersTable = WorkersTable()
+    cluster: PlacementTable = PlacementTable()
     services: dict[Name, ComponentTable] = {}
     trackers: Annotated[tuple[ComponentTable, ...], Field(strict=False)] = ()
 

@@ -22,6 +22,7 @@ GROUPS = {
     "algorithm": "quintain.algorithms",  # quintain.Algorithm
     "engine": "quintain.engines",  # quintain.Engine, or TokenEngine for one that can train
     "learner": "quintain.learners",  # quintain.interfaces.learner.PolicyLearner
+    "cluster": "quintain.clusters",  # makes a quintain.interfaces.ProcessCluster
     # quintain.interfaces.curriculum.Curriculum; the sampling plan of an algorithm chooses "adaptive"
     "curriculum": "quintain.curricula",
     "collector": "quintain.collectors",  # quintain.run.collect.Collector; a schedule names it

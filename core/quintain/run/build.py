@@ -8,13 +8,14 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, closing
+from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..console.screen import Screen
+from ..interfaces.cluster import ProcessCluster
 from ..interfaces.curriculum import Curriculum
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
@@ -51,7 +52,7 @@ def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str,
         UsageError: the recipe does not fit what is installed.
         RunError: the run cannot continue.
     """
-    with as_current_run(folder):
+    with as_current_run(folder), ExitStack() as stack:
         plan = RunPlan.of(recipe)
         if (checkpoint := latest(folder)) is not None:
             checkpoint.verify()
@@ -59,12 +60,12 @@ def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str,
         seed_everything(plan.seed)
         with memory_advice("loading", plan):
             model = model_for(plan, checkpoint, screen, folder.status)
-            learner = learner_for(plan, model)
+            cluster = None if plan.cluster is None else stack.enter_context(closing(plan.cluster()))
+            learner = stack.enter_context(closing(learner_for(plan, model, cluster)))
         seconds = {"model": time.monotonic() - began}
-        with closing(learner):
-            return run_coroutine(
-                _train_loaded(plan, folder, screen, checkpoint, model, learner, seconds)
-            )
+        return run_coroutine(
+            _train_loaded(plan, folder, screen, checkpoint, model, learner, seconds)
+        )
 
 
 async def _train_loaded(
@@ -157,11 +158,16 @@ def learner_options(table: LearnerTable) -> dict[str, Any]:
     return options
 
 
-def learner_for(plan: RunPlan, model: LoadedModel) -> AnyLearner:
-    """Make the learner of *model*. One that names ``max_sample_mismatch`` checks it in updates."""
+def learner_for(
+    plan: RunPlan, model: LoadedModel, cluster: ProcessCluster | None = None
+) -> AnyLearner:
+    """Make the learner of *model*. One that names ``max_sample_mismatch`` checks it in updates; one
+    that names ``cluster`` starts its processes on *cluster*.
+    """
     options = learner_options(plan.learner)
-    if "max_sample_mismatch" in {field.name for field in signature_of(plan.learner_kind).fields}:
-        options["max_sample_mismatch"] = plan.max_sample_mismatch
+    of_run = {"max_sample_mismatch": plan.max_sample_mismatch, "cluster": cluster}
+    named = {field.name for field in signature_of(plan.learner_kind).fields}
+    options |= {name: value for name, value in of_run.items() if name in named}
     learner: AnyLearner = plan.learner_kind(model.module, plan.algorithm, **options)
     return learner
 

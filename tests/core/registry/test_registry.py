@@ -265,6 +265,7 @@ def test_groups_are_the_contract() -> None:
         "algorithm": "quintain.algorithms",
         "engine": "quintain.engines",
         "learner": "quintain.learners",
+        "cluster": "quintain.clusters",
         "curriculum": "quintain.curricula",
         "collector": "quintain.collectors",
         "adapters": "quintain.adapters",

@@ -25,6 +25,7 @@ NAMED = {
     "algorithm.use": "algorithm",
     "engine.use": "engine",
     "learner.use": "learner",
+    "cluster.use": "cluster",
     "services.use": "service",
     "model.name": "model",
 }

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from quintain import Algorithm
 from quintain.errors import UsageError
+from quintain.interfaces import ProcessCluster
 from quintain.learning import (
     Advantages,
     Batch,
@@ -33,6 +34,7 @@ from quintain.learning import (
 from quintain.store import current_run
 
 from .model_files import ModelWriter, is_full, model_files
+from .placed_team import PlacedTeam
 from .recovery import Recovery
 from .remote_team import RemoteTeam
 from .setup import USUAL, CheckpointKind, Modes, Place, Setup, Sharding, mapped, packed, shared
@@ -56,6 +58,7 @@ class FsdpLearner(Learner):
     Args:
         ranks, sharding, group, silence, restarts, copy_every, checkpoint, rendezvous, token_file,
             patience: see `Fsdp`.
+        cluster: what starts the ranks, in place of this process.
         modes: the settings of `Fsdp` that say how ranks keep weights and moments.
         share_gpu: let ranks share the GPUs that there are, by gloo; to try things out.
         team: processes that run already, for several learners one after the other.
@@ -82,6 +85,7 @@ class FsdpLearner(Learner):
         rendezvous: str | None = None,
         token_file: str | None = None,
         patience: float = 600.0,
+        cluster: ProcessCluster | None = None,
         share_gpu: bool = False,
         team: Team | None = None,
         **settings: Any,
@@ -102,7 +106,13 @@ class FsdpLearner(Learner):
         self.forward.checkpointing = settings.get("activation_checkpointing", False)
         self.algorithm = algorithm
         device = self.parameters[0].device.type
-        own = rendezvous is None and not share_gpu
+        if cluster is not None and rendezvous is not None:
+            raise UsageError(
+                "learner fsdp: [cluster] starts the ranks, and learner.args.rendezvous waits for "
+                "ranks that something else starts; remove one of them"
+            )
+        self._elsewhere = rendezvous is not None or cluster is not None
+        own = not self._elsewhere and not share_gpu
         if device == "cuda" and own and ranks > torch.cuda.device_count():
             raise UsageError(
                 f"learner fsdp: {ranks} ranks need a GPU each, and torch sees "
@@ -125,7 +135,10 @@ class FsdpLearner(Learner):
         )
         self.saves_parts = setup.saves_parts
         self.digests: dict[str, str] = {}
-        self._elsewhere = rendezvous is not None
+        if team is None and cluster is not None:
+            team = PlacedTeam(
+                ranks, cluster, gpu=device == "cuda", silence=silence, patience=patience
+            )
         if team is None and rendezvous is not None:
             token = token_of(token_file)
             team = RemoteTeam(
@@ -281,7 +294,7 @@ class FsdpLearner(Learner):
         """
         folder = folder.absolute()
         self._check_folder(
-            folder, "or resume with ranks of this machine: no learner.args.rendezvous"
+            folder, "or resume with ranks of this machine: no learner.args.rendezvous, no [cluster]"
         )
         self._load_own(state)
         self.team.call("load_parts", str(folder), dict(state))

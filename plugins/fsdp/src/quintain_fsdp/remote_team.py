@@ -8,7 +8,7 @@ import pickle
 import socket
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -58,12 +58,13 @@ class RemoteTeam(Team):
 
     last_words = 30.0
     """A machine that is gone takes longer to find than a process."""
+    least_port = 1
+    """The least port of *address*; 0 lets the system choose one."""
 
     def __init__(  # no process is started here, so not that of `Team`
         self, size: int, address: str, token: bytes, *, silence: float, patience: float
     ) -> None:
-        host, port = address_of(address)
-        self.address = address
+        host, port = address_of(address, least=self.least_port)
         self._token, self._silence, self._patience = token, silence, patience
         self._learners = self._ranks = 0
         self._device = "cpu"
@@ -76,7 +77,8 @@ class RemoteTeam(Team):
                 f"learner fsdp: cannot listen at {address}: {error.strerror}; "
                 "learner.args.rendezvous has to be an address of this machine, with a free port"
             ) from None
-        bound = self._server.getsockname()[0]
+        bound, own_port = self._server.getsockname()[:2]
+        self.address = address if port else f"{address.removesuffix(':0')}:{own_port}"
         if bound.startswith("127.") and host not in (bound, "localhost"):
             log.warning(
                 "learner fsdp: %s is %s on this machine, where ranks of other machines cannot come "
@@ -115,12 +117,9 @@ class RemoteTeam(Team):
             if time.monotonic() > deadline:
                 for wire, _ in came.values():
                     wire.close()
-                missing = ", ".join(str(rank) for rank in range(size) if rank not in came)
-                raise RunError(
-                    f"learner fsdp: ranks {missing} of {size} have not come to {self.address} within "
-                    f"{self._patience:.0f} s; start them with `python -m quintain_fsdp.join "
-                    f"{self.address}` (`quintain launch` prints the job)"
-                )
+                absent = self._absent(rank for rank in range(size) if rank not in came)
+                raise RunError(f"learner fsdp: {absent}")
+            self._check_missing(rank for rank in range(size) if rank not in came)
             with suppress(TimeoutError):
                 peer, origin = self._server.accept()
                 try:
@@ -146,6 +145,17 @@ class RemoteTeam(Team):
         self._said = [came[rank][1] for rank in range(size)]
         self._gone = {}
         self._end = weakref.finalize(self, _dismiss, self._wires)
+
+    def _check_missing(self, ranks: Iterable[int]) -> None:
+        """Raise `RunError` if one of *ranks*, which have not come yet, will not."""
+
+    def _absent(self, ranks: Iterable[int]) -> str:
+        """Return what to say of *ranks* that have not come in time."""
+        return (
+            f"ranks {', '.join(map(str, ranks))} of {len(self._spares)} have not come to "
+            f"{self.address} within {self._patience:.0f} s; start them with `python -m "
+            f"quintain_fsdp.join {self.address}` (`quintain launch` prints the job)"
+        )
 
     @property
     def pids(self) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 
 from quintain import Algorithm
 from quintain.errors import UsageError
-from quintain.interfaces import BytesPerParameter, LearnerKind
+from quintain.interfaces import BytesPerParameter, LearnerKind, ProcessCluster
 
 from .learner import FsdpLearner, group_of
 from .memory import gathered_bytes
@@ -95,6 +95,7 @@ class Fsdp(LearnerKind):
         algorithm: Algorithm | None,
         *,
         max_sample_mismatch: float | None = None,
+        cluster: ProcessCluster | None = None,
         **settings: Any,
     ) -> FsdpLearner:
         settings["max_sample_mismatch"] = max_sample_mismatch
@@ -112,6 +113,7 @@ class Fsdp(LearnerKind):
             rendezvous=self.rendezvous,
             token_file=self.token_file,
             patience=self.patience,
+            cluster=cluster,
             **settings,
         )
 

@@ -98,14 +98,14 @@ def token_of(file: str | None) -> bytes:
     return token.encode()
 
 
-def address_of(text: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``.
+def address_of(text: str, *, least: int = 1) -> tuple[str, int]:
+    """Return host and port, which is at *least* that, of ``host:port``.
 
     Raises:
         UsageError: it is something else.
     """
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    if not host or not port.isdecimal() or not least <= int(port) < 2**16:
         raise UsageError(f"the rendezvous is {text!r}; expected host:port, as in node0:29400")
     return host.strip("[]"), int(port)
 
