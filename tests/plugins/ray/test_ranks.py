@@ -157,7 +157,8 @@ def test_a_run_whose_driver_was_killed_resumes_on_another_number_of_nodes(
     run = subprocess.Popen([sys.executable, "-m", "quintain", *words.split()])
     saved = folder / "runs/placed/checkpoints"
     assert within(300, lambda: (saved / "step-000004").exists())
-    ranks = [pid for pid in processes() if "quintain_fsdp.join" in command_of(pid)]
+    joins = [pid for pid in processes() if "quintain_fsdp.join" in command_of(pid)]
+    ranks = [pid for pid in joins if Path(f"/proc/{pid}/cwd").resolve() == folder.resolve()]
     assert len(ranks) == 4
     run.kill()
     run.wait()
@@ -179,7 +180,9 @@ def test_a_run_whose_driver_was_killed_resumes_on_another_number_of_nodes(
 def test_a_run_starts_a_ray_of_its_own(
     small_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which writes nothing on the screen of the run, and ends with it, also if it is killed."""
+    """Which writes nothing on the screen of the run, also when an actor is killed, and ends with the
+    run, also if that is killed.
+    """
     folder = small_run(small_recipe(SUMS, steps=2, algorithm="sft", tables=TABLES))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     train = [sys.executable, "-m", "quintain", "train", "recipe.toml", "--set", "cluster.use=ray"]
@@ -192,17 +195,30 @@ def test_a_run_starts_a_ray_of_its_own(
         def of_ray() -> list[int]:
             return [pid for pid in processes() if own in command_of(pid)]
 
-        done = subprocess.run(train, cwd=folder, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        screen = (done.stdout + done.stderr).replace(str(Path(sys.prefix).parent), "")
-        assert "runs/arithmetic-1" in screen
+        def trains(name: str) -> bool:
+            metrics = folder / f"runs/{name}/metrics.jsonl"
+            return within(300, lambda: metrics.exists() and metrics.read_text().count("\n") > 2)
+
+        run = subprocess.Popen(
+            [*train, "--name", "whole", "--set", "run.steps=40"],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert trains("whole")
+        actors = [p for p in processes() if command_of(p).startswith("ray::ProcessActor")]
+        os.kill(next(p for p in actors if own in command_of(parent(p))), signal.SIGKILL)
+        screen, _ = run.communicate(timeout=300)
+        assert run.returncode == 0, screen
+        screen = screen.replace(str(Path(sys.prefix).parent), "")
+        assert screen.count("the learner lost rank") == 1
         assert "ray" not in screen.lower()
         assert within(60, lambda: not of_ray())
         run = subprocess.Popen(
             [*train, "-q", "--name", "killed", "--set", "run.steps=1000"], cwd=folder
         )
-        metrics = folder / "runs/killed/metrics.jsonl"
-        assert within(300, lambda: metrics.exists() and metrics.read_text().count("\n") > 2)
+        assert trains("killed")
         assert of_ray()
         run.kill()
         run.wait()

@@ -24,7 +24,7 @@ ANSWER = 10.0
 """Seconds that a Ray has to answer."""
 ROOM = 10.0
 """Seconds without room for a group of processes, after which a warning says so."""
-LAST = 5.0
+LAST = 10.0
 """Seconds that processes get to end by themselves when the cluster is closed."""
 ROLES = ("rank",)
 """Roles of processes that Ray places."""
@@ -65,7 +65,9 @@ class Ray:
                     f"0 for {' or '.join(ROLES)}"
                 )
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        import ray  # here: it takes a second, and reads the variable
+        # Ray prints what becomes of actors, of which the run has its own words
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
+        import ray  # here: it takes a second, and reads these variables
 
         self._ray = ray
         self._is_own = not ray.is_initialized()
