@@ -26,7 +26,7 @@ from quintain_ray import Ray
 
 from ...small_run import small_recipe
 from ..fsdp.test_learner import assert_equal, batch, ended, sharded, state_after, within
-from ..fsdp.test_run import SUMS
+from ..fsdp.test_run import SUMS, children
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install ray")
 
@@ -84,6 +84,10 @@ def command_of(pid: int) -> str:
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def descendants(pid: int) -> list[int]:
+    return [one for child in children(pid) for one in (child, *descendants(child))]
 
 
 @pytest.mark.ci
@@ -220,9 +224,10 @@ def test_a_run_starts_a_ray_of_its_own(
         )
         assert trains("killed")
         assert of_ray()
+        started = descendants(run.pid)
         run.kill()
         run.wait()
-        assert within(60, lambda: not of_ray())
+        assert within(180, lambda: all(map(ended, started)))
 
 
 def test_what_ray_does_not_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
