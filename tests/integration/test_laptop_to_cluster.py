@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from quintain_fsdp.wire import TOKEN
 
 from ..docs.pages import page
-from ..plugins.fsdp.test_remote import SECRET, may_make_namespaces, two_machines
+from ..plugins.fsdp.test_remote import SECRET, may_make_namespaces, run_on_two_machines
 
 SIZES = ["evaluation.tasks=4", "batch.prompts=8", "run.steps=3"]
 """What makes a run of the page one of seconds."""
@@ -95,16 +95,6 @@ def test_two_machines_train_the_recipe_of_the_page(walked: tuple[Path, dict[str,
     for name, more in (("machines", []), ("equal", ["--set", "schedule.use=sync"])):
         words = [name if word == "machines" else word for word in shlex.split(command)]
         (folder / "job.sh").write_text(done([*words, *SMALL, *more], folder))
-        with two_machines() as machines:
-            jobs = [
-                subprocess.Popen([*machine, "bash", "job.sh", str(k)], cwd=folder, env=ENVIRONMENT)
-                for k, machine in enumerate(machines)
-            ]
-            try:
-                assert [job.wait(timeout=900) for job in jobs] == [0, 0]
-            finally:
-                for job in jobs:
-                    job.kill()
-                    job.wait()
+        run_on_two_machines("job.sh", folder, ENVIRONMENT)
         assert len(metrics(folder, name)) == 4
     torch.testing.assert_close(weights(folder, "equal"), weights(folder, "ranks"), rtol=0, atol=0)

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -317,6 +317,23 @@ def two_machines() -> Iterator[tuple[list[str], list[str]]]:
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
+def run_on_two_machines(job: str, folder: Path, environment: Mapping[str, str]) -> None:
+    """Run the *job* that `quintain launch` printed into *folder*, which both machines see, to its
+    end.
+    """
+    with two_machines() as machines:
+        jobs = [
+            subprocess.Popen([*machine, "bash", job, str(k)], cwd=folder, env=environment)
+            for k, machine in enumerate(machines)
+        ]
+        try:
+            assert [process.wait(timeout=900) for process in jobs] == [0, 0]
+        finally:
+            for process in jobs:
+                process.kill()
+                process.wait()
+
+
 @pytest.mark.ci
 @pytest.mark.skipif(not may_make_namespaces(), reason="needs root and ip, for network namespaces")
 def test_two_machines_train_as_one_process(
@@ -349,16 +366,6 @@ def test_two_machines_train_as_one_process(
     words += " --set learner.args.silence=60.0 --set learner.args.checkpoint=sharded"
     assert main(["launch", *words.split()]) == 0
     (folder / "job.sh").write_text(capsys.readouterr().out)
-    with two_machines() as machines:
-        jobs = [
-            subprocess.Popen([*machine, "bash", "job.sh", str(k)], env=environment)
-            for k, machine in enumerate(machines)
-        ]
-        try:
-            assert [job.wait(timeout=900) for job in jobs] == [0, 0]
-        finally:
-            for job in jobs:
-                job.kill()
-                job.wait()
+    run_on_two_machines("job.sh", folder, environment)
     torch.testing.assert_close(weights("machines"), weights("two"), rtol=0, atol=0)
     torch.testing.assert_close(weights("machines"), weights("one"), rtol=0, atol=2e-5)
