@@ -191,7 +191,9 @@ def test_a_name_of_a_known_plugin_that_is_not_installed(name: str) -> None:
 
 
 def moved(name: str, tmp_path: Path, manifest: str) -> Component:
-    """Return the reward `x` of a distribution *name* whose module has *manifest*."""
+    """Return the reward `x` of a distribution *name* whose module has *manifest*; no other test of the
+    process may have imported a module of the name.
+    """
     package = tmp_path / name
     package.mkdir()
     (package / "__init__.py").write_text("x = 1\n")
@@ -207,13 +209,13 @@ def test_a_component_that_moved_keeps_its_former_name(
     """
     monkeypatch.syspath_prepend(tmp_path)
     row = '[[components]]\nkind = "reward"\nname = "x"\nsummary = "One."\n'
-    new = moved("newowner", tmp_path, f'api = 1\n{row}formerly = ["old/x"]')
-    other = moved("otherowner", tmp_path, f"api = 1\n{row}")
-    faulty = moved("faulty", tmp_path, "api = [")
+    new = moved("moved_to", tmp_path, f'api = 1\n{row}formerly = ["old/x"]')
+    other = moved("moved_beside", tmp_path, f"api = 1\n{row}")
+    faulty = moved("moved_damaged", tmp_path, "api = [")
     registry = Registry([faulty, other, new])
 
     assert new == registry.find("reward", "old/x")
-    assert "reward 'x' of faulty may be 'old/x', but: " in caplog.text
+    assert "reward 'x' of moved_damaged may be 'old/x', but: " in caplog.text
     with pytest.raises(UnknownNameError):
         registry.find("reward", "older/x")
     again = component("x", distribution="old")
