@@ -120,6 +120,9 @@ class TokenEngine(Engine):
     `quintain.interfaces.shared_module.SharesModule`; the weights of any other arrive through
     `update`. One that never trains raises a `UsageError` there.
 
+    A kind that names a parameter ``cluster`` gets the `ProcessCluster` of the recipe's ``[cluster]``,
+    or ``None``, and starts its servers there (`quintain.process.PlacedServer`).
+
     Attributes:
         tokenizer: text to ids and back, and the chat template.
         context: longest sequence it takes, prompt and reply together.
@@ -149,6 +152,13 @@ class TokenEngine(Engine):
         """Raise a `UsageError` if *settings*, arguments of the right names and types, do not fit
         each other. Recipes are checked by it before anything is loaded.
         """
+
+    @classmethod
+    def places(cls, settings: Mapping[str, Any]) -> bool:
+        """Return whether an engine with these *settings* starts processes on a cluster, if its kind
+        names a parameter ``cluster``.
+        """
+        return True
 
     @classmethod
     def check_algorithm(cls, algorithm: Algorithm, settings: Mapping[str, Any]) -> str | None:

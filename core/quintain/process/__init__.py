@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from .. import lazy_names
 
 if TYPE_CHECKING:
+    from .keeper import SERVER_TOKEN as SERVER_TOKEN
+    from .placed_server import PlacedServer as PlacedServer
     from .interrupts import run_stoppable as run_stoppable
     from .interrupts import stop_on_signal as stop_on_signal
     from .watchdog import Watchdog as Watchdog

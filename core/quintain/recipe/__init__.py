@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .plan import RunPlan as RunPlan
     from .resolve import EnvironmentSpec as EnvironmentSpec
     from .resolve import is_model_source as is_model_source
+    from .resolve import names_cluster as names_cluster
     from .resolve import opened_environments as opened_environments
     from .resolve import pinned_recipe as pinned_recipe
     from .resolve import resolve_algorithm as resolve_algorithm

@@ -149,7 +149,8 @@ class RunPlan:
         algorithm: its pieces get their services when the run starts.
         engine, engine_args: the class of the engine and its settings.
         learner_kind: what makes the learner: ``kind(module, algorithm, **settings)``.
-        cluster: what makes that on which the learner starts processes; ``None`` is this machine.
+        cluster: what makes that on which learner and engine start processes; ``None`` is this
+            machine.
         written_services: of the recipe itself, for the model source.
         services: the same with those of the algorithm. *slots* are all that something needs.
         sampling: of training; a turn has at most *max_tokens* of them.

@@ -22,6 +22,7 @@ from ..interfaces.learner import LearnerKind
 from ..interfaces.reward import Reward
 from ..interfaces.sampling_plan import SamplingPlan
 from ..interfaces.schedule import Schedule
+from ..interfaces.shared_module import shares_module
 from ..registry.binding import bind, check_args, signature_of
 from ..registry.checks import check_class
 from ..registry.discovery import short_name
@@ -423,7 +424,7 @@ def learner_kind(recipe: Recipe) -> Any:
 
     Raises:
         BindingError: an argument is invalid.
-        UsageError: the learner takes no settings, or starts no processes on a cluster.
+        UsageError: the learner takes no settings.
     """
     kind: Any = current().load("learner", recipe.learner.use)
     who = f"learner {recipe.learner.use!r}"
@@ -431,12 +432,13 @@ def learner_kind(recipe: Recipe) -> Any:
         kind = bind(kind, recipe.learner.args, who=who)
     elif recipe.learner.args:
         raise UsageError(f"{who} takes no args; remove them from [learner]")
-    if recipe.cluster.use and "cluster" not in {field.name for field in signature_of(kind).fields}:
-        raise UsageError(
-            f"[cluster] starts the processes of a learner, and {who} starts none there; remove "
-            "the table, or set learner.use to one that does (docs/distributed.md)"
-        )
     return kind
+
+
+def names_cluster(kind: Any) -> bool:
+    """Return whether a learner or an engine of this *kind* takes a `ProcessCluster`."""
+    made_by = kind.sharing if shares_module(kind) else kind
+    return "cluster" in {field.name for field in signature_of(made_by).fields}
 
 
 def cluster_kind(recipe: Recipe) -> Callable[[], ProcessCluster] | None:
@@ -444,11 +446,21 @@ def cluster_kind(recipe: Recipe) -> Callable[[], ProcessCluster] | None:
 
     Raises:
         BindingError: an argument is invalid.
+        UsageError: nothing starts processes there.
     """
     if recipe.cluster.use is None:
         if recipe.cluster.args:
             raise UsageError("[cluster] has args and no use")
         return None
+    engine = engine_kind(recipe)
+    placed = names_cluster(engine) and engine.places(recipe.engine.args)
+    if not (placed or names_cluster(learner_kind(recipe))):
+        raise UsageError(
+            "[cluster] starts the processes of a learner and the servers of an engine, and learner "
+            f"{recipe.learner.use!r} starts none there, nor does engine {recipe.engine.use!r}; "
+            "remove the table, or set learner.use or engine.use to one that does "
+            "(docs/distributed.md)"
+        )
     kind, args = current().load("cluster", recipe.cluster.use), recipe.cluster.args
     check_args(kind, args, who="[cluster]")
     return partial(bind, kind, args, who="[cluster]")

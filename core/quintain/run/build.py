@@ -25,6 +25,7 @@ from ..models.load import LoadedModel, cache_bytes
 from ..process.interrupts import run_coroutine, stop_on_signal
 from ..recipe.plan import RunPlan
 from ..recipe.planners import memory_advice, slots_of
+from ..recipe.resolve import names_cluster
 from ..recipe.tables import LearnerTable, Recipe
 from ..registry.binding import bind, signature_of
 from ..registry.lookup import current
@@ -64,7 +65,7 @@ def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str,
             learner = stack.enter_context(closing(learner_for(plan, model, cluster)))
         seconds = {"model": time.monotonic() - began}
         return run_coroutine(
-            _train_loaded(plan, folder, screen, checkpoint, model, learner, seconds)
+            _train_loaded(plan, folder, screen, checkpoint, model, learner, cluster, seconds)
         )
 
 
@@ -75,10 +76,11 @@ async def _train_loaded(
     checkpoint: Checkpoint | None,
     model: LoadedModel,
     learner: AnyLearner,
+    cluster: ProcessCluster | None,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     with memory_advice("loading", plan):
-        engine = engine_for(plan, model)
+        engine = engine_for(plan, model, cluster)
     replays = Replay()
     own_services = {"policy": engine, "learner": learner, "replay": replays}
     states = checkpoint.state["services"] if checkpoint else None
@@ -198,17 +200,22 @@ def model_for(
     return model
 
 
-def engine_for(plan: RunPlan, model: LoadedModel) -> TokenEngine:
-    """Make the engine that samples for the learner; it follows the plan's schedule.
+def engine_for(
+    plan: RunPlan, model: LoadedModel, cluster: ProcessCluster | None = None
+) -> TokenEngine:
+    """Make the engine that samples for the learner; it follows the plan's schedule. One that names
+    ``cluster`` starts its processes on *cluster*.
 
     Raises:
         UsageError: a setting is refused.
     """
+    placed = {} if cluster is None or not names_cluster(plan.engine) else {"cluster": cluster}
     if not shares_module(plan.engine):
-        engine: TokenEngine = bind(plan.engine, plan.engine_args, {}, who="[engine]")
+        args = {**plan.engine_args, **placed}
+        engine: TokenEngine = bind(plan.engine, args, {}, who="[engine]")
     else:
         copy = {"copy": True} if plan.copies_weights else {}
-        args = {"dtype": plan.model.dtype, **copy, **plan.engine_args}
+        args = {"dtype": plan.model.dtype, **copy, **plan.engine_args, **placed}
         if "slots" not in args and plan.decodes_beside_learner:
             args["slots"] = slots_of(plan, model.module)
         engine = bind(plan.engine.sharing, args, who="[engine]")(model.module, model.tokenizer)

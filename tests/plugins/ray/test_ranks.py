@@ -59,20 +59,22 @@ def processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def placed_at(learner: FsdpLearner) -> list[str]:
-    """Return the id of the node of each rank, by its process."""
+def node_of(pid: int) -> str:
+    """Return the id of the node on which Ray has started a process with *pid* below it."""
     raylets = {}
     for node in ray.nodes():
-        for pid in processes():
-            command = command_of(pid)
+        for other in processes():
+            command = command_of(other)
             if "raylet/raylet" in command and node["RayletSocketName"] in command:
-                raylets[pid] = node["NodeID"]
-    found = []
-    for pid in learner.team.pids:
-        while pid not in raylets:
-            pid = parent(pid)
-        found.append(raylets[pid])
-    return found
+                raylets[other] = str(node["NodeID"])
+    while pid not in raylets:
+        pid = parent(pid)
+    return raylets[pid]
+
+
+def placed_at(learner: FsdpLearner) -> list[str]:
+    """Return the id of the node of each rank, by its process."""
+    return [node_of(pid) for pid in learner.team.pids]
 
 
 def command_of(pid: int) -> str:

@@ -52,7 +52,7 @@ class ProcessReplica(TokenEngine):
     def __init__(self, *, context: int = 256) -> None:
         self.tokenizer, self.context = ByteTokenizer(), context
         self._process: asyncio.subprocess.Process | None = None
-        self._port = 0
+        self._host, self._port = "127.0.0.1", 0
 
     async def __aenter__(self) -> ProcessReplica:
         pipe = asyncio.subprocess.PIPE
@@ -82,7 +82,7 @@ class ProcessReplica(TokenEngine):
 
     async def _call(self, **call: Any) -> Any:
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+            reader, writer = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
             try:
                 writer.write(json.dumps(call).encode() + b"\n")
                 line = await reader.readline()
@@ -120,14 +120,18 @@ class ProcessReplica(TokenEngine):
         process, content = self._process, content_of(weights)
         if process is None:
             raise InfrastructureError("the server has ended")
-        assert self.contents.setdefault(weights.version, content) == content, "torn weights"
         self.transfers.add(process)
         try:
-            for piece in pieces_of(weights):
-                await self._call(do="piece", piece=piece)
-            answer = await self._call(do="finish", version=weights.version)
+            return await self.send(weights, content)
         finally:
             self.transfers.discard(process)
+
+    async def send(self, weights: Weights, content: str) -> int:
+        """Send *weights*, whose server computes with *content* then, and check the canary."""
+        assert self.contents.setdefault(weights.version, content) == content, "torn weights"
+        for piece in pieces_of(weights):
+            await self._call(do="piece", piece=piece)
+        answer = await self._call(do="finish", version=weights.version)
         if answer["canary"] != token([1, 2, 3], 0, content):
             raise RunError(f"the canary of version {weights.version} differs")
         self.version = weights.version

@@ -1,6 +1,7 @@
-"""The process of a replica, without a model: `python replica_server.py`. It needs no package.
+"""The process of a replica, without a model: `python replica_server.py [HOST PORT]`. It needs no
+package.
 
-It prints its port. Its tokens are a function of the prefix, of the seed, and of the bytes of the
+Without an address it chooses a port, prints it, and ends when its input does. Its tokens are a function of the prefix, of the seed, and of the bytes of the
 weights that it was sent, which arrive in pieces.
 """
 
@@ -50,8 +51,11 @@ class Server:
         writer.close()
 
 
-async def main() -> None:
-    server = await asyncio.start_server(Server().serve, "127.0.0.1", 0, limit=1 << 20)
+async def main(host: str = "", port: str = "0") -> None:
+    address = host or "127.0.0.1", int(port)
+    server = await asyncio.start_server(Server().serve, *address, limit=1 << 20)
+    if host:
+        await asyncio.Event().wait()
     print(server.sockets[0].getsockname()[1], flush=True)
     loop = asyncio.get_running_loop()
     # its parent holds the other end: the process ends with it
@@ -59,4 +63,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(*sys.argv[1:]))

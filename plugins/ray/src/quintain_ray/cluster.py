@@ -26,7 +26,7 @@ ROOM = 10.0
 """Seconds without room for a group of processes, after which a warning says so."""
 LAST = 10.0
 """Seconds that processes get to end by themselves when the cluster is closed."""
-ROLES = ("rank",)
+ROLES = ("rank", "replica")
 """Roles of processes that Ray places."""
 
 
@@ -34,7 +34,7 @@ class Ray:
     """Processes in actors of a Ray that runs, or of one that starts on this machine.
 
     The processes of one start are a placement group with a bundle for each. Ray starts an actor that
-    is killed, or whose node is gone, again where there is room for it.
+    is killed, or whose node is gone, again where there is room for it, if that was asked for.
 
     Args:
         address: of a Ray that runs, as ``10.0.0.1:6379``; empty takes one that was started on this
@@ -182,12 +182,14 @@ class PlacedActor:
                 num_gpus=bundle.get("GPU", 0),
                 resources=others,
                 scheduling_strategy=strategy,
-                max_restarts=-1,
-                max_task_retries=-1,
+                max_restarts=-1 if request.restarts else 0,
+                max_task_retries=-1 if request.restarts else 0,
             )
             .remote()
         )
-        self.result = self._actor.run.remote(request.words, dict(request.environment), os.getcwd())
+        self.result = self._actor.run.remote(
+            request.words, dict(request.environment), os.getcwd(), restarts=request.restarts
+        )
 
     @property
     def host(self) -> str:
@@ -208,7 +210,7 @@ class PlacedActor:
         try:
             status, words = self._ray.get(self.result)
         except self._ray.exceptions.RayError as error:
-            return f"Ray gave up: {error}"
+            return f"Ray lost it: {str(error).partition(chr(10))[0]}"
         return f"exit code {status}: {words}"
 
     def end(self) -> None:

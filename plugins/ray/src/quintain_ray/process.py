@@ -16,7 +16,12 @@ class ProcessActor:
     """Runs a process, which ends with the actor."""
 
     def run(
-        self, words: Sequence[str], environment: Mapping[str, str], folder: str
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        folder: str,
+        *,
+        restarts: bool,
     ) -> tuple[int, str]:
         """Run Python with *words*; return its exit code and last words.
 
@@ -25,6 +30,7 @@ class ProcessActor:
 
         Args:
             folder: where it runs, if this machine has it.
+            restarts: whether one that is killed is started again.
         """
         process = subprocess.Popen(
             [sys.executable, "-m", "quintain_ray.tied", str(os.getpid()), *words],
@@ -42,6 +48,6 @@ class ProcessActor:
             print(line, end="", flush=True)
             last.append(line)
         status = process.wait()
-        if status < 0:  # killed: that is for Ray to mend, as if it had been the actor
+        if status < 0 and restarts:  # killed: that is for Ray to mend, as if it had been the actor
             os._exit(1)
         return status, "".join(last).strip()

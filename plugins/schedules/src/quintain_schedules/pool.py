@@ -9,6 +9,8 @@ from typing import Any, Self, TypeVar
 
 from quintain import Algorithm, InfrastructureError, Sampled, Sampling, TokenEngine, Weights
 from quintain.errors import RunError, UsageError, did_you_mean
+from quintain.interfaces import ProcessCluster
+from quintain.recipe import names_cluster
 from quintain.registry import current, signature_of, takes
 from quintain.rollouts import Span, cut_where_stopped
 from quintain.store import RunFolder
@@ -63,23 +65,34 @@ class EnginePool(TokenEngine):
         *,
         dtype: str | None = None,
         copy: bool = False,
+        cluster: ProcessCluster | None = None,
         **settings: Any,
     ) -> EnginePool:
         """Return a pool for a learner's *module*, with `PoolSettings`.
 
         Args:
             copy: turns are sampled while the learner updates.
+            cluster: on which replicas start their processes, if their engine starts any.
 
         Raises:
             UsageError: a setting is out of range, or the engine has no such argument.
         """
         pool, chosen = cls.__new__(cls), PoolSettings(**settings)
         kind = _kind(chosen.engine)
-        common = {"dtype": dtype, **({"copy": True} if copy else {})}
+        placed = {} if cluster is None else {"cluster": cluster}
+        common = {"dtype": dtype, **({"copy": True} if copy else {}), **placed}
         make = kind.sharing if hasattr(kind, "sharing") else kind
         first = (module, tokenizer) if make is not kind else ()
         pool._open(chosen, make, common, *first)
         return pool
+
+    @classmethod
+    def places(cls, settings: Mapping[str, Any]) -> bool:
+        """Ask the engine of the replicas, see `TokenEngine`: one of them at least."""
+        kind, common = _kind(settings.get("engine", "embedded")), settings.get("settings") or {}
+        return names_cluster(kind) and any(
+            kind.places({**common, **replica}) for replica in settings.get("replicas") or [{}]
+        )
 
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:

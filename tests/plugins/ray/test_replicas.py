@@ -1,0 +1,166 @@
+"""Replicas of a pool on a real Ray, whose nodes are raylets of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from quintain import Sampled, Sampling, Weights
+from quintain.console.screen import Screen
+from quintain.errors import UsageError
+from quintain.recipe.plan import RunPlan
+from quintain.recipe.tables import Recipe
+from quintain.run.build import run_training
+from quintain.store.run_folder import RunFolder
+from quintain_schedules import EnginePool
+
+from ...core.models.tiny import save_tiny
+from ...integration.kills import check_history
+from ..fsdp.test_learner import assert_equal, ended, within
+from ..schedules.process_replica import ProcessReplica
+from ..schedules.replica_server import token
+from . import test_ranks
+from .placed_replica import PlacedReplica
+from .test_ranks import NODE, command_of, node_of, parent
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install ray")
+
+WAITING = Path(__file__).parents[2] / "integration" / "waiting.py"
+STEPS = 8
+nodes = test_ranks.nodes
+
+
+def kit(kind: type[ProcessReplica]) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def recipe_of(model: Path, kind: type[ProcessReplica], **tables: Any) -> Recipe:
+    pool = {"engine": kit(kind), "count": 2, "backoff": 0.0, "restarts": 100}
+    return Recipe.of(
+        {
+            # the log-probs are made up; the weights of the replicas are compared before each update
+            "run": {"steps": STEPS, "max_sample_mismatch": 20.0},
+            "model": {"name": str(model), "device": "cpu"},
+            "environments": [{"use": f"{WAITING}:TwoTurns", "args": {"size": 7}}],
+            "algorithm": {"use": "dr_grpo", "args": {"plan": {}}},
+            "engine": {"use": "pool", "args": pool},
+            "sampling": {"max_tokens": 8},
+            "batch": {"prompts": 3, "group_size": 2},
+            "learner": {"lr": 3e-3},
+            "evaluation": {"every": 0, "test": {"tasks": 0}},
+            "checkpoint": {"every": STEPS, "keep": 1},
+            **tables,
+        }
+    )
+
+
+def train(place: Path, recipe: Recipe) -> RunFolder:
+    RunFolder.create(place, recipe.to_toml()).close()
+    with RunFolder.open(place) as folder:
+        run_training(recipe, folder, Screen(quiet=True))
+    assert check_history(place, max_staleness=0)["abandoned"] == 0
+    return RunFolder(place, lock=False)
+
+
+def rollouts(folder: RunFolder) -> list[Any]:
+    """What was trained on: tokens and versions of each rollout."""
+    rows = [row for step in range(1, STEPS + 1) for row in folder.read_rollouts(step)]
+    names = ("group", "sample", "task_id", "token_ids", "token_versions")
+    return [[row[name] for name in names] for row in rows]
+
+
+def weights(folder: RunFolder) -> dict[str, Any]:
+    (file,) = (folder.path / f"checkpoints/step-{STEPS:06d}/model").glob("*.safetensors")
+    return load_file(file)
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, Sampled]]]:
+    """When each turn ended, and its reply, whose tokens are checked at once."""
+    given: list[tuple[float, Sampled]] = []
+    sample = EnginePool.sample
+
+    async def checked(self: EnginePool, ids: Sequence[int], sampling: Sampling) -> Sampled:
+        began = self.version
+        reply = await sample(self, ids, sampling)
+        new: list[int] = []
+        for version in reply.versions:
+            content = ProcessReplica.contents[version]
+            new.append(token([*ids, *new], sampling.seed or 0, content))
+        assert new == list(reply.ids), "a token of other weights than its version says"
+        assert min(reply.versions) >= began, "a stale replica sampled"
+        given.append((time.monotonic(), reply))
+        return reply
+
+    monkeypatch.setattr(EnginePool, "sample", checked)
+    ProcessReplica.contents.clear()
+    PlacedReplica.servers.clear()
+    yield given
+
+
+@pytest.mark.ci
+def test_replicas_are_lost_while_a_run_trains(
+    nodes: Any, tmp_path: Path, turns: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process of a server, its actor and its node, in turns: rollouts and weights are those of
+    servers of this machine, bit for bit, and the next turn comes within 30 s. Nothing stays.
+    """
+    three = [nodes.add_node(num_cpus=1, **NODE) for _ in range(3)]
+    model = save_tiny(tmp_path / "model", context=256)
+    local = train(tmp_path / "local", recipe_of(model, ProcessReplica))
+    ProcessReplica.contents.clear()
+    turns.clear()
+    losses: list[tuple[str, float]] = []
+    update = EnginePool.update
+
+    def lose(server: Any) -> None:
+        how = ("process", "actor", "node")[len(losses)]
+        losses.append((how, time.monotonic()))
+        if how == "process":
+            os.kill(server.pid, signal.SIGKILL)
+            return
+        actor = parent(parent(server.pid))
+        assert command_of(actor).startswith("ray::ProcessActor")
+        if how == "actor":
+            os.kill(actor, signal.SIGKILL)
+            return
+        (node,) = (node for node in three if node.node_id == node_of(actor))
+        nodes.remove_node(node, allow_graceful=False)
+
+    async def then_lose(self: EnginePool, new: Weights) -> int:
+        """Every other update finds both replicas there again, and then a server is lost."""
+        version = await update(self, new)
+        if version in (1, 3, 5):
+            lose(PlacedReplica.servers[-1])
+        else:
+            while len(self._supervisor.up()) < 2:  # noqa: ASYNC110 -- another process is waited for
+                await asyncio.sleep(0.05)
+        return version
+
+    monkeypatch.setattr(EnginePool, "update", then_lose)
+    cluster = {"use": "ray", "args": {"address": nodes.address}}
+    placed = train(tmp_path / "placed", recipe_of(model, PlacedReplica, cluster=cluster))
+
+    assert rollouts(placed) == rollouts(local)
+    assert_equal(weights(placed), weights(local))
+    assert [how for how, _ in losses] == ["process", "actor", "node"]
+    for _, when in losses:
+        assert min(ended - when for ended, _ in turns if ended > when) < 30
+    assert len(PlacedReplica.servers) == 5
+    assert within(30, lambda: all(ended(server.pid) for server in PlacedReplica.servers))
+    states: dict[int, list[str]] = {}
+    for record in placed.replicas():
+        states.setdefault(record["replica"], []).append(record["state"])
+    for one in states.values():
+        for before, after in pairwise(one):
+            assert after != "healthy" or before == "stale"
+    assert sum(one.count("dead") for one in states.values()) == 3
