@@ -56,7 +56,9 @@ class LocalCluster:
     def start(self, requests: Sequence[ProcessRequest]) -> Sequence[LocalProcess | Waiting]:
         with self._lock:
             room = len(self.running) + len(requests) <= self.room
-            started = [LocalProcess(r, self._outputs.name) if room else Waiting(r) for r in requests]
+            started = [
+                LocalProcess(r, self._outputs.name) if room else Waiting(r) for r in requests
+            ]
             self.placed += started
         return started
 
@@ -81,4 +83,3 @@ class Waiting:
 
     def end(self) -> None:
         """Do nothing."""
-

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from .. import lazy_names
 
 if TYPE_CHECKING:
-    from .keeper import SERVER_TOKEN as SERVER_TOKEN
-    from .placed_server import PlacedServer as PlacedServer
     from .interrupts import run_stoppable as run_stoppable
     from .interrupts import stop_on_signal as stop_on_signal
+    from .keeper import SERVER_TOKEN as SERVER_TOKEN
+    from .placed_server import PlacedServer as PlacedServer
     from .watchdog import Watchdog as Watchdog
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> int:
         said = {"host": own, "port": int(place["{port}"]), "pid": server.pid}
         run.sendall(json.dumps(said).encode() + b"\n")
         ended = os.pidfd_open(server.pid)
-        select.select([run, ended], [], [])
+        select.select([run.fileno(), ended], [], [])
         os.close(ended)
         status = _ended(server)
     return status if status >= 0 else 128 - status

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from ..errors import RunError
 from ..interfaces.cluster import PlacedProcess, ProcessCluster, ProcessRequest
-from .keeper import LAST, SIZE, SERVER_TOKEN, keep_alive
+from .keeper import LAST, SERVER_TOKEN, SIZE, keep_alive
 
 GREETING = 10.0
 """Seconds that a peer has to show that it knows the token."""
@@ -128,9 +128,7 @@ class PlacedServer:
         try:
             async with asyncio.timeout(GREETING):
                 token = await reader.readline()
-            if self._tie is not None or not hmac.compare_digest(
-                token.strip(), self.token.encode()
-            ):
+            if self._tie is not None or not hmac.compare_digest(token.strip(), self.token.encode()):
                 return
             self._tie = writer
             keep_alive(writer.get_extra_info("socket"))
@@ -159,21 +157,24 @@ class PlacedServer:
 
     async def last_words(self) -> str:
         """Return what became of it, which the cluster may learn a little later than `is_gone`."""
+        return await self._fate(within=4 * LOOK_SECONDS) or "its connection to the run ended"
+
+    async def _fate(self, *, within: float) -> str:
+        """Return its exit code and last words, once it has ended; empty if it has not *within* so
+        many seconds.
+        """
         with suppress(TimeoutError):
-            async with asyncio.timeout(4 * LOOK_SECONDS):
-                while (said := await self._ended()) is None:
-                    await asyncio.sleep(LOOK_SECONDS / 2)
+            async with asyncio.timeout(within):
+                while (said := await self._ended()) is None:  # noqa: ASYNC110 -- a cluster has no event
+                    await asyncio.sleep(LOOK_SECONDS / 5)
                 return said
-        return "its connection to the run ended"
+        return ""
 
     async def close(self) -> None:
         """End it: by its own means if it is there, else by those of the cluster."""
         if self._tie is not None and not self.is_gone:
             self._tie.close()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(2 * LAST):
-                    while await self._ended() is None:
-                        await asyncio.sleep(LOOK_SECONDS / 5)
+            await self._fate(within=2 * LAST)
         placed, self._placed = self._placed, None
         if placed is not None:
             await asyncio.to_thread(placed.end)

@@ -33,7 +33,7 @@ class PlacedReplica(ProcessReplica):
         self.servers.append(self._server)
         self._host, self._port = self._server.host, self._server.port
         try:
-            while not await self._listens():
+            while not await self._listens():  # noqa: ASYNC110 -- another process is waited for
                 await asyncio.sleep(0.02)
         except BaseException:
             await self._server.close()

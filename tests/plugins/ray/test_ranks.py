@@ -65,7 +65,8 @@ def node_of(pid: int) -> str:
     for node in ray.nodes():
         for other in processes():
             command = command_of(other)
-            if "raylet/raylet" in command and node["RayletSocketName"] in command:
+            # the name of the first is the beginning of all others
+            if "raylet/raylet" in command and f"={node['RayletSocketName']} " in command:
                 raylets[other] = str(node["NodeID"])
     while pid not in raylets:
         pid = parent(pid)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from safetensors.torch import load_file
 
 from quintain import Sampled, Sampling, Weights
 from quintain.console.screen import Screen
-from quintain.errors import UsageError
-from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
 from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder
@@ -84,7 +82,7 @@ def weights(folder: RunFolder) -> dict[str, Any]:
 
 
 @pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, Sampled]]]:
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, Sampled]]:
     """When each turn ended, and its reply, whose tokens are checked at once."""
     given: list[tuple[float, Sampled]] = []
     sample = EnginePool.sample
@@ -104,7 +102,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, Sampled
     monkeypatch.setattr(EnginePool, "sample", checked)
     ProcessReplica.contents.clear()
     PlacedReplica.servers.clear()
-    yield given
+    return given
 
 
 @pytest.mark.ci

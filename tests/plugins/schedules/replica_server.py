@@ -1,8 +1,9 @@
 """The process of a replica, without a model: `python replica_server.py [HOST PORT]`. It needs no
 package.
 
-Without an address it chooses a port, prints it, and ends when its input does. Its tokens are a function of the prefix, of the seed, and of the bytes of the
-weights that it was sent, which arrive in pieces.
+Without an address it chooses a port, prints it, and ends when its input does. Its tokens are a
+function of the prefix, of the seed, and of the bytes of the weights that it was sent, which arrive
+in pieces.
 """
 
 from __future__ import annotations

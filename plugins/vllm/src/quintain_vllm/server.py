@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import secrets
 import signal
@@ -22,17 +23,19 @@ import aiohttp
 
 from quintain import InfrastructureError
 from quintain.errors import RunError, UsageError
-from quintain.interfaces import Pressure
+from quintain.interfaces import Pressure, ProcessCluster
 from quintain.models import HFTokenizer
+from quintain.process import PlacedServer
 from quintain.registry import takes
 from quintain_openai import ServerWatch
 
 from .arguments import ENVIRONMENT, check_installed
 from .base import SyncedEngine, VLLMOutput, checkpoint
 from .canary import base_of
+from .guard import FILE
 from .handover import shape_of
-from .settings import ServerSettings
-from .transports import transport_named
+from .settings import SEVERAL_WORKERS, ServerSettings
+from .transports import Transport, Upload, transport_named
 
 MODEL = "policy"
 """Name under which the server offers the model."""
@@ -75,12 +78,19 @@ class VLLMServer(SyncedEngine):
     @classmethod
     @takes(ServerSettings)
     def sharing(
-        cls, module: Any, tokenizer: HFTokenizer, *, copy: bool = False, **settings: Any
+        cls,
+        module: Any,
+        tokenizer: HFTokenizer,
+        *,
+        copy: bool = False,
+        cluster: ProcessCluster | None = None,
+        **settings: Any,
     ) -> VLLMServer:
         """Create an engine for a learner's *module*; `update` sends its weights to the server.
 
         Args:
             copy: turns are sampled while the learner updates.
+            cluster: that starts the server, unless there is a URL.
 
         Raises:
             UsageError: a setting is out of range, or vLLM is not installed and there is no URL.
@@ -92,12 +102,25 @@ class VLLMServer(SyncedEngine):
             config=config,
             module=module,
             overlaps=copy,
+            cluster=cluster,
         )
         return engine
 
     @classmethod
     def check_settings(cls, settings: Mapping[str, Any]) -> None:
         ServerSettings(**settings)
+
+    @classmethod
+    def places(cls, settings: Mapping[str, Any]) -> bool:
+        """Return whether a server is started with these *settings*; see `TokenEngine`.
+
+        Raises:
+            UsageError: with these, its weights do not reach another machine.
+        """
+        chosen = ServerSettings(**settings)
+        if not chosen.url:
+            _check_reach(chosen)
+        return not chosen.url
 
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:
@@ -107,22 +130,35 @@ class VLLMServer(SyncedEngine):
         if not args.get("url"):
             check_installed()
 
-    def _prepare(self, settings: ServerSettings, **model: Any) -> None:
+    def _prepare(
+        self, settings: ServerSettings, *, cluster: ProcessCluster | None = None, **model: Any
+    ) -> None:
         if not settings.url:
             check_installed()
-        transport = transport_named(
-            settings.transport, ("file", "ipc", "nccl"), settings.transport_args
-        )
-        self._configure(settings, transport, **model)
+        self._cluster = None if settings.url else cluster
+        self._configure(settings, self._transport_for(settings), **model)
         self._url, self._log, self._count = "", "", 0
         self._headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
         self._process: asyncio.subprocess.Process | None = None
+        self._placed: PlacedServer | None = None
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self.path = f"vLLM behind a server over {type(self._config).__name__}"
+
+    def _transport_for(self, settings: ServerSettings) -> Transport:
+        args = settings.transport_args
+        if self._cluster is not None:
+            _check_reach(settings)
+            if settings.transport == "file":
+                return Upload(self._put)
+            args = {"address": self._cluster.host, **args}
+        return transport_named(settings.transport, ("file", "ipc", "nccl"), args)
 
     # -- SyncedEngine
 
     async def _start(self) -> None:
+        if self._cluster is not None:
+            self._placed = PlacedServer(self._cluster)
+            self._headers = {"Authorization": f"Bearer {self._placed.token}"}
         connectors = {
             "pooled": aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
             "fresh": aiohttp.TCPConnector(limit=0, force_close=True),
@@ -133,7 +169,9 @@ class VLLMServer(SyncedEngine):
                 timeout=timeout, connector=connector, headers=self._headers
             )
         self._url = self.settings.url.rstrip("/").removesuffix("/v1")
-        if not self._url:
+        if self._placed is not None:
+            await self._place(self._placed)
+        elif not self._url:
             await self._launch()
         self._watch = ServerWatch(
             f"the server of vLLM at {self._url}",
@@ -143,11 +181,8 @@ class VLLMServer(SyncedEngine):
         )
         deadline = asyncio.get_running_loop().time() + self.settings.start_timeout
         while not await self._healthy():
-            if self._process is not None and self._process.returncode is not None:
-                raise UsageError(
-                    f"the server of vLLM ended with status {self._process.returncode}: "
-                    f"{self._log_tail()}"
-                )
+            if fate := await self._fate():
+                raise UsageError(f"the server of vLLM ended with {fate}")
             if asyncio.get_running_loop().time() > deadline:
                 seconds = self.settings.start_timeout
                 raise RunError(
@@ -186,7 +221,7 @@ class VLLMServer(SyncedEngine):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
-        command = server_command(self._engine_args({}), port)
+        command = [sys.executable, *server_words(self._engine_args({}), "127.0.0.1", str(port))]
         server_variables = {"VLLM_SERVER_DEV_MODE": "1", "QUINTAIN_VLLM_PARENT": str(os.getpid())}
         environment = {**ENVIRONMENT, **os.environ, **server_variables}
         if self.settings.adapters:
@@ -201,6 +236,39 @@ class VLLMServer(SyncedEngine):
         finally:
             os.close(handle)
 
+    async def _place(self, placed: PlacedServer) -> None:
+        words = server_words(self._engine_args({"model": "{folder}"}), "{host}", "{port}")
+        await placed.start(
+            [*words, "--middleware", "quintain_vllm.guard.RunOnly"],
+            folder=Path(self._folder),
+            environment={
+                "VLLM_SERVER_DEV_MODE": "1",
+                **{name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()},
+            },
+            gpus=gpus_of(self.settings),
+            patience=self.settings.start_timeout,
+        )
+        self._url = f"http://{placed.address}"
+
+    async def _put(self, path: Path | None) -> str:
+        """Send the file at *path* to the machine of the server, and return where it is there;
+        without one, let it forget the last.
+        """
+        if path is None:
+            await self._request("DELETE", FILE.strip("/"))
+            return ""
+        with path.open("rb") as file:
+            answer = await self._request("PUT", FILE.strip("/"), data=file)
+        return str(json.loads(answer)["path"])
+
+    async def _fate(self) -> str:
+        """Return how a server that was started here has ended; empty while it runs."""
+        if self._placed is not None and self._placed.is_gone:
+            return " | ".join((await self._placed.last_words()).splitlines())[-600:]
+        if self._process is not None and self._process.returncode is not None:
+            return f"status {self._process.returncode}{self._log_tail()}"
+        return ""
+
     async def _healthy(self) -> bool:
         try:
             timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
@@ -213,10 +281,8 @@ class VLLMServer(SyncedEngine):
 
     async def probe(self) -> None:
         """Raise an `InfrastructureError` if the server has ended or does not answer."""
-        if self._process is not None and self._process.returncode is not None:
-            raise InfrastructureError(
-                f"the server of vLLM ended with status {self._process.returncode}{self._log_tail()}"
-            )
+        if fate := await self._fate():
+            raise InfrastructureError(f"the server of vLLM ended with {fate}")
         if not self._sessions or not await self._healthy():
             raise InfrastructureError(f"the server of vLLM at {self._url} does not answer /health")
 
@@ -262,6 +328,9 @@ class VLLMServer(SyncedEngine):
     async def _stop(self) -> None:
         while self._sessions:
             await self._sessions.popitem()[1].close()
+        if self._placed is not None:
+            await self._placed.close()
+            self._placed = None
         if self._process is not None:
             server, self._process = self._process, None
             # The server ends its workers when it is asked to; what is left of its session after
@@ -273,8 +342,10 @@ class VLLMServer(SyncedEngine):
                     await asyncio.wait_for(server.wait(), 20)
             os.unlink(self._log)
 
-    async def _request(self, method: str, path: str, body: Any = None, **query: Any) -> str:
-        """Return the text of an answer.
+    async def _request(
+        self, method: str, path: str, body: Any = None, *, data: Any = None, **query: Any
+    ) -> str:
+        """Return the text of an answer to *body*, in JSON, or to the bytes of *data*.
 
         A server closes connections that have had no request for some seconds, and may do so while
         the next one is on its way. Only a request for tokens, a function of its seed, can be sent
@@ -289,7 +360,8 @@ class VLLMServer(SyncedEngine):
             name: str(value).lower() if isinstance(value, bool) else value
             for name, value in query.items()
         }
-        exchange = partial(self._exchange, method, path, body, params)
+        content = {"json": body} if data is None else {"data": data}
+        exchange = partial(self._exchange, method, path, content, params)
         try:
             if path != GENERATE:
                 async with self._watch.request(path, may_take_longer=False):
@@ -305,11 +377,16 @@ class VLLMServer(SyncedEngine):
             ) from e
 
     async def _exchange(
-        self, method: str, path: str, body: Any, params: Mapping[str, Any], session: str
+        self,
+        method: str,
+        path: str,
+        content: Mapping[str, Any],
+        params: Mapping[str, Any],
+        session: str,
     ) -> str:
         url = f"{self._url}/{path}"
         async with self._sessions[session].request(
-            method, url, json=body, params=params
+            method, url, params=params, **content
         ) as response:
             text = await response.text()
         if response.status == 404:
@@ -458,17 +535,11 @@ def pressure_of(metrics: str) -> Pressure:
     )
 
 
-def server_command(args: Mapping[str, Any], port: int) -> list[str]:
-    """Return the command that starts a server with the fields *args* of ``vllm.EngineArgs``."""
-    command = [
-        sys.executable,
-        "-m",
-        "quintain_vllm.serve",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
+def server_words(args: Mapping[str, Any], host: str, port: str) -> list[str]:
+    """Return the arguments of the Python that is a server at *host* and *port*, with the fields
+    *args* of ``vllm.EngineArgs``.
+    """
+    command = ["-m", "quintain_vllm.serve", "--host", host, "--port", port]
     command += ["--served-model-name", MODEL, "--enable-scale-out", "--disable-uvicorn-access-log"]
     command.append("--enable-prompt-tokens-details")  # the canary reads what was cached
     for name, value in args.items():
@@ -481,6 +552,33 @@ def server_command(args: Mapping[str, Any], port: int) -> list[str]:
                 json.dumps(value) if isinstance(value, Mapping | list) else str(value),
             ]
     return command
+
+
+def gpus_of(settings: ServerSettings) -> int:
+    """Return how many GPUs a server takes, one for each of its workers."""
+    from vllm.platforms import current_platform
+
+    workers = math.prod(int(settings.options.get(name, 1)) for name in SEVERAL_WORKERS)
+    return 0 if current_platform.is_cpu() else workers
+
+
+def _check_reach(settings: ServerSettings) -> None:
+    """Raise a `UsageError` if weights do not reach a server that a cluster has started."""
+    if settings.adapters:
+        raise UsageError(
+            "adapters is true, which send files of this machine, and [cluster] may start the server "
+            "on another one: leave it out, so that merged weights are sent"
+        )
+    if settings.transport == "ipc":
+        raise UsageError(
+            'transport is "ipc", which reaches the GPU of the learner alone, and [cluster] may start '
+            'the server on another machine: take "file", which goes over the network then, or "nccl"'
+        )
+    if settings.transport == "file" and settings.transport_args:
+        raise UsageError(
+            'transport "file" goes over the network to a server that [cluster] starts: leave '
+            "transport_args out"
+        )
 
 
 def _check_flags(info: Mapping[str, Any]) -> None:

@@ -8,7 +8,8 @@ import secrets
 import socket
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -113,9 +114,33 @@ class File(Transport):
         path = self.folder / f"quintain-weights-{secrets.token_hex(8)}.safetensors"
         try:
             aliases = await asyncio.to_thread(_save, tensors, path, self.wire_type)
-            await control.update_weights({"path": str(path), "aliases": aliases})
+            async with self._offered(path) as seen:
+                await control.update_weights({"path": seen, "aliases": aliases})
         finally:
             path.unlink(missing_ok=True)
+
+    @asynccontextmanager
+    async def _offered(self, path: Path) -> AsyncIterator[str]:
+        """Return where the other side finds the file at *path*, inside the block."""
+        yield str(path)
+
+
+class Upload(File):
+    """A safetensors file that goes to the machine of the server, which keeps it in memory.
+
+    Args:
+        put: sends the file at a path, and returns where it is there; without one, the last is
+            forgotten.
+    """
+
+    def __init__(self, put: Callable[[Path | None], Awaitable[str]]) -> None:
+        super().__init__()
+        self._put = put
+
+    @asynccontextmanager
+    async def _offered(self, path: Path) -> AsyncIterator[str]:
+        yield await self._put(path)
+        await self._put(None)
 
 
 def _save(
