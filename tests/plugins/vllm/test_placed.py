@@ -1,0 +1,86 @@
+"""Servers of vLLM that a cluster starts: here one of processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed: bash tools/vllm_env.sh")
+
+from quintain import Sampling
+from quintain_schedules import EnginePool
+from quintain_vllm.guard import FILE
+from quintain_vllm.server import VLLMServer
+
+from ...core.models.tiny import tiny_model
+from ...local_cluster import LocalCluster
+from .kit import TOKENIZER, Running, prompts
+from .test_pool import is_exact
+from .test_sync import Other
+
+pytestmark = [pytest.mark.filterwarnings("default")]  # vLLM's own
+CALLS = [(ids, Sampling(seed=i, max_tokens=20)) for i, ids in enumerate(prompts(4))]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    cluster = LocalCluster()
+    started = Running(
+        tiny_model(hidden=128), EnginePool, engine="vllm-server", count=1, backoff=0.0, cluster=cluster
+    )
+    yield started
+    started.close()
+    assert cluster.running == []
+    cluster.close()
+
+
+def server(running: Running) -> VLLMServer:
+    (replica,) = running.engine._replicas
+    assert isinstance(replica, VLLMServer)
+    return replica
+
+
+def test_its_tokens_are_exact_after_an_update(running: Running) -> None:
+    model = tiny_model(hidden=128, seed=1)
+    running.do(running.engine.update(Other(model, 1)))
+    for out, (ids, _) in zip(running.sample(*CALLS), CALLS, strict=True):
+        assert is_exact(out, model, ids, 1)
+
+
+def test_nobody_else_is_answered(running: Running) -> None:
+    """On no route: not those of vLLM that take weights, nor the one that takes a file."""
+    url = server(running)._url
+    for method, path in (("GET", "/health"), ("POST", "/update_weights"), ("PUT", FILE)):
+        request = urllib.request.Request(f"{url}{path}", method=method, data=b"{}")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(request, timeout=30)
+
+
+def test_a_file_stays_in_memory_until_the_next_call(running: Running, tmp_path: Any) -> None:
+    (tmp_path / "weights").write_bytes(b"x" * 3_000_000)
+    there = running.do(server(running)._put(tmp_path / "weights"))
+    with open(there, "rb") as file:
+        assert file.read() == b"x" * 3_000_000
+    running.do(server(running)._put(None))
+    assert not os.path.exists(there)
+
+
+def test_a_server_that_is_killed_comes_back_with_the_weights_of_now(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At another port, and no turn is lost: all wait for it."""
+    monkeypatch.setattr(TOKENIZER, "stop_ids", ())
+    model = tiny_model(hidden=128, seed=2)
+    running.do(running.engine.update(Other(model, 2)))
+    first = server(running)
+    assert first._placed is not None
+    os.kill(first._placed.pid, signal.SIGKILL)
+    for out, (ids, _) in zip(running.sample(*CALLS), CALLS, strict=True):
+        assert is_exact(out, model, ids, 2)
+    assert server(running) is not first
