@@ -32,7 +32,12 @@ CALLS = [(ids, Sampling(seed=i, max_tokens=20)) for i, ids in enumerate(prompts(
 def running() -> Iterator[Running]:
     cluster = LocalCluster()
     started = Running(
-        tiny_model(hidden=128), EnginePool, engine="vllm-server", count=1, backoff=0.0, cluster=cluster
+        tiny_model(hidden=128),
+        EnginePool,
+        engine="vllm-server",
+        count=1,
+        backoff=0.0,
+        cluster=cluster,
     )
     yield started
     started.close()
