@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,8 @@ from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
 from quintain_schedules import EnginePool
 from quintain_vllm.guard import FILE, RunOnly
-from quintain_vllm.server import VLLMServer
+from quintain_vllm.server import VLLMServer, gpus_of
+from quintain_vllm.settings import ServerSettings
 
 from ...docs.pages import page
 
@@ -97,6 +100,24 @@ def test_weights_that_would_not_arrive_are_refused(settings: Any, why: str) -> N
         EnginePool.places({"engine": "vllm-server", "settings": settings})
     assert not VLLMServer.places({"url": "http://a:8000", **settings})
     assert VLLMServer.places({"transport": "nccl", "transport_args": {"address": "10.0.0.1"}})
+
+
+@pytest.mark.parametrize(
+    ("options", "on_cpu", "gpus"),
+    [
+        ({}, False, 1),
+        ({"tensor_parallel_size": 4, "pipeline_parallel_size": 2}, False, 8),
+        ({"tensor_parallel_size": 4}, True, 0),
+    ],
+)
+def test_a_server_asks_for_a_gpu_for_each_worker(
+    monkeypatch: pytest.MonkeyPatch, options: Any, on_cpu: bool, gpus: int
+) -> None:
+    platform = SimpleNamespace(is_cpu=lambda: on_cpu)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    platforms = SimpleNamespace(current_platform=platform)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    assert gpus_of(ServerSettings(options=options)) == gpus
 
 
 def test_what_starts_no_server_gets_no_cluster() -> None:

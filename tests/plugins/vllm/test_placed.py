@@ -7,6 +7,7 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +90,30 @@ def test_a_server_that_is_killed_comes_back_with_the_weights_of_now(
     for out, (ids, _) in zip(running.sample(*CALLS), CALLS, strict=True):
         assert is_exact(out, model, ids, 2)
     assert server(running) is not first
+
+
+def test_ray_starts_it_again_when_its_actor_is_killed() -> None:
+    """With a Ray of its own. Its server has the weights of now before it takes a turn."""
+    pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    from quintain_ray import Ray
+
+    cluster = Ray()
+    model = tiny_model(hidden=128)
+    options = {"engine": "vllm-server", "count": 1, "backoff": 0.0, "cluster": cluster}
+    try:
+        running = Running(model, EnginePool, **options)
+        try:
+            other = tiny_model(hidden=128, seed=3)
+            running.do(running.engine.update(Other(other, 1)))
+            first = server(running)
+            assert first._placed is not None
+            stat = Path(f"/proc/{first._placed.pid}/stat").read_text()
+            keeper = Path(f"/proc/{stat.rpartition(')')[2].split()[1]}/stat").read_text()
+            os.kill(int(keeper.rpartition(")")[2].split()[1]), signal.SIGKILL)
+            for out, (ids, _) in zip(running.sample(*CALLS), CALLS, strict=True):
+                assert is_exact(out, other, ids, 1)
+            assert server(running) is not first
+        finally:
+            running.close()
+    finally:
+        cluster.close()
