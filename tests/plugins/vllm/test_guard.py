@@ -139,6 +139,6 @@ def test_the_recipe_of_the_page_is_planned() -> None:
     """docs/vllm.md, "Servers on a cluster"."""
     pytest.importorskip("quintain_ray")
     (block,) = [b for b in page("docs/vllm.md").blocks if "[cluster]" in b.text]
-    plan = RunPlan.of(Recipe.parse(f"{bundled_text('quickstart')}\n{block.text}"))
+    plan = RunPlan.of(Recipe.parse(f'extends = "quickstart"\n{block.text}'))
     assert plan.cluster is not None
     assert plan.engine.places(plan.engine_args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -92,11 +93,14 @@ def test_a_server_that_is_killed_comes_back_with_the_weights_of_now(
     assert server(running) is not first
 
 
-def test_ray_starts_it_again_when_its_actor_is_killed() -> None:
+def test_ray_starts_it_again_when_its_actor_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a Ray of its own. Its server has the weights of now before it takes a turn."""
     pytest.importorskip("ray", reason="needs Ray: pip install ray")
     from quintain_ray import Ray
 
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    place = tempfile.TemporaryDirectory(prefix="q-", dir="/tmp")  # the path of a socket is short
+    monkeypatch.setenv("RAY_TMPDIR", place.name)
     cluster = Ray()
     model = tiny_model(hidden=128)
     options = {"engine": "vllm-server", "count": 1, "backoff": 0.0, "cluster": cluster}
@@ -117,3 +121,4 @@ def test_ray_starts_it_again_when_its_actor_is_killed() -> None:
             running.close()
     finally:
         cluster.close()
+        place.cleanup()
