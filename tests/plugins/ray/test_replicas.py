@@ -111,8 +111,8 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, Sampled]]:
 def test_replicas_are_lost_while_a_run_trains(
     nodes: Any, tmp_path: Path, turns: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process of a server, its actor and its node, in turns: rollouts and weights are those of
-    servers of this machine, bit for bit, and the next turn comes within 30 s. Nothing stays.
+    """The process of a server, its actor and its node, in turns, then both servers: rollouts and weights are those of
+    servers of this machine, bit for bit. Nothing stays. With ``-s`` it says how long the run waited.
     """
     three = [nodes.add_node(num_cpus=1, **NODE) for _ in range(3)]
     model = save_tiny(tmp_path / "model", context=256)
@@ -123,10 +123,12 @@ def test_replicas_are_lost_while_a_run_trains(
     update = EnginePool.update
 
     def lose(server: Any) -> None:
-        how = ("process", "actor", "node")[len(losses)]
+        how = ("process", "actor", "node", "both")[len(losses)]
         losses.append((how, time.monotonic()))
-        if how == "process":
+        if how in ("process", "both"):
             os.kill(server.pid, signal.SIGKILL)
+            if how == "both":
+                os.kill(PlacedReplica.servers[0].pid, signal.SIGKILL)
             return
         actor = parent(parent(server.pid))
         assert command_of(actor).startswith("ray::ProcessActor")
@@ -139,7 +141,7 @@ def test_replicas_are_lost_while_a_run_trains(
     async def then_lose(self: EnginePool, new: Weights) -> int:
         """Every other update finds both replicas there again, and then a server is lost."""
         version = await update(self, new)
-        if version in (1, 3, 5):
+        if version in (1, 3, 5, 7):
             lose(PlacedReplica.servers[-1])
         else:
             while len(self._supervisor.up()) < 2:  # noqa: ASYNC110 -- another process is waited for
@@ -152,10 +154,10 @@ def test_replicas_are_lost_while_a_run_trains(
 
     assert rollouts(placed) == rollouts(local)
     assert_equal(weights(placed), weights(local))
-    assert [how for how, _ in losses] == ["process", "actor", "node"]
+    assert [how for how, _ in losses] == ["process", "actor", "node", "both"]
     waits = [min(ended - when for ended, _ in turns if ended > when) for _, when in losses]
     print(f"\nthe next turn ended {waits} s after a loss")
-    assert len(PlacedReplica.servers) == 5
+    assert len(PlacedReplica.servers) == 7
     assert within(30, lambda: all(ended(server.pid) for server in PlacedReplica.servers))
     states: dict[int, list[str]] = {}
     for record in placed.replicas():
@@ -163,7 +165,7 @@ def test_replicas_are_lost_while_a_run_trains(
     for one in states.values():
         for before, after in pairwise(one):
             assert after != "healthy" or before == "stale"
-    assert sum(one.count("dead") for one in states.values()) == 3
+    assert sum(one.count("dead") for one in states.values()) == 5
 
 
 @pytest.mark.ci
