@@ -35,7 +35,7 @@ from .test_ranks import NODE, command_of, node_of, parent, processes
 ray = pytest.importorskip("ray", reason="needs Ray: pip install ray")
 
 WAITING = Path(__file__).parents[2] / "integration" / "waiting.py"
-STEPS = 8
+STEPS = 9
 nodes = test_ranks.nodes
 
 
