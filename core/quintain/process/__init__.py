@@ -1,4 +1,5 @@
-"""The process around a run: signals, threads, and a watchdog for code that never returns.
+"""The process around a run: signals, threads, its peers on other machines, and a watchdog for code
+that never returns.
 
 The names below are what plugins may import from here; each module is imported when one of its names
 is first used.
@@ -13,6 +14,9 @@ from .. import lazy_names
 if TYPE_CHECKING:
     from .interrupts import run_stoppable as run_stoppable
     from .interrupts import stop_on_signal as stop_on_signal
+    from .peers import introduced as introduced
+    from .peers import limit_waits as limit_waits
+    from .peers import welcomed as welcomed
     from .watchdog import Watchdog as Watchdog
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -431,10 +431,12 @@ def learner_kind(recipe: Recipe) -> Any:
         kind = bind(kind, recipe.learner.args, who=who)
     elif recipe.learner.args:
         raise UsageError(f"{who} takes no args; remove them from [learner]")
-    if recipe.cluster.use and "cluster" not in {field.name for field in signature_of(kind).fields}:
+    starts = "cluster" in {field.name for field in signature_of(kind).fields}
+    if recipe.cluster.use and not starts and not recipe.workers.episodes:
         raise UsageError(
-            f"[cluster] starts the processes of a learner, and {who} starts none there; remove "
-            "the table, or set learner.use to one that does (docs/distributed.md)"
+            f"[cluster] starts the processes of a learner and of episodes, and {who} starts none "
+            "there; remove the table, set learner.use to one that does (docs/distributed.md), or "
+            "set workers.episodes (docs/workers.md)"
         )
     return kind
 

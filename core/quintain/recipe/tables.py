@@ -398,7 +398,9 @@ class CheckpointTable(_Table):
 
 
 class PlacementTable(_Table):
-    """``[cluster]``: what starts the processes of the learner; ``None`` is this machine."""
+    """``[cluster]``: what starts the processes of the learner and of episodes; ``None`` is this
+    machine.
+    """
 
     use: Name | None = None
     args: Args = {}

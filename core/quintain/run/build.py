@@ -64,7 +64,7 @@ def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str,
             learner = stack.enter_context(closing(learner_for(plan, model, cluster)))
         seconds = {"model": time.monotonic() - began}
         return run_coroutine(
-            _train_loaded(plan, folder, screen, checkpoint, model, learner, seconds)
+            _train_loaded(plan, folder, screen, checkpoint, model, learner, cluster, seconds)
         )
 
 
@@ -75,6 +75,7 @@ async def _train_loaded(
     checkpoint: Checkpoint | None,
     model: LoadedModel,
     learner: AnyLearner,
+    cluster: ProcessCluster | None,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     with memory_advice("loading", plan):
@@ -90,7 +91,7 @@ async def _train_loaded(
         plan = replace(plan, algorithm=learner.algorithm or plan.algorithm)  # with its services
         environments = [spec.make(services) for spec in plan.environments]
         held_out = [spec.make(services) for spec in plan.evaluation.specs]
-        play, notes = await played_elsewhere(plan, [*environments, *held_out], services)
+        play, notes = await played_elsewhere(plan, [*environments, *held_out], services, cluster)
         for note in (*remarks(plan, environments), *notes):
             screen.note(note)
         run = Run(

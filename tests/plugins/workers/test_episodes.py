@@ -31,6 +31,7 @@ from quintain import (
     Weights,
 )
 from quintain.errors import LimitReached, UsageError
+from quintain.interfaces import ProcessCluster
 from quintain.interfaces.environment import Environment
 from quintain.recipe import Recipe, RunPlan
 from quintain.rollouts import RolloutContext, RolloutRequest, run_groups
@@ -168,12 +169,14 @@ async def opened(
     environment: str,
     args: Mapping[str, Any] | None = None,
     services: Mapping[str, Any] | None = None,
+    *,
+    cluster: ProcessCluster | None = None,
     **settings: Any,
 ) -> AsyncIterator[Played]:
     """Processes that play *environment*."""
     played = Played(environment, args or {}, services or {}, **{"processes": 2, **settings})
     async with played.processes:
-        await played.processes.open(played.plan, [played.environment], played.services)
+        await played.processes.open(played.plan, [played.environment], played.services, cluster)
         yield played
 
 
