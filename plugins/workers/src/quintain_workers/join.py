@@ -66,7 +66,7 @@ class Watcher:
         self._work: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> int:
-        """Come to the run, again whenever the connection is lost; return the exit code."""
+        """Connect to the run, again whenever the connection is lost; return the exit code."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:

@@ -118,7 +118,7 @@ class Seat:
         self._children[number] = child
 
     def forget(self, number: int) -> None:
-        """Hear no more of a process that has ended."""
+        """Ignore what the watcher says of a process that has ended."""
         self._children.pop(number, None)
 
     async def reach(self, seconds: float) -> None:
