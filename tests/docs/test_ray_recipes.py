@@ -56,7 +56,7 @@ def faults(value: Any, known: Any, path: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def job() -> dict[str, Any]:
     yaml: Any = pytest.importorskip("yaml")
-    (block,) = [b for b in PAGE.blocks if b.language == "yaml"]
+    (block,) = [b for b in PAGE.blocks if "kind: RayJob" in b.text]
     read: dict[str, Any] = yaml.safe_load(block.text)
     return read
 
