@@ -68,7 +68,12 @@ class Door:
 
     async def _serve(self) -> None:
         while True:
-            peer, origin = await self._loop.sock_accept(self._server)
+            try:
+                peer, origin = await self._loop.sock_accept(self._server)
+            except OSError as error:  # such as too many open files
+                _log.warning("nobody can come to %s: %s", self.address, error)
+                await asyncio.sleep(LOOK)
+                continue
             task = self._loop.create_task(self._welcome(peer, str(origin[0])))
             self._work.add(task)
             task.add_done_callback(self._work.discard)
@@ -81,6 +86,9 @@ class Door:
             peer.close()
             reason = str(error) or "it does not speak as episode processes do"
             _log.warning("refused a connection from %s: %s", origin, reason)
+        except asyncio.CancelledError:
+            peer.close()
+            raise
 
     async def close(self) -> None:
         """Listen no more."""
