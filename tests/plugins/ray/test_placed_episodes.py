@@ -99,7 +99,7 @@ def test_a_lost_process_watcher_actor_and_node_cost_no_episode(
         pid = played.pids[0]
         if kind == "node":
             lost = next(node for node in pair if node.node_id == nodes_of([pid])[0])
-            await asyncio.to_thread(nodes.add_node, num_cpus=1, **NODE)
+            nodes.add_node(num_cpus=1, **NODE)  # in the main thread, since it sets signals
             await asyncio.to_thread(nodes.remove_node, lost, allow_graceful=False)
             return
         tree = [pid, *ancestors(pid)]
