@@ -51,7 +51,7 @@ def nodes_of(pids: Sequence[int]) -> list[str]:
         pid: node["NodeID"]
         for node in ray.nodes()
         for pid in processes()
-        if "raylet/raylet" in (command := command_of(pid)) and node["RayletSocketName"] in command
+        if f"--raylet_socket_name={node['RayletSocketName']} " in command_of(pid)
     }
     return [next(raylets[one] for one in ancestors(pid) if one in raylets) for pid in pids]
 
