@@ -1,4 +1,5 @@
-"""The process around a run: signals, threads, and a watchdog for code that never returns.
+"""The process around a run: signals, threads, its peers on other machines, and a watchdog for code
+that never returns.
 
 The names below are what plugins may import from here; each module is imported when one of its names
 is first used.
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from .interrupts import run_stoppable as run_stoppable
     from .interrupts import stop_on_signal as stop_on_signal
     from .keeper import SERVER_TOKEN as SERVER_TOKEN
+    from .peers import introduced as introduced
+    from .peers import limit_waits as limit_waits
+    from .peers import welcomed as welcomed
     from .placed_server import PlacedServer as PlacedServer
     from .watchdog import Watchdog as Watchdog
 

@@ -454,12 +454,12 @@ def cluster_kind(recipe: Recipe) -> Callable[[], ProcessCluster] | None:
         return None
     engine = engine_kind(recipe)
     placed = names_cluster(engine) and engine.places(recipe.engine.args)
-    if not (placed or names_cluster(learner_kind(recipe))):
+    if not (placed or recipe.workers.episodes or names_cluster(learner_kind(recipe))):
         raise UsageError(
-            "[cluster] starts the processes of a learner and the servers of an engine, and learner "
-            f"{recipe.learner.use!r} starts none there, nor does engine {recipe.engine.use!r}; "
-            "remove the table, or set learner.use or engine.use to one that does "
-            "(docs/distributed.md)"
+            "[cluster] starts the processes of a learner and of episodes, and the servers of an "
+            f"engine, and learner {recipe.learner.use!r} starts none there, nor does engine "
+            f"{recipe.engine.use!r}; remove the table, set learner.use or engine.use to one that "
+            "does (docs/distributed.md), or set workers.episodes (docs/workers.md)"
         )
     kind, args = current().load("cluster", recipe.cluster.use), recipe.cluster.args
     check_args(kind, args, who="[cluster]")

@@ -398,8 +398,8 @@ class CheckpointTable(_Table):
 
 
 class PlacementTable(_Table):
-    """``[cluster]``: what starts the processes of the learner and the servers of the engine; ``None``
-    is this machine.
+    """``[cluster]``: what starts the processes of the learner, of episodes, and the servers of the
+    engine; ``None`` is this machine.
     """
 
     use: Name | None = None

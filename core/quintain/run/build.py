@@ -92,7 +92,7 @@ async def _train_loaded(
         plan = replace(plan, algorithm=learner.algorithm or plan.algorithm)  # with its services
         environments = [spec.make(services) for spec in plan.environments]
         held_out = [spec.make(services) for spec in plan.evaluation.specs]
-        play, notes = await played_elsewhere(plan, [*environments, *held_out], services)
+        play, notes = await played_elsewhere(plan, [*environments, *held_out], services, cluster)
         for note in (*remarks(plan, environments), *notes):
             screen.note(note)
         run = Run(

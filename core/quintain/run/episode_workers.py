@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from ..interfaces.cluster import ProcessCluster
 from ..interfaces.environment import Environment
 from ..recipe.plan import RunPlan
 from ..recipe.resolve import EPISODES_SLOT
@@ -23,8 +24,10 @@ class EpisodeWorkers(Protocol):
         plan: RunPlan,
         environments: Sequence[Environment[Any, Any]],
         services: Mapping[str, Any],
+        cluster: ProcessCluster | None,
     ) -> Sequence[str]:
-        """Start what plays *environments*: those of the plan, then those of its evaluations.
+        """Start what plays *environments*: those of the plan, then those of its evaluations; on
+        *cluster*, if there is one.
 
         Returns:
             Notes for the user, such as which environments stay in the process of the run.
@@ -36,7 +39,10 @@ class EpisodeWorkers(Protocol):
 
 
 async def played_elsewhere(
-    plan: RunPlan, environments: Sequence[Environment[Any, Any]], services: Mapping[str, Any]
+    plan: RunPlan,
+    environments: Sequence[Environment[Any, Any]],
+    services: Mapping[str, Any],
+    cluster: ProcessCluster | None = None,
 ) -> tuple[Play | None, Sequence[str]]:
     """Return what plays the episodes of *environments*, ``None`` for this process, and notes; raises
     as `EpisodeWorkers.open`.
@@ -45,5 +51,5 @@ async def played_elsewhere(
     return (
         (None, ())
         if workers is None
-        else (workers.play, await workers.open(plan, environments, services))
+        else (workers.play, await workers.open(plan, environments, services, cluster))
     )

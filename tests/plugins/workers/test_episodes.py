@@ -31,6 +31,7 @@ from quintain import (
     Weights,
 )
 from quintain.errors import LimitReached, UsageError
+from quintain.interfaces import ProcessCluster
 from quintain.interfaces.environment import Environment
 from quintain.recipe import Recipe, RunPlan
 from quintain.rollouts import RolloutContext, RolloutRequest, run_groups
@@ -65,7 +66,9 @@ class Draws(TokenEngine):
             raise LimitReached("context", f"{len(ids)} tokens")
         self.asked += 1
         try:
-            await asyncio.sleep(3600 if self.hold else 0)
+            await asyncio.sleep(0)
+            while self.hold:  # noqa: ASYNC110 - tests say it by a flag
+                await asyncio.sleep(0.01)
         except asyncio.CancelledError:
             self.given_up += 1
             raise
@@ -168,12 +171,14 @@ async def opened(
     environment: str,
     args: Mapping[str, Any] | None = None,
     services: Mapping[str, Any] | None = None,
+    *,
+    cluster: ProcessCluster | None = None,
     **settings: Any,
 ) -> AsyncIterator[Played]:
     """Processes that play *environment*."""
     played = Played(environment, args or {}, services or {}, **{"processes": 2, **settings})
     async with played.processes:
-        await played.processes.open(played.plan, [played.environment], played.services)
+        await played.processes.open(played.plan, [played.environment], played.services, cluster)
         yield played
 
 

@@ -1,14 +1,12 @@
 """Connections between the driver and ranks on other machines: authenticated, then pickled messages.
 
-Nothing is unpickled before both sides have shown that they know the token, by the challenges of
-`multiprocessing.connection`. What follows is neither encrypted nor signed, as nothing is that torch
-sends between ranks.
+Nothing is unpickled before both sides have shown that they know the token. What follows is neither
+encrypted nor signed, as nothing is that torch sends between ranks.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import pickle
 import socket
@@ -16,19 +14,17 @@ import struct
 import threading
 from collections.abc import Mapping
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from quintain.errors import UsageError
+from quintain.process import introduced, limit_waits, welcomed
 
 TOKEN = "QUINTAIN_RANKS_TOKEN"
 """Environment variable of the token."""
 SHORTEST = 16
 """Characters of a token, at least."""
-GREETING = 5.0
-"""Seconds that a peer has to show that it knows the token."""
-LONGEST_GREETING = 10_000
 SIOCGIFADDR = 0x8915
 """See netdevice(7): the address of an interface."""
 
@@ -121,19 +117,13 @@ def accepted(peer: socket.socket, token: bytes, *, silence: float) -> tuple[Wire
         AuthenticationError: it does not know the token.
         OSError, EOFError, ValueError: it does not speak as ranks do.
     """
-    _keep_alive(peer)
-    _limit(peer, GREETING)
-    connection = Connection(peer.detach())
     try:
-        deliver_challenge(connection, token)
-        answer_challenge(connection, token)
-        said = json.loads(connection.recv_bytes(LONGEST_GREETING))
+        said = welcomed(peer, token)
     except BaseException:
-        connection.close()
+        peer.close()
         raise
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        _limit(same, silence)
-    return Wire(connection), said
+    limit_waits(peer, silence)
+    return Wire(Connection(peer.detach())), said
 
 
 def connected(
@@ -145,22 +135,9 @@ def connected(
         AuthenticationError: the driver does not know the token, or says that this side does not.
         OSError, EOFError: nobody listens there, or not for long.
     """
-    peer = socket.create_connection(address, timeout=GREETING)
-    peer.settimeout(None)
-    _keep_alive(peer)
-    _limit(peer, GREETING)
+    peer = introduced(address, token, greeting)
     own = str(peer.getsockname()[0])
-    connection = Connection(peer.detach())
-    try:
-        answer_challenge(connection, token)
-        deliver_challenge(connection, token)
-        connection.send_bytes(json.dumps(dict(greeting)).encode())
-    except BaseException:
-        connection.close()
-        raise
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        _limit(same, 0)  # until a command comes
-    return Wire(connection), own
+    return Wire(Connection(peer.detach())), own
 
 
 def interface_of(address: str) -> str | None:
@@ -175,28 +152,6 @@ def interface_of(address: str) -> str | None:
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return None
-
-
-def _keep_alive(peer: socket.socket) -> None:
-    """Let the kernel find a machine that is gone, within 20 s."""
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        for option, value in (
-            (socket.TCP_KEEPIDLE, 5),
-            (socket.TCP_KEEPINTVL, 5),
-            (socket.TCP_KEEPCNT, 3),
-            (socket.TCP_USER_TIMEOUT, 20_000),
-        ):
-            peer.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _limit(peer: socket.socket, seconds: float) -> None:
-    """Let reads and writes fail that wait for longer; 0 lets them wait."""
-    value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    peer.settimeout(None)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
 __all__ = ["AuthenticationError", "Wire", "accepted", "address_of", "connected", "token_of"]

@@ -26,7 +26,7 @@ ROOM = 10.0
 """Seconds without room for a group of processes, after which a warning says so."""
 LAST = 10.0
 """Seconds that processes get to end by themselves when the cluster is closed."""
-ROLES = ("rank", "replica")
+ROLES = ("rank", "replica", "worker")
 """Roles of processes that Ray places."""
 
 

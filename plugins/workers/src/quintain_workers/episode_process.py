@@ -5,21 +5,12 @@ and how it ended.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import logging
-import mmap
-import os
 import pickle
-import signal
-import socket
-import subprocess
-import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from quintain import Engine, InfrastructureError, Rollout, TokenEngine
@@ -27,6 +18,7 @@ from quintain.errors import UsageError
 from quintain.rollouts import RolloutContext, RolloutRequest, Span, add_span
 from quintain.types import AnyRollout
 
+from .child import Child, End
 from .episode_worker import REQUESTS, SENT
 from .frames import (
     ANSWER,
@@ -37,7 +29,6 @@ from .frames import (
     HELLO,
     LENGTH,
     LOG,
-    MARK,
     OPEN,
     PING,
     PLAY,
@@ -50,8 +41,8 @@ from .frames import (
     unpacked_ids,
 )
 
-LOG_BYTES = 1 << 20
-"""Of what a process has printed, kept for the message about its death."""
+LINGERS = 1.0
+"""Seconds that a process gets to end after it has closed its connection."""
 _log = logging.getLogger("quintain.workers")
 
 
@@ -74,8 +65,9 @@ class Launch:
     """How a process starts.
 
     Attributes:
-        python: the interpreter, with the arguments before ``-c``.
+        python: the interpreter, with the arguments before ``-c``; on another machine that machine's.
         path: where it finds modules; ``None`` leaves its own.
+        requirements: of the virtual environment of the interpreter; empty without one.
         opening: a pickle of the `Opening`.
         versions: that it must have.
         start_seconds: how long it may take.
@@ -84,6 +76,7 @@ class Launch:
 
     python: Sequence[str]
     path: Sequence[str] | None
+    requirements: tuple[str, ...]
     opening: bytes
     versions: Mapping[str, str]
     start_seconds: float
@@ -113,16 +106,19 @@ class EpisodeProcess:
         how: it ended, once it is `dead`.
     """
 
-    def __init__(self, launch: Launch, engines: Mapping[str, Engine], name: str) -> None:
-        self._launch, self._engines, self.name = launch, engines, name
+    def __init__(
+        self, launch: Launch, engines: Mapping[str, Engine], name: str, child: Child
+    ) -> None:
+        self._launch, self._engines, self.name, self._child = launch, engines, name, child
         self.played, self.spent, self.draining = 0, False, False
         self._playing: dict[int, _Playing] = {}
         self._of_call: dict[int, _Playing] = {}
         self._requests: OrderedDict[int, tuple[int, RolloutRequest]] = OrderedDict()
         self._settings: dict[Any, int] = {}
         self._serial = 0
+        self._frames: FrameStream | None = None
         self.dead = asyncio.Event()
-        self.how = self._why = ""
+        self.how = self._why = self._words = ""
         self._pinged, self._silent = -1, 0.0
 
     # ---------------------------------------------------------------- start and end
@@ -136,55 +132,32 @@ class EpisodeProcess:
         self._loop = asyncio.get_running_loop()
         self._hello: asyncio.Future[dict[str, str]] = self._loop.create_future()
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        ours, texts = self._spawn()
-        self._frames, self._texts = FrameStream(self._received, self._lost), _Texts(self._engines)
-        await self._loop.create_unix_connection(lambda: self._frames, sock=ours)
-        await self._loop.create_unix_connection(lambda: self._texts, sock=texts)
+        try:
+            ours, texts = await self._child.start()
+        except BaseException:
+            self.dead.set()
+            raise
+        self.name += self._child.where
+        frames, self._texts = FrameStream(self._received, self._lost), _Texts(self._engines)
+        self._frames = frames
+        await self._loop.create_connection(lambda: frames, sock=ours)
+        await self._loop.create_connection(lambda: self._texts, sock=texts)
         try:
             async with asyncio.timeout(self._launch.start_seconds):
                 self._check_versions(await self._hello)
-                self._frames.send(OPEN, self._launch.opening)
+                self._send(OPEN, self._launch.opening)
                 await self._ready
         except TimeoutError as e:
+            self.kill()
+            await self.dead.wait()
             raise InfrastructureError(
-                f"{self.name} did not start within {self._launch.start_seconds:g} s"
-                f"{self._last_words()}. Fix: raise workers.args.start_seconds"
+                f"{self.name} did not start within {self._launch.start_seconds:g} s{self._words}. "
+                "Fix: raise workers.args.start_seconds"
             ) from e
         finally:
             if not self._can_play:
                 self.kill()
                 await self.dead.wait()
-
-    def _spawn(self) -> tuple[socket.socket, socket.socket]:
-        """Start the process; return the ends of its frames and of its tokenizer."""
-        self._output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as it
-        # so that what it prints after a truncation begins at 0
-        flags = fcntl.fcntl(self._output, fcntl.F_GETFL)
-        fcntl.fcntl(self._output, fcntl.F_SETFL, flags | os.O_APPEND)
-        self._marks = tempfile.TemporaryFile()  # noqa: SIM115
-        self._marks.truncate(MARK.size)
-        self._memory = mmap.mmap(self._marks.fileno(), MARK.size)
-        ours, theirs = socket.socketpair()
-        texts, their_texts = socket.socketpair()
-        with theirs, their_texts:
-            descriptors = (theirs.fileno(), self._marks.fileno(), their_texts.fileno())
-            path = "" if self._launch.path is None else f"sys.path[:] = {[*self._launch.path]!r}; "
-            program = (
-                f"import sys; {path}from quintain_workers.episode_worker import main; "
-                f"main{descriptors}"
-            )
-            self._process = subprocess.Popen(
-                [*self._launch.python, "-c", program],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=descriptors,
-                env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,
-            )
-        with contextlib.suppress(OSError):  # where memory ends, the run is the last to go
-            Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("500")
-        return ours, texts
 
     @property
     def _can_play(self) -> bool:
@@ -197,10 +170,14 @@ class EpisodeProcess:
                     f"{self.name} has {name} {found}, the run has {wanted}{self._launch.fix}"
                 )
 
+    def _send(self, *frame: Any) -> None:
+        if self._frames is not None:
+            self._frames.send(*frame)
+
     @property
     def pid(self) -> int:
-        """The number of the process."""
-        return self._process.pid
+        """The number of the process on its machine."""
+        return self._child.pid
 
     @property
     def load(self) -> int:
@@ -209,36 +186,23 @@ class EpisodeProcess:
     def kill(self, why: str = "") -> None:
         """End it and all that it started, by SIGKILL; *why* says it to those who wait."""
         self._why = self._why or why
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._frames.close()
+        self._child.kill()
+        if self._frames is not None:
+            self._frames.close()
 
     def _lost(self) -> None:
         self._loop.create_task(self._bury(), name="quintain-episode-process-ends")
 
     async def _bury(self) -> None:
         """Find out how the process ended, and tell it those who wait for it."""
-        for _ in range(200):
-            if self._process.poll() is not None:
-                break
-            await asyncio.sleep(0.005)
-        else:
+        end = await self._child.ended(LINGERS)
+        if end is None:
             self._why = self._why or "closed its connection"
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # what it started and left
-        code = self._process.returncode
-        how = self._why or (
-            f"was ended by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with status {code}"
-        )
-        (episode,) = MARK.unpack_from(self._memory, 0)
-        ours = not episode or (not self._why and code in (-signal.SIGKILL, -signal.SIGTERM))
-        how += self._last_words()
+            self._child.kill()
+            end = await self._child.ended() or End(why="was lost")
+        self._words = end.words
+        how = (self._why or end.how) + end.words
+        ours = not end.episode or (not self._why and end.killed)
         for future in (self._hello, self._ready):
             if not future.done():
                 future.set_exception(InfrastructureError(f"{self.name} {how}{self._launch.fix}"))
@@ -247,47 +211,29 @@ class EpisodeProcess:
             for task in playing.calls.values():
                 task.cancel()
             if not playing.ended.done():
-                playing.ended.set_exception(Death(how, ours=ours, own=number == episode))
+                playing.ended.set_exception(Death(how, ours=ours, own=number == end.episode))
         self.how = how
         self._texts.close()
-        self._output.close()
-        self._memory.close()
-        self._marks.close()
         self.dead.set()
-
-    def _last_words(self) -> str:
-        size = os.fstat(self._output.fileno()).st_size
-        text = os.pread(self._output.fileno(), 1000, max(0, size - 1000)).decode("utf-8", "replace")
-        return f"; it wrote last: {text.strip()}" if text.strip() else ""
 
     def resident_bytes(self) -> int:
         """Return the memory that it holds; 0 where the system does not say."""
-        try:
-            pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
-        except (OSError, IndexError):
-            return 0
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        return self._child.held
 
     def blocked(self, seconds: float) -> float:
         """Return for how long it has not answered, where *seconds* have passed since the last call."""
+        assert self._frames is not None
         if self._frames.heard != self._pinged:
             self._pinged, self._silent = self._frames.heard, 0.0
-            self._frames.send(PING)
+            self._send(PING)
         else:
             self._silent += seconds
-        if os.fstat(self._output.fileno()).st_size > LOG_BYTES:
-            os.ftruncate(self._output.fileno(), 0)
+        self._child.tidy()
         return self._silent
 
     async def end_blocked(self, seconds: float) -> None:
         """Kill it because its loop does not answer; the message has the line that runs."""
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._output.fileno(), 0)
-            os.kill(self._process.pid, signal.SIGUSR1)  # it prints where it is
-        await asyncio.sleep(0.2)
-        lines = os.pread(self._output.fileno(), 4000, 0).decode("utf-8", "replace").splitlines()
-        where = next((line.strip() for line in lines if line.startswith("  File")), "")
-        os.ftruncate(self._output.fileno(), 0)
+        where = await self._child.line()
         self.kill(
             f"did not answer for {seconds:.0f} s, blocked by {where or 'its code'}. "
             "Fix: await it (asyncio.to_thread), or raise workers.args.stall_seconds"
@@ -328,7 +274,7 @@ class EpisodeProcess:
         key, payload = self._sent(place, request)
         self._playing[number] = playing
         self.played += 1
-        self._frames.send(
+        self._send(
             PLAY,
             number,
             key,
@@ -341,7 +287,7 @@ class EpisodeProcess:
         try:
             data, tool_calls = await playing.ended
         except asyncio.CancelledError:
-            self._frames.send(CANCEL, number)
+            self._send(CANCEL, number)
             for task in playing.calls.values():
                 task.cancel()
             raise
@@ -424,7 +370,7 @@ class EpisodeProcess:
         try:
             engine = self._engine_of(playing, address)
         except Exception as e:  # noqa: BLE001 - an engine of a plugin may raise anything
-            self._frames.send(ANSWER, number, None, sendable(e))
+            self._send(ANSWER, number, None, sendable(e))
             return
         self._of_call[number] = playing
         task = playing.calls[number] = self._loop.create_task(
@@ -475,7 +421,7 @@ class EpisodeProcess:
             return
         except Exception as e:  # noqa: BLE001 - whatever it is, the session meets it
             error = sendable(e)
-        self._frames.send(ANSWER, number, value, error)
+        self._send(ANSWER, number, value, error)
 
 
 def _loaded(data: bytes, request: RolloutRequest) -> list[Any]:

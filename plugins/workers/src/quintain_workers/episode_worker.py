@@ -77,7 +77,7 @@ class Opening:
         environments: tables of the recipe, by their place among the run's environments.
         services: the component of each slot.
         engines: those of the run that are asked from here, by slot; the empty one is the policy.
-        run: the run folder; empty without one.
+        run: the run folder; empty without one. Another machine may not have it.
     """
 
     environments: Mapping[int, EnvironmentTable]
@@ -151,7 +151,7 @@ class EpisodeWorker:
         self._opened: asyncio.Future[Opening] = self._loop.create_future()
         self._frames = FrameStream(self._received, self._gone.set)
         self._calls = EngineCalls(self._frames)
-        await self._loop.create_unix_connection(
+        await self._loop.create_connection(
             lambda: self._frames, sock=socket.socket(fileno=self._channel)
         )
         logging.getLogger().addHandler(_ToRun(self._frames))
@@ -159,8 +159,8 @@ class EpisodeWorker:
         opening = await self._opened
         async with AsyncExitStack() as stack:
             try:
-                if opening.run:
-                    stack.enter_context(as_current_run(RunFolder(opening.run, lock=False)))
+                if (folder := _folder_of(opening)) is not None:
+                    stack.enter_context(as_current_run(folder))
                 self._environments = await self._made(opening, stack)
             except Exception as e:  # noqa: BLE001 - the run says it to the user
                 error = (
@@ -280,6 +280,11 @@ class EpisodeWorker:
         self._requests[key] = RolloutRequest(environment=self._environments[place], **known)
         if len(self._requests) > REQUESTS:
             self._requests.popitem(last=False)
+
+
+def _folder_of(opening: Opening) -> RunFolder | None:
+    """Return the run folder, where this machine has it."""
+    return RunFolder(opening.run, lock=False) if os.path.isdir(opening.run) else None
 
 
 def _sent(rollout: AnyRollout) -> bytes:

@@ -21,16 +21,19 @@ from quintain import (
     need,
 )
 from quintain.errors import UsageError, did_you_mean
+from quintain.interfaces import ProcessCluster
 from quintain.recipe import EnvironmentSpec, EnvironmentTable, RunPlan
 from quintain.registry import signature_of
 from quintain.rollouts import RolloutContext, RolloutRequest, Span, run_episode
 from quintain.store import current_run
 from quintain.types import AnyRollout, TerminationKind, derived_seed
 
+from .child import ChildProcess
 from .episode_process import Death, EpisodeProcess, Launch
 from .episode_worker import Opening
 from .frames import versions
 from .remote import TOKENIZER_FIELDS, EngineFacts
+from .seats import Door, Seat
 from .venvs import own_names, python_with
 
 DEATHS = 10
@@ -96,6 +99,7 @@ class EpisodeProcesses(Service):
         self._teams: dict[int, ProcessTeam] = {}  # by place
         self._environments: list[Environment[Any, Any]] = []  # holds them, so that ids stay theirs
         self._numbers = count(1)
+        self._door: Door | None = None  # where those of the cluster come to
 
     @property
     def teams(self) -> list[ProcessTeam]:
@@ -117,6 +121,8 @@ class EpisodeProcesses(Service):
     async def __aexit__(self, *exc: object) -> None:
         for team in self.teams:
             await team.close()
+        if self._door is not None:
+            await self._door.close()
         if self.deaths > WARNINGS:
             _log.warning("%d episode processes ended before their episodes did", self.deaths)
 
@@ -125,9 +131,10 @@ class EpisodeProcesses(Service):
         plan: RunPlan,
         environments: Sequence[Environment[Any, Any]],
         services: Mapping[str, Any],
+        cluster: ProcessCluster | None = None,
     ) -> Sequence[str]:
         """Start the processes, with *environments*: those of the plan, then those of its
-        evaluations.
+        evaluations. Without a *cluster* they are on this machine.
 
         Returns:
             Notes on environments whose episodes stay in the process of the run.
@@ -159,11 +166,20 @@ class EpisodeProcesses(Service):
             engines |= of_spec
             self._environments.append(environment)
             self._places[id(environment)] = place
+        if cluster is not None:
+            self._door = Door(cluster.host)
         for wanted, of_wanted in tables.items():
-            team = ProcessTeam(self, await self._launch(plan, engines, wanted, of_wanted), engines)
+            launch = await self._launch(plan, engines, wanted, of_wanted)
+            team = ProcessTeam(self, launch, engines, self._seats(cluster))
             self._teams |= dict.fromkeys(of_wanted, team)
             await team.start()
         return notes
+
+    def _seats(self, cluster: ProcessCluster | None) -> Sequence[Seat]:
+        """Return places for the processes of a team; none where they are on this machine."""
+        if cluster is None or self._door is None:
+            return ()
+        return [Seat(cluster, self._door, _name(seat)) for seat in range(self.count)]
 
     async def _launch(
         self,
@@ -183,10 +199,12 @@ class EpisodeProcesses(Service):
         if requirements:
             own = own_names(requirements)
             expected = {name: text for name, text in expected.items() if name not in own}
-            python = [str(await asyncio.to_thread(python_with, requirements)), "-I"]
+            if self._door is None:  # else it is made where the process runs
+                python = [str(await asyncio.to_thread(python_with, requirements)), "-I"]
         return Launch(
             python=python,
             path=None if requirements else sys.path,
+            requirements=requirements,
             opening=pickle.dumps(opening),
             versions=expected,
             start_seconds=self.start_seconds,
@@ -308,6 +326,11 @@ def _failed(
     )
 
 
+def _name(seat: int) -> str:
+    """Return the name of the process of a *seat*, for people."""
+    return f"episode process {seat + 1}"
+
+
 class ProcessTeam:
     """The processes of one interpreter: keeps their number, whatever ends some of them.
 
@@ -317,10 +340,15 @@ class ProcessTeam:
     """
 
     def __init__(
-        self, service: EpisodeProcesses, launch: Launch, engines: Mapping[str, Engine]
+        self,
+        service: EpisodeProcesses,
+        launch: Launch,
+        engines: Mapping[str, Engine],
+        seats: Sequence[Seat],
     ) -> None:
-        self._service, self.launch, self._engines = service, launch, engines
+        self._service, self.launch, self._engines, self._seats = service, launch, engines, seats
         self.live: list[EpisodeProcess] = []
+        self._failures = [0] * service.count  # to start, in a row, by seat
         self._keepers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
@@ -337,6 +365,7 @@ class ProcessTeam:
             for process in first:
                 process.kill()
             await asyncio.gather(*(process.dead.wait() for process in first))
+            await self._leave()
             raise failed.exceptions[0] from None
         self.live = first
         loop = asyncio.get_running_loop()
@@ -354,9 +383,19 @@ class ProcessTeam:
         for process in self.live:
             process.kill("was ended with the run")
         await asyncio.gather(*(process.dead.wait() for process in self.live))
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Give the places on a cluster back."""
+        await asyncio.gather(*(seat.end() for seat in self._seats))
 
     def _process(self, seat: int) -> EpisodeProcess:
-        return EpisodeProcess(self.launch, self._engines, f"episode process {seat + 1}")
+        child = (
+            self._seats[seat].process(self.launch)
+            if self._seats
+            else ChildProcess(self.launch.python, self.launch.path)
+        )
+        return EpisodeProcess(self.launch, self._engines, _name(seat), child)
 
     async def process_for(self, request: RolloutRequest) -> EpisodeProcess:
         """Return the process with the fewest episodes, by preference one that knows the task.
@@ -375,7 +414,7 @@ class ProcessTeam:
 
     async def _keep(self, seat: int, process: EpisodeProcess) -> None:
         """Replace the process of a *seat* when it ends, or when it is to be replaced."""
-        failures = 0
+        failures = self._failures
         while True:
             ended = asyncio.ensure_future(process.dead.wait())
             while not ended.done() and not process.spent:
@@ -384,19 +423,20 @@ class ProcessTeam:
             if process.dead.is_set():
                 self.live.remove(process)
                 self._report(process)
-                failures = failures if process.played else failures + 1
+                failures[seat] += not process.played
             while True:
-                await asyncio.sleep(min(BACKOFF, 0.5 * 2**failures) if failures else 0)
+                pause = min(BACKOFF, 0.5 * 2 ** failures[seat]) if failures[seat] else 0
+                await asyncio.sleep(pause)
                 following = self._process(seat)
                 try:
                     await following.start()
                     break
                 except Exception as e:  # noqa: BLE001 - said to the episodes that wait
-                    failures += 1
-                    if failures >= STARTS:
+                    failures[seat] += 1
+                    if min(failures) >= STARTS:
                         self._failure = e
                         self._changed.set()
-                        return
+            self._failure = None
             process.draining = True
             if process in self.live and process.dead.is_set():
                 self.live.remove(process)
@@ -404,7 +444,7 @@ class ProcessTeam:
                 retired = asyncio.get_running_loop().create_task(self._retire(process))
                 self._retiring.add(retired)
                 retired.add_done_callback(self._retiring.discard)
-            failures, process = 0, following
+            failures[seat], process = 0, following
             self.live.append(process)
             self._changed.set()
 

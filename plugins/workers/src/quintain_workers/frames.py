@@ -33,6 +33,16 @@ says that it can, or why not. PLAY and CANCEL are about an episode, DONE and RAI
 call of an engine within an episode, ANSWER its end, DROP gives it up. PING is sent back.
 """
 
+SPAWN, KILL, LINE, SPAWNED, FAILED, ENDED, HELD = range(7)
+"""Kinds of frames between a run and a watcher, each about the process of a number. The run says
+SPAWN, KILL and LINE; a watcher says SPAWNED or FAILED, ENDED, HELD and LINE.
+"""
+FRAMES, TEXTS = "frames", "texts"
+"""The two connections of a process."""
+
+TOKEN = "QUINTAIN_WORKERS_TOKEN"
+"""Environment variable of what watchers have to know."""
+
 Packed = tuple[bytes, bytes, bytes | int, Finish, str | int | None, tuple[int, int]]
 
 

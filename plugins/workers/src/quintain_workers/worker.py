@@ -174,10 +174,10 @@ def die_with_parent(channel: int) -> None:
 
     def watch() -> None:
         poll = select.poll()
-        poll.register(channel, 0)  # a hang-up is reported unasked
-        while not any(
-            event & (select.POLLHUP | select.POLLNVAL | select.POLLERR) for _, event in poll.poll()
-        ):
+        ends = getattr(select, "POLLRDHUP", 0)  # what a parent on another machine leaves
+        poll.register(channel, ends)  # a hang-up is reported unasked
+        ends |= select.POLLHUP | select.POLLNVAL | select.POLLERR
+        while not any(event & ends for _, event in poll.poll()):
             pass
         os.killpg(0, signal.SIGKILL)
 
