@@ -114,7 +114,8 @@ def pending(state: Mapping[str, Any]) -> list[int]:
 
 def stream(recipe: Recipe, count: int) -> list[str]:
     """The ids of the first *count* tasks that the curriculum of *recipe* draws."""
-    environments = [EnvironmentSpec.of(table).make({}) for table in recipe.environments]
+    specs = [EnvironmentSpec.of(table) for table in recipe.environments]
+    environments = [spec.make(dict.fromkeys(spec.slots)) for spec in specs]
     return [pick.task.id for pick in curriculum_for(RunPlan.of(recipe), environments).pick(count)]
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from threading import Timer
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from quintain.errors import RunError, UsageError
 from quintain.learning import ALGORITHMS, Learner, SamplerMismatch
 from quintain.models.head import chunk_of
 from quintain_fsdp import Fsdp, FsdpLearner, RanksLost
+from quintain_fsdp.rank import serve
 from quintain_fsdp.setup import Setup
 from quintain_fsdp.spares import Spare
 from quintain_fsdp.team import Team
@@ -452,3 +454,14 @@ def test_a_critic_and_its_policy_train_as_in_one_process(ranks: int, sharding: A
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-10)
     finally:
         many.close()
+
+
+def test_a_rank_whose_driver_left_an_answer_unread_ends_without_a_traceback() -> None:
+    """The system then says that the connection was reset, not that it ended."""
+    ours, theirs = Pipe()
+    theirs.send(("done", None))
+    ours.close()
+    spare = Spare()
+    serve(0, theirs, spare)
+    spare.close()
+    theirs.close()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -64,3 +67,32 @@ def test_a_rank_that_never_gave_a_sign_is_silent_and_has_no_place() -> None:
     watch = RankWatch(1e-9, idle=True)
     assert watch.stuck({1: Sign()}) == {}
     assert "has given no sign of life since it was started" in watch.stuck({1: Sign()})[1]
+
+
+def spin(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+def renewed() -> Sign:
+    sign = Sign()
+    sign.renew("")
+    return sign
+
+
+def test_a_rank_that_gets_no_processor_does_not_do_nothing() -> None:
+    """Two processes on one processor, of which the other has nearly all of it."""
+    before, allowed = renewed(), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        used = time.process_time()
+        spin(1.0)
+        used = time.process_time() - used
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, allowed)
+    after = renewed()
+    assert after.cpu - before.cpu > used + 0.1

@@ -214,13 +214,19 @@ def test_a_run_starts_a_ray_of_its_own(
             text=True,
         )
         assert trains("whole")
+        joins = [pid for pid in processes() if "quintain_fsdp.join" in command_of(pid)]
+        ranks = [pid for pid in joins if Path(f"/proc/{pid}/cwd").resolve() == folder.resolve()]
+        its_own = os.getpriority(os.PRIO_PROCESS, run.pid)
+        assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in ranks] == [its_own] * 4
         actors = [p for p in processes() if command_of(p).startswith("ray::ProcessActor")]
         os.kill(next(p for p in actors if own in command_of(parent(p))), signal.SIGKILL)
         screen, _ = run.communicate(timeout=300)
         assert run.returncode == 0, screen
         screen = screen.replace(str(Path(sys.prefix).parent), "")
-        # Twice in one of five runs, at a load of 6. It costs a restart and no bit; the cause is open.
-        assert screen.count("the learner lost rank") in (1, 2)
+        # Twice in one of five runs, at a load of 6. It costs a restart and no bit. Ray gave ranks the
+        # least priority then, with which they got less of a processor than what counts as nothing;
+        # both are mended, and whether that was all is open.
+        assert screen.count("the learner lost rank") in (1, 2), screen
         assert "ray" not in screen.lower()
         assert within(60, lambda: not of_ray())
         run = subprocess.Popen(

@@ -27,22 +27,28 @@ def token(prefix: list[int], seed: int, content: str) -> int:
 class Server:
     def __init__(self) -> None:
         self.version, self.content, self.pieces = 0, "nothing", list[str]()
+        self.whole = asyncio.Event()
+        self.whole.set()
 
     async def answer(self, call: dict[str, Any]) -> dict[str, Any]:
         if call["do"] == "sample":
-            new, versions = list[int](), list[int]()
+            new, versions, contents = list[int](), list[int](), list[str]()
             for _ in range(call["count"]):
                 await asyncio.sleep(SECONDS)
+                await self.whole.wait()  # as engines do, it decodes nothing while weights arrive
                 new.append(token([*call["ids"], *new], call["seed"], self.content))
                 versions.append(self.version)
-            return {"ids": new, "versions": versions}
+                contents.append(self.content)
+            return {"ids": new, "versions": versions, "contents": contents}
         if call["do"] == "piece":
             await asyncio.sleep(SECONDS)
             self.content = "half of the weights"
+            self.whole.clear()
             self.pieces.append(call["piece"])
         if call["do"] == "finish":
             self.content = hashlib.blake2b("".join(self.pieces).encode(), digest_size=8).hexdigest()
             self.version, self.pieces = call["version"], []
+            self.whole.set()
         return {"canary": token([1, 2, 3], 0, self.content), "content": self.content}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -103,6 +103,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, int, Sa
     its tokens are checked at once.
     """
     given: list[tuple[float, int, Sampled]] = []
+    wrong: list[str] = []
     sample = EnginePool.sample
 
     async def checked(self: EnginePool, ids: Any, sampling: Sampling) -> Sampled:
@@ -112,13 +113,15 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, int, Sa
         for version in reply.versions:
             content = ProcessReplica.contents[version]
             new.append(token([*ids, *new], sampling.seed or 0, content))
-        assert new == list(reply.ids), "a token of other weights than its version says"
+        if new != list(reply.ids):  # an error here would be a failure that is tried again
+            wrong.append(f"{reply.ids} of versions {reply.versions}, expected {new}")
         given.append((time.monotonic(), began, reply))
         return reply
 
     monkeypatch.setattr(EnginePool, "sample", checked)
     ProcessReplica.contents.clear()
     yield given
+    assert not wrong, "tokens of other weights than their version says"
     assert not ProcessReplica.processes
 
 

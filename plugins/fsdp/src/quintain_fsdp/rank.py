@@ -91,7 +91,7 @@ def serve(
     while True:
         try:
             command, arguments = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # the latter if an answer was not read
             break
         try:
             if command == "start":
@@ -106,7 +106,7 @@ def serve(
             reply = "failed", (type(error), error.args, vars(error))
         try:
             connection.send(reply)
-        except BrokenPipeError:  # the driver ends this process
+        except (BrokenPipeError, ConnectionResetError):  # the driver ends this process
             break
     if worker is not None and reply[0] == "done":
         dist.destroy_process_group()

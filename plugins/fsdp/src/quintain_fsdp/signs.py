@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import IO
@@ -17,7 +18,7 @@ import torch
 BEAT = 1.0
 """Seconds between two signs of life."""
 BUSY = 0.02
-"""Share of a processor below which a process does nothing."""
+"""Share of a processor, used or waited for, below which a process does nothing."""
 NO_SIGN = ", and has given no sign of life since it was started; it is stopped"
 _TORCH = str(Path(torch.__file__).parent)
 _COLLECTIVES = str(Path(_TORCH, "distributed"))
@@ -30,7 +31,7 @@ class Sign(ctypes.Structure):
 
     Attributes:
         time: of the machine's monotonic clock; 0 before the first.
-        cpu: seconds of processor time that the process has used.
+        cpu: seconds for which its threads have used a processor, or waited for one.
         waits: whether it is in a collective, so that it may wait for another rank.
         place: file, line and function in which it is.
     """
@@ -50,8 +51,19 @@ class Sign(ctypes.Structure):
         main = f"0x{threading.main_thread().ident or 0:016x}"
         innermost = next((calls for calls in threads if calls and main in calls[0][0]), [])
         self.place = _place(innermost[1:]).encode()[:199]
-        self.cpu = time.process_time()
+        self.cpu = time.process_time() + processor_waits()
         self.time = time.monotonic()
+
+
+def processor_waits() -> float:
+    """Return the seconds for which threads of this process were ready to run, and others ran: on a
+    busy machine it may get next to nothing. 0 where the system does not say.
+    """
+    nanoseconds = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            nanoseconds += int(path.read_text().split()[1])
+    return nanoseconds / 1e9
 
 
 def stacks(file: IO[bytes]) -> str:

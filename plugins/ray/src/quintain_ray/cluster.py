@@ -184,6 +184,8 @@ class PlacedActor:
                 scheduling_strategy=strategy,
                 max_restarts=-1 if request.restarts else 0,
                 max_task_retries=-1 if request.restarts else 0,
+                # else Ray gives it the least time of a busy machine, and the run waits for it
+                runtime_env={"env_vars": {"RAY_worker_niceness": "0"}},
             )
             .remote()
         )
