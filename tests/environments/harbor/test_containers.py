@@ -480,6 +480,7 @@ def test_an_audit_goes_on_where_it_was_and_a_recipe_reads_it(
     status, counts, lines = run("--repeats", "2")  # not all of this was tried
     assert (status, counts["sound"], lines) == (1, 1, 6)
     assert run("--repeats", "2")[2] == run()[2] == 6
+    assert run("--key", "score")[2] == 8  # nor with this
     environment = Harbor(containers=service(), data=str(place), splits="train", audit=str(out))
     assert [one.name for one in environment.tasks("train")] == ["good"]
 
