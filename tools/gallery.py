@@ -44,6 +44,7 @@ PAGES = {
     "notes": "games.md",
     "openenv": "other-ecosystems.md",
     "peer_tasks": "other-ecosystems.md",
+    "verifiers_server": "other-ecosystems.md",
     "reasoning_gym": "other-ecosystems.md",
     "returns": "games.md",
     "search": "search-environment.md",

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from quintain_harbor import TaskFolder
-from quintain_harbor.audit import _pairs
+from quintain_harbor.audit import Plan, _pairs, digest_with
 from quintain_harbor.audit_record import (
     AuditRecord,
     record_file,
     summary,
 )
 from quintain_harbor.shortcuts import echoing
+from quintain_harbor.trial import TrialSettings
+from quintain_sandbox import Containers
 
 from .task_files import task
 
@@ -56,6 +58,46 @@ def test_defects_follow_from_rewards_and_limits(
 ) -> None:
     record = judged(**fields)
     assert (record.sound, list(record.defects)) == (sound, kinds)
+
+
+def test_a_shortcut_is_named_by_what_was_tried() -> None:
+    found = judged(oracle=[1.0], nop=0.0, planted=1.0, other=1.0, other_task="b").defects
+    assert found == {
+        "the tests can be edited": "planted got 1",
+        "the solution of another task is right": "b got 1",
+    }
+
+
+def test_a_record_holds_for_the_settings_that_it_was_made_with(tmp_path: Path) -> None:
+    """Each option of the command that decides what a task is played in, or what counts. An entry of
+    the table of images that is not the task's changes nothing.
+    """
+    folder = TaskFolder(task(tmp_path / "1", "python:3"), "t")
+
+    def digest(plan: Plan | None = None, **containers: Any) -> str:
+        return digest_with(folder, Containers(**containers), plan or Plan())
+
+    first = digest(images={"python:*": "a"})
+    assert digest(images={"python:*": "a", "gcc:*": "b"}, slots=7) == first
+    others = [
+        digest(),
+        digest(images={"python:*": "b"}),
+        digest(images={"python:*": "a"}, network="host"),
+        digest(images={"python:*": "a"}, build_network="host"),
+        digest(images={"python:*": "a"}, pull=True),
+        *(
+            digest(plan, images={"python:*": "a"})
+            for plan in (
+                Plan(key="score"),
+                Plan(settings=TrialSettings(network=True)),
+                Plan(settings=TrialSettings(keep_processes=True)),
+                Plan(settings=TrialSettings(variables={"KEY": "1"})),
+            )
+        ),
+    ]
+    assert len({first, *others}) == len(others) + 1
+    task(tmp_path / "1", "python:3", instruction_dot_md="Another.")
+    assert digest(images={"python:*": "a"}) != first
 
 
 def test_a_file_has_the_last_record_of_each_task(tmp_path: Path) -> None:

@@ -279,6 +279,17 @@ def test_a_verifier_of_its_own_sees_only_what_the_task_lists(tmp_path: Path) -> 
     assert verdict.rewards == {"reward": 1.0}
 
 
+def test_a_test_script_in_the_image_need_not_be_executable(tmp_path: Path) -> None:
+    """Tests that an image of the verifier brings have the modes of their folder."""
+    toml = f"artifacts = ['/app/out.txt']\n{TOML}".replace(
+        "[verifier]\n", "[verifier]\nenvironment_mode = 'separate'\n"
+    )
+    dockerfile = "FROM python:3\nWORKDIR /app\nCOPY . /tests/\n"
+    place = task(tmp_path, "python:3", task_dot_toml=toml, tests__Dockerfile=dockerfile)
+    assert not (place / "tests" / "test.sh").stat().st_mode & 0o111
+    assert record_of(place).oracle == [1.0]
+
+
 def test_what_a_policy_left_running_cannot_write_the_reward(tmp_path: Path) -> None:
     """Unless the recipe keeps it running, for tasks whose result is a program that runs."""
     script = "#!/bin/sh\nsleep 1\necho 0 > /logs/verifier/reward.txt\nsleep 1\n"
@@ -480,6 +491,7 @@ def test_an_audit_goes_on_where_it_was_and_a_recipe_reads_it(
     status, counts, lines = run("--repeats", "2")  # not all of this was tried
     assert (status, counts["sound"], lines) == (1, 1, 6)
     assert run("--repeats", "2")[2] == run()[2] == 6
+    assert run("--key", "score")[2] == 8  # nor with this
     environment = Harbor(containers=service(), data=str(place), splits="train", audit=str(out))
     assert [one.name for one in environment.tasks("train")] == ["good"]
 

@@ -114,7 +114,7 @@ def test_evaluation_data_is_not_trained_on(inspect: Any) -> None:
 
 
 def test_wrong_settings_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="expected inspect or verifiers"):
+    with pytest.raises(UsageError, match="expected one of inspect, verifiers, verifiers_server"):
         Peer(kind="trl", python=sys.executable, target="x")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no interpreter"):
         Peer(kind="inspect", python=str(tmp_path / "python"), target="x")

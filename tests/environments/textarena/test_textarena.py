@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +23,7 @@ from quintain_env_textarena import Match, RandomMoves, TextArena
 from quintain_env_textarena.__main__ import row_of
 from quintain_env_textarena.moves import moves_in
 from quintain_env_textarena.table import Table, fewest_players, listed
+from quintain_env_textarena.word_lists import basic_words
 
 
 def environment(**fields: Any) -> TextArena:
@@ -165,6 +170,34 @@ def test_what_cannot_be_played_says_why() -> None:
         fewest_players("Debate-v0")
     with pytest.raises(EnvironmentFault, match="the game raised AssertionError"):
         Table("TicTacToe-v0", 3, 0)
+
+
+def test_the_short_list_of_words_has_the_common_ones() -> None:
+    words = basic_words()
+    assert words == sorted(set(words)) and len(words) == 850
+    assert {"paint", "rate", "short", "watch"} <= set(words)
+    assert all(3 <= len(word) <= 8 and word.isalpha() and word.islower() for word in words)
+
+
+@pytest.mark.slow
+def test_games_with_words_play_without_the_data_of_nltk(tmp_path: Path) -> None:
+    """TextArena's own dictionary gives the words, which are stored."""
+    program = (
+        "import nltk; nltk.data.path[:] = []\n"
+        "from quintain_env_textarena.table import Table\n"
+        "print(Table('Hangman-v0', 1, 0).asked()[1])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "QUINTAIN_CACHE": str(tmp_path), "NLTK_DATA": "", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Hangman" in done.stdout, done.stderr
+    folder = tmp_path / "textarena" / "corpora" / "words"
+    assert folder.joinpath("en-basic").read_text().split() == basic_words()
+    assert {"paints", "painting"} <= set(folder.joinpath("en").read_text().split())
 
 
 def test_moves_in_a_message() -> None:

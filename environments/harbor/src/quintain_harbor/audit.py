@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from quintain import InfrastructureError
@@ -80,14 +80,14 @@ async def audit(
     Args:
         write: called with each record, as soon as it is there.
         jobs: tasks at one time.
-        known: records by name of tasks. Those that have not changed, and of which all was tried,
-            are left out.
+        known: records by name of tasks. Those that have not changed, that were tried with the same
+            settings, and of which all was tried, are left out.
     """
     waiting = _pairs(folders)
 
     async def work() -> None:
         for folder, other in waiting:
-            digest = await asyncio.to_thread(digest_of, folder.path)
+            digest = await asyncio.to_thread(digest_with, folder, containers, plan)
             before = known.get(folder.name)
             if before is None or before.digest != digest or set(plan.tried) - set(before.tried):
                 write(await examined(folder, digest, containers, plan, other))
@@ -327,6 +327,22 @@ def digest_of(folder: Path) -> str:
         content = place.read_bytes() if place.is_file() else b""
         total.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
     return total.hexdigest()[:16]
+
+
+def digest_with(folder: TaskFolder, containers: Containers, plan: Plan) -> str:
+    """Return a hash of the contents of a folder and of what the task is tried with: its local
+    images, networks, settings, and the reward that counts.
+    """
+    try:
+        sources = [folder.image(), *(folder.verifier_image(step)[0] for step in folder.parts)]
+    except UsageError:  # which `examined` says
+        sources = []
+    images = [name for source in sources for name in containers.base_images(source)]
+    networks = (containers.network, containers.build_network, containers.pull)
+    settings = asdict(plan.settings)
+    settings["variables"] = sorted(settings["variables"].items())
+    made_with = f"{images} {networks} {sorted(settings.items())} {plan.key}"
+    return hashlib.sha256(f"{digest_of(folder.path)} {made_with}".encode()).hexdigest()[:16]
 
 
 def _said(error: Exception) -> str:

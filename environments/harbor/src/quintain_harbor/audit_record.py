@@ -30,7 +30,7 @@ class AuditRecord:
     """What the audit found of one task.
 
     Attributes:
-        task: its name; *folder* its place, *digest* of its contents.
+        task: its name; *folder* its place, *digest* of its contents and of what it was tried with.
         status: ``played``, ``unsupported``, ``invalid`` (a file), ``build`` (its image), or
             ``failed`` (the engine, a health check).
         tried: what was done, each once but for the solution.
@@ -100,7 +100,7 @@ class AuditRecord:
         for way, (name, kind) in SHORTCUTS.items():
             got = getattr(self, name)
             if got is not None and got >= 1 and (self.nop or 0) < 1:
-                by = self.other_task or way
+                by = self.other_task if way == "other" else way
                 self.found(kind, f"{by} got {got:g}")
         if self.offline is not None and self.offline < 1 and right:
             self.found("needs a network", f"the solution has {self.offline:g} without one")

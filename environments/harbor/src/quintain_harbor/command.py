@@ -100,8 +100,8 @@ def audit(
     takes part. Shortcuts are: a program that writes the reward file, tests that were edited before
     the verifier runs, the instruction as the answer, and the solution of another task. With --out
     each task has a record in a file, and a second run goes on with those that have none, that have
-    changed, or of which not all was tried. The field `audit` of the environment `harbor` reads the
-    file and leaves out the tasks that are not sound.
+    changed, that were tried with other settings, or of which not all was tried. The field `audit`
+    of the environment `harbor` reads the file and leaves out the tasks that are not sound.
 
     \b
     quintain harbor audit tasks --out audit.jsonl --image 'ubuntu:*=my-debian'

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from quintain import (
     Agent,
@@ -31,10 +32,15 @@ class PeerTask(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class PeerScore:
-    """What the library's scorers gave; ``None`` where they gave no number."""
+    """What the library's scorers gave; ``None`` where they gave no number.
+
+    Attributes:
+        parts: rewards and metrics by name.
+    """
 
     value: float | None
     reason: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @reward
@@ -47,7 +53,7 @@ def score_of_peer(rollout: Rollout[PeerTask, PeerScore]) -> Score:
     result = rollout.result
     if result.value is None:
         raise RewardFault(f"the scorers gave no number: {result.reason}")
-    return Score(value=result.value, reason=result.reason)
+    return Score(value=result.value, reason=result.reason, parts=dict(result.parts))
 
 
 class PeerTasks(Environment[PeerTask, PeerScore]):
@@ -60,11 +66,16 @@ class PeerTasks(Environment[PeerTask, PeerScore]):
     """
 
     reward, limits = score_of_peer, Limits(turns=20)
+    kinds: ClassVar[tuple[str, ...]] = ("inspect", "verifiers")
 
     evaluation: bool = True
     peer: Peer = need()
 
     def tasks(self, split: str) -> Iterable[PeerTask]:
+        if self.peer.kind not in self.kinds:
+            raise UsageError(
+                f"peer: kind is {self.peer.kind!r}; this environment plays {', '.join(self.kinds)}"
+            )
         for number, task in enumerate(self.peer.tasks()):
             of = {0: "dev", 1: "test"}.get(number % 10, "train")
             if split == ("test" if self.evaluation else of):

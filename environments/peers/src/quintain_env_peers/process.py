@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from quintain import InfrastructureError, Service
 from quintain.errors import EnvironmentFault, UsageError
@@ -19,7 +19,7 @@ from quintain_workers import python_with
 SIDES = Path(__file__).parent / "sides"
 LARGEST = 64 << 20
 """Bytes of a line at most."""
-Kind = Literal["inspect", "verifiers"]
+Kind = Literal["inspect", "verifiers", "verifiers_server"]
 
 
 class Peer(Service):
@@ -27,14 +27,16 @@ class Peer(Service):
     JSON each way; the library decides what the policy is asked, and scores.
 
     Args:
-        kind: whose tasks: ``inspect`` or ``verifiers``.
+        kind: whose tasks: ``inspect``, ``verifiers``, or ``verifiers_server`` (the environment of
+            that name).
         python: the interpreter of the virtual environment, which need not have Quintain.
         requirements: what pip installs into a virtual environment in place of *python*, such as
             ``["verifiers==0.4.0"]``. It is made once, and kept (docs/workers.md).
         target: the tasks: ``FILE.py:function`` or ``module:function`` of Inspect, a module with a
             taskset of verifiers.
-        args: of the function or of the configuration of the taskset.
-        seconds: that a step may take.
+        args: of the function or of the configuration of the taskset; of ``verifiers_server`` the
+            fields of the environment, and the ``address`` of a server that runs.
+        seconds: that a step may take, or that a server may be silent.
         limit: tasks that are read, as some are endless.
     """
 
@@ -50,14 +52,15 @@ class Peer(Service):
         limit: int = 10_000,
     ) -> None:
         if not (SIDES / f"{kind}_side.py").is_file():
-            raise UsageError(f"peer: kind is {kind!r}; expected inspect or verifiers")
+            kinds = ", ".join(get_args(Kind))
+            raise UsageError(f"peer: kind is {kind!r}; expected one of {kinds}")
         if bool(python) == bool(requirements):
             raise UsageError("peer: give either `python` or `requirements`")
         if python and not Path(python).expanduser().exists():
             raise UsageError(f"peer: there is no interpreter {python}")
-        self.kind, self._seconds = kind, seconds
+        self.kind, self.seconds = kind, seconds
         self._python, self._requirements = python, tuple(requirements)
-        settings = {"args": dict(args or {}), "limit": limit}
+        settings = {"args": dict(args or {}), "limit": limit, "seconds": seconds}
         self._words = [str(SIDES / f"{kind}_side.py"), target, json.dumps(settings)]
         self._tasks: list[Mapping[str, Any]] | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -107,8 +110,13 @@ class Peer(Service):
             await process.wait()
 
     @asynccontextmanager
-    async def episode(self, index: int) -> AsyncIterator[PeerEpisode]:
+    async def episode(
+        self, index: int, endpoint: Mapping[str, str] | None = None
+    ) -> AsyncIterator[PeerEpisode]:
         """Begin the episode of a task; at the end the other process forgets it.
+
+        Args:
+            endpoint: the ``url`` and ``key`` at which the policy is asked over HTTP.
 
         Raises:
             InfrastructureError: the process does not start.
@@ -117,28 +125,29 @@ class Peer(Service):
         number = next(self._numbers)
         self._waiting[number] = asyncio.Queue()
         try:
-            await self._send({"id": number, "start": index})
+            await self._send({"id": number, "start": index, "endpoint": endpoint})
             yield PeerEpisode(self, number)
         finally:
             del self._waiting[number]
             if self._process is not None:
                 await self._send({"id": number, "end": True})
 
-    async def said(self, number: int) -> Mapping[str, Any]:
+    async def said(self, number: int, seconds: float | None) -> Mapping[str, Any]:
         """Return what the episode *number* says next.
+
+        Args:
+            seconds: at most; ``None`` for no limit of its own.
 
         Raises:
             EnvironmentFault: the library raised.
-            InfrastructureError: the process ended, or took too long.
+            InfrastructureError: the process ended, or took too long, or lost its own server.
         """
         try:
-            told = await asyncio.wait_for(self._waiting[number].get(), self._seconds)
+            told = await asyncio.wait_for(self._waiting[number].get(), seconds)
         except TimeoutError as e:
-            raise InfrastructureError(
-                f"{self.kind} did not go on within {self._seconds:g} s"
-            ) from e
+            raise InfrastructureError(f"{self.kind} did not go on within {seconds:g} s") from e
         if error := told.get("error"):
-            kind = InfrastructureError if told.get("ended") else EnvironmentFault
+            kind = InfrastructureError if told.get("lost") else EnvironmentFault
             raise kind(f"{self.kind}: {error}")
         return told
 
@@ -178,7 +187,7 @@ class Peer(Service):
                 self._waiting[told["id"]].put_nowait(told)
         status = await process.wait()
         for queue in self._waiting.values():
-            queue.put_nowait({"error": f"its process ended with {status}", "ended": True})
+            queue.put_nowait({"error": f"its process ended with {status}", "lost": True})
 
 
 class PeerEpisode:
@@ -200,4 +209,15 @@ class PeerEpisode:
         """
         if reply is not None:
             await self._peer.reply(self._number, reply)
-        return await self._peer.said(self._number)
+        return await self._peer.said(self._number, self._peer.seconds)
+
+    async def score(self) -> Mapping[str, Any]:
+        """Return the score of an episode whose policy is asked at its endpoint, however long the
+        turns take.
+
+        Raises:
+            As `Peer.said`.
+        """
+        told = await self._peer.said(self._number, None)
+        done: Mapping[str, Any] = told["done"]
+        return done

@@ -12,9 +12,13 @@ from typing import Any
 
 from quintain.errors import EnvironmentFault, UsageError
 
+from .word_lists import provide_words
+
 MOST_PLAYERS = 15
 RAW = "-raw"
 """What the id of a game without wrappers ends with."""
+NLTK_WORDS = "corpora/words"
+"""What NLTK names where it does not find its lists of words."""
 
 
 class Table:
@@ -176,13 +180,23 @@ def made(game: str) -> Any:
         raise UsageError(
             f"textarena: there is no game {game!r}; python -m quintain_env_textarena lists them"
         )
-    import textarena
-
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            return textarena.make(game + RAW if game + RAW in registry else game)
+        try:
+            return _made(game)
+        except LookupError as e:
+            if NLTK_WORDS not in str(e):
+                raise
+            provide_words()
+            return _made(game)
     except Exception as e:
         raise UsageError(f"textarena: {game} cannot be made: {type(e).__name__}: {e}") from e
+
+
+def _made(game: str) -> Any:
+    import textarena
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        return textarena.make(game + RAW if game + RAW in _registry() else game)
 
 
 @cache

@@ -76,13 +76,22 @@ def key_of(authorization: str, api_key: str) -> str:
     Raises:
         ApiError: there is none.
     """
-    scheme, _, key = authorization.partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
-        key = api_key
-    if not key.strip():
+    return keys_of(authorization, api_key)[0]
+
+
+def keys_of(authorization: str, api_key: str) -> list[str]:
+    """Return the keys in the headers ``Authorization`` and ``x-api-key``, at least one.
+
+    Raises:
+        ApiError: there is none.
+    """
+    scheme, _, bearer = authorization.partition(" ")
+    sent = [bearer if scheme.lower() == "bearer" else "", api_key]
+    keys = [key.strip() for key in sent if key.strip()]
+    if not keys:
         expected = "as `Authorization: Bearer KEY` or `x-api-key: KEY`"
         raise ApiError(401, "missing_api_key", f"send the key of the episode {expected}")
-    return key.strip()
+    return keys
 
 
 async def answer(

@@ -14,6 +14,7 @@ from quintain.errors import UsageError
 
 from .build_context import BuildContext
 from .docker import connected
+from .dockerfile import bases, mapped
 from .program import WAITER_NAME
 from .task_container import TaskContainer, TaskLimits
 
@@ -134,6 +135,11 @@ class Containers(Service):
         """
         _, images = self._started()
         return await (images.named(source) if isinstance(source, str) else images.of(source))
+
+    def base_images(self, source: BuildContext | str) -> list[str]:
+        """Return the images that the one of *source* is made of, as `images` maps them."""
+        names = [source] if isinstance(source, str) else bases(source.dockerfile)
+        return [mapped(name, self.images) for name in names]
 
     def build_ahead(self, sources: Iterable[BuildContext | str]) -> None:
         """Build images in the background, while episodes run. A failure shows where the image is

@@ -10,11 +10,11 @@ from side import main
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 
 
-def load(target, args, limit):
+def load(target, settings):
     name, _, function = target.partition(":")
     run = runpy.run_path if name.endswith(".py") else runpy.run_module
-    task = run(name)[function](**args)
-    samples = list(task.dataset)[:limit]
+    task = run(name)[function](**settings["args"])
+    samples = list(task.dataset)[: settings["limit"]]
     shown = [{"prompt": text_of(s), "answer": answer_of(s)} for s in samples]
     return [(task, sample) for sample in samples], shown
 
@@ -60,8 +60,9 @@ async def play(of, policy):
     values = [number(score) for score in scores if score is not None]
     reason = next((s.explanation for s in scores if s is not None and s.explanation), "")
     if not values or None in values:
-        return None, reason or f"scores {[s and s.value for s in scores]}"
-    return sum(values) / len(values), reason
+        reason = reason or f"scores {[s and s.value for s in scores]}"
+        return {"value": None, "reason": reason}
+    return {"value": sum(values) / len(values), "reason": reason}
 
 
 def number(score):

@@ -4,15 +4,24 @@ that has the library and not Quintain, hence imports nothing of it.
 
 import asyncio
 import json
+import os
 import sys
 import traceback
 
 
-class AskedPolicy:
-    """The policy of one episode, which is asked over the lines."""
+class Lost(Exception):
+    """What the episode ran on is gone, so that it says nothing about the policy or the task."""
 
-    def __init__(self, number, write):
-        self._number, self._write = number, write
+
+class AskedPolicy:
+    """The policy of one episode, which is asked over the lines.
+
+    Attributes:
+        endpoint: its address and key, where it is asked over HTTP in place of the lines.
+    """
+
+    def __init__(self, number, write, endpoint):
+        self._number, self._write, self.endpoint = number, write, endpoint
         self.replies = asyncio.Queue()
         self._told = 0
 
@@ -28,15 +37,17 @@ class AskedPolicy:
 
 
 def main(load, play):
-    """Serve the tasks that ``load(target, args, limit)`` returns. ``await play(task, policy)``
-    returns the score and a reason.
+    """Serve the tasks that ``load(target, settings)`` returns. ``await play(task, policy)`` returns
+    the ``value`` of the score, a ``reason`` and perhaps ``parts``.
     """
     target, settings, mode = sys.argv[1:]
-    out, sys.stdout = sys.stdout, sys.stderr  # what the library prints is no line of ours
-    settings = json.loads(settings)
-    tasks, shown = load(target, settings["args"], settings["limit"])
+    # What the library and its processes print is no line of ours.
+    out, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+    os.dup2(2, 1)
+    tasks, shown = load(target, json.loads(settings))
     if mode == "tasks":
         out.write("\n" + json.dumps(shown) + "\n")
+        out.flush()
         return
     asyncio.run(serve(tasks, play, out))
 
@@ -48,11 +59,12 @@ async def serve(tasks, play, out):
 
     async def episode(number, task, policy):
         try:
-            value, reason = await play(task, policy)
-            write({"id": number, "done": {"value": value, "reason": str(reason)[:500]}})
+            done = await play(task, policy)
+            write({"id": number, "done": {**done, "reason": str(done["reason"])[:500]}})
         except Exception as e:  # noqa: BLE001 - the library may raise anything
             traceback.print_exc()
-            write({"id": number, "error": f"{type(e).__name__}: {e}"[:500]})
+            said = f"{type(e).__name__}: {e}"[:500]
+            write({"id": number, "error": said, "lost": isinstance(e, Lost)})
 
     running, policies = {}, {}
     loop = asyncio.get_running_loop()
@@ -60,7 +72,7 @@ async def serve(tasks, play, out):
         message = json.loads(line)
         number = message["id"]
         if "start" in message:
-            policies[number] = AskedPolicy(number, write)
+            policies[number] = AskedPolicy(number, write, message.get("endpoint"))
             one = episode(number, tasks[message["start"]], policies[number])
             running[number] = asyncio.create_task(one)
         elif "reply" in message and number in policies:

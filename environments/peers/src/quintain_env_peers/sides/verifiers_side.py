@@ -13,7 +13,7 @@ from verifiers.v1.types import AssistantMessage, SystemMessage, UserMessage
 from verifiers.v1.utils.generic import concrete_type
 
 
-def load(target, args, limit):
+def load(target, settings):
     kinds = [
         kind
         for kind in runpy.run_module(target, run_name=target).values()
@@ -21,8 +21,8 @@ def load(target, args, limit):
     ]
     (kind,) = [k for k in kinds if k.__module__.startswith(target)] or kinds
     config = concrete_type(kind, vf.TasksetConfig) or vf.TasksetConfig
-    taskset = kind(config(**args))
-    tasks = list(islice(taskset, limit))
+    taskset = kind(config(**settings["args"]))
+    tasks = list(islice(taskset, settings["limit"]))
     shown = [
         {"prompt": t.data.prompt_text, "answer": getattr(t.data, "answer", None)} for t in tasks
     ]
@@ -47,9 +47,9 @@ async def play(task, policy):
     await task.score(trace, runtime=None)
     given = {name: r for name, r in trace.rewards.items() if r is not None}
     if not given:
-        return None, "no reward can be given without a runtime"
+        return {"value": None, "reason": "no reward can be given without a runtime"}
     said = ", ".join(f"{name} {r.score:g}" for name, r in given.items())
-    return sum(r.value for r in given.values()), said
+    return {"value": sum(r.value for r in given.values()), "reason": said}
 
 
 if __name__ == "__main__":
