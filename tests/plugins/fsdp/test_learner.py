@@ -72,7 +72,7 @@ def ended(pid: int) -> bool:
     """Return whether the process *pid* has ended, also where nobody has asked for its exit code."""
     try:
         return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second one while it is read
         return True
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from quintain import Sampled, Sampling, Weights
 from quintain.console.screen import Screen
+from quintain.process import PlacedServer
 from quintain.recipe.tables import Recipe
 from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder
@@ -122,30 +123,36 @@ def test_replicas_are_lost_while_a_run_trains(
     losses: list[tuple[str, float]] = []
     update = EnginePool.update
 
-    def lose(server: Any) -> None:
+    def lose(server: PlacedServer) -> None:
+        """Returns when the process of *server* has ended: that of a lost node lives for a while."""
         how = ("process", "actor", "node", "both")[len(losses)]
-        losses.append((how, time.monotonic()))
-        if how in ("process", "both"):
-            os.kill(server.pid, signal.SIGKILL)
-            if how == "both":
-                os.kill(PlacedReplica.servers[0].pid, signal.SIGKILL)
-            return
-        actor = parent(parent(server.pid))
+        actor, lost = parent(parent(server.pid)), [server]
         assert command_of(actor).startswith("ray::ProcessActor")
-        if how == "actor":
+        if how == "process":
+            os.kill(server.pid, signal.SIGKILL)
+        elif how == "actor":
             os.kill(actor, signal.SIGKILL)
-            return
-        (node,) = (node for node in three if node.node_id == node_of(actor))
-        nodes.remove_node(node, allow_graceful=False)
+        elif how == "node":
+            (node,) = (node for node in three if node.node_id == node_of(actor))
+            nodes.remove_node(node, allow_graceful=False)
+        else:  # the first one of all has not been lost yet
+            lost.append(PlacedReplica.servers[0])
+            for one in lost:
+                os.kill(one.pid, signal.SIGKILL)
+        assert within(60, lambda: all(ended(one.pid) for one in lost))
+        losses.append((how, time.monotonic()))
 
     async def then_lose(self: EnginePool, new: Weights) -> int:
         """Every other update finds both replicas there again, and then a server is lost."""
         version = await update(self, new)
+        supervisor = self._supervisor
         if version in (1, 3, 5, 7):
             lose(PlacedReplica.servers[-1])
-        else:
-            while len(self._supervisor.up()) < 2:  # noqa: ASYNC110 -- another process is waited for
-                await asyncio.sleep(0.05)
+            return version
+        while len(supervisor.up()) < 2 or any(  # noqa: ASYNC110 -- another process is waited for
+            replica._server.is_gone for replica in supervisor.replicas.values()
+        ):
+            await asyncio.sleep(0.05)
         return version
 
     monkeypatch.setattr(EnginePool, "update", then_lose)
