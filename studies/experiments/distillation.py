@@ -111,8 +111,8 @@ COURSES: dict[str, Course] = {
         rate=2e-4,
         teacher_rate=1e-3,
         examples=15360,
-        seeds=0,  # no time yet
-        base_seeds=0,
+        seeds=1,
+        base_seeds=5,
     ),
 }
 QUICK = {

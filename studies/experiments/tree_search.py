@@ -137,7 +137,7 @@ FIELDS: dict[str, Field] = {
         environment=Arithmetic(levels=(1, 2, 3), reworded=0.6),
         arms=("policy gradient", "tree advantages", "values as reward"),  # others: not run yet
     ),
-    "countdown": Field(environment=Countdown(**EASY), seeds=0),  # unfinished: see the page
+    "countdown": Field(environment=Countdown(**EASY), seeds=3),  # more did not fit into the time
 }
 
 
