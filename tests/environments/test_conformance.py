@@ -18,7 +18,7 @@ from quintain_gateway import Gateway
 from quintain_sandbox import Bubblewrap
 
 HERE = Path(__file__).parent
-OF_OTHERS = {"NemoGym", "OpenEnv", "PeerTasks"}
+OF_OTHERS = {"NemoGym", "OpenEnv", "PeerTasks", "VerifiersServer"}
 """Their tasks come from a server or an interpreter of another project; `test_nemo_gym.py` and its
 like play one where `QUINTAIN_..._PYTHON` names it.
 """

@@ -124,7 +124,7 @@ class PlacedServer:
         return placed is not None and bool(await asyncio.to_thread(lambda: placed.host))
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Talk with a peer that has connected; returns when it is gone."""
+        """Answer a peer that has connected; return when it is gone."""
         try:
             async with asyncio.timeout(GREETING):
                 token = await reader.readline()

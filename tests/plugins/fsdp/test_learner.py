@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from multiprocessing import Pipe
@@ -456,6 +458,17 @@ def test_a_critic_and_its_policy_train_as_in_one_process(ranks: int, sharding: A
         many.close()
 
 
+@pytest.fixture
+def own_log_level() -> Iterator[None]:
+    """A rank silences the warnings of its process, which is here that of other tests."""
+    log = logging.getLogger("quintain")
+    before = log.level
+    with warnings.catch_warnings():
+        yield
+    log.setLevel(before)
+
+
+@pytest.mark.usefixtures("own_log_level")
 def test_a_rank_whose_driver_left_an_answer_unread_ends_without_a_traceback() -> None:
     """The system then says that the connection was reset, not that it ended."""
     ours, theirs = Pipe()
