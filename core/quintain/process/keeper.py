@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from tempfile import TemporaryDirectory
 
+from .peers import keep_alive
+
 SERVER_TOKEN = "QUINTAIN_SERVER_TOKEN"
 """Environment variable of the secret that run, keeper and server share."""
 SIZE = 8
@@ -58,18 +60,6 @@ def main(words: Sequence[str]) -> int:
         os.close(ended)
         status = _ended(server)
     return status if status >= 0 else 128 - status
-
-
-def keep_alive(peer: socket.socket) -> None:
-    """Let the kernel find out within 20 s that the machine of *peer* is gone."""
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        (socket.TCP_KEEPIDLE, 5),
-        (socket.TCP_KEEPINTVL, 5),
-        (socket.TCP_KEEPCNT, 3),
-        (socket.TCP_USER_TIMEOUT, 20_000),
-    ):
-        peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _receive_files(run: socket.socket, folder: str) -> None:

@@ -27,7 +27,7 @@ def welcomed(peer: socket.socket, token: bytes) -> dict[str, Any]:
         AuthenticationError: it does not know the token.
         OSError, EOFError, ValueError: it does not speak as peers do.
     """
-    _keep_alive(peer)
+    keep_alive(peer)
     limit_waits(peer, GREETING)
     with Connection(os.dup(peer.fileno())) as connection:
         deliver_challenge(connection, token)
@@ -50,7 +50,7 @@ def introduced(
     """
     peer = socket.create_connection(address, timeout=GREETING)
     try:
-        _keep_alive(peer)
+        keep_alive(peer)
         limit_waits(peer, GREETING)
         with Connection(os.dup(peer.fileno())) as connection:
             answer_challenge(connection, token)
@@ -71,7 +71,7 @@ def limit_waits(peer: socket.socket, seconds: float) -> None:
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
-def _keep_alive(peer: socket.socket) -> None:
+def keep_alive(peer: socket.socket) -> None:
     """Let the kernel find a machine that is gone, within 20 s."""
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

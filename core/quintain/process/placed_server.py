@@ -16,7 +16,8 @@ from typing import Any, Self
 
 from ..errors import RunError
 from ..interfaces.cluster import PlacedProcess, ProcessCluster, ProcessRequest
-from .keeper import LAST, SERVER_TOKEN, SIZE, keep_alive
+from .keeper import LAST, SERVER_TOKEN, SIZE
+from .peers import keep_alive
 
 GREETING = 10.0
 """Seconds that a peer has to show that it knows the token."""
