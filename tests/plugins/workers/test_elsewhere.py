@@ -5,6 +5,7 @@ process of its own. Here the cluster is this machine; `tests/plugins/ray` has a 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,16 +31,27 @@ from quintain_workers.frames import TOKEN
 from quintain_workers.venvs import python_with
 
 from ...lanes import mostly_slow
-from .test_episodes import Played, opened, wheel_of, without_time
+from .test_episodes import Played, ended, opened, wheel_of, without_time
 
 
 class Here:
-    """A cluster of this machine alone, which starts killed processes again when it is asked."""
+    """A cluster of this machine alone, which starts killed processes again when it is asked.
+
+    Args:
+        lingers: its processes outlive the run for a while, as where a cluster ends them in its own time.
+    """
 
     host = "127.0.0.1"
 
-    def __init__(self, folder: Path, *, room: bool = True, python: str = sys.executable) -> None:
-        self.folder, self.room, self.python = folder, room, python
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        room: bool = True,
+        python: str = sys.executable,
+        lingers: bool = False,
+    ) -> None:
+        self.folder, self.room, self.python, self.lingers = folder, room, python, lingers
         self.placed: list[Placed] = []
 
     def start(self, requests: Sequence[ProcessRequest]) -> Sequence[Placed]:
@@ -47,6 +60,7 @@ class Here:
         return placed
 
     def close(self) -> None:
+        self.lingers = False
         for placed in self.placed:
             placed.end()
 
@@ -88,6 +102,9 @@ class Placed:
 
     def end(self) -> None:
         self.over = True
+        if self._cluster.lingers:
+            time.sleep(1.0)
+            return
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -96,14 +113,6 @@ class Placed:
 
 def watchers(cluster: Here) -> list[int]:
     return [p.process.pid for p in cluster.placed if p.process is not None]
-
-
-def ended(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state == "Z"
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -244,6 +253,8 @@ def test_the_machine_makes_the_virtual_environment(
 ) -> None:
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path))
     wheel = wheel_of(tmp_path, "1.0", 43)
+    monkeypatch.setitem(sys.modules, "oddpackage", None)  # another test may have imported its own
+    monkeypatch.delitem(sys.modules, "oddpackage")
     cluster = Here(tmp_path)
 
     async def elsewhere(requirement: str) -> list[AnyGroup]:
@@ -278,6 +289,20 @@ def test_what_does_not_come_from_the_cluster_is_an_error(tmp_path: Path) -> None
         InfrastructureError, match=r"which has no room for it.*within 1 s.*start_seconds"
     ):
         asyncio.run(start(Here(tmp_path, room=False)))
+
+
+def test_a_watcher_that_comes_back_while_the_run_ends_finds_no_place(tmp_path: Path) -> None:
+    """It comes whenever its connection is lost. A connection that stays open fails the test."""
+
+    cluster = Here(tmp_path, lingers=True)
+
+    async def run() -> None:
+        async with opened("OneTurn", processes=1, cluster=cluster):
+            pass
+
+    asyncio.run(run())
+    cluster.close()
+    gc.collect()
 
 
 @pytest.mark.slow

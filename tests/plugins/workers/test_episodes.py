@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
 import signal
+import sys
 import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -182,6 +184,14 @@ async def opened(
         yield played
 
 
+def ended(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"
+
+
 def without_time(groups: Sequence[AnyGroup]) -> list[AnyRollout]:
     """All rollouts, without their seconds."""
     return [replace(rollout, seconds=0.0) for group in groups for rollout in group.rollouts]
@@ -200,6 +210,27 @@ def test_the_rollouts_are_those_of_one_process(environment: str) -> None:
     if environment == "Adds":
         assert sum(len(turn.calls) for r in rollouts for turn in r.turns if not turn.player) > 80
         assert 10 < sum("other" in rollout.transcripts for rollout in rollouts) < 80
+
+
+def test_a_start_that_is_given_up_leaves_no_process_and_no_connection() -> None:
+    """At whatever point. A connection that stays open fails the test."""
+
+    async def given_up(pauses: int) -> int:
+        async with opened("OneTurn", processes=1) as played:
+            (team,) = played.processes.teams
+            process = team._process(0)
+            starting = asyncio.create_task(process.start())
+            for _ in range(pauses):
+                await asyncio.sleep(0)
+            starting.cancel()
+            await asyncio.wait({starting})
+            assert starting.cancelled()
+            assert ended(process.pid)
+            return process.pid
+
+    pids = [asyncio.run(given_up(pauses)) for pauses in range(2, 8)]
+    assert len(set(pids)) == 6
+    gc.collect()
 
 
 def test_engines_among_the_services_stay_in_the_run() -> None:
@@ -410,6 +441,8 @@ def test_an_environment_has_packages_that_the_run_has_not(
 ) -> None:
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path))
     wheel = wheel_of(tmp_path, "1.0", 41)
+    monkeypatch.setitem(sys.modules, "oddpackage", None)  # another test may have imported its own
+    monkeypatch.delitem(sys.modules, "oddpackage")
 
     async def elsewhere(requirements: Mapping[str, tuple[str, ...]]) -> list[AnyGroup]:
         async with opened("Odd", processes=1, requirements=requirements) as played:

@@ -35,6 +35,7 @@ from .frames import (
     RAISED,
     READY,
     FrameStream,
+    Stream,
     packed,
     pickled,
     sendable,
@@ -140,9 +141,9 @@ class EpisodeProcess:
         self.name += self._child.where
         frames, self._texts = FrameStream(self._received, self._lost), _Texts(self._engines)
         self._frames = frames
-        await self._loop.create_connection(lambda: frames, sock=ours)
-        await self._loop.create_connection(lambda: self._texts, sock=texts)
+        connecting = asyncio.gather(frames.connect(ours), self._texts.connect(texts))
         try:
+            await asyncio.shield(connecting)  # so that both are there to be closed
             async with asyncio.timeout(self._launch.start_seconds):
                 self._check_versions(await self._hello)
                 self._send(OPEN, self._launch.opening)
@@ -435,17 +436,12 @@ def _loaded(data: bytes, request: RolloutRequest) -> list[Any]:
     return values
 
 
-class _Texts(asyncio.Protocol):
+class _Texts(Stream):
     """Answers what a process asks of a tokenizer."""
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
+        super().__init__()
         self._engines = engines
-        self._arrived = bytearray()
-        self._transport: asyncio.WriteTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         self._arrived += data
@@ -466,8 +462,3 @@ class _Texts(asyncio.Protocol):
             payload = pickle.dumps((value, error))
             if self._transport is not None:
                 self._transport.write(LENGTH.pack(len(payload)) + payload)
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._transport is not None:
-            self._transport.close()

@@ -151,9 +151,7 @@ class EpisodeWorker:
         self._opened: asyncio.Future[Opening] = self._loop.create_future()
         self._frames = FrameStream(self._received, self._gone.set)
         self._calls = EngineCalls(self._frames)
-        await self._loop.create_connection(
-            lambda: self._frames, sock=socket.socket(fileno=self._channel)
-        )
+        await self._frames.connect(socket.socket(fileno=self._channel))
         logging.getLogger().addHandler(_ToRun(self._frames))
         self._frames.send(HELLO, versions())
         opening = await self._opened

@@ -451,8 +451,9 @@ class ProcessTeam:
     async def _retire(self, process: EpisodeProcess) -> None:
         """End a process that was replaced once its episodes have ended."""
         await process.drained()
-        self.live.remove(process)
         process.kill("was replaced")
+        await process.dead.wait()
+        self.live.remove(process)
 
     def _report(self, process: EpisodeProcess) -> None:
         self._service.deaths += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import pickle
+import socket
 import struct
 import sys
 from array import array
@@ -46,7 +47,32 @@ TOKEN = "QUINTAIN_WORKERS_TOKEN"
 Packed = tuple[bytes, bytes, bytes | int, Finish, str | int | None, tuple[int, int]]
 
 
-class FrameStream(asyncio.Protocol):
+class Stream(asyncio.Protocol):
+    """One end of a connection, which can be closed at any time."""
+
+    def __init__(self) -> None:
+        self._arrived = bytearray()
+        self._transport: asyncio.WriteTransport | None = None
+        self._closed = False
+
+    async def connect(self, peer: socket.socket) -> None:
+        """Take *peer*, which is connected to the other end."""
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=peer)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+        if self._closed:  # while it was connected
+            transport.close()
+
+    def close(self) -> None:
+        """Close this end."""
+        self._closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+
+class FrameStream(Stream):
     """One end of a stream of frames.
 
     Frames that are sent in one step of the event loop leave in one write.
@@ -57,17 +83,12 @@ class FrameStream(asyncio.Protocol):
     """
 
     def __init__(self, received: Callable[[Any], None], lost: Callable[[], None]) -> None:
+        super().__init__()
         self._received, self._lost = received, lost
-        self._arrived = bytearray()
         self._leaving: list[bytes] = []
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.WriteTransport | None = None
         self.heard = 0
         """Chunks that have arrived: that it grows shows that the other end lives."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -98,11 +119,6 @@ class FrameStream(asyncio.Protocol):
         leaving, self._leaving = self._leaving, []
         if self._transport is not None:
             self._transport.write(b"".join(leaving))
-
-    def close(self) -> None:
-        """Close this end."""
-        if self._transport is not None:
-            self._transport.close()
 
 
 _RECORDS: tuple[Any, ...] = (Turn, Message, ToolCall, Sampling, ToolSpec, Reply)

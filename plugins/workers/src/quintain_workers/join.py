@@ -89,10 +89,9 @@ class Watcher:
 
     async def _attend(self, peer: socket.socket) -> None:
         """Do what the run says until it is gone, and its processes with it."""
-        loop = asyncio.get_running_loop()
         gone = asyncio.Event()
         frames = self._frames = FrameStream(self._received, gone.set)
-        await loop.create_connection(lambda: frames, sock=peer)
+        await frames.connect(peer)
         while not gone.is_set():
             for number, child in self._children.items():
                 child.tidy()

@@ -81,7 +81,11 @@ class Door:
     async def _welcome(self, peer: socket.socket, origin: str) -> None:
         try:
             said = await asyncio.to_thread(welcomed, peer, self.token.encode())
-            self._awaited[said["name"]](peer, str(said["host"]))
+            take = self._awaited.get(str(said["name"]))
+            if take is None:  # it was late, or comes back to a run that ends
+                peer.close()
+            else:
+                take(peer, str(said["host"]))
         except (AuthenticationError, OSError, EOFError, ValueError, LookupError) as error:
             peer.close()
             reason = str(error) or "it does not speak as episode processes do"
@@ -115,7 +119,6 @@ class Seat:
         self._came = asyncio.Event()
         self._children: dict[int, SeatedProcess] = {}
         self._numbers = count(1)
-        door.expect(self._key, self._taken)
 
     def process(self, launch: Launch) -> SeatedProcess:
         """Return a process that can start here."""
@@ -139,6 +142,7 @@ class Seat:
         deadline = loop.time() + seconds
         while self._watcher is None:
             if self._placed is None:
+                self._door.expect(self._key, self._taken)
                 (self._placed,) = await asyncio.to_thread(self._cluster.start, [self._job()])
             self._came.clear()
             try:
@@ -175,8 +179,7 @@ class Seat:
             self._lost(self._watcher)
         stream = FrameStream(self._received, lambda: self._lost(stream))
         self._watcher, self.host = stream, host
-        loop = asyncio.get_running_loop()
-        connecting = loop.create_task(loop.create_connection(lambda: stream, sock=peer))
+        connecting = asyncio.get_running_loop().create_task(stream.connect(peer))
         connecting.add_done_callback(lambda _: self._came.set())
 
     def _lost(self, stream: FrameStream) -> None:
@@ -197,6 +200,7 @@ class Seat:
 
     async def end(self) -> None:
         """End the watcher, and give its room back."""
+        self._door.forget(self._key)  # a watcher comes again whenever its connection is lost
         if self._watcher is not None:
             self._watcher.close()
         placed, self._placed = self._placed, None
