@@ -177,7 +177,10 @@ def test_assumptions_name_the_episodes_that_are_drawn() -> None:
     measured = ((EpisodeStep(0, 5, 0.0),),) * 3
     drawn = assumptions(simulated(setup, measured=measured))
     [line] = [line for line in drawn if line.startswith("episodes")]
-    assert line == "episodes: 3 measured ones drawn from, prompt 256, start 0 s, 0.0% lost"
+    assert line == (
+        "episodes: 3 measured ones drawn from, replies of at most 2,048, prompt 256, start 0 s, "
+        "0.0% lost"
+    )
 
 
 def test_assumptions_without_a_model_name_no_gpu() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from quintain.errors import UsageError
 from quintain.recipe import Recipe, RunPlan
 from quintain_simulate import Outcome, Simulation, SimulationSetup
+from quintain_simulate.episodes import EpisodeStep
 from quintain_simulate.simulation import StepRecord
 
 RECIPE = """
@@ -30,14 +32,19 @@ COSTS = {
 
 
 def simulated(
-    schedule: str = "sync", steps: int = 10, recipe: str = "", **tables: dict[str, Any]
+    schedule: str = "sync",
+    steps: int = 10,
+    recipe: str = "",
+    measured: Sequence[Sequence[EpisodeStep]] = (),
+    **tables: dict[str, Any],
 ) -> Outcome:
     """Return the outcome of a run whose setup is `COSTS` with *tables*."""
     text = RECIPE.replace(
         "[[environments]]", f'schedule.use = "{schedule}"\n{recipe}\n[[environments]]'
     )
     table = {name: COSTS.get(name, {}) | tables.get(name, {}) for name in COSTS | tables}
-    return Simulation.of(RunPlan.of(Recipe.parse(text)), SimulationSetup.of(table)).run(steps=steps)
+    plan, setup = RunPlan.of(Recipe.parse(text)), SimulationSetup.of(table)
+    return Simulation.of(plan, setup, measured=measured).run(steps=steps)
 
 
 def test_a_synchronous_step_with_fixed_lengths_is_exact() -> None:
@@ -47,6 +54,12 @@ def test_a_synchronous_step_with_fixed_lengths_is_exact() -> None:
     assert outcome.tokens_per_second == pytest.approx(32 * 500 / 7.5)
     assert outcome.learner_idle == pytest.approx(1 - 2.0 / 7.5)
     assert outcome.staleness == {0: 1.0}
+
+
+def test_replies_of_a_run_are_cut_where_the_recipe_cuts_them() -> None:
+    """Two turns of 5,000 tokens, of which a turn may have 4,096."""
+    outcome = simulated(measured=[[EpisodeStep(0, 5000, 0.0), EpisodeStep(10, 5000, 0.0)]])
+    assert outcome.tokens_per_second * outcome.step_seconds == pytest.approx(32 * 2 * 4096)
 
 
 def test_a_tool_that_waits_makes_a_synchronous_step_as_long() -> None:

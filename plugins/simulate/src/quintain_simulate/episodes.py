@@ -47,7 +47,8 @@ class Episodes:
         wait: seconds of the environment after each turn: a tool, or a sandbox that scores.
         start: seconds before the first turn: a sandbox that starts.
         lost: share of episodes that fail through no fault of the policy.
-        measured: episodes of a run, of which one is drawn instead.
+        measured: episodes of a run, of which one is drawn instead. Its replies have at most *most*
+            tokens, too.
     """
 
     turns: Distribution
@@ -63,7 +64,8 @@ class Episodes:
     def draw(self, random: Random) -> Iterator[EpisodeStep]:
         """Yield the turns of an episode."""
         if self.measured:
-            yield from random.choice(self.measured)
+            for step in random.choice(self.measured):
+                yield step._replace(tokens=min(self.most, step.tokens))
             return
         for number in range(max(1, round(self.turns.draw(random)))):
             added = round(self.added.draw(random)) if number else 0

@@ -145,7 +145,8 @@ def assumptions(simulation: Simulation) -> list[str]:
 def _episodes_line(episodes: Episodes) -> str:
     text = f"prompt {episodes.prompt.text}, start {episodes.start.text} s, {episodes.lost:.1%} lost"
     if episodes.measured:
-        return f"episodes: {counted(len(episodes.measured), 'measured one')} drawn from, {text}"
+        drawn = counted(len(episodes.measured), "measured one")
+        return f"episodes: {drawn} drawn from, replies of at most {episodes.most:,}, {text}"
     return (
         f"episodes: turns {episodes.turns.text}, reply {episodes.reply.text} and at most "
         f"{episodes.most:,}, tool tokens {episodes.added.text}, waits {episodes.wait.text} s, {text}"
