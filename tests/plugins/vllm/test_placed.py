@@ -20,7 +20,8 @@ from quintain_schedules import EnginePool
 from quintain_vllm.guard import FILE
 from quintain_vllm.server import VLLMServer
 
-from ...core.models.tiny import tiny_model
+from ...core.models.tiny import save_tiny, tiny_model
+from ...integration.test_run_plan import HERE, metrics, recipe, run
 from ...local_cluster import LocalCluster
 from .kit import TOKENIZER, Running, prompts
 from .test_pool import is_exact
@@ -122,3 +123,56 @@ def test_ray_starts_it_again_when_its_actor_is_killed(monkeypatch: pytest.Monkey
     finally:
         cluster.close()
         place.cleanup()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_curves")
+def test_ray_places_a_whole_run_on_several_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks, servers of vLLM and episode processes; a server is killed in the second step. Every
+    turn is by the weights of its step, as the log-probs of the ranks say.
+    """
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install ray")
+    from ray.cluster_utils import Cluster
+
+    from ..ray.test_ranks import NODE, node_of
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **NODE})
+    placed: dict[str, set[str]] = {}
+    update = EnginePool.update
+
+    async def then_lose(self: EnginePool, weights: Any) -> int:
+        version = await update(self, weights)
+        pids = [replica._placed.pid for replica in self._replicas if replica._placed is not None]
+        placed.setdefault("replica", set()).update(node_of(pid) for pid in pids)
+        if version == 1:
+            os.kill(pids[0], signal.SIGKILL)
+        return version
+
+    monkeypatch.setattr(EnginePool, "update", then_lose)
+    pool = {"engine": "vllm-server", "count": 2, "backoff": 0.0, "slots": 16}
+    told = recipe(
+        save_tiny(tmp_path / "model", hidden=128),
+        {},
+        environments=[{"use": f"{HERE}/babble.py:Varied"}],
+        run={"steps": 3},
+        evaluation={"every": 0, "test": {"tasks": 0}},
+        learner={"use": "fsdp", "lr": 1e-2, "args": {"ranks": 2}},
+        engine={"use": "pool", "args": pool},
+        workers={"episodes": 2},
+        cluster={"use": "ray", "args": {"address": nodes.address, "strategy": "SPREAD"}},
+    )
+    try:
+        for _ in range(2):
+            nodes.add_node(num_cpus=4, **NODE)
+        run(tmp_path / "run", told)
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+    steps = metrics(tmp_path / "run")[1:]
+    assert [(m["updates"], m["staleness.max"]) for m in steps] == [(1, 0)] * 3
+    assert all(0 < m["mismatch.sample"] < 1e-4 for m in steps)
+    assert len(placed["replica"]) == 2
