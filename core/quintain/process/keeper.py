@@ -16,15 +16,17 @@ import signal
 import socket
 import subprocess
 import sys
-import tarfile
 from collections.abc import Sequence
 from contextlib import suppress
 from tempfile import TemporaryDirectory
 
+from .folders import unpack_folder
 from .peers import keep_alive
 
 SERVER_TOKEN = "QUINTAIN_SERVER_TOKEN"
 """Environment variable of the secret that run, keeper and server share."""
+SERVER_FOLDER = "QUINTAIN_SERVER_FOLDER"
+"""Environment variable of the server: a folder for what else it gets, which ends with it."""
 SIZE = 8
 """Bytes of the length of the files."""
 LAST = 20.0
@@ -50,6 +52,7 @@ def main(words: Sequence[str]) -> int:
         server = subprocess.Popen(
             [sys.executable, *(place.get(word, word) for word in words[1:])],
             stdin=subprocess.DEVNULL,
+            env=os.environ | {SERVER_FOLDER: folder},
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
@@ -68,8 +71,7 @@ def _receive_files(run: socket.socket, folder: str) -> None:
         if len(size) < SIZE:
             sys.exit("the run has ended, or does not know this server")
         if packed := stream.read(int.from_bytes(size, "big")):
-            with tarfile.open(fileobj=io.BytesIO(packed)) as files:
-                files.extractall(folder, filter="data")
+            unpack_folder(io.BytesIO(packed), folder)
 
 
 def _end_with_parent() -> None:

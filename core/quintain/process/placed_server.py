@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import io
 import json
-import os
 import secrets
-import tarfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import Any, Self
 
 from ..errors import RunError
 from ..interfaces.cluster import PlacedProcess, ProcessCluster, ProcessRequest
+from .folders import pack_folder
 from .keeper import LAST, SERVER_TOKEN, SIZE
 from .peers import keep_alive
 
@@ -71,7 +69,7 @@ class PlacedServer:
             RunError: it has ended, or has not come.
         """
         if folder is not None:
-            self._files = await asyncio.to_thread(_packed, folder)
+            self._files = await asyncio.to_thread(pack_folder, folder)
         listening = await asyncio.start_server(self._greet, self._cluster.host, 0)
         address = f"{self._cluster.host}:{listening.sockets[0].getsockname()[1]}"
         request = ProcessRequest(
@@ -179,12 +177,3 @@ class PlacedServer:
         placed, self._placed = self._placed, None
         if placed is not None:
             await asyncio.to_thread(placed.end)
-
-
-def _packed(folder: Path) -> bytes:
-    """Return the files of *folder* as a tar archive."""
-    with io.BytesIO() as packed:
-        with tarfile.open(fileobj=packed, mode="w") as files:
-            for name in sorted(os.listdir(folder)):
-                files.add(folder / name, arcname=name)
-        return packed.getvalue()

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed: bash tools/vllm_env.sh")
 
 from quintain import Sampling
+from quintain.process import SERVER_FOLDER
 from quintain_schedules import EnginePool
 from quintain_vllm.guard import FILE
 from quintain_vllm.server import VLLMServer
@@ -23,7 +24,7 @@ from quintain_vllm.server import VLLMServer
 from ...core.models.tiny import save_tiny, tiny_model
 from ...integration.test_run_plan import HERE, metrics, recipe, run
 from ...local_cluster import LocalCluster
-from .kit import TOKENIZER, Running, prompts
+from .kit import TOKENIZER, Running, adapted, adapters_arrive, prompts
 from .test_pool import is_exact
 from .test_sync import Other
 
@@ -92,6 +93,27 @@ def test_a_server_that_is_killed_comes_back_with_the_weights_of_now(
     for out, (ids, _) in zip(running.sample(*CALLS), CALLS, strict=True):
         assert is_exact(out, model, ids, 2)
     assert server(running) is not first
+
+
+def test_adapters_alone_reach_it() -> None:
+    """In the place of those before, of which the last ones stay. Nothing is left of them at the end."""
+    cluster = LocalCluster()
+    options = {"engine": "vllm-server", "count": 1, "settings": {"adapters": True}}
+    alone = Running(adapted(), EnginePool, **options, cluster=cluster)
+    try:
+        for version in range(1, 4):
+            adapters_arrive(alone, CALLS[0][0], version)
+        placed = server(alone)._placed
+        assert placed is not None
+        variables = Path(f"/proc/{placed.pid}/environ").read_text().split("\0")
+        (folder,) = (
+            Path(text.partition("=")[2]) for text in variables if text.startswith(SERVER_FOLDER)
+        )
+        assert len([one for one in folder.iterdir() if one.is_dir()]) == 2
+    finally:
+        alone.close()
+        cluster.close()
+    assert not folder.exists()
 
 
 def test_ray_starts_it_again_when_its_actor_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

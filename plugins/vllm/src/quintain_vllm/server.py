@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlencode
 
 import aiohttp
@@ -25,14 +26,14 @@ from quintain import InfrastructureError
 from quintain.errors import RunError, UsageError
 from quintain.interfaces import Pressure, ProcessCluster
 from quintain.models import HFTokenizer
-from quintain.process import PlacedServer
+from quintain.process import PlacedServer, pack_folder
 from quintain.registry import takes
 from quintain_openai import ServerWatch
 
 from .arguments import ENVIRONMENT, check_installed
 from .base import SyncedEngine, VLLMOutput, checkpoint
 from .canary import base_of
-from .guard import FILE
+from .guard import FILE, FOLDER
 from .handover import shape_of
 from .settings import SEVERAL_WORKERS, ServerSettings
 from .transports import Transport, Upload, transport_named
@@ -222,10 +223,8 @@ class VLLMServer(SyncedEngine):
             port = free.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
         command = [sys.executable, *server_words(self._engine_args({}), "127.0.0.1", str(port))]
-        server_variables = {"VLLM_SERVER_DEV_MODE": "1", "QUINTAIN_VLLM_PARENT": str(os.getpid())}
-        environment = {**ENVIRONMENT, **os.environ, **server_variables}
-        if self.settings.adapters:
-            environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+        environment = {**ENVIRONMENT, **os.environ, **self._server_variables()}
+        environment["QUINTAIN_VLLM_PARENT"] = str(os.getpid())
         if self._transport.backend == "ipc":
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # the handles come pickled
         handle, self._log = tempfile.mkstemp(prefix="quintain-vllm-", suffix=".log")
@@ -236,14 +235,19 @@ class VLLMServer(SyncedEngine):
         finally:
             os.close(handle)
 
+    def _server_variables(self) -> dict[str, str]:
+        """Return the environment variables without which a server does not serve a run."""
+        adapters = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if self.settings.adapters else {}
+        return {"VLLM_SERVER_DEV_MODE": "1", **adapters}
+
     async def _place(self, placed: PlacedServer) -> None:
         words = server_words(self._engine_args({"model": "{folder}"}), "{host}", "{port}")
         await placed.start(
             [*words, "--middleware", "quintain_vllm.guard.RunOnly"],
             folder=Path(self._folder),
             environment={
-                "VLLM_SERVER_DEV_MODE": "1",
                 **{name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()},
+                **self._server_variables(),
             },
             gpus=gpus_of(self.settings),
             patience=self.settings.start_timeout,
@@ -258,7 +262,10 @@ class VLLMServer(SyncedEngine):
             await self._request("DELETE", FILE.strip("/"))
             return ""
         with path.open("rb") as file:
-            answer = await self._request("PUT", FILE.strip("/"), data=file)
+            return await self._put_at(FILE, file)
+
+    async def _put_at(self, route: str, data: IO[bytes]) -> str:
+        answer = await self._request("PUT", route.strip("/"), data=data)
         return str(json.loads(answer)["path"])
 
     async def _fate(self) -> str:
@@ -458,7 +465,11 @@ class VLLMServer(SyncedEngine):
         )["results"][0]
 
     async def _load_adapter(self, folder: Path, version: int) -> None:
-        body = {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True}
+        path = str(folder)
+        if self._placed is not None:
+            packed = await asyncio.to_thread(pack_folder, folder)
+            path = await self._put_at(FOLDER, io.BytesIO(packed))
+        body = {"lora_name": ADAPTER, "lora_path": path, "load_inplace": True}
         await self._post("v1/load_lora_adapter", body)
         await self._post("update_weight_version", {"new_version": str(version)})
         self._model = ADAPTER
@@ -564,11 +575,6 @@ def gpus_of(settings: ServerSettings) -> int:
 
 def _check_reach(settings: ServerSettings) -> None:
     """Raise a `UsageError` if weights do not reach a server that a cluster has started."""
-    if settings.adapters:
-        raise UsageError(
-            "adapters is true, which send files of this machine, and [cluster] may start the server "
-            "on another one: leave it out, so that merged weights are sent"
-        )
     if settings.transport == "ipc":
         raise UsageError(
             'transport is "ipc", which reaches the GPU of the learner alone, and [cluster] may start '
