@@ -83,6 +83,38 @@ def test_a_study_runs(name: str, tmp_path: Path) -> None:
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize(
+    ("name", "part"), [("distillation", "search"), ("tree_search", "arithmetic")]
+)
+def test_a_part_of_a_study_runs_alone(name: str, part: str, tmp_path: Path) -> None:
+    """Its files are named after it, and hold nothing of the other parts."""
+    module = importlib.import_module(f"studies.experiments.{name}")
+    main(
+        module.study,
+        ["--quick", "--only", part, "--out", str(tmp_path)],
+        parts=module.PARTS,
+    )
+
+    assert {p.name for p in tmp_path.iterdir()} == {f"{name}-{part}.json", f"{name}-{part}.png"}
+    held = json.loads((tmp_path / f"{name}-{part}.json").read_text())
+    assert f"--only {part}" in held["command"]
+    assert held["panels"] and all(title.startswith(part) for title in held["panels"])
+    assert held["contrasts"] and all(what.startswith(part) for what in held["contrasts"])
+
+
+def test_parts_of_a_study_do_not_stand_twice() -> None:
+    """What has files of its own is not in those of the whole, too, which may be older."""
+    for name in STUDIES:
+        whole = PAGES / f"{name}.json"
+        for part in getattr(importlib.import_module(f"studies.experiments.{name}"), "PARTS", ()):
+            if (PAGES / f"{name}-{part}.json").exists():
+                held = json.loads(whole.read_text())
+                assert not any(title.startswith(part) for title in held["panels"])
+                assert not any(what.startswith(part) for what in held["contrasts"])
+
+
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_page_has_the_results_of_a_full_run(name: str) -> None:
     """Each study that is written up has its figure and numbers from at least five seeds (or what it
@@ -92,12 +124,21 @@ def test_a_page_has_the_results_of_a_full_run(name: str) -> None:
     if not page.exists():
         pytest.skip(f"{name} is not written up")
     text = page.read_text()
-    held = json.loads((PAGES / f"{name}.json").read_text())
+    module = importlib.import_module(f"studies.experiments.{name}")
+    least = getattr(module, "LEAST_SEEDS", 5)
+    least_of = getattr(module, "LEAST_SEEDS_OF", {})
+    files = {"": least}
+    files |= {f"-{part}": least_of.get(part, least) for part in getattr(module, "PARTS", ())}
 
-    least = getattr(importlib.import_module(f"studies.experiments.{name}"), "LEAST_SEEDS", 5)
-    assert held["seeds"] >= least and "--quick" not in held["command"]
-    assert f"python -m studies.experiments.{name}" in text and f"({name}.png)" in text
-    assert held["date"] in text and (PAGES / f"{name}.png").exists()
+    for suffix, seeds in files.items():
+        results = PAGES / f"{name}{suffix}.json"
+        if suffix and not results.exists():
+            continue  # the part is in the files of the whole
+        held = json.loads(results.read_text())
+        assert held["seeds"] >= seeds and "--quick" not in held["command"]
+        assert f"python -m studies.experiments.{name}" in text
+        assert f"({name}{suffix}.png)" in text
+        assert held["date"] in text and (PAGES / f"{name}{suffix}.png").exists()
 
 
 # --------------------------------------------------------------------------------------- the tables

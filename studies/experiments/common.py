@@ -84,8 +84,14 @@ class Report:
 Study = Callable[[Sequence[int], bool], Report]
 
 
-def main(study: Study, argv: Sequence[str] | None = None) -> Report:
-    """Run a study from the command line; see ``--help``."""
+def main(
+    study: Study, argv: Sequence[str] | None = None, *, parts: Mapping[str, Study] | None = None
+) -> Report:
+    """Run a study from the command line; see ``--help``.
+
+    *parts* can be run alone with ``--only``. Their figure and JSON have the name of the part behind
+    that of the study, so that they stand beside those of the whole.
+    """
     name = Path(sys.modules[study.__module__].__file__ or "").stem
     parser = argparse.ArgumentParser(
         prog=f"python -m studies.experiments.{name}",
@@ -98,26 +104,32 @@ def main(study: Study, argv: Sequence[str] | None = None) -> Report:
     parser.add_argument(
         "--out", type=Path, help="where figure and JSON go (default: docs/experiments)"
     )
+    if parts:
+        parser.add_argument(
+            "--only", choices=[*parts], help="one part, whose files are named after it, too"
+        )
     args = parser.parse_args(argv)
+    only: str | None = args.only if parts else None
     torch.set_num_threads(1)  # the tables are tiny: a second thread would only wait
     seeds = range(args.seeds or (QUICK_SEEDS if args.quick else SEEDS))
     began = time.perf_counter()
-    report = study(seeds, args.quick)
+    report = (parts[only] if parts and only else study)(seeds, args.quick)
     seconds = time.perf_counter() - began
     out = args.out or (Path(tempfile.mkdtemp(prefix="quintain-study-")) if args.quick else PAGES)
     out.mkdir(parents=True, exist_ok=True)
     words = list(sys.argv[1:] if argv is None else argv)
     command = " ".join(["python", "-m", f"studies.experiments.{name}", *words])
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    (out / f"{name}.json").write_text(
+    files = f"{name}-{only}" if only else name
+    (out / f"{files}.json").write_text(
         json.dumps(to_json(report, command, date, len(seeds), seconds), indent=1) + "\n"
     )
-    (out / f"{name}.png").write_bytes(picture(report, f"{command} · {date} · {len(seeds)} seeds"))
+    (out / f"{files}.png").write_bytes(picture(report, f"{command} · {date} · {len(seeds)} seeds"))
     for line in table(report):
         print(line)
     print(
-        f"{seconds:.0f} s on one thread of {os.cpu_count()}; {out / f'{name}.json'}, "
-        f"{out / f'{name}.png'}"
+        f"{seconds:.0f} s on one thread of {os.cpu_count()}; {out / f'{files}.json'}, "
+        f"{out / f'{files}.png'}"
     )
     return report
 

@@ -17,6 +17,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -47,9 +48,11 @@ from quintain_tree_search import (
     rows_of,
 )
 
-from .common import ROOT, Line, Panel, Report, main
+from .common import ROOT, Line, Panel, Report, Study, main
 
 LONGEST = 48
+LEAST_SEEDS_OF = {"countdown": 3}
+"""Of a part's page, where it is not five."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,8 @@ class Size:
     Attributes:
         examples: demonstrations that the student of countdown learns from.
         valued: tasks whose rollouts train the value model, `answers` each.
-        held_out: tasks of ``test`` on which success is measured.
+        held_out: tasks of ``test`` that the searches answer.
+        measured: tasks of ``test`` on which success of a run is measured.
         prompts, answers: tasks of a step, and samples of each.
         budget: sampled tokens of a run.
         searches: of the comparison without training, by name.
@@ -68,6 +72,7 @@ class Size:
     examples: int = 6144
     valued: int = 256
     held_out: int = 64
+    measured: int = 64
     prompts: int = 16
     answers: int = 8
     budget: int = 24_000
@@ -84,6 +89,7 @@ QUICK = Size(
     examples=8,
     valued=8,
     held_out=2,
+    measured=2,
     prompts=2,
     answers=4,
     budget=200,
@@ -120,33 +126,50 @@ class Field:
     """An environment, the learning rate of runs on it, and what is measured there.
 
     Attributes:
+        size: of its part of the study.
         arms: ways to train.
         seeds: at most, whatever ``--seeds`` says; those of the page are what time allowed.
     """
 
     environment: Environment[Any, Any]
     rate: float = 1.5e-4
+    size: Size = field(default_factory=Size)
     arms: Sequence[str] = tuple(ARMS)
     seeds: int = 5
 
 
-EASY: dict[str, Any] = {"levels": (3,), "highest": 10, "targets": (5, 40)}
+EASY: dict[str, Any] = {"levels": (3,), "highest": 10, "targets": (5, 20)}
 """Countdown as a model of a million parameters can learn it: three numbers of at most 10."""
 FIELDS: dict[str, Field] = {
     "arithmetic": Field(
         environment=Arithmetic(levels=(1, 2, 3), reworded=0.6),
         arms=("policy gradient", "tree advantages", "values as reward"),  # others: not run yet
     ),
-    "countdown": Field(environment=Countdown(**EASY), seeds=3),  # more did not fit into the time
+    "countdown": Field(
+        environment=Countdown(**EASY),
+        rate=1e-4,
+        # all tasks of test: there are no more
+        size=Size(examples=20_000, budget=96_000, measured=130),
+        seeds=3,  # more did not fit into the time
+    ),
 }
 
 
 def study(seeds: Sequence[int], quick: bool) -> Report:
     """Success of searches by tokens of a task, and of trained models by tokens of a run."""
-    size = QUICK if quick else Size()
-    fields = {name: place for name, place in FIELDS.items() if place.seeds}
-    if quick:
-        fields = {"arithmetic": replace(FIELDS["arithmetic"], arms=tuple(ARMS))}
+    return study_of(["arithmetic"] if quick else [*FIELDS], seeds, quick)
+
+
+def study_of(names: Sequence[str], seeds: Sequence[int], quick: bool) -> Report:
+    """Return the report of the environments called *names*.
+
+    Raises:
+        UsageError: *quick* with ``countdown``, of which a tiny student solves nothing.
+    """
+    fields = {
+        name: replace(FIELDS[name], size=QUICK, arms=tuple(ARMS)) if quick else FIELDS[name]
+        for name in names
+    }
     with tempfile.TemporaryDirectory() as temporary:
         store = Path(temporary) if quick else ROOT / "runs" / "tree_search"
         answered: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in fields}
@@ -157,15 +180,20 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
             for name, place in fields.items():
                 if seed >= place.seeds:
                     continue
-                for label, found in search_results(store / name, place, size, seed).items():
+                for label, found in search_results(store / name, place, seed).items():
                     answered[name].setdefault(label, []).append(found)
                 for arm in place.arms:
-                    trained[name][arm].append(run_results(store / name, place, size, arm, seed))
+                    trained[name][arm].append(run_results(store / name, place, arm, seed))
         values = {name: json.loads((store / name / "value.json").read_text()) for name in fields}
     return Report(
         panels=[*search_panels(answered), *run_panels(trained)],
         contrasts=contrasts_of(answered, trained),
-        settings={"temperature": 1.0, "budget": size.budget, "value models": values},
+        settings={
+            "temperature": 1.0,
+            "budget": {name: place.size.budget for name, place in fields.items()},
+            "rate": {name: place.rate for name, place in fields.items()},
+            "value models": values,
+        },
         notes=[
             *(f"value model of {name}: {report}" for name, report in values.items()),
             *(
@@ -182,6 +210,10 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
             ),
         ],
     )
+
+
+PARTS: Mapping[str, Study] = {name: partial(study_of, [name]) for name in FIELDS}
+"""What ``--only`` runs."""
 
 
 def search_panels(
@@ -286,7 +318,7 @@ def of_equal_tokens(
 
 
 # ------------------------------------------------------------------------------------- the models
-def student_in(store: Path, place: Field, size: Size) -> str:
+def student_in(store: Path, place: Field) -> str:
     """Return the folder of the student: the default model of arithmetic, which for countdown
     imitates worked solutions first.
     """
@@ -297,7 +329,7 @@ def student_in(store: Path, place: Field, size: Size) -> str:
         if isinstance(place.environment, Countdown):
             args = {**EASY, "levels": [*EASY["levels"]], "targets": [*EASY["targets"]]}
             table = EnvironmentTable(use="quintain-env-math/countdown", args=args)
-            examples = source_of(table, Selection(count=size.examples))
+            examples = source_of(table, Selection(count=place.size.examples))
             learner, _ = tune(model, examples, epochs=1, lr=1e-3)
         else:
             learner = Learner(model.module)
@@ -305,13 +337,13 @@ def student_in(store: Path, place: Field, size: Size) -> str:
     return str(folder)
 
 
-def value_in(store: Path, place: Field, size: Size) -> str:
+def value_in(store: Path, place: Field) -> str:
     """Return the folder of the value model, trained on rollouts of the student."""
     folder = store / "value"
     if not (store / "value.json").exists():
-        policy = student_in(store, place, size)
+        policy = student_in(store, place)
         model = load_model(policy, device="cpu")
-        groups = asyncio.run(sampled_groups(model, place, size))
+        groups = asyncio.run(sampled_groups(model, place))
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         rows = rows_of(rollouts, model.tokenizer.stop_ids)
         report = fit_value(policy, rows, folder, epochs=2, lr=3e-4)
@@ -320,26 +352,26 @@ def value_in(store: Path, place: Field, size: Size) -> str:
     return str(folder)
 
 
-async def sampled_groups(model: LoadedModel, place: Field, size: Size) -> Sequence[Any]:
+async def sampled_groups(model: LoadedModel, place: Field) -> Sequence[Any]:
     """Return groups of the student on tasks that no run trains on."""
     async with EmbeddedEngine.sharing(
-        model.module, model.tokenizer, slots=size.prompts * size.answers
+        model.module, model.tokenizer, slots=place.size.prompts * place.size.answers
     ) as engine:
-        tasks = islice(place.environment.tasks("train"), size.valued)
-        requests = requests_of(place, tasks, size, 0)
+        tasks = islice(place.environment.tasks("train"), place.size.valued)
+        requests = requests_of(place, tasks, 0)
         return await run_groups(
             requests,
             RolloutContext(engine=engine, sampling=Sampling(max_tokens=LONGEST), run_seed=99),
         )
 
 
-def requests_of(place: Field, tasks: Any, size: Size, first: int) -> list[RolloutRequest]:
+def requests_of(place: Field, tasks: Any, first: int) -> list[RolloutRequest]:
     """Return a group for each of *tasks*, numbered from *first*."""
     return [
         RolloutRequest(
             environment=place.environment,
             task=task,
-            group_size=size.answers,
+            group_size=place.size.answers,
             name=type(place.environment).__name__,
             index=first + number,
         )
@@ -356,12 +388,14 @@ def write(place: Path, data: Mapping[str, Any]) -> None:
 
 
 # --------------------------------------------------------------------------------- without training
-def search_results(store: Path, place: Field, size: Size, seed: int) -> dict[str, dict[str, float]]:
+def search_results(store: Path, place: Field, seed: int) -> dict[str, dict[str, float]]:
     """Return tokens of a task and success of each search of the student; those that *store* has are
     not repeated.
     """
-    policy, value = student_in(store, place, size), value_in(store, place, size)
-    ways = [("plain", ())] + [(kind, way) for kind, ways in size.searches.items() for way in ways]
+    policy, value = student_in(store, place), value_in(store, place)
+    ways = [("plain", ())] + [
+        (kind, way) for kind, ways in place.size.searches.items() for way in ways
+    ]
     found: dict[str, dict[str, float]] = {}
     for kind, way in ways:
         words = " ".join(map(str, (kind, *way, seed)))
@@ -369,22 +403,20 @@ def search_results(store: Path, place: Field, size: Size, seed: int) -> dict[str
         if not file.exists():
             model = load_model(policy, device="cpu")
             if kind == "plain":
-                result = asyncio.run(plain_answers(model, place, size, seed))
+                result = asyncio.run(plain_answers(model, place, seed))
             else:
-                result = asyncio.run(searched(model, value, place, size, seed, kind, way))
+                result = asyncio.run(searched(model, value, place, seed, kind, way))
             write(file, result)
         found |= json.loads(file.read_text())
     return found
 
 
-async def plain_answers(
-    model: LoadedModel, place: Field, size: Size, seed: int
-) -> dict[str, dict[str, float]]:
+async def plain_answers(model: LoadedModel, place: Field, seed: int) -> dict[str, dict[str, float]]:
     """Answer the held-out tasks greedily and by samples, and vote."""
     async with EmbeddedEngine.sharing(model.module, model.tokenizer, slots=128) as engine:
-        greedy = await evaluated(engine, place, size, seed, temperature=0.0)
-        counts = [n for (n,) in size.searches["best of n"]]
-        plain = await evaluated(engine, place, size, seed, samples=max(counts))
+        greedy = await evaluated(engine, place, seed, temperature=0.0)
+        counts = [n for (n,) in place.size.searches["best of n"]]
+        plain = await evaluated(engine, place, seed, samples=max(counts))
     each = tokens_of(plain) / max(counts)
     found = {"greedy": {"tokens": tokens_of(greedy), "success": greedy.accuracy.value}}
     for n in (1, *counts):
@@ -401,7 +433,6 @@ async def searched(
     model: LoadedModel,
     value: str,
     place: Field,
-    size: Size,
     seed: int,
     kind: str,
     way: Sequence[int],
@@ -415,9 +446,9 @@ async def searched(
         settings = {"width": 1, "branches": way[0], "by": "answer"}
         engine = sharing(BeamEngine, model, value=value, **settings)
     async with engine:
-        result = await evaluated(engine, place, size, seed)
+        result = await evaluated(engine, place, seed)
     name = f"{kind} ({' x '.join(map(str, way))})"
-    tokens = engine.sampled_tokens / size.held_out
+    tokens = engine.sampled_tokens / place.size.held_out
     return {name: {"tokens": tokens, "success": result.accuracy.value}}
 
 
@@ -429,18 +460,18 @@ def sharing(kind: Any, model: LoadedModel, **settings: Any) -> Any:
 async def evaluated(
     engine: TokenEngine,
     place: Field,
-    size: Size,
     seed: int,
     *,
     temperature: float = 1.0,
     samples: int = 1,
+    tasks: int | None = None,
 ) -> Any:
-    """Evaluate on the held-out tasks."""
+    """Evaluate on the held-out tasks, or on so many of them."""
     return await evaluate(
         place.environment,
         engine,
         split="test",
-        tasks=size.held_out,
+        tasks=tasks or place.size.held_out,
         samples=samples,
         sampling=Sampling(temperature=temperature, max_tokens=LONGEST),
         seed=seed,
@@ -456,42 +487,42 @@ def tokens_of(evaluation: Any) -> float:
 
 
 # ------------------------------------------------------------------------------------ with training
-def run_results(
-    store: Path, place: Field, size: Size, arm: str, seed: int
-) -> dict[str, list[float]]:
+def run_results(store: Path, place: Field, arm: str, seed: int) -> dict[str, list[float]]:
     """Return tokens and held-out success of a run at its start, middle and end, from *store* if
     there.
     """
     file = store / f"{arm.replace(', ', '-').replace(' ', '-')}-{seed}.json"
     if not file.exists():
-        policy = student_in(store, place, size)
-        value = value_in(store, place, size)
-        start = start_of(store, place, size)
-        write(file, asyncio.run(run(policy, value, place, size, ARMS[arm], seed, start)))
+        policy = student_in(store, place)
+        value = value_in(store, place)
+        start = start_of(store, place)
+        write(file, asyncio.run(run(policy, value, place, ARMS[arm], seed, start)))
     found: dict[str, list[float]] = json.loads(file.read_text())
     return found
 
 
-def start_of(store: Path, place: Field, size: Size) -> dict[str, float]:
+def start_of(store: Path, place: Field) -> dict[str, float]:
     """Return held-out success of the student, which all runs begin with."""
     file = store / "start.json"
     if not file.exists():
-        model = load_model(student_in(store, place, size), device="cpu")
+        model = load_model(student_in(store, place), device="cpu")
 
         async def measured() -> dict[str, float]:
             async with EmbeddedEngine.sharing(model.module, model.tokenizer, slots=128) as engine:
-                return await success_of(engine, place, size)
+                return await success_of(engine, place)
 
         write(file, asyncio.run(measured()))
     found: dict[str, float] = json.loads(file.read_text())
     return found
 
 
-async def success_of(engine: TokenEngine, place: Field, size: Size) -> dict[str, float]:
+async def success_of(engine: TokenEngine, place: Field) -> dict[str, float]:
     """Return held-out success, greedy and sampled."""
     found = {}
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-        result = await evaluated(engine, place, size, 1, temperature=temperature)
+        result = await evaluated(
+            engine, place, 1, temperature=temperature, tasks=place.size.measured
+        )
         found[name] = result.accuracy.value
     return found
 
@@ -500,7 +531,6 @@ async def run(
     policy: str,
     value: str,
     place: Field,
-    size: Size,
     arm: Arm,
     seed: int,
     start: Mapping[str, float],
@@ -512,7 +542,7 @@ async def run(
         model=value, head="labels", separator="\n", split="\n", reduce="min", device="cpu"
     )
     plain = EmbeddedEngine.sharing(model.module, model.tokenizer, slots=128)
-    depth = max(1, size.answers.bit_length() - 1)
+    depth = max(1, place.size.answers.bit_length() - 1)
     sampler: Any = {
         "plain": plain,
         "tree": sharing(TreeEngine, model, branches=2, depth=depth),
@@ -526,21 +556,23 @@ async def run(
     async with plain, sampler, rater, ValueModel(model=value, device="cpu") as values:
         learner.serve({"policy": sampler, "value": values})
         # No task of the value model; seeds train on different ones.
-        first = size.valued + seed * 100 * size.prompts
+        first = place.size.valued + seed * 100 * place.size.prompts
         tasks = islice(place.environment.tasks("train"), first, None)
-        marks = [0.0, size.budget / 2, size.budget]
+        marks = [0.0, place.size.budget / 2, place.size.budget]
         while marks:
             if spent >= marks[0]:
                 marks.pop(0)
                 curve["tokens"].append(spent)
                 curve["updates"].append(updates)
-                success = await success_of(plain, place, size) if updates else start
+                success = await success_of(plain, place) if updates else start
                 curve["greedy"].append(success["greedy"])
                 curve["sampled"].append(success["sampled"])
                 continue
             before = getattr(sampler, "sampled_tokens", 0)
             groups = await run_groups(
-                requests_of(trained, islice(tasks, size.prompts), size, updates * size.prompts),
+                requests_of(
+                    trained, islice(tasks, place.size.prompts), updates * place.size.prompts
+                ),
                 RolloutContext(
                     engine=sampler,
                     sampling=Sampling(max_tokens=LONGEST),
@@ -562,4 +594,4 @@ async def run(
 
 
 if __name__ == "__main__":
-    main(study)
+    main(study, parts=PARTS)
