@@ -118,15 +118,16 @@ class UserHandler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         type(self).said.append(asked["messages"][-1]["content"])
         text = "1 + 1?" if len(asked["messages"]) < 4 else "###DONE###"
-        choice = {
-            "index": 0,
-            "finish_reason": "stop",
-            "message": {"role": "assistant", "content": text},
-        }
-        body = {"id": "1", "object": "chat.completion", "created": 0, "model": "user"}
-        data = json.dumps({**body, "choices": [choice]}).encode()
+        chunk = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "user"}
+        delta = {"role": "assistant", "content": text}
+        choices = [
+            {"index": 0, "delta": delta},
+            {"index": 0, "delta": {}, "finish_reason": "stop"},
+        ]
+        events = [f"data: {json.dumps({**chunk, 'choices': [one]})}\n\n" for one in choices]
+        data = "".join([*events, "data: [DONE]\n\n"]).encode()
         self.send_response(200)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", "text/event-stream")
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
