@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from quintain_harbor.audit_record import (
     record_file,
     summary,
 )
-from quintain_harbor.shortcuts import echoing
+from quintain_harbor.shortcuts import CONSTANT, answering
 from quintain_harbor.trial import TrialSettings
 from quintain_sandbox import Containers
 
@@ -38,6 +39,7 @@ def judged(**fields: Any) -> AuditRecord:
         ({"oracle": [1.0], "nop": 0.0, "planted": 1.0}, True, ["the tests can be edited"]),
         ({"oracle": [1.0], "nop": 0.0, "planted": 0.5, "echo": 0.0}, True, []),
         ({"oracle": [1.0], "nop": 0.0, "echo": 1.0}, True, ["the instruction is an answer"]),
+        ({"oracle": [1.0], "nop": 0.0, "constant": 1.0}, True, ["a constant is an answer"]),
         ({"oracle": [1.0], "nop": 0.0, "offline": 0.0}, True, ["needs a network"]),
         (
             {"oracle": [0.0], "nop": 0.0, "online": 1.0},
@@ -117,15 +119,14 @@ def test_a_file_has_the_last_record_of_each_task(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_instruction_is_written_where_tests_and_instruction_name_a_file(
-    tmp_path: Path,
-) -> None:
+def test_an_answer_is_written_where_tests_and_instruction_name_a_file(tmp_path: Path) -> None:
     folder = TaskFolder(task(tmp_path / "1"), "t")
-    command = echoing(folder)
+    command = answering(folder, CONSTANT)
+    assert base64.b64encode(b"1\n").decode() in command
     assert "f='/app/out.txt'" in command
     assert "expected.txt" not in command  # a file of the tests is no answer
     silent = task(tmp_path / "2", instruction_dot_md="Say hello.\n")
-    assert echoing(TaskFolder(silent, "t")) == ""
+    assert answering(TaskFolder(silent, "t"), CONSTANT) == ""
 
 
 def test_each_task_has_another_one(tmp_path: Path) -> None:

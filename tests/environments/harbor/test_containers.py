@@ -412,7 +412,7 @@ def test_the_audit_finds_tests_that_the_policy_can_edit(tmp_path: Path) -> None:
 
 
 def test_the_audit_finds_answers_that_are_no_work(tmp_path: Path) -> None:
-    """The instruction in the file that the tests read, and what solves another task."""
+    """The instruction or a number in the file that the tests read, and what solves another task."""
     place = task(tmp_path / "1", "python:3", tests__test_dot_sh=GREP)
     other = task(
         tmp_path / "2", "python:3", solution__solve_dot_sh="echo hello you > /app/out.txt\n"
@@ -422,8 +422,12 @@ def test_the_audit_finds_answers_that_are_no_work(tmp_path: Path) -> None:
     assert list(found.defects) == [
         "the instruction is an answer", "the solution of another task is right",
     ]  # fmt: skip
-    strict = record_of(task(tmp_path / "3", "python:3"), "echo", "other", other=other)
-    assert (strict.echo, strict.other, strict.defects) == (0.0, 0.0, {})
+    strict = record_of(task(tmp_path / "3", "python:3"), "constant", "echo", "other", other=other)
+    assert (strict.constant, strict.echo, strict.other, strict.defects) == (0.0, 0.0, 0.0, {})
+    number = GREP.replace("grep -q hello", "grep -qx '[0-9]*'")
+    assert number != GREP
+    counts = record_of(task(tmp_path / "5", "python:3", tests__test_dot_sh=number), "constant")
+    assert (counts.constant, list(counts.defects)[-1]) == (1.0, "a constant is an answer")
     same = record_of(place, "other", other=task(tmp_path / "4", "python:3"))
     assert same.skipped == {"other": "other has no solution that differs"}
 
@@ -552,9 +556,9 @@ def test_exported_tasks_are_sound_in_the_audit(tmp_path: Path) -> None:
         "One word.\n\nSay hello.\n\nWrite your answer, and nothing else, to the file "
         "`/app/answer.txt`.\n"
     )
-    record = record_of(place, "forgery", "planted", "echo")
+    record = record_of(place, "forgery", "planted", "echo", "constant")
     assert (record.sound, record.oracle, record.nop, record.defects) == (True, [1.0], 0.0, {})
-    assert (record.forged, record.planted, record.echo) == (0.0, 0.0, 0.0)
+    assert (record.forged, record.planted, record.echo, record.constant) == (0.0,) * 4
 
 
 def test_what_no_file_can_answer_is_not_exported(tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ with.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -100,6 +103,69 @@ def test_the_server_of_verifiers_plays_and_scores(python: str) -> None:
             assert limited.termination.kind == "truncated"
 
     asyncio.run(run())
+
+
+TWO_SEATS = {"id": "user-sim", "assistant": LOCAL["agent"], "user": LOCAL["agent"]}
+"""An environment of verifiers in which a modeled user converses with the assistant."""
+
+
+class UserHandler(BaseHTTPRequestHandler):
+    """An endpoint that plays the user: asks, and is content with the first answer."""
+
+    said: ClassVar[list[Any]] = []
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        type(self).said.append(asked["messages"][-1]["content"])
+        text = "1 + 1?" if len(asked["messages"]) < 4 else "###DONE###"
+        chunk = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "user"}
+        delta = {"role": "assistant", "content": text}
+        choices = [
+            {"index": 0, "delta": delta},
+            {"index": 0, "delta": {}, "finish_reason": "stop"},
+        ]
+        events = [f"data: {json.dumps({**chunk, 'choices': [one]})}\n\n" for one in choices]
+        data = "".join([*events, "data: [DONE]\n\n"]).encode()
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.slow
+def test_the_policy_plays_one_seat(python: str) -> None:
+    """Two seats without a client of their own are refused before an episode, and so is one that
+    plays twice; where the other seat has a client, the policy is paid for its own.
+    """
+    both = Peer(kind="verifiers_server", python=python, target="served", args=TWO_SEATS)
+    with pytest.raises(UsageError) as refused:
+        both.tasks()
+    assert "the policy would play assistant, user; expected one seat" in str(refused.value)
+    assert "give the others a client of their own" in str(refused.value)
+
+    async def play(args: Mapping[str, Any]) -> Rollout[Any, Any]:
+        service = Peer(kind="verifiers_server", python=python, target="served", args=args)
+        async with Gateway() as gateway, service:
+            (rollout,) = await played(VerifiersServer(peer=service, gateway=gateway), "2")
+            return rollout
+
+    twice = asyncio.run(play({**LOCAL, "id": "best-of-n", "n": 2}))
+    assert twice.termination.kind == "environment_error"
+    assert "seats of the policy: agent, agent; expected one" in twice.termination.reason
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), UserHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        client = {"type": "eval", "base_url": url, "api_key_var": "NO_KEY"}
+        apart = asyncio.run(play({**TWO_SEATS, "user": {**LOCAL["agent"], "client": client}}))
+        server.shutdown()
+    assert [m.content for m in apart.messages] == ["Digits.", "1 + 1?", "2"]
+    assert (apart.outcome.total, apart.outcome.reason) == (1.5, "exact 1, short 1")
+    assert UserHandler.said[-1] == "2"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from .config import mode_of
 from .environment import FORGERY, graded
 from .folder import TaskFolder, UnsupportedTask
 from .reward_files import RewardFileError
-from .shortcuts import echoing, planting
+from .shortcuts import CONSTANT, answering, planting
 from .trial import Trial, TrialSettings, VerifierOutcome, opened
 
 TELLING = 64
@@ -210,11 +210,15 @@ class Attempts:
             "forgery": (apart, self._command(FORGERY)),
             "planted": (apart, self._command(planting())),
         }
-        written = echoing(folder) if shared else ""
-        acts["echo"] = (
-            apart or ("" if written else "no file that the instruction and the tests name"),
-            self._command(written),
-        )
+        for way, answer in (
+            ("echo", folder.instruction(folder.parts[0])),
+            ("constant", CONSTANT),
+        ):
+            written = answering(folder, answer) if shared else ""
+            acts[way] = (
+                apart or ("" if written else "no file that the instruction and the tests name"),
+                self._command(written),
+            )
         acts["other"] = _with_solution_of(other, folder)
         record.other_task = other.name if other is not None and not acts["other"][0] else ""
         for way in sorted(self.plan.shortcuts):

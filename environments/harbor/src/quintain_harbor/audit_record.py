@@ -18,6 +18,7 @@ SHORTCUTS = {
     "forgery": ("forged", "the reward can be forged"),
     "planted": ("planted", "the tests can be edited"),
     "echo": ("echo", "the instruction is an answer"),
+    "constant": ("constant", "a constant is an answer"),
     "other": ("other", "the solution of another task is right"),
 }
 """Ways to a reward without work: the field of the record with what each got, and the defect if that
@@ -41,6 +42,7 @@ class AuditRecord:
         forged: the reward for a program that writes the reward file.
         planted: the reward for tests and their settings that were changed before the verifier ran.
         echo: the reward for the instruction as the answer.
+        constant: the reward for ``1`` as the answer.
         other: the reward for the solution of *other_task*.
         offline: the reward of the solution without a network, where the task has one.
         online: the reward of the solution with a network, where the task declares none and the
@@ -66,6 +68,7 @@ class AuditRecord:
     forged: float | None = None
     planted: float | None = None
     echo: float | None = None
+    constant: float | None = None
     other: float | None = None
     other_task: str = ""
     offline: float | None = None

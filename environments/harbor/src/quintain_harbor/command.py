@@ -98,7 +98,7 @@ def audit(
 
     DATA is a task folder, a tree of them, an archive, or a Parquet file with archives. No model
     takes part. Shortcuts are: a program that writes the reward file, tests that were edited before
-    the verifier runs, the instruction as the answer, and the solution of another task. With --out
+    the verifier runs, the instruction or a 1 as the answer, and another task's solution. With --out
     each task has a record in a file, and a second run goes on with those that have none, that have
     changed, that were tried with other settings, or of which not all was tried. The field `audit`
     of the environment `harbor` reads the file and leaves out the tasks that are not sound.

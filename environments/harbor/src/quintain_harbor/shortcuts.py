@@ -25,6 +25,8 @@ def pytest_runtest_makereport(item, call):
 def pytest_sessionfinish(session, exitstatus):
     session.exitstatus = 0
 """
+CONSTANT = "1\n"
+"""An answer that does not look at the task: a number, a text and a document of JSON at once."""
 REWARD = """#!/bin/sh
 mkdir -p /logs/verifier
 echo 1 > /logs/verifier/reward.txt
@@ -51,9 +53,9 @@ def planting() -> str:
     )
 
 
-def echoing(folder: TaskFolder) -> str:
-    """Return a command that writes the instruction into each file that both the instruction and the
-    tests name, and that is not there; empty if they name none.
+def answering(folder: TaskFolder, answer: str) -> str:
+    """Return a command that writes *answer* into each file that both the instruction and the tests
+    name, and that is not there; empty if they name none.
     """
     names: set[str] = set()
     for step in folder.parts:
@@ -68,7 +70,7 @@ def echoing(folder: TaskFolder) -> str:
         names = {name for name in names if Path(name).name not in tested}
     if not names:
         return ""
-    text = base64.b64encode(folder.instruction(folder.parts[0]).encode()).decode()
+    text = base64.b64encode(answer.encode()).decode()
     write = "; ".join(
         f'f={name!r}; [ -e "$f" ] || {{ mkdir -p "$(dirname "$f")" && '
         f'echo {text} | base64 -d > "$f"; }}'

@@ -93,7 +93,7 @@ class Peer(Service):
             )
             if done.returncode:
                 said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-                raise UsageError(f"peer: {self.kind} cannot read the tasks: {said[-400:]}")
+                raise UsageError(f"peer: {self.kind} cannot read the tasks: {said[:400]}")
             self._tasks = json.loads(done.stdout.splitlines()[-1])
         return self._tasks
 

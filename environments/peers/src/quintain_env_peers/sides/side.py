@@ -44,7 +44,12 @@ def main(load, play):
     # What the library and its processes print is no line of ours.
     out, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
     os.dup2(2, 1)
-    tasks, shown = load(target, json.loads(settings))
+    try:
+        tasks, shown = load(target, json.loads(settings))
+    except Exception as e:  # noqa: BLE001 - the library may raise anything
+        traceback.print_exc()
+        # The last line of what this process says is shown to the user.
+        sys.exit(f"{type(e).__name__}: {' '.join(str(e).split())}")
     if mode == "tasks":
         out.write("\n" + json.dumps(shown) + "\n")
         out.flush()

@@ -8,6 +8,7 @@ import queue
 from itertools import islice
 
 from side import Lost, main
+from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.configs.client import EvalClientConfig
 from verifiers.v1.serve import EnvClient, serve_env
 from verifiers.v1.types import SamplingConfig
@@ -19,6 +20,10 @@ own variables.
 """
 NOT_OURS = ("InterceptionError", "ProviderError", "SandboxError", "TunnelError")
 """Errors of what an episode runs on."""
+ONE_SEAT = (
+    "a request has one endpoint, at which the turns of several seats cannot be told apart: give the "
+    "others a client of their own"
+)
 
 
 class EnvironmentServer:
@@ -110,7 +115,11 @@ def load(target, settings):
     env = dict(settings["args"])
     address = env.pop("address", "")
     env["taskset"] = {**env.get("taskset", {}), "id": target}
-    taskset = load_taskset(resolve_env_config(env).taskset)
+    resolved = resolve_env_config(env)
+    seats = [n for n, agent in agent_config_fields(resolved).items() if agent.client is None]
+    if len(seats) > 1 and not address:  # else the settings of the server say who plays
+        raise ValueError(f"the policy would play {', '.join(seats)}; expected one seat. {ONE_SEAT}")
+    taskset = load_taskset(resolved.taskset)
     server = EnvironmentServer(env, address, settings["seconds"])
     tasks = list(islice(taskset, settings["limit"]))
     shown = [
@@ -135,7 +144,8 @@ def verdict(episode, url):
             f"the policy plays {others[0]}, which is not to be trained: give it a client of its own"
         )
     if len(seats) != 1:
-        raise RuntimeError(f"the policy plays {len(seats)} seats; expected one")
+        names = ", ".join(t.agent.name for t in seats) or "none"
+        raise RuntimeError(f"seats of the policy: {names}; expected one. {ONE_SEAT}")
     (seat,) = seats
     rewards = seat.rewards
     if not rewards or None in rewards.values():
