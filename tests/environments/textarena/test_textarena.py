@@ -93,6 +93,16 @@ def test_moves_against_the_rules_lose() -> None:
     assert played.outcome.total == -1.0 and played.result.invalid == (0,)
 
 
+def test_a_win_by_a_wrong_move_of_the_opponent_is_marked() -> None:
+    """It says nothing about the policy."""
+    careless = TextArena(random_moves=ScriptedEngine(replies="nothing"))
+    played = run_episode(careless, position("TicTacToe-v0", 2, rival="engine"), "[0]")
+    assert played.outcome.total == 1.0
+    assert played.outcome.parts["their_reward.opponent_invalid"] == 1.0
+    played = run_episode(environment(), position("TicTacToe-v0", 2), "nothing")
+    assert played.outcome.parts["their_reward.opponent_invalid"] == 0.0
+
+
 def test_words_in_the_place_of_a_reward_are_a_wrong_move() -> None:
     """ThreeCardMonte gives its complaint as the reward of a move that it cannot read."""
     played = run_episode(environment(), position("ThreeCardMonte-v0", 1), "nothing")

@@ -77,10 +77,11 @@ def their_reward(rollout: Rollout[Match, PlayedGame]) -> Score:
         for seat, value in enumerate(bounded)
         if seat != task.seat and task.rival == "self"
     }
-    invalid = float(task.seat in game.invalid)
-    return Score(
-        value=bounded[task.seat], players=others, reason=game.reason, parts={"invalid": invalid}
-    )
+    parts = {
+        "invalid": float(task.seat in game.invalid),
+        "opponent_invalid": float(any(seat != task.seat for seat in game.invalid)),
+    }
+    return Score(value=bounded[task.seat], players=others, reason=game.reason, parts=parts)
 
 
 class TextArena(Environment[Match, PlayedGame]):
