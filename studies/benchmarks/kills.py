@@ -20,7 +20,7 @@ without a kill, bit for bit.
 
     python -m studies.benchmarks.kills --kills 20 --seed 1
     python -m studies.benchmarks.kills --kills 1000 --seed 1       # goes on where it was stopped
-    python -m studies.benchmarks.kills --cluster ray --kinds rank,actor,driver --kills 100
+    python -m studies.benchmarks.kills --cluster ray --kills 100
 
 Journals and folders are below `--folder`; a run that went wrong is kept there.
 """
