@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.plugins.ray.placed_replica import PlacedReplica
 from tests.plugins.schedules.process_replica import ProcessReplica, content_of
 
 from quintain import (
@@ -169,3 +170,9 @@ class Replica(ProcessReplica):
             if state is not None and process is not None:
                 state.content["transfers"].remove(process.pid)
                 state.write()
+
+
+class Placed(Replica, PlacedReplica):
+    """Such a server, which a cluster starts."""
+
+    name = "kill-placed-replica"

@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 LAUNCHER, BOX = b"launcher_main.py", b"bwrap"
+ACTOR = b"ray::ProcessActor"
+OF_ACTORS = (b"quintain_fsdp.join", b"quintain_workers.join", b"quintain.process.keeper")
 
 
 def command_of(pid: int) -> bytes:
@@ -53,9 +55,26 @@ def has_ended(pid: int) -> bool:
         return True
 
 
+def placed(folder: Path) -> list[int]:
+    """What actors of Ray have started for the run in *folder*: ranks, the watchers of episode
+    processes, and the keepers of servers.
+    """
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and any(module in command_of(int(name)) for module in OF_ACTORS):
+            with suppress(OSError):
+                if Path(f"/proc/{name}/cwd").resolve() == folder:
+                    found.append(int(name))
+    return found
+
+
 def targets(kind: str, run: int, folder: Path) -> list[int]:
     """The processes of *run*, in *folder*, that a kill of *kind* may hit."""
-    own = children(run)
+    if kind == "actor":
+        return [parent(pid) for pid in placed(folder) if ACTOR in command_of(parent(pid))]
+    # what Ray has started are no children of the run
+    elsewhere = (one for pid in placed(folder) for one in (pid, *children(pid)))
+    own = [*dict.fromkeys((*children(run), *elsewhere))]
     workers = [pid for pid in own if b"quintain_workers.episode_worker" in command_of(pid)]
     if kind == "engine":
         return [pid for pid in own if b"replica_server.py" in command_of(pid)]
@@ -66,15 +85,4 @@ def targets(kind: str, run: int, folder: Path) -> list[int]:
         boxes = [p for one in launchers for p in children(one) if BOX in command_of(p)]
         return boxes or launchers
     forked = [p for s in own if b"multiprocessing.forkserver" in command_of(s) for p in children(s)]
-    return forked or _of_ray(kind, folder)
-
-
-def _of_ray(kind: str, folder: Path) -> list[int]:
-    """The processes of ranks that Ray has started for the run in *folder*, or their actors."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and b"quintain_fsdp.join" in (words := command_of(int(name))):
-            with suppress(OSError):
-                if Path(f"/proc/{name}/cwd").resolve() == folder and b"--pipe" in words:
-                    found.append(int(name))
-    return [parent(parent(pid)) for pid in found] if kind == "actor" else found
+    return forked or [pid for pid in own if b"--pipe" in command_of(pid)]

@@ -9,7 +9,7 @@ after the other is killed by SIGKILL:
     worker    an episode process
     sandbox   what runs a program: the box, or the launcher of all boxes of an episode process
     driver    the process of the run, which `quintain train --resume` continues
-    actor     with `--cluster ray`, an actor of Ray that has a rank
+    actor     with `--cluster ray`, an actor of Ray that has one of these but sandbox and driver
 
 Each third kill falls into a part of the step that was chosen before (weights on their way, a save,
 an update), the others anywhere, and some while the run is still coming back from the one before.
@@ -20,7 +20,7 @@ without a kill, bit for bit.
 
     python -m studies.benchmarks.kills --kills 20 --seed 1
     python -m studies.benchmarks.kills --kills 1000 --seed 1       # goes on where it was stopped
-    python -m studies.benchmarks.kills --cluster ray --kinds rank,actor,driver --kills 100
+    python -m studies.benchmarks.kills --cluster ray --kills 100
 
 Journals and folders are below `--folder`; a run that went wrong is kept there.
 """
@@ -47,8 +47,8 @@ from threading import Lock
 from typing import Any
 
 from .common import FOLDER, ROOT, arguments, table, write
-from .kill_parts import STATE, Pool, Replica, expected_reward, logp_of, read_state
-from .kill_targets import command_of, cpu_of, descendants, has_ended, targets
+from .kill_parts import STATE, Placed, Pool, Replica, expected_reward, logp_of, read_state
+from .kill_targets import command_of, cpu_of, descendants, has_ended, placed, targets
 
 KINDS = {"rank": 26, "engine": 26, "worker": 22, "sandbox": 22, "driver": 4}
 """How often each is killed, of 100."""
@@ -111,7 +111,8 @@ class Outcome:
 
 def recipe(variant: Mapping[str, Any], steps: int, cluster: str) -> dict[str, Any]:
     """The recipe of a run, as tables."""
-    engine = f"{Replica.__module__}:{Replica.__qualname__}"
+    kind = Placed if cluster == "ray" else Replica
+    engine = f"{kind.__module__}:{kind.__qualname__}"
     ranks: dict[str, Any] = {"ranks": 2, "restarts": 100, "copy_every": 1}
     ranks["checkpoint"] = variant["checkpoint"]
     told: dict[str, Any] = {
@@ -136,6 +137,7 @@ def recipe(variant: Mapping[str, Any], steps: int, cluster: str) -> dict[str, An
     }
     if cluster == "ray":
         told["cluster"] = {"use": "ray"}
+        told["workers"]["args"] = {"start_seconds": 300.0}
     return told
 
 
@@ -256,7 +258,8 @@ class Life:
         return kill
 
     def _kill_driver(self) -> None:
-        started = descendants(self._process.pid)
+        own = descendants(self._process.pid)
+        started = {*own, *(p for one in placed(self.folder) for p in (one, *descendants(one)))}
         kill = self._note("driver")
         self._process.kill()
         self._process.wait()
@@ -424,7 +427,7 @@ def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[s
 # ---------------------------------------------------------------- the command
 @contextmanager
 def local_ray(runs: int) -> Iterator[None]:
-    """A Ray of two raylets on this machine, each with room for a rank of each of *runs*."""
+    """A Ray of two raylets on this machine, each with room for half of what *runs* start."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -434,7 +437,7 @@ def local_ray(runs: int) -> Iterator[None]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **node})
     try:
         for _ in range(2):
-            cluster.add_node(num_cpus=runs, **node)
+            cluster.add_node(num_cpus=4 * runs, **node)  # two ranks, three servers, two workers
         os.environ["RAY_ADDRESS"] = cluster.address
         yield
     finally:

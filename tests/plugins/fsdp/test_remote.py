@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ from quintain_fsdp.wire import TOKEN, AuthenticationError, accepted, address_of,
 
 from ...core.models.tiny import tiny_model
 from ...small_run import small_recipe
+from ..workers.test_lost_machine import FOUND, OURS, machine, may_make_namespaces
 from .test_checkpoint import RECIPE, manager, plain
 from .test_exact import assert_same, batch, model, trained
 from .test_learner import assert_equal, sharded, state_after
@@ -95,6 +97,31 @@ def test_ranks_that_join_are_ranks_as_others(caplog: pytest.LogCaptureFixture) -
         assert "lost rank 1" in caplog.text and "no sign of life" in caplog.text
         learner.close()
         assert [process.wait(60) for process in processes] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not may_make_namespaces(), reason="needs root and ip, for network namespaces")
+@pytest.mark.usefixtures("secret")
+def test_a_machine_that_vanishes_is_found_and_comes_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody says that it is gone. The same bits as without that."""
+    local = sharded()
+    expected = state_after(local, 4)
+    local.close()
+    with machine() as lost:
+        address = f"{OURS}:{free_port()}"
+        with joined(address, 2, before=[[], lost.words]):
+            learner = sharded(rendezvous=address, copy_every=2, patience=100.0)
+            learner.step(batch())
+            lost.pull_cable()
+            began = time.time()
+            back = threading.Timer(1.5 * FOUND, lost.put_cable)
+            back.start()
+            assert_equal(state_after(learner, 3), expected)
+            back.join()
+            learner.close()
+    found = [r.created - began for r in caplog.records if "lost rank 1" in r.getMessage()]
+    print(f"\nfound after {found[0]:.1f} s")
+    assert found[0] < FOUND
 
 
 @pytest.fixture
@@ -278,17 +305,6 @@ def test_settings_of_ranks_elsewhere_are_checked(
     (tmp_path / "token").write_text("short\n")
     with pytest.raises(UsageError, match="at least 16 characters"):
         FsdpLearner(module, GRPO, rendezvous="127.0.0.1:29400", token_file=str(tmp_path / "token"))
-
-
-def may_make_namespaces() -> bool:
-    """Return whether this process may make network namespaces."""
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        return False
-    name = f"quintain-try-{os.getpid()}"
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
-        return False
-    subprocess.run(["ip", "netns", "del", name], check=True)
-    return True
 
 
 @contextmanager

@@ -39,6 +39,9 @@ class Here:
 
     Args:
         lingers: its processes outlive the run for a while, as where a cluster ends them in its own time.
+
+    Attributes:
+        before: words before the commands of the next processes.
     """
 
     host = "127.0.0.1"
@@ -53,6 +56,7 @@ class Here:
     ) -> None:
         self.folder, self.room, self.python, self.lingers = folder, room, python, lingers
         self.placed: list[Placed] = []
+        self.before: list[Sequence[str]] = []
 
     def start(self, requests: Sequence[ProcessRequest]) -> Sequence[Placed]:
         placed = [Placed(self, request) for request in requests]
@@ -73,13 +77,14 @@ class Placed:
         self._cluster, self.request = cluster, request
         self.process: subprocess.Popen[bytes] | None = None
         self.over = False
+        self._before = cluster.before.pop() if cluster.before else ()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as it
         self._start()
 
     def _start(self) -> None:
         if self._cluster.room:
             self.process = subprocess.Popen(
-                [self._cluster.python, *self.request.words],
+                [*self._before, self._cluster.python, *self.request.words],
                 env=os.environ | dict(self.request.environment),
                 cwd=self._cluster.folder,
                 stdout=self._output,
