@@ -419,6 +419,10 @@ class Run:
             live = ModuleWeights(self.learner.module, self.learner.version)
             await check_delivery(self.engine, self.weight_sync.published(live), live)
         self.advantages = advantages_of(groups, advantages)
+        # An update waits for the files of the weights before it, which a rank that is lost in it
+        # would take along.
+        saved = await self.in_learner_thread(partial(self.checkpoints.complete, wait=True))
+        self._tell_saved(saved)
         try:
             metrics: dict[str, float] = await self.in_learner_thread(
                 partial(self.learner.step, scored, advantages=advantages)
@@ -595,7 +599,10 @@ class Run:
         """Complete the checkpoint that is being written, if it is written by now, and tell the
         hooks.
         """
-        if saved := self.checkpoints.complete(wait=wait):
+        self._tell_saved(self.checkpoints.complete(wait=wait))
+
+    def _tell_saved(self, saved: Checkpoint | None) -> None:
+        if saved is not None:
             path = str(saved.path.absolute())
             self.hooks.emit(CheckpointSaved(step=saved.step, path=path, best=saved.best))
 
