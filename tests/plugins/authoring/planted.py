@@ -11,6 +11,8 @@ from quintain import Agent, Environment, Message, Rollout, Task, control, reward
 from quintain.errors import UsageError
 
 CALLS = [0]
+LARGE = 200 << 20
+"""Bytes that an episode of a large task holds for a moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,8 @@ class Faults(Environment[Planted, None]):
     async def rollout(self, task: Planted, agent: Agent) -> None:
         agent.user(str(task.prompt))
         reply = (await agent.turn()).reply
+        if task.fault == "large" and reply == task.answer:
+            del [b"x" * LARGE][0]
         if task.fault == "endless" and reply == "no":
             await asyncio.sleep(60)
         if task.fault == "unplayable" and reply == task.answer:

@@ -14,6 +14,8 @@ from quintain.errors import UsageError
 from quintain_authoring.check import check
 from quintain_authoring.task_record import TaskRecord, record_file, summary, table
 
+from .planted import LARGE
+
 ENVIRONMENT = f"{Path(__file__).with_name('planted.py')}:Faults"
 
 
@@ -24,6 +26,15 @@ def audited(file: Path, *kinds: str, more: tuple[str, ...] = ()) -> tuple[int, d
     result = CliRunner().invoke(check, words, standalone_mode=False)
     assert result.exception is None, result.output
     return result.return_value, json.loads(result.stdout.splitlines()[-1])
+
+
+def test_a_record_has_the_memory_of_its_task(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    status, groups = audited(file, "", "large", more=("--by", "fault"))
+    found = record_file(file).read()
+    assert status == 0
+    assert found["large"].memory_mib > 0.9 * LARGE / (1 << 20) > found["sound"].memory_mib
+    assert groups["large"]["memory_mib"] == found["large"].memory_mib
 
 
 def test_each_kind_of_defect_is_found(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -184,6 +185,7 @@ class Player:
         self._playing = playing
         self._marks = environment.controls()
         self._solutions: dict[str, asyncio.Future[Solution]] = {}
+        self._memory_mib: defaultdict[str, float] = defaultdict(float)
 
     async def examined(self, task: Task, others: Sequence[Task]) -> TaskRecord:
         """Return the record of *task*; the solution of one of *others* is tried on it, too."""
@@ -194,6 +196,7 @@ class Player:
             record.found("it cannot be played", str(e))
         except TimeoutError:  # its other episodes would take as long
             record.found("an episode does not end", f"none within {self._audited.seconds:g} s")
+        record.memory_mib = round(self._memory_mib[task.id], 1)
         record.judge(self._marks)
         return record
 
@@ -279,8 +282,11 @@ class Player:
             retries=0,
         )
         self._playing.append(task)
+        held = _memory("VmRSS", forget_peak=True)
         async with asyncio.timeout(self._audited.seconds):
             (group,) = await run_groups([request], context)
+        grown = _memory("VmHWM") - held
+        self._memory_mib[task.id] = max(self._memory_mib[task.id], grown)
         return list(group.rollouts)
 
 
@@ -315,3 +321,16 @@ def by_field(tasks: Iterable[Task], name: str) -> dict[str, str]:
             raise UsageError(f"--by {name!r}: the tasks have {known}")
         groups[task.id] = str(getattr(task, name)) if name else ""
     return groups
+
+
+def _memory(name: str, *, forget_peak: bool = False) -> float:
+    """Return the MiB of a line of the status of this process: what it holds, or the most it has held
+    since the peak was forgotten; 0 where the system has no such file.
+    """
+    try:
+        if forget_peak:
+            Path("/proc/self/clear_refs").write_text("5")
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0.0
+    return int(status.partition(f"{name}:")[2].split()[0]) / 1024

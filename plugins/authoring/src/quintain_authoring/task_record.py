@@ -39,6 +39,9 @@ class TaskRecord:
         controls: rewards of the environment's further controls.
         defects: kinds, each with what was seen.
         seconds: of the longest episode.
+        memory_mib: the most that the process of the audit held during an episode, beyond what it held
+            before, in MiB; that of all tasks that are played at the same time. 0 where the system
+            does not say.
     """
 
     task: str
@@ -55,6 +58,7 @@ class TaskRecord:
     controls: dict[str, float | None] = field(default_factory=dict)
     defects: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    memory_mib: float = 0.0
 
     def found(self, kind: str, seen: str) -> None:
         """Note a defect; the first of a kind counts."""
@@ -122,6 +126,7 @@ def _of_group(rows: Sequence[TaskRecord]) -> dict[str, Any]:
         "echo": _mean(row.echo for row in rows),
         "other": _mean(row.other for row in rows),
         "seconds": max(row.seconds for row in rows),
+        "memory_mib": max(row.memory_mib for row in rows),
         "defects": dict(defects.most_common()),
     }
 
