@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from quintain.errors import UsageError
-from quintain.process import SERVER_TOKEN
+from quintain.process import SERVER_FOLDER, SERVER_TOKEN, pack_folder
 from quintain.recipe.extends import bundled_text
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
 from quintain_schedules import EnginePool
-from quintain_vllm.guard import FILE, RunOnly
+from quintain_vllm.guard import FILE, FOLDER, RunOnly
 from quintain_vllm.server import VLLMServer, gpus_of
 from quintain_vllm.settings import ServerSettings
 
@@ -55,7 +57,7 @@ def part(body: bytes, *, more: bool) -> dict[str, Any]:
     return {"type": "http.request", "body": body, "more_body": more}
 
 
-@pytest.mark.parametrize("path", [FILE, "/health", "/update_weights"])
+@pytest.mark.parametrize("path", [FILE, FOLDER, "/health", "/update_weights"])
 @pytest.mark.parametrize("headers", [[], [(b"authorization", b"Bearer guessed")]])
 def test_who_has_no_token_is_refused(guard: RunOnly, path: str, headers: Any) -> None:
     assert asked(guard, path, headers=headers)[0] == 401
@@ -77,6 +79,26 @@ def test_a_file_has_what_came_until_the_next(guard: RunOnly) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_the_last_two_folders_stay(
+    guard: RunOnly, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has the files that came. Of the archive nothing stays."""
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "theirs").mkdir()
+    monkeypatch.setenv(SERVER_FOLDER, str(tmp_path / "theirs"))
+    before, folders = len(os.listdir("/proc/self/fd")), []
+    for version in range(3):
+        (tmp_path / "ours" / "adapter").write_text(str(version))
+        archive = pack_folder(tmp_path / "ours")
+        _, answer = asked(
+            guard, FOLDER, part(archive[:99], more=True), part(archive[99:], more=False)
+        )
+        folders.append(Path(json.loads(answer)["path"]))
+        assert (folders[-1] / "adapter").read_text() == str(version)
+    assert {*(tmp_path / "theirs").iterdir()} == {*folders[1:]}
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_of_half_a_file_nothing_stays(guard: RunOnly) -> None:
     before = len(os.listdir("/proc/self/fd"))
     gone = {"type": "http.disconnect"}
@@ -87,7 +109,6 @@ def test_of_half_a_file_nothing_stays(guard: RunOnly) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"adapters": True}, "adapters is true"),
         ({"transport": "ipc"}, "reaches the GPU of the learner alone"),
         ({"transport_args": {"folder": "/mnt"}}, "leave transport_args out"),
     ],
@@ -100,6 +121,7 @@ def test_weights_that_would_not_arrive_are_refused(settings: Any, why: str) -> N
         EnginePool.places({"engine": "vllm-server", "settings": settings})
     assert not VLLMServer.places({"url": "http://a:8000", **settings})
     assert VLLMServer.places({"transport": "nccl", "transport_args": {"address": "10.0.0.1"}})
+    assert VLLMServer.places({"adapters": True})
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import asyncio
 import hmac
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Awaitable, Callable, MutableMapping
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from quintain.process import SERVER_FOLDER, SERVER_TOKEN, unpack_folder
@@ -34,7 +35,7 @@ class RunOnly:
         self._app = app
         self._expected = f"Bearer {os.environ[SERVER_TOKEN]}".encode()
         self._file: int | None = None
-        self._folders: list[TemporaryDirectory[str]] = []
+        self._folders: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan" and not self._knows(scope):
@@ -54,13 +55,13 @@ class RunOnly:
 
     def _unpacked(self, archive: str) -> str:
         """Return a new folder with the files of *archive*."""
-        folder = TemporaryDirectory(dir=os.environ[SERVER_FOLDER])
+        folder = tempfile.mkdtemp(dir=os.environ[SERVER_FOLDER])
         with open(archive, "rb") as packed:
-            unpack_folder(packed, folder.name)
+            unpack_folder(packed, folder)
         self._folders.append(folder)
         if len(self._folders) > 2:
-            self._folders.pop(0).cleanup()
-        return folder.name
+            shutil.rmtree(self._folders.pop(0), ignore_errors=True)
+        return folder
 
     def _knows(self, scope: Scope) -> bool:
         said = dict(scope["headers"]).get(b"authorization", b"")
