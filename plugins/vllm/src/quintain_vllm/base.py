@@ -25,6 +25,7 @@ from quintain.models import HFTokenizer, check_whole
 from .arguments import engine_args
 from .canary import (
     DEVIATIONS,
+    DRAWS,
     SAMPLES,
     TOLERANCE,
     Reference,
@@ -437,7 +438,7 @@ class SyncedEngine(TokenEngine):
         """Return the engine as a `transports.Control`."""
 
     async def _check(self, weights: Weights) -> None:
-        """Score the canary, and the token after it, which is sampled over cached keys and values.
+        """Score the canary, and tokens after it, which are sampled over cached keys and values.
 
         Where input embeddings have weights of their own, a second sequence draws other tokens for
         each version.
@@ -450,18 +451,21 @@ class SyncedEngine(TokenEngine):
         tolerance = self.settings.canary_tolerance or tolerance_of(
             module, ids, expected, self.dtype
         )
-        difference, updated = 0.0, weights.version != self._checked
-        for temperature in (1.0, 0.5):  # vLLM may be set to report log-probs before the temperature
-            following = await self._generate(
-                ids, {**_ONE, "temperature": temperature, "logprobs": 0}
-            )
-            if following.cached and updated:
-                cached = f"prefix ({following.cached} tokens that were cached before)"
-                raise UndeliveredError(weights.version, cached)
+        first = await self._generate(ids, {**_ONE, "temperature": 1.0, "logprobs": 0})
+        if first.cached and weights.version != self._checked:
+            cached = f"prefix ({first.cached} tokens that were cached before)"
+            raise UndeliveredError(weights.version, cached)
+        # vLLM may be set to report log-probs before the temperature. Those of one token can be
+        # almost the same with and without it.
+        half = {**_ONE, "temperature": 0.5, "logprobs": 0}
+        others = await asyncio.gather(
+            *(self._generate(ids, {**half, "seed": seed}) for seed in range(DRAWS))
+        )
+        difference = 0.0
+        for temperature, following in ((1.0, first), *((0.5, other) for other in others)):
             labels = {version for version, _, _ in following.spans} - {str(weights.version)}
             if labels:
                 raise UndeliveredError(weights.version, f"version ({', '.join(labels)})")
-            updated = False
             expected_logp = (expected[-1] / temperature).log_softmax(-1)[following.ids[0]]
             difference = max(difference, abs(following.logps[0] - float(expected_logp)))
         self._checked = weights.version

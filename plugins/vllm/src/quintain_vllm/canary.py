@@ -23,6 +23,8 @@ ROUNDING = 6.0
 """Largest difference of one log-prob, in the largest that rounding makes in the learner: at most
 3.2 in 144 random models (docs/vllm.md).
 """
+DRAWS = 8
+"""Tokens that are drawn after the canary at another temperature than 1."""
 SAMPLES, DEVIATIONS = 128, 6.0
 """Tokens that are drawn when the engine starts, and the standard errors by which their mean
 log-prob may differ from its expectation.
