@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from quintain.interfaces.learner import PARTS
 
+from ...processes import ended, within
 from ...small_run import small_recipe
-from .test_learner import ended, within
 from .test_run import SUMS, children, ranks_of
 
 STEPS = 40

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -35,6 +35,7 @@ from quintain_fsdp.team import Team
 
 from ...core.learning.algorithms import INSTALLED
 from ...core.models.tiny import tiny_model
+from ...processes import ended, within
 from .test_exact import assert_same, batch, check, model, trained
 
 GRPO = ALGORITHMS["grpo"]
@@ -68,21 +69,6 @@ def sharded(team: Team | None = None, **settings: Any) -> FsdpLearner:
 def train_on(learner: FsdpLearner) -> None:
     while True:
         learner.step(batch())
-
-
-def ended(pid: int) -> bool:
-    """Return whether the process *pid* has ended, also where nobody has asked for its exit code."""
-    try:
-        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):  # the second one while it is read
-        return True
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return condition()
 
 
 def test_two_ranks_make_the_update_of_one_process(pair: Team) -> None:

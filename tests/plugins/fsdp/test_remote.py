@@ -33,7 +33,7 @@ from quintain_fsdp.wire import TOKEN, AuthenticationError, accepted, address_of,
 
 from ...core.models.tiny import tiny_model
 from ...small_run import small_recipe
-from ..workers.test_lost_machine import FOUND, OURS, machine, may_make_namespaces
+from ..workers.test_lost_machine import FOUND, OURS, ip, machine, may_make_namespaces
 from .test_checkpoint import RECIPE, manager, plain
 from .test_exact import assert_same, batch, model, trained
 from .test_learner import assert_equal, sharded, state_after
@@ -315,9 +315,6 @@ def two_machines() -> Iterator[tuple[list[str], list[str]]]:
     names = [f"quintain-{os.getpid()}-{k}" for k in (0, 1)]
     ends = [f"q{os.getpid()}-{k}" for k in (0, 1)]
 
-    def ip(words: str) -> None:
-        subprocess.run(["ip", *words.split()], check=True)
-
     try:
         for name in names:
             ip(f"netns add {name}")
@@ -330,7 +327,7 @@ def two_machines() -> Iterator[tuple[list[str], list[str]]]:
         yield tuple(["ip", "netns", "exec", name] for name in names)  # type: ignore[misc]
     finally:
         for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False)
+            ip(f"netns del {name}", check=False)
 
 
 def run_on_two_machines(job: str, folder: Path, environment: Mapping[str, str]) -> None:

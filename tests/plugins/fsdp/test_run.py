@@ -24,8 +24,8 @@ from quintain.recipe.tables import Recipe
 from quintain_memory import memory_of
 
 from ...core.models.tiny import tiny_model
+from ...processes import ended, within
 from ...small_run import small_recipe
-from .test_learner import ended, within
 
 SUMS = 'use = "arithmetic"'
 LEARNER = '[checkpoint]\nevery = 2\n[learner]\nuse = "fsdp"\nlr = 1e-3\nargs = { ranks = 2 }'

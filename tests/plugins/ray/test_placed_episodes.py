@@ -21,9 +21,9 @@ from quintain.types import AnyGroup
 from quintain_ray import Ray
 from quintain_workers import EpisodeProcesses
 
+from ...processes import ended
 from ...small_run import small_recipe
 from ...tools import load_tool
-from ..fsdp.test_learner import ended
 from ..fsdp.test_run import SUMS
 from ..workers.test_episodes import Draws, Played, opened
 from .sandbox_environment import PROGRAM

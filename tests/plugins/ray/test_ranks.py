@@ -24,8 +24,9 @@ from quintain.recipe.tables import Recipe
 from quintain_fsdp import FsdpLearner
 from quintain_ray import Ray
 
+from ...processes import ended, within
 from ...small_run import small_recipe
-from ..fsdp.test_learner import assert_equal, batch, ended, sharded, state_after, within
+from ..fsdp.test_learner import assert_equal, batch, sharded, state_after
 from ..fsdp.test_run import SUMS, children
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install ray")

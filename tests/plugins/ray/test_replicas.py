@@ -26,7 +26,8 @@ from quintain_schedules import EnginePool
 
 from ...core.models.tiny import save_tiny
 from ...integration.kills import check_history
-from ..fsdp.test_learner import assert_equal, ended, within
+from ...processes import ended, within
+from ..fsdp.test_learner import assert_equal
 from ..schedules.process_replica import SERVER, ProcessReplica
 from ..schedules.replica_server import token
 from . import test_ranks

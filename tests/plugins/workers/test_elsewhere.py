@@ -31,7 +31,8 @@ from quintain_workers.frames import TOKEN
 from quintain_workers.venvs import python_with
 
 from ...lanes import mostly_slow
-from .test_episodes import Played, ended, opened, wheel_of, without_time
+from ...processes import ended
+from .test_episodes import Played, opened, wheel_of, without_time
 
 
 class Here:

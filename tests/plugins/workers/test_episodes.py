@@ -47,6 +47,7 @@ from quintain.models.tokenizer import HFTokenizer
 
 from ...core.models.tiny import byte_tokenizer
 from ...lanes import mostly_slow
+from ...processes import ended
 
 FILE = Path(__file__).parent / "episode_environments.py"
 
@@ -182,14 +183,6 @@ async def opened(
     async with played.processes:
         await played.processes.open(played.plan, [played.environment], played.services, cluster)
         yield played
-
-
-def ended(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state == "Z"
 
 
 def without_time(groups: Sequence[AnyGroup]) -> list[AnyRollout]:
