@@ -19,6 +19,7 @@ _NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 import hypothesis  # noqa: E402
 
+from .lanes import examples, is_drawn, leave_more  # noqa: E402
 from .small_run import make_small_run  # noqa: E402
 
 # Before any library is imported: no network, no telemetry, no window, and threads that leave a core
@@ -40,6 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for name, same in (("same", True), ("fuzz", False)):
     hypothesis.settings.register_profile(
         name,
+        examples(100),
         derandomize=same,
         deadline=None,
         database=None,
@@ -50,11 +52,40 @@ hypothesis.settings.load_profile("fuzz" if os.environ.get("QUINTAIN_FUZZ") else 
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options that draw a sample of the tests."""
+    parser.addoption(
+        "--draw", type=float, metavar="SHARE", help="run this share of the tests alone"
+    )
+    parser.addoption("--draw-seed", default="0", metavar="TEXT", help="which ones")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say how the same sample is drawn again."""
+    if (share := config.getoption("draw")) is None:
+        return []
+    return [f"draw: --draw={share:g} --draw-seed={config.getoption('draw_seed')}"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem() -> Generator[None, object, object]:
+    """Cases that the mark ``keeps`` of a test does not name are not in `make test`."""
+    made = yield
+    if isinstance(made, list):
+        leave_more(made)
+    return made
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where several processes share the files, the longest come first: begun last, one would keep
-    its process busy while the others have nothing left.
+    """Keep what is drawn. Where several processes share the files, the longest come first: begun
+    last, one would keep its process busy while the others have nothing left.
     """
+    if (share := config.getoption("draw")) is not None:
+        seed = config.getoption("draw_seed")
+        left_out = [item for item in items if not is_drawn(item.nodeid, share, seed)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_drawn(item.nodeid, share, seed)]
     if hasattr(config, "workerinput"):
         text = (ROOT / "tests" / "durations.toml").read_text(encoding="utf-8")
         seconds = tomllib.loads(text)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.more
+
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "studies" / "benchmarks" / ".peers"
 

@@ -104,7 +104,8 @@ def test_two_runs_have_equal_metrics_and_wait_leaves_nothing_out(
 
     assert drop == again
     assert left_out(drop) > 0 == left_out(wait)
-    assert len(wait) == 8 and {4} == {r["groups"] for r in wait}
+    assert len(wait) == 8
+    assert {4} == {r["groups"] for r in wait}
     assert max(r["staleness.max"] for r in wait) <= 4
 
 

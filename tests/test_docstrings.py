@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .tools import load_tool
+
+pytestmark = pytest.mark.more
 
 TOOL = load_tool("docstrings")
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from .conftest import pytest_collection_modifyitems
-from .lanes import mostly_slow
+from .lanes import is_drawn, leave_more, mostly_slow
 from .tools import load_tool
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +49,12 @@ def test_every_room_plugin_and_environment_is_a_part(place: str, names: list[str
 
 
 @needs_make
+@pytest.mark.parametrize("part", ["offline/sft", "sft"])
+def test_a_part_of_a_plugin_is_a_part(part: str) -> None:
+    assert "tests/plugins/offline/sft" in make(part).stdout.split()
+
+
+@needs_make
 def test_an_unknown_part_is_refused_with_the_list_of_parts() -> None:
     refused = make("rolouts")
 
@@ -63,10 +69,18 @@ def test_processes_take_the_files_in_the_order_of_the_tests() -> None:
     """Otherwise pytest-xdist begins with the files of most tests, which are not the longest."""
     words = make("docs").stdout.split()
 
-    assert "loadfile" in words and "--no-loadscope-reorder" in words
+    assert "loadfile" in words
+    assert "--no-loadscope-reorder" in words
 
 
-@pytest.mark.parametrize("config", [SimpleNamespace(workerinput={}), SimpleNamespace()])
+def nothing(option: str) -> None:
+    """No option is given."""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SimpleNamespace(getoption=nothing, workerinput={}), SimpleNamespace(getoption=nothing)],
+)
 def test_long_files_come_first_where_processes_share_them(config: SimpleNamespace) -> None:
     """One process keeps the order of the folders, in which a reader looks for a failure."""
     longest, *_, shorter = LONG
@@ -109,3 +123,58 @@ def test_parameters_of_which_none_is_fast_are_refused() -> None:
     assert [mark.name for mark in second.marks] == ["slow"]
     with pytest.raises(ValueError, match="no parameter is called c"):
         mostly_slow(["a", "b"], ["c"])
+
+
+class Case:
+    """A case of a test, as far as `leave_more` looks at it."""
+
+    def __init__(self, name: str, kept: list[str]) -> None:
+        self.name = name
+        self.nodeid = f"tests/test_it.py::{name}"
+        self.kept = pytest.mark.keeps(*kept).mark
+        self.marks: list[str] = []
+
+    def get_closest_marker(self, name: str) -> pytest.Mark:
+        assert name == "keeps"
+        return self.kept
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.marks.append(mark.name)
+
+
+def test_cases_that_a_test_does_not_keep_are_more() -> None:
+    cases = [Case(f"test_it[{letter}]", ["a", "c[0]"]) for letter in ("a", "b", "c[0]")]
+
+    leave_more(cases)
+
+    assert [case.marks for case in cases] == [[], ["more"], []]
+
+
+def test_a_kept_case_that_is_none_is_refused() -> None:
+    """A renamed parameter would otherwise leave nothing in `make test`."""
+    cases = [Case(f"test_it[{letter}]", ["a", "d"]) for letter in ("a", "b")]
+
+    with pytest.raises(pytest.UsageError, match="test_it has no case d. The cases are a, b"):
+        leave_more(cases)
+
+
+def test_a_seed_draws_the_same_tests_again_and_another_one_draws_others() -> None:
+    names = [f"test_{number}" for number in range(1000)]
+
+    drawn = [name for name in names if is_drawn(name, 0.1, "a")]
+    again = [name for name in names if is_drawn(name, 0.1, "a")]
+    other = [name for name in names if is_drawn(name, 0.1, "b")]
+
+    assert again == drawn
+    assert other != drawn
+    assert 70 < len(drawn) < 130
+    assert not any(is_drawn(name, 0.0, "a") for name in names)
+    assert all(is_drawn(name, 1.0, "a") for name in names)
+
+
+@needs_make
+def test_a_commit_draws_of_the_long_tests() -> None:
+    words = ["make", "--dry-run", "--directory", str(ROOT), "test-slow", "DRAW=0.1", "SEED=abc"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True)
+
+    assert "--draw=0.1 --draw-seed=abc" in shown.stdout

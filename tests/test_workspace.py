@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quintain import __version__
-from quintain.registry.known import known_plugins
+from quintain.registry.known import install_line, known_plugins
 
 from .lazy import lazily
 from .tools import load_tool
@@ -69,7 +69,7 @@ LAZY = [
     if "lazy_names(" in (TOOL.package(member) / "__init__.py").read_text(encoding="utf-8")
 ]
 """The packages of members that import their public names when they are used."""
-FOREIGN = {"quintain_verifiers": "verifiers"}
+FOREIGN = {"quintain_bridges.verifiers": "verifiers"}
 """What a package subclasses, and only a virtual environment of its own has."""
 
 
@@ -96,6 +96,23 @@ def test_core_knows_every_component_of_a_plugin() -> None:
     }
 
     assert known_plugins() == declared
+
+
+SHARED_WORDS = {
+    "chat": "the command talks to any model, the environment is replies to chats by rubrics",
+    "sft": "the command and the algorithm minimise the same loss",
+}
+"""Words that name components of two kinds, each with the reason."""
+
+
+def test_a_word_names_components_of_one_kind() -> None:
+    """So that a name in an error, a page or a recipe says what it is."""
+    kinds: dict[str, set[str]] = {}
+    for member in MEMBERS:
+        for kind, name in TOOL.declared(member):
+            kinds.setdefault(name, set()).add(kind)
+
+    assert {name for name, found in kinds.items() if len(found) > 1} == SHARED_WORDS.keys()
 
 
 def test_no_line_of_core_names_a_plugin() -> None:
@@ -136,3 +153,9 @@ def test_ci_script_runs() -> None:
 
     assert os.access(script, os.X_OK)
     subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def test_the_line_that_installs_a_component_names_its_extra() -> None:
+    """pip quotes an extra, since a shell reads brackets."""
+    assert install_line("service", "workers") == "pip install quintain-scale"
+    assert install_line("engine", "vllm") == "pip install 'quintain-engines[vllm]'"

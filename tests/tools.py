@@ -13,7 +13,8 @@ FOLDER = Path(__file__).resolve().parent.parent / "tools"
 def load_tool(name: str) -> ModuleType:
     """The program ``tools/NAME.py``, imported without running it."""
     spec = importlib.util.spec_from_file_location(f"{name}_tool", FOLDER / f"{name}.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from quintain.errors import UsageError
-from quintain.interfaces.algorithm import Algorithm, RatioTo
+from quintain.interfaces.algorithm import Algorithm
 from quintain.interfaces.pieces import KINDS, Piece, every_piece
 from quintain.interfaces.sampling_plan import SamplingPlan
 from quintain.learning.algorithms import ALGORITHMS
 from quintain.learning.loss_inputs import LossInputs, RatioPool
 from quintain.registry.discovery import discover
 from quintain.registry.lookup import Registry
-from quintain_devtools.describe import (
+from quintain_authoring.devtools.describe import (
     Difference,
     differences,
     kl_words,
@@ -391,9 +391,9 @@ class Watched(LossInputs):
 
     seen: ClassVar[list[str]] = []
 
-    def log_ratio(self, pool: RatioPool = "token", *, ratio_to: RatioTo | None = None) -> Tensor:
+    def log_ratio(self, pool: RatioPool = "token") -> Tensor:
         type(self).seen = [*self.seen, pool]
-        return super().log_ratio(pool, ratio_to=ratio_to)
+        return super().log_ratio(pool)
 
 
 def _group_filter(algorithm: Algorithm) -> str:

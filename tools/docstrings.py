@@ -18,7 +18,7 @@ PACKAGE = ROOT / "core" / "quintain"
 
 VERBS = frozenset(
     """
-    Accept Accumulate Add Adjust Advance Aggregate Agree Allocate Allow Announce Answer Append Apply
+    Abandon Accept Accumulate Add Adjust Admit Advance Aggregate Agree Allocate Allow Announce Answer Append Apply
     Arrange Ask Assert Assign Attach Audit Average Await Begin Bind Block Bound Build Call Cancel Change
     Check Choose Clear Clip Close Collect Combine Compact Compare Complete Compute Configure Confine
     Connect Continue Convert Copy Count Create Cut Deal Decide Decode Decorate Define Delete Deliver
@@ -33,7 +33,7 @@ VERBS = frozenset(
     Remark Remember Remove Rename Render Repeat Replace Reply Report Request Require Reserve Reset Resize
     Resolve Restart Restore Resume Retry Return Reuse Rewrite Round Run Sample Save Say Scale Score
     Search See Seed Select Send Serve Set Shade Shard Shift Show Shuffle Shut Simulate Skip Sleep Sort Split
-    Spread Start Step Stop Store Sum Swap Switch Sync Tag Take Tell Test Time Tokenize Track Train
+    Spread Start State Step Stop Store Sum Swap Switch Sync Tag Take Tell Test Time Tokenize Track Train
     Translate Treat Trim Truncate Try Turn Undo Unpack Unregister Update Upload Use Validate Verify
     Wait Wake Walk Warn Watch Work Wrap Write Yield
     """.split()
@@ -42,7 +42,7 @@ VERBS = frozenset(
 SHOWN = {
     *("property", "cached_property"),
     *("advantage", "per_group", "objective", "correction", "aggregation", "group_filter"),
-    *("optimizer_step", "command", "group"),
+    *("optimizer_step", "command", "group", "decides"),
     *("reward", "group_reward", "case"),
 }
 """Decorators of what may begin with a noun."""

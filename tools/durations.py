@@ -53,7 +53,7 @@ def parts() -> Iterator[tuple[str, list[Path]]]:
         if files := sorted(place.glob("test_*.py")):
             yield f"{place.relative_to(ROOT)}/test_*.py", files
         for folder in sorted(place.iterdir()):
-            if folder not in PLACES and any(folder.glob("test_*.py")):
+            if folder not in PLACES and any(folder.rglob("test_*.py")):
                 yield folder.name.replace("_", "-"), [folder]
 
 
@@ -61,7 +61,7 @@ def measure(paths: Iterable[Path]) -> list[Measured]:
     """Run the tests of `make test` at *paths* in one process; reports of failures are printed."""
     with tempfile.TemporaryDirectory() as folder:
         times = Path(folder) / "times.json"
-        options = ["-q", "-n", "0", "-m", "not slow and not ci"]
+        options = ["-q", "-n", "0", "-m", "not more and not slow and not ci"]
         options += ["-p", "cpu_times", f"--cpu-times={times}"]
         ended = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *map(str, paths)],

@@ -14,8 +14,8 @@ import tomllib
 from pathlib import Path
 
 from quintain.registry import current
-from quintain_devtools.docstrings import plain
-from quintain_devtools.info import Details, details_of
+from quintain_authoring.devtools.docstrings import plain
+from quintain_authoring.devtools.info import Details, details_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from wrap_docs import wrapped
@@ -33,11 +33,13 @@ PAGES = {
     "code-procedural": "code.md",
     "critique": "judged-rewards.md",
     "duel": "games.md",
+    "extraction": "models.md",
     "gsm8k": "math-verification.md",
     "guess": "games.md",
     "gymnasium": "other-ecosystems.md",
     "harbor": "harbor.md",
     "harbor-agent": "harbor.md",
+    "instructions": "instructions.md",
     "math": "math-verification.md",
     "maze": "games.md",
     "nemo_gym": "other-ecosystems.md",
@@ -59,6 +61,7 @@ CURVES = {
     "arithmetic": "images/curves.png",
     "chat": "experiments/chat_rubrics.png",
     "code-procedural": "images/code.png",
+    "extraction": "images/extraction.png",
     "notes": "experiments/context_compaction.png",
     "search": "images/search.png",
     "story": "experiments/story.png",
@@ -74,7 +77,8 @@ HEAD = """# Gallery of environments
 
 What this repository has, from `quintain list environments`. *Controls* are scripted policies: each scores the maximum
 (`max`), the minimum (`min`), or something between; `quintain eval NAME --controls` plays them, without a model. A
-*curve* is that of the default model, trained on two CPU cores; the page of the environment has its command and date.
+*curve* is that of the default model (of `extraction`, of SmolLM2-135M), trained on two CPU cores; the page of the
+environment has its command and date.
 
 To add one of your own: [write-an-environment.md](write-an-environment.md).
 
@@ -90,7 +94,8 @@ def render() -> str:
         AssertionError: an environment cannot be imported.
     """
     registry = current()
-    distributions = {project(m) for m in ROOT.glob("environments/*/pyproject.toml")}
+    members = (*ROOT.glob("environments/*/pyproject.toml"), *ROOT.glob("plugins/*/pyproject.toml"))
+    distributions = {project(member) for member in members}
     environments = [
         c for c in registry.components("environment") if c.distribution in distributions
     ]
@@ -119,7 +124,7 @@ def card(name: str, details: Details) -> str:
     facts = [f"`pip install {details.line.distribution}`"]
     recipe = RECIPES.get(name, name)
     if (ROOT / "core" / "quintain" / "recipes" / f"{recipe}.toml").exists():
-        facts.append("`quintain train" + (f" {recipe}`" if recipe != "quickstart" else "`"))
+        facts.append("`quintain train" + (f" {recipe}`" if recipe != "quickstart" else f" {name}`"))
     facts += [f"[more]({PAGES[name]})"] if name in PAGES else []
     facts += [f"needs {', '.join(details.line.needs)}"] if details.line.needs else []
     parts += [" · ".join(facts), f"Controls: {controls}"]

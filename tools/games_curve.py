@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quintain_viewer import COLOURS, render_png
+from quintain_view.viewer import COLOURS, render_png
 
 PLACE = Path(__file__).resolve().parent.parent / "docs" / "images" / "games.png"
 

@@ -23,7 +23,8 @@ FACTS = """\
 - An environment is a class with `tasks(split)` and a reward; `quintain eval FILE.py:Class --controls` checks it without
   a model.
 - A failed reward is not a score of 0: the rollout is left out and counted.
-- Quintain trains on one machine and one device; code of the policy runs in a sandbox, code of an author does not.
+- Code of the policy runs in a sandbox, code of an author does not.
+- The training loop on one page: examples/loop.py. Rules for work in the repository: AGENTS.md.
 """
 
 

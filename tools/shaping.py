@@ -1,4 +1,4 @@
-"""Draw ``docs/images/shaping/*.png``, a plot of each reward of quintain-shaping, by scoring
+"""Draw ``docs/images/shaping/*.png``, a plot of each reward of quintain-rewards, by scoring
 rollouts with the rewards.
 
 Run it after changing a reward; a test fails where a reward has no plot.
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import quintain_shaping as shaping
+import quintain_rewards.shaping as shaping
 from quintain import Reward, Rollout, Score, Task, Turn
 from quintain.interfaces.reward import RewardContext
 from quintain.testing import rollout
 from quintain.types.transcript import Branch, TokenSource, Transcript
-from quintain_viewer import COLOURS, add_legend, render_png
+from quintain_view.viewer import COLOURS, add_legend, render_png
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images" / "shaping"

@@ -8,25 +8,45 @@ name the file gives to the function or to its module.
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
-from collections.abc import Container, Iterator, Mapping
+import gc
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import zip_longest
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 PACKAGE = "quintain"
+MEMBER_FOLDERS = ("plugins", "environments", "examples")
 
-NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
-"""Kinds of tokens that cost nothing."""
+TOKEN = re.compile(
+    r"""
+    (?P<line> \n )
+    | (?P<comment> \#[^\n]* )
+    | (?P<string> (?:[rRbBfFuU]|[rR][bBfF]|[bBfF][rR])? (?:
+        \"\"\" [^"\\]* (?: (?:\\.|"(?!"")) [^"\\]* )* \"\"\"
+        | \'\'\' [^'\\]* (?: (?:\\.|'(?!'')) [^'\\]* )* \'\'\'
+        | " (?:[^"\\\n]|\\.)* " | ' (?:[^'\\\n]|\\.)* ' ) )
+    | 0[xXoObB][\da-fA-F_]+ | (?:\d[\d_]*\.?|\.\d)[\d_]*(?:[eE][+-]?[\d_]+)?[jJ]?
+    | \w+
+    | (?P<comma> , )
+    | (?P<close> [)\]}] )
+    | \*\*=|//=|>>=|<<=|\.\.\.|[-+*/%@&|^:=<>!]=|\*\*|//|>>|<<|->|[^\s\\]
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""A token of Python, an f-string as a whole, or the end of a line. `tokenize` is ten times slower,
+and from Python 3.12 it counts the parts of an f-string.
+"""
+
+NO_NODES = {"arg", "attr", "ctx", "id", "kind", "module", "type_comment"}
+"""Fields of nodes that have no inner nodes."""
+LEAVES = {ast.Name, ast.Constant, ast.Pass}
+"""Nodes without inner ones, half of all."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 IMPORTERS = {
     "__import__",
@@ -59,7 +79,7 @@ IMPORT_MODULES = {"importlib", "importlib.machinery", "importlib.util", "pkgutil
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Module:
     """A source file: its dotted name, where it is, and its syntax tree."""
 
@@ -71,12 +91,19 @@ class Module:
     @property
     def nodes(self) -> list[ast.AST]:
         """The syntax tree, its root first."""
-        return parsed(self.text)
+        return tree(self.text).nodes
 
     @property
     def top(self) -> list[ast.AST]:
         """The statements at the top of the module."""
         return list(ast.iter_child_nodes(self.nodes[0]))
+
+    def find(self, *kinds: type[ast.AST]) -> Iterator[Any]:
+        """Yield the nodes whose class is one of *kinds*, of each class those nearer the root
+        first.
+        """
+        by_kind = tree(self.text).by_kind
+        return chain.from_iterable(by_kind.get(kind, ()) for kind in kinds)
 
     @property
     def tokens(self) -> int:
@@ -116,15 +143,58 @@ class Import:
 
 
 @dataclass(frozen=True)
+class Requirement:
+    """A distribution by its normalised name, with the *extras* that are asked for."""
+
+    name: str
+    extras: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """What a distribution declares under *name* in *group*, such as ``quintain.rewards``.
+
+    Attributes:
+        module: where the object is.
+        extra: of the distribution, which the manifest says that it needs; else empty.
+    """
+
+    group: str
+    name: str
+    module: str
+    extra: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Project:
+    """What ``pyproject.toml`` and the manifest of a distribution say.
+
+    Attributes:
+        package: the name at the top of its imports.
+        dependencies: what every installation of it has.
+        extras: what each extra adds.
+    """
+
+    name: str
+    folder: Path
+    package: str
+    dependencies: frozenset[Requirement]
+    extras: Mapping[str, frozenset[Requirement]]
+    entry_points: tuple[EntryPoint, ...]
+
+
+@dataclass(frozen=True)
 class Checkout:
     """The modules of the package, of the members that use it, and of studies and tools, by name;
-    and the names of the files and folders at the top of the package.
+    the names of the files and folders at the top of the package; and the distributions, by the name
+    of their package.
     """
 
     package: Mapping[str, Module]
     members: Mapping[str, Module]
     scripts: Mapping[str, Module]
     top: frozenset[str]
+    projects: Mapping[str, Project] = field(default_factory=dict)
 
     @property
     def installed(self) -> dict[str, Module]:
@@ -137,8 +207,8 @@ class Checkout:
 
 
 def read(root: Path) -> Checkout:
-    """Read the checkout at *root*: the package, and the sources of plugins, environments, examples
-    and scripts.
+    """Read the checkout at *root*: the package, the sources of plugins, environments, examples and
+    scripts, and what each distribution declares.
     """
     members: dict[str, Module] = {}
     for pattern in ("plugins/*/src", "environments/*/src", "examples/*/src"):
@@ -147,7 +217,82 @@ def read(root: Path) -> Checkout:
     scripts = {k: v for f in ("studies", "tools") for k, v in modules(root / f, root).items()}
     package = root / "core" / PACKAGE
     top = frozenset(p.name for p in package.iterdir() if has_content(p))
-    return Checkout(modules(package, root / "core"), members, scripts, top)
+    of_package = modules(package, root / "core")
+    kind_of = {group: kind for kind, group in component_groups(of_package).items()}
+    patterns = ("pyproject.toml", *(f"{place}/*/pyproject.toml" for place in MEMBER_FOLDERS))
+    paths = [path for pattern in patterns for path in sorted(root.glob(pattern))]
+    projects = {one.package: one for one in (project(path, kind_of) for path in paths)}
+    checkout = Checkout(of_package, members, scripts, top, projects)
+    parse_all(checkout)
+    return checkout
+
+
+def parse_all(checkout: Checkout) -> None:
+    """Parse every file now: the garbage collector looks at each new node several times, and takes as
+    long as the parser.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        for module in checkout.all:
+            tree(module.text)
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def component_groups(package: Mapping[str, Module]) -> dict[str, str]:
+    """Return the entry-point group of each kind of component, as `quintain.registry` has them."""
+    discovery = package.get(f"{PACKAGE}.registry.discovery")
+    for node in discovery.find(ast.Assign) if discovery else ():
+        if dotted(node.targets[0]) == "GROUPS":
+            groups: dict[str, str] = ast.literal_eval(node.value)
+            return groups
+    return {}
+
+
+def project(path: Path, kind_of: Mapping[str, str]) -> Project:
+    """Read the ``pyproject.toml`` at *path*, and the manifest in the package of its distribution.
+    *kind_of* has the kind of component of each entry-point group.
+    """
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    table = content["project"]
+    (package,) = content["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    manifest = path.parent / package / "quintain.toml"
+    components = tomllib.loads(manifest.read_text(encoding="utf-8")).get("components", ())
+    extra_of = {(one["kind"], one["name"]): one.get("extra", "") for one in components}
+    groups = {"scripts": table.get("scripts", {}), **table.get("entry-points", {})}
+    entry_points = [
+        EntryPoint(
+            group, name, target.partition(":")[0], extra_of.get((kind_of.get(group), name), "")
+        )
+        for group, targets in groups.items()
+        for name, target in targets.items()
+    ]
+    optional = table.get("optional-dependencies", {})
+    return Project(
+        name=normalised(table["name"]),
+        folder=path.parent,
+        package=Path(package).name,
+        dependencies=requirements(table["dependencies"]),
+        extras={extra: requirements(texts) for extra, texts in optional.items()},
+        entry_points=tuple(entry_points),
+    )
+
+
+def requirements(texts: Iterable[str]) -> frozenset[Requirement]:
+    """Read requirements such as ``quintain[train]>=0.1``, without their versions."""
+    found = set()
+    for text in texts:
+        name, extras = re.match(r"([\w.-]+)(?:\[(.*?)\])?", text).groups()  # type: ignore[union-attr]
+        named = tuple(extra.strip() for extra in (extras or "").split(",") if extra.strip())
+        found.add(Requirement(normalised(name), named))
+    return frozenset(found)
+
+
+def normalised(name: str) -> str:
+    """Return the name of a distribution as PEP 503 normalises it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def has_content(path: Path) -> bool:
@@ -176,32 +321,63 @@ def module_of(path: Path, base: Path, text: str) -> Module:
 
 
 # ---------------------------------------------------------------- one text, whichever file has it
-@cache
-def parsed(text: str) -> list[ast.AST]:
-    """Every node of the syntax tree of *text*, parsed once for all copies of a file."""
-    return list(ast.walk(ast.parse(text)))
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """The syntax tree of a text.
 
-
-@cache
-def parents(text: str) -> dict[ast.AST, ast.AST]:
-    """Return the node that each node of *text* belongs to."""
-    return {child: node for node in parsed(text) for child in ast.iter_child_nodes(node)}
-
-
-@cache
-def late(text: str) -> frozenset[ast.AST]:
-    """Return the nodes of *text* that importing it does not run: inside functions, or for type
-    checkers alone.
+    Attributes:
+        nodes: all, the root first, without the contexts of names (`ast.Load`).
+        by_kind: the same by their class.
+        parents: the node that each belongs to.
     """
-    unread: list[ast.AST] = []
-    for node in parsed(text):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            unread += node.body
-        elif isinstance(node, ast.Lambda):
-            unread.append(node.body)
-        elif isinstance(node, ast.If) and for_type_checkers(node):
-            unread += node.body
-    return frozenset(inner for node in unread for inner in ast.walk(node))
+
+    nodes: list[ast.AST]
+    by_kind: Mapping[type[ast.AST], list[ast.AST]]
+    parents: Mapping[ast.AST, ast.AST]
+
+    def is_late(self, node: ast.AST) -> bool:
+        """Return whether importing the text does not run *node*: it is inside a function, or for
+        type checkers alone.
+        """
+        while node in self.parents:
+            owner = self.parents[node]
+            if runs_later(owner) and node in ast_list(owner.body):  # type: ignore[attr-defined]
+                return True
+            node = owner
+        return False
+
+
+@cache
+def tree(text: str) -> Tree:
+    """Parse *text*, once for all copies of a file."""
+    nodes: list[ast.AST] = [ast.parse(text)]
+    by_kind = defaultdict(list)
+    parents: dict[ast.AST, ast.AST] = {}
+    for node in nodes:  # which grows in this loop
+        kind = type(node)
+        by_kind[kind].append(node)
+        if kind in LEAVES:
+            continue
+        for name in node._fields:
+            value = None if name in NO_NODES else getattr(node, name, None)
+            if value:
+                for child in ast_list(value):
+                    nodes.append(child)
+                    parents[child] = node
+    return Tree(nodes, by_kind, parents)
+
+
+def ast_list(value: object) -> list[ast.AST]:
+    """Return the nodes that the value of a field has."""
+    if isinstance(value, list):
+        return [child for child in value if isinstance(child, ast.AST)]
+    return [value] if isinstance(value, ast.AST) else []
+
+
+def runs_later(node: ast.AST) -> bool:
+    """Return whether the body of *node* does not run when its module is imported."""
+    is_function = isinstance(node, (*FUNCTIONS, ast.Lambda))
+    return is_function or (isinstance(node, ast.If) and for_type_checkers(node))
 
 
 @cache
@@ -212,23 +388,29 @@ def code_lines(text: str) -> list[int]:
     a line: the comma before a closing bracket, and the second part of a literal in two parts.
     """
     docstrings = {
-        (node.lineno, node.col_offset)
-        for node in parsed(text)
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
+        node.lineno
+        for node in tree(text).by_kind.get(ast.Expr, ())
+        if isinstance(node, ast.Expr) and literal(node.value) is not None
     }
-    code = [
-        token
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in NO_CODE and token.start not in docstrings
-    ]
-    lines = []
-    for token, following in zip_longest(code, code[1:]):
-        last = following is not None and token.string == "," and following.string in (")", "]", "}")
-        part = following is not None and token.type == following.type == tokenize.STRING
-        if not (last or part):
-            lines.append(token.start[0])
+    lines: list[int] = []
+    line = 1
+    before: str | None = None
+    for token in TOKEN.finditer(text):
+        kind = token.lastgroup
+        if kind == "line":
+            line += 1
+            continue
+        if kind == "comment":
+            continue
+        if kind == "string":
+            if line not in docstrings and before != "string":
+                lines.append(line)
+            line += token[0].count("\n")
+        else:
+            if kind == "close" and before == "comma":
+                lines.pop()
+            lines.append(line)
+        before = kind
     return lines
 
 
@@ -263,8 +445,9 @@ def attribute(node: ast.AST) -> tuple[ast.expr | None, str]:
 
 def literal(node: ast.AST) -> str | None:
     """Return the text of a string in the source; None for other expressions."""
-    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-    return node.value if is_text else None
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return None
 
 
 # ---------------------------------------------------------------- imports
@@ -272,28 +455,36 @@ def imports(module: Module, known: Container[str]) -> Iterator[Import]:
     """Every import of a module, wherever it stands; ``from a import b`` is ``a.b`` where that is a
     *known* module.
     """
-    for one in written_imports(module):
-        inner = f"{one.target}.{one.name}"
-        yield replace(one, target=inner, name="") if one.name and inner in known else one
+    for one, as_module in import_readings(module):
+        yield as_module if as_module.target in known else one
+
+
+@cache
+def import_readings(module: Module) -> list[tuple[Import, Import]]:
+    """Return every import of a module as it is written, and as the import of a module: of ``a.b``
+    for ``from a import b``.
+    """
+    return [
+        (one, replace(one, target=f"{one.target}.{one.name}", name="") if one.name else one)
+        for one in written_imports(module)
+    ]
 
 
 @cache
 def written_imports(module: Module) -> list[Import]:
     """Every import of a module; the name in ``from a import b`` may be a module's."""
     written = []
-    after = late(module.text)
-    for node in module.nodes:
+    is_late = tree(module.text).is_late
+    for node in module.find(ast.Import, ast.ImportFrom):
         if isinstance(node, ast.Import):
             names = [(alias.name, "") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = absolute(module, node.module or "", node.level)
             names = [(base, alias.name) for alias in node.names]
-        else:
-            continue
-        written += [Import(module, *name, node.lineno, node not in after) for name in names]
+        written += [Import(module, *name, node.lineno, not is_late(node)) for name in names]
     for node, target in imported_by_expressions(module):
         if target:
-            written.append(Import(module, target, "", node.lineno, node not in after))
+            written.append(Import(module, target, "", node.lineno, not is_late(node)))
     return written
 
 
@@ -305,15 +496,16 @@ def absolute(module: Module, name: str, level: int) -> str:
     return ".".join([*folder[: len(folder) - level + 1], *filter(None, [name])])
 
 
+@cache
 def meanings(module: Module) -> dict[str, str]:
     """Return what the names mean that a module binds by imports."""
     meaning = {}
-    for node in module.nodes:
+    for node in module.find(ast.Import, ast.ImportFrom):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.partition(".")[0]
                 meaning[alias.asname or first] = alias.name if alias.asname else first
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = absolute(module, node.module or "", node.level)
             for alias in node.names:
                 meaning[alias.asname or alias.name] = f"{base}.{alias.name}"
@@ -338,9 +530,10 @@ def references(module: Module) -> list[Reference]:
     """Every name of a module, with the attributes that are read from it."""
     result = []
     meaning = meanings(module)
-    owners = parents(module.text)
-    for node in module.nodes:
-        if not isinstance(node, ast.expr) or not (name := dotted(node)):
+    owners = tree(module.text).parents
+    for node in module.find(ast.Name, ast.Attribute, ast.Call):
+        name = dotted(node)
+        if not name:
             continue
         owner = owners[node]
         if attribute(owner)[0] is not node:  # else a part of a longer one
@@ -355,12 +548,12 @@ def imported_by_expressions(module: Module) -> list[tuple[ast.expr, str | None]]
     not show it.
     """
     names: list[tuple[ast.expr, str | None]] = []
-    owners = parents(module.text)
+    owners = tree(module.text).parents
     for reference in references(module):
         name, node, owner = reference.name, reference.node, owners[reference.node]
         called = owner if isinstance(owner, ast.Call) and owner.func is node else None
         if name in IMPORTERS or name.rpartition(".")[2] in IMPORTERS:
-            names.append((node, called and argument(module, called)))
+            names.append((node, argument(module, called) if called else None))
         elif name == "sys.modules" and isinstance(owner, ast.Subscript):
             names.append((node, literal(owner.slice)))
         elif name == "sys.modules" and isinstance(owner, ast.Compare):
@@ -402,6 +595,7 @@ def exports(module: Module) -> set[str] | None:
     return None
 
 
+@cache
 def type_checking_names(module: Module) -> dict[str, str]:
     """Names that a module imports under ``if TYPE_CHECKING`` at its top, and where each is from."""
     return {
@@ -414,13 +608,20 @@ def type_checking_names(module: Module) -> dict[str, str]:
     }
 
 
+@cache
+def imported_references(module: Module) -> list[Reference]:
+    """Return the names with attributes that begin with an import."""
+    imported = set(meanings(module).values())
+    return [one for one in references(module) if one.more and one.start in imported]
+
+
 def module_attributes(
     module: Module, known: Mapping[str, Module]
 ) -> Iterator[tuple[int, str, str]]:
     """Attributes that a file reads from *known* modules it has imported: line, module,
     attribute.
     """
-    for reference in references(module):
+    for reference in imported_references(module):
         if reference.start in known and reference.name not in known:
             parts = reference.name.split(".")
             cut = next(n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in known)

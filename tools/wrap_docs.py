@@ -31,7 +31,7 @@ _BLOCK_MARK = re.compile(r" (?=(?:[-*+>|=]|\d+[.)]|#+|[-*_=]{3,})(?: |$)|```|~~~
 
 def pages() -> list[Path]:
     """The files that are wrapped."""
-    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    paths = [ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md"]
     for pattern in ("docs/**/*.md", "plugins/*/README.md", "environments/*/README.md"):
         paths += sorted(ROOT.glob(pattern))
     return paths

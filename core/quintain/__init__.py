@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from .types.task import Message, Task, ToolCall
     from .types.transcript import Sampled, Transcript
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 API_VERSION = 1
 """Of the contract with plugins; a manifest names the one it was written for. It changes only when

@@ -1,5 +1,5 @@
 """Three rules of admission under ``stale = "drop"``, by how the waits of episodes vary: a count of
-groups, a count of episodes, and that of `quintain_schedules`, in which an overtaken group counts
+groups, a count of episodes, and that of `quintain_scale.schedules`, in which an overtaken group counts
 with its running episodes.
 
 A model of the admission alone, with an engine and a learner that take no time. `schedules` runs the

@@ -78,8 +78,8 @@ async def throughput(grader: Any, tasks: list[Any]) -> float:
 
 
 async def measured(data: Path, n: int, passes: int) -> tuple[dict[str, list[float]], list[float]]:
-    from quintain_code import Grader
-    from quintain_code.data import load
+    from quintain_env_code import Grader
+    from quintain_env_code.data import load
     from quintain_sandbox import Bubblewrap
 
     tasks = list(load(str(data), "test", "test"))[: 4 * n]

@@ -24,13 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ..records import record_lines
+
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
 CACHE = FOLDER / ".cache"
 RESULTS = FOLDER / "results"
 PEERS = FOLDER / ".peers" / "bin" / "python"
 THREADS = min(2, os.cpu_count() or 1)
-PARTS = ("core", "environments/math/src", "plugins/openai/src")
+PARTS = ("core", "environments/math/src", "plugins/engines/src")
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
@@ -346,6 +348,6 @@ def write(name: str, figures: Mapping[str, Any], *, quick: bool, about: Mapping[
         "about": dict(about),
         "figures": dict(figures),
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(record_lines(content))
     print(f"\n{path.relative_to(ROOT)}")
     return path

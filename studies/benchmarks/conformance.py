@@ -1,6 +1,6 @@
 """The table of docs/conformance.md: every case through Quintain's layers and through peers.
 
-Each layer runs as ``quintain conformance --json`` in a process of its own, peers in the environment
+Each layer runs as ``python -m studies.conformance --json`` in a process of its own, peers in the environment
 of ``peers/conformance_env.sh``. Results are kept in ``results/conformance.json``; a layer that is
 not run keeps its last ones.
 
@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from ..records import record_lines
 from .common import FOLDER, RESULTS, ROOT
 
 PAGE = ROOT / "docs" / "conformance.md"
@@ -37,7 +38,7 @@ FILE = RESULTS / "conformance.json"
 
 def run(python: str, layer: str) -> list[dict[str, Any]]:
     """Return the results of *layer*, one for each case and API."""
-    command = [python, "-m", "quintain", "conformance", "--json", "--layer", layer]
+    command = [python, "-m", "studies.conformance", "--json", "--layer", layer]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False
@@ -81,7 +82,7 @@ def cell(outcomes: dict[str, str]) -> str:
 
 def table(layers: Iterable[dict[str, Any]]) -> str:
     """Return the page's part between its marks."""
-    cases = importlib.import_module("quintain_conformance").CASES
+    cases = importlib.import_module("studies.conformance").CASES
     columns = [*layers]
     heads = [f"{one['layer']} {one['version']}" for one in columns]
     lines = [
@@ -123,7 +124,7 @@ def main() -> None:
             python = str(folder / "bin" / "python")
             target = f"studies.benchmarks.peers.{layer}"
             layers[name] = measured(name, python, target, distribution)
-    FILE.write_text(json.dumps([*layers.values()], indent=1) + "\n", encoding="utf-8")
+    FILE.write_text(record_lines([*layers.values()]), encoding="utf-8")
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{BEGIN}\n{table(layers.values())}\n{END}{after}", encoding="utf-8")

@@ -127,8 +127,8 @@ class Sides:
     def __init__(self, size: str, precision: str, rows: int, device: str) -> None:
         import torch
 
+        from quintain.engine.embedded import EmbeddedEngine
         from quintain.models.load import load_model
-        from quintain_embedded.engine import EmbeddedEngine
 
         loaded: Any = load_model(folder(size), dtype=DTYPES[precision], device=device)
         loaded.tokenizer.stop_ids = ()

@@ -91,8 +91,8 @@ class Sides:
     def __init__(self, case: Case, device: str) -> None:
         import torch
 
+        from quintain.engine.embedded import EmbeddedEngine
         from quintain.models.load import load_model
-        from quintain_embedded.engine import EmbeddedEngine
 
         self.case, self.torch = case, torch
         dtype = {"fp32": "float32", "bf16": "bfloat16"}[case.precision]

@@ -33,9 +33,9 @@ class Engines:
     """The sides over one set of weights; context manager that starts and stops those of vLLM."""
 
     def __init__(self, size: str, rows: int, new: int, device: str) -> None:
+        from quintain.engine.embedded import EmbeddedEngine
         from quintain.models.load import load_model
-        from quintain_embedded.engine import EmbeddedEngine
-        from quintain_vllm import VLLMEngine, VLLMServer
+        from quintain_engines.vllm import VLLMEngine, VLLMServer
 
         # vLLM's kernels of attention on a GPU take half precision; two engines and the learner
         # share its memory

@@ -199,7 +199,7 @@ class Side:
 
         from quintain import Message, Sampling
         from quintain.evaluation.evaluation import evaluate
-        from quintain_openai import OpenAIEngine
+        from quintain_engines.openai import OpenAIEngine
 
         environment = self.environment(turns=turns)
         tasks = list(environment.tasks("train"))

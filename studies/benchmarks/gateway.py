@@ -85,7 +85,7 @@ class Side:
         import aiohttp
 
         from quintain_authoring import ScriptedEngine
-        from quintain_openai import OpenAIEngine
+        from quintain_engines.openai import OpenAIEngine
 
         turns, figures = TURNS[case], {}
         connector = aiohttp.TCPConnector(limit=0)

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.plugins.ray.placed_replica import PlacedReplica
-from tests.plugins.schedules.process_replica import ProcessReplica, content_of
+from tests.plugins.scale.ray.placed_replica import PlacedReplica
+from tests.plugins.scale.schedules.process_replica import ProcessReplica, content_of
 
 from quintain import (
     Agent,
@@ -29,7 +29,7 @@ from quintain import (
     reward,
 )
 from quintain.rollouts import Span, record_spans
-from quintain_schedules import EnginePool
+from quintain_scale.schedules import EnginePool
 
 STATE = "QUINTAIN_KILLS_STATE"
 """The file in which a run says what it does."""

@@ -8,7 +8,11 @@ from pathlib import Path
 
 LAUNCHER, BOX = b"launcher_main.py", b"bwrap"
 ACTOR = b"ray::ProcessActor"
-OF_ACTORS = (b"quintain_fsdp.join", b"quintain_workers.join", b"quintain.process.keeper")
+OF_ACTORS = (
+    b"quintain_learners.fsdp.join",
+    b"quintain_scale.workers.join",
+    b"quintain_engines.placed.keeper",
+)
 
 
 def command_of(pid: int) -> bytes:
@@ -75,7 +79,7 @@ def targets(kind: str, run: int, folder: Path) -> list[int]:
     # what Ray has started are no children of the run
     elsewhere = (one for pid in placed(folder) for one in (pid, *children(pid)))
     own = [*dict.fromkeys((*children(run), *elsewhere))]
-    workers = [pid for pid in own if b"quintain_workers.episode_worker" in command_of(pid)]
+    workers = [pid for pid in own if b"quintain_scale.workers.episode_worker" in command_of(pid)]
     if kind == "engine":
         return [pid for pid in own if b"replica_server.py" in command_of(pid)]
     if kind == "worker":

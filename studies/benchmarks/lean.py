@@ -67,10 +67,10 @@ def planned(settings: list[str]) -> dict[str, float]:
     import torch
     import transformers
 
+    from quintain.models.lora import with_adapters
+    from quintain.recipe.memory import memory_of
     from quintain.recipe.plan import RunPlan
     from quintain.recipe.tables import Recipe
-    from quintain_lora import with_adapters
-    from quintain_memory import memory_of
 
     plan = RunPlan.of(Recipe.load("quickstart", settings))
     config = transformers.Qwen3Config(
@@ -81,7 +81,7 @@ def planned(settings: list[str]) -> dict[str, float]:
         module: Any = transformers.AutoModelForCausalLM.from_config(config)
     numbers = sum(p.numel() for p in module.parameters())
     if plan.model.lora is not None:
-        module = with_adapters(module, plan.model.lora.model_dump())
+        module = with_adapters(module, plan.model.lora)
     memory = memory_of(plan, module, free=10**12)
     parts = ("weights", "gradients", "moments", "copy")
     return {part: getattr(memory, part) / numbers for part in parts}

@@ -1,4 +1,4 @@
-"""Verifications per second of `quintain_math_verify`, and how far a hanging answer overruns its
+"""Verifications per second of `quintain_rewards.math_verify`, and how far a hanging answer overruns its
 limit.
 
 The mix is even over whole numbers (right and wrong), fractions, roots and multiples of pi,
@@ -125,7 +125,7 @@ def overruns(verifier: Any, rounds: int) -> list[float]:
 
 
 def main() -> int:
-    from quintain_math_verify import Verifier
+    from quintain_rewards.math_verify import Verifier
 
     options = arguments(__doc__).parse_args()
     rounds, n = (1, 80) if options.quick else (options.rounds or 7, 800)

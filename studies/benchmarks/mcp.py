@@ -104,7 +104,7 @@ async def bare_episodes(server: Any, episodes: int) -> tuple[float, float]:
 
 
 async def ours_shared(calls: int, **settings: Any) -> tuple[float, float]:
-    from quintain_mcp import Mcp, McpServer
+    from quintain_tools.mcp import Mcp, McpServer
 
     async with Mcp(servers={"echo": McpServer(**settings)}) as mcp, mcp.session() as session:
         (tool,) = session.choose("echo")
@@ -116,7 +116,7 @@ async def ours_shared(calls: int, **settings: Any) -> tuple[float, float]:
 
 
 async def ours_episodes(episodes: int, **settings: Any) -> tuple[float, float]:
-    from quintain_mcp import Mcp, McpServer
+    from quintain_tools.mcp import Mcp, McpServer
 
     server = McpServer(session="episode", pool=PROCESSES, **settings)
     async with Mcp(servers={"echo": server}) as mcp:

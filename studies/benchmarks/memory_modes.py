@@ -135,11 +135,11 @@ def run(way: str, size: str) -> dict[str, Any]:
     import torch
 
     from quintain.console.screen import Screen
+    from quintain.engine.embedded import EmbeddedEngine
     from quintain.learning import Learner
     from quintain.recipe import plan as plans
+    from quintain.recipe.memory import memory_of
     from quintain.run.build import engine_for, learner_for, model_for
-    from quintain_embedded.engine import EmbeddedEngine
-    from quintain_memory import memory_of
 
     from .gpu.memory import CHECKPOINTED, on_paper, plan_of
     from .gpu.work import batch_of, prompts_of, sample, sequence
@@ -153,7 +153,7 @@ def run(way: str, size: str) -> dict[str, Any]:
     )
     estimate = memory_of(plan, on_paper(size, plan), free=None)
     # of the moments of AdamW on the host, its float32 weights exist from the start
-    masters = plan.learner_bytes.host // 3 * estimate.trained
+    masters = plan.learner.bytes.host // 3 * estimate.trained
     curve, files = Curve(), file_pages()
     with curve.phase("load"):
         model = model_for(plan, None, Screen(quiet=True), lambda text: nullcontext())

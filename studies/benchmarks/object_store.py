@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from quintain import Sampled
-from quintain_workers.frames import DONE, FrameStream, packed, pickled
+from quintain_scale.workers.frames import DONE, FrameStream, packed, pickled
 
 from .common import arguments, table, write
 

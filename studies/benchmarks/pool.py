@@ -27,7 +27,7 @@ from typing import Any
 
 from quintain import Sampled, Sampling, TokenEngine, Weights
 from quintain_authoring.byte_tokenizer import ByteTokenizer
-from quintain_schedules import EnginePool
+from quintain_scale.schedules import EnginePool
 
 from .common import arguments, table, write
 from .simulated import Costs, simulated

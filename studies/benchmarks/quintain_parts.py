@@ -22,7 +22,7 @@ from quintain.learning.learner import Learner
 from quintain.models.load import load_model
 from quintain.recipe import Recipe
 from quintain.recipe.resolve import resolve_algorithm
-from quintain.run.build import learner_options, seed_everything
+from quintain.run.build import seed_everything
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message
 from quintain.types.transcript import Sampled, TrainingSequence
@@ -112,9 +112,7 @@ async def answer(door: Door, args: Any) -> None:
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:
-    return {
-        name: value for name, value in learner_options(recipe.learner).items() if value is not None
-    }
+    return {name: value for name, value in recipe.learner.options().items() if value is not None}
 
 
 def _sequence(ids: list[int], reply: Sampled) -> TrainingSequence:

@@ -26,9 +26,9 @@ from typing import Any
 from quintain import Sampled, Sampling, Task, TokenEngine, Weights
 from quintain.interfaces import Pressure
 from quintain_authoring.byte_tokenizer import ByteTokenizer
-from quintain_schedules import EnginePool
-from quintain_schedules.prefixes import BLOCK, PrefixIndex
-from quintain_schedules.routing import Router
+from quintain_scale.schedules import EnginePool
+from quintain_scale.schedules.prefixes import BLOCK, PrefixIndex
+from quintain_scale.schedules.routing import Router
 
 from .common import arguments, table, write
 from .simulated import Costs, simulated

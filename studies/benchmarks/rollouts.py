@@ -206,7 +206,7 @@ def environment(turns: int) -> Any:
 async def ours(url: str, turns: int, count: int, concurrency: int, tokens: bool) -> None:
     from quintain import Sampling
     from quintain.evaluation import evaluate
-    from quintain_openai import OpenAIEngine, OpenAITokenEngine
+    from quintain_engines.openai import OpenAIEngine, OpenAITokenEngine
 
     tasks = list(environment(turns).tasks("train"))
     engine: Any = OpenAIEngine(base_url=url, model="m", concurrency=concurrency)

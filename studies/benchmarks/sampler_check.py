@@ -91,8 +91,8 @@ def engine_of(module: Any, dtype: str, error: str) -> Any:
     """Return an engine with *error*; ``None`` where its forward cannot have it."""
     import torch
 
+    from quintain.engine.embedded import EmbeddedEngine
     from quintain_authoring.byte_tokenizer import ByteTokenizer
-    from quintain_embedded.engine import EmbeddedEngine
 
     tokenizer = ByteTokenizer()
     tokenizer.stop_ids = ()
@@ -233,7 +233,7 @@ def main() -> None:
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(args.threads)
-    from quintain.recipe.plan import HALF
+    from quintain.recipe.plan import MISMATCH_LIMIT_HALF
 
     figures: dict[str, Any] = {}
     for name in [args.only] if args.only else FAMILIES[: 2 if args.quick else None]:
@@ -246,7 +246,7 @@ def main() -> None:
     lines = []
     for name, cases in figures.items():
         for case, f in cases.items():
-            above_half = sum(x > HALF for x in f["typical"])
+            above_half = sum(x > MISMATCH_LIMIT_HALF for x in f["typical"])
             low, high = f["typical"][0], f["typical"][-1]
             lines.append(
                 (name, case, f"{f['sample']:.3f}", f"{low:.3f} to {high:.3f}", f"{above_half} of 8")

@@ -4,7 +4,7 @@ over the time limit.
 A round runs a plain interpreter, one in a container that waits and one in a fresh container, in
 turn; the report has the medians and the differences to the plain one of the same round. The
 sustained rate has more programs than the pool has containers. Needs an engine (``tools/engine.sh
-start FOLDER``, ``DOCKER_HOST``) and its image (``quintain sandbox build``).
+start FOLDER``, ``DOCKER_HOST``) and its image (``quintain build-image``).
 
     python -m studies.benchmarks.sandbox_docker                   two minutes
 """

@@ -103,8 +103,8 @@ class Case:
         """
         import torch
 
+        from quintain.engine.decoding import LayerForward
         from quintain.models.layers import Decoder, fuse_storage
-        from quintain_embedded.decoding import LayerForward
 
         module = self.module.to(getattr(torch, self.dtype))
         fuse_storage(module)

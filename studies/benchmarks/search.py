@@ -94,7 +94,16 @@ async def ask_timed(url: str, queries: list[str]) -> tuple[float, float]:
 
 
 def over_http(corpus: Path, cache: Path, queries: list[str]) -> None:
-    argv = [sys.executable, "-m", "quintain_mcp", str(corpus), "--cache", str(cache), "--http", "0"]
+    argv = [
+        sys.executable,
+        "-m",
+        "quintain_tools.search",
+        str(corpus),
+        "--cache",
+        str(cache),
+        "--http",
+        "0",
+    ]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as server:
         try:
             url = re.search(r"http://\S+", server.stderr.readline())[0]  # type: ignore[index, union-attr]
@@ -114,7 +123,7 @@ def over_http(corpus: Path, cache: Path, queries: list[str]) -> None:
 
 
 def main() -> None:
-    from quintain_mcp import build_index, open_corpus
+    from quintain_tools.search import build_index, open_corpus
 
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -113,9 +113,9 @@ def plan(case: str, settings: dict[str, Any]) -> Any:
 
 def run(case: str, quick: bool, settings: dict[str, Any]) -> dict[str, Any]:
     """Train and return bytes of each rank by phase, beside the estimate."""
-    from quintain_fsdp import FsdpLearner
-    from quintain_fsdp.team import Team
-    from quintain_memory import memory_of
+    from quintain.recipe.memory import memory_of
+    from quintain_learners.fsdp import FsdpLearner
+    from quintain_learners.fsdp.team import Team
 
     from .gpu.work import random_batch
 

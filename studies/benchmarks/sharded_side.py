@@ -56,7 +56,7 @@ def loaded(folder: str) -> Any:
 def ours(args: argparse.Namespace) -> tuple[Callable[[], float], list[int]]:
     """Return a step of the learner `fsdp`, which gives the loss, and the process ids of its ranks."""
     from quintain.types.transcript import TrainingSequence
-    from quintain_fsdp import FsdpLearner
+    from quintain_learners.fsdp import FsdpLearner
 
     module = loaded(args.folder)
     rows = sequences_of(args.sequences, args.length, module.config.vocab_size)

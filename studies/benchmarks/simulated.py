@@ -23,20 +23,22 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import quintain.engine.sampler
 import quintain.learning.learner
 import quintain.rollouts.runner
-import quintain.run.run
-import quintain_embedded.sampler
-import quintain_schedules.collector
+import quintain.run.progress
+import quintain_scale.schedules.collector
+import quintain_scale.schedules.idle
+from quintain.engine.embedded import EmbeddedEngine
 from quintain.learning.learner import Learner
-from quintain_embedded.engine import EmbeddedEngine
 
 MEASURING: tuple[ModuleType, ...] = (
-    quintain_embedded.sampler,
+    quintain.engine.sampler,
     quintain.learning.learner,
     quintain.rollouts.runner,
-    quintain.run.run,
-    quintain_schedules.collector,
+    quintain.run.progress,
+    quintain_scale.schedules.collector,
+    quintain_scale.schedules.idle,
 )
 """The modules whose durations decide or are reported."""
 

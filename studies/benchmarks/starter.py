@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..records import record_lines
 from .common import RESULTS, ROOT, child_environment
 
 TEMPERATURE = 0.7
@@ -76,16 +77,14 @@ def save(name: str, rows: Sequence[dict[str, Any]]) -> None:
         "load": os.getloadavg(),
         "date": time.strftime("%Y-%m-%d"),
     }
-    (RESULTS / name).write_text(
-        json.dumps({**conditions, "rows": rows}, indent=1) + "\n", encoding="utf-8"
-    )
+    (RESULTS / name).write_text(record_lines({**conditions, "rows": rows}), encoding="utf-8")
 
 
 async def untrained(kinds: Sequence[str], tasks: int) -> list[dict[str, Any]]:
     """Sampled and greedy accuracy of the general starter on the test split of each kind."""
     from quintain import Sampling
+    from quintain.engine import EmbeddedEngine
     from quintain.evaluation import evaluate
-    from quintain_embedded import EmbeddedEngine
     from quintain_starter.source import GENERAL
 
     from .starter_tasks import Small

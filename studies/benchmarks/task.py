@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from quintain import Environment, Rollout, Task, reward
+from quintain.engine.embedded import EmbeddedEngine
 from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled
-from quintain_embedded.engine import EmbeddedEngine
 
 from . import shapes
 

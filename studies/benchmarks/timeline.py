@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from quintain.rollouts import Span, record_spans
-from quintain_watch.recorder import TimelineRecorder
+from quintain_view.watch.recorder import TimelineRecorder
 
 from .common import Paired, Worker, alternate, arguments, shown, table, write
 from .shapes import folder

@@ -167,8 +167,8 @@ class Side:
     async def _recorded(self, http: Any, concurrency: int) -> AsyncIterator[Any]:
         from quintain import Sampling
         from quintain.evaluation import evaluate
+        from quintain_engines.openai import OpenAITokenEngine
         from quintain_gateway import Gateway
-        from quintain_openai import OpenAITokenEngine
 
         engine = OpenAITokenEngine(
             base_url=self.url,

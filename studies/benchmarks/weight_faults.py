@@ -68,7 +68,7 @@ def embedded_updates(dtype: str, count: int) -> dict[str, Any]:
 def vllm_faults() -> dict[str, list[str]]:
     import pytest
     from tests.core.run.weight_faults import FAULTS
-    from tests.plugins.vllm.test_weight_faults import moving, sent_wrong
+    from tests.plugins.engines.vllm.test_weight_faults import moving, sent_wrong
 
     rows: dict[str, list[str]] = {fault.name: [fault.thread] for fault in FAULTS}
     started: dict[Any, Any] = {}
@@ -89,11 +89,11 @@ def vllm_updates(dtype: str, count: int) -> dict[str, Any]:
     """Alarms in *count* healthy updates, milliseconds of each part, and the differences of the
     canary in what rounding explains.
     """
-    from tests.plugins.vllm.test_weight_faults import Moving
+    from tests.plugins.engines.vllm.test_weight_faults import Moving
 
     from quintain.errors import QuintainError
     from quintain.learning import ModuleWeights
-    from quintain_vllm.canary import (
+    from quintain_engines.vllm.canary import (
         ROUNDING,
         TOLERANCE,
         canary_ids,

@@ -27,7 +27,7 @@ from quintain.evaluation import frozen_heap
 from quintain.recipe import Recipe, RunPlan
 from quintain.rollouts import RolloutContext, RolloutRequest, run_groups
 from quintain.services import started_services
-from quintain_workers import EpisodeProcesses
+from quintain_scale.workers import EpisodeProcesses
 
 from . import rollouts
 from .common import arguments, table, write
@@ -113,7 +113,7 @@ class Side:
         started = await stack.enter_async_context(
             started_services(plan.services, set(plan.slots), policy)
         )
-        self.environment = plan.environments[0].make(started)
+        self.environment = plan.tasks.environments[0].make(started)
         self.play = None
         if self.processes:
             workers = EpisodeProcesses(processes=self.processes, policy=self.engine)

@@ -131,7 +131,7 @@ def _trained(name: str, seed: int, steps: int) -> dict[str, list[float]]:
         played = pupil.scored(
             play(pupil.world, pupil.table().detach(), list(range(PROMPTS)), GROUP_SIZE, draw)
         )
-        clipped = learn(VARIANTS[name], pupil.table, optimizer, played, 1).get("clip_high", 0.0)
+        clipped = learn(VARIANTS[name], pupil.table, optimizer, played, 1).get("clip.high", 0.0)
     return out
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import sys
 import tempfile
@@ -19,11 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintain_compare.intervals import Interval, t_interval
-from quintain_viewer import COLOURS, render_png, shade_between
+from quintain_view.compare.intervals import Interval, t_interval
+from quintain_view.viewer import COLOURS, render_png, shade_between
+
+from ..records import record_lines
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGES = ROOT / "docs" / "experiments"
+PICTURES = ROOT / "docs" / "experiments"
+RESULTS = ROOT / "studies" / "results"
 SEEDS = 10
 QUICK_SEEDS = 2
 Values = Sequence[Sequence[float]]
@@ -102,7 +104,7 @@ def main(
     )
     parser.add_argument("--seeds", type=int, help=f"how many seeds (default: {SEEDS})")
     parser.add_argument(
-        "--out", type=Path, help="where figure and JSON go (default: docs/experiments)"
+        "--out", type=Path, help="where figure and JSON go (default: each to its own folder)"
     )
     if parts:
         parser.add_argument(
@@ -115,22 +117,22 @@ def main(
     began = time.perf_counter()
     report = (parts[only] if parts and only else study)(seeds, args.quick)
     seconds = time.perf_counter() - began
-    out = args.out or (Path(tempfile.mkdtemp(prefix="quintain-study-")) if args.quick else PAGES)
-    out.mkdir(parents=True, exist_ok=True)
+    out = args.out
+    if out is None and args.quick:
+        out = Path(tempfile.mkdtemp(prefix="quintain-study-"))
+    results, pictures = out or RESULTS, out or PICTURES
+    results.mkdir(parents=True, exist_ok=True)
     words = list(sys.argv[1:] if argv is None else argv)
     command = " ".join(["python", "-m", f"studies.experiments.{name}", *words])
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     files = f"{name}-{only}" if only else name
-    (out / f"{files}.json").write_text(
-        json.dumps(to_json(report, command, date, len(seeds), seconds), indent=1) + "\n"
-    )
-    (out / f"{files}.png").write_bytes(picture(report, f"{command} · {date} · {len(seeds)} seeds"))
+    figures = results / f"{files}.json"
+    figures.write_text(record_lines(to_json(report, command, date, len(seeds), seconds)))
+    image = pictures / f"{files}.png"
+    image.write_bytes(picture(report, f"{command} · {date} · {len(seeds)} seeds"))
     for line in table(report):
         print(line)
-    print(
-        f"{seconds:.0f} s on one thread of {os.cpu_count()}; {out / f'{files}.json'}, "
-        f"{out / f'{files}.png'}"
-    )
+    print(f"{seconds:.0f} s on one thread of {os.cpu_count()}; {figures}, {image}")
     return report
 
 

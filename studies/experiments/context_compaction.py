@@ -29,8 +29,8 @@ DAYS, WINDOW, DIGITS = 6, 2, 10
 ARMS: dict[str, tuple[str, ...]] = {
     "learned compaction": (),
     "frozen summariser": (
-        'environments.0.args.mode="scribe"',
-        'services.scribe={use="quintain-env-games/frozen", args={model="START"}}',
+        'environments.0.args.mode="summariser"',
+        'services.summariser={use="quintain-env-games/frozen", args={model="START"}}',
     ),
     "truncation": ('environments.0.args.mode="truncate"',),
 }

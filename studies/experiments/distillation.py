@@ -30,6 +30,7 @@ import torch
 
 from quintain import Algorithm, Environment, Sampling
 from quintain.console import Screen
+from quintain.engine import EmbeddedEngine
 from quintain.evaluation import evaluate
 from quintain.learning import ALGORITHMS, Learner
 from quintain.models import LoadedModel, load_model
@@ -43,11 +44,10 @@ from quintain.recipe import (
 )
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.store import save_model
-from quintain_distill import GKD, OPD, ModelTeacher
-from quintain_embedded import EmbeddedEngine
-from quintain_preference import SFT
-from quintain_sft.sources import Selection, source_of
-from quintain_sft.tuning import tune
+from quintain_offline.distill import GKD, OPD, ModelTeacher
+from quintain_offline.preference import SFT
+from quintain_offline.sft.sources import Selection, source_of
+from quintain_offline.sft.tuning import tune
 
 from .common import ROOT, Line, Panel, Report, Study, main
 

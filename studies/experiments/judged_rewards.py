@@ -68,7 +68,7 @@ ARMS = {
     "evolving rubrics, paper": ("chat", (EVOLVING,)),
     "evolving rubrics, mainline": (
         "chat",
-        (EVOLVING, 'services.rubrics={use="rubrics", args={variant="mainline"}}'),
+        (EVOLVING, 'services.rubric_library={use="rubric_library", args={variant="mainline"}}'),
     ),
     "likelihood of the next chapter": ("story", ("learner.lr=6e-5",)),
 }

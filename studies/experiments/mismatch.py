@@ -26,9 +26,9 @@ from quintain.learning.loss_inputs import LossInputs
 from quintain.recipe.tables import Recipe
 from quintain.registry.binding import bind
 from quintain.store.run_folder import RunFolder
-from quintain_compare.comparison import build_comparison, run_comparison
-from quintain_compare.results import RecipeResult, recipe_results
 from quintain_starter.architecture import build_model, build_tokenizer
+from quintain_view.compare.comparison import build_comparison, run_comparison
+from quintain_view.compare.results import RecipeResult, recipe_results
 
 from .common import Line, Panel, Report, generator, main
 

@@ -22,13 +22,13 @@ from quintain.run import run_training
 from quintain.store import RunFolder
 from quintain.types import derived_seed
 from quintain_env_math.arithmetic import MARK, Arithmetic
-from quintain_reward_model import (
+from quintain_offline.reward_model import (
     RewardTraining,
     TrainingSettings,
     new_scoring_model,
     split_by_prompt,
 )
-from quintain_reward_model.pairs import read_pairs, write_rows
+from quintain_offline.reward_model.pairs import read_pairs, write_rows
 
 from .common import Line, Panel, Report, differences, main
 
@@ -231,12 +231,12 @@ def optimised(
         [[environments]]
         use = "quintain-env-math/arithmetic"
         args = {_toml(ENVIRONMENT)}
-        reward = "reward_model"
+        reward = "learned_reward"
         [services.reward_model]
-        use = "quintain-reward-model/reward_model"
+        use = "quintain-offline/reward_model"
         args = {{ models = {json.dumps(list(models))}, penalty = {penalty}, normalise = true, batch = 64 }}
         [services.monitor]
-        use = "quintain-reward-model/overoptimisation"
+        use = "quintain-offline/overoptimisation"
         args = {{ gold = "use(\\"quintain_env_math.arithmetic:right_number\\")", kl = true }}
         [engine]
         args = {{ slots = 128 }}

@@ -222,7 +222,7 @@ def learn(
         advantage = advantage[played.owner]
     metrics: dict[str, list[float]] = {}
     for _ in range(algorithm.epochs):
-        for part in batch.minibatches(algorithm.minibatches):
+        for part in batch.minibatches(algorithm.minibatches, range(len(batch.groups))):
             optimizer.zero_grad()
             loss, shares = _loss(algorithm, table, played, prox, advantage, batch, part)
             loss.backward()  # type: ignore[no-untyped-call]

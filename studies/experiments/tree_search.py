@@ -25,19 +25,14 @@ from typing import Any
 
 from quintain import Algorithm, Environment, Sampling, TokenEngine
 from quintain.console import Screen
+from quintain.engine import EmbeddedEngine
 from quintain.evaluation import evaluate
 from quintain.learning import ALGORITHMS, Learner
 from quintain.models import LoadedModel, load_model
 from quintain.recipe import EnvironmentTable, ModelRequest, ModelSource, Recipe
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.store import save_model
-from quintain_embedded import EmbeddedEngine
-from quintain_env_math import Arithmetic, Countdown
-from quintain_preference import RFT
-from quintain_reward_model import ProcessRewardModel, process_reward
-from quintain_sft.sources import Selection, source_of
-from quintain_sft.tuning import tune
-from quintain_tree_search import (
+from quintain_algorithms.tree_search import (
     TREE_CREDIT,
     VALUE_STEPS,
     BeamEngine,
@@ -47,6 +42,11 @@ from quintain_tree_search import (
     fit_value,
     rows_of,
 )
+from quintain_env_math import Arithmetic, Countdown
+from quintain_offline.preference import RFT
+from quintain_offline.reward_model import ProcessRewardModel, process_reward
+from quintain_offline.sft.sources import Selection, source_of
+from quintain_offline.sft.tuning import tune
 
 from .common import ROOT, Line, Panel, Report, Study, main
 
@@ -576,7 +576,7 @@ async def run(
                 RolloutContext(
                     engine=sampler,
                     sampling=Sampling(max_tokens=LONGEST),
-                    services={"process_reward": rater},
+                    services={"process_reward_model": rater},
                     run_seed=seed,
                     step=updates,
                 ),

@@ -202,7 +202,8 @@ def test_what_is_installed_is_named_only_where_nothing_else_ran(
     plugin = raised_by(site / "plugin" / "__init__.py", use)
     script = raised_by(tmp_path / "script.py", use)
     # This file's own frames are an author's too, so the traceback begins at the plugin.
-    assert plugin.__traceback__ is not None and script.__traceback__ is not None
+    assert plugin.__traceback__ is not None
+    assert script.__traceback__ is not None
     assert (
         describe_error(plugin.with_traceback(plugin.__traceback__.tb_next))
         == "KeyError: 'x' (plugin/__init__.py, line 6)"
@@ -233,6 +234,8 @@ def test_nothing_is_guessed(tmp_path: Path) -> None:
         "TypeError: JSONEncoder.encode() got an unexpected keyword argument 'kye' (hidden.py, line "
         "2)"
     )
-    assert (nearest("lettrs", ["letters", "size"]), nearest("x", ["letters"])) == ("letters", "")
-    assert (suggestion("letters"), suggestion("")) == ("; did you mean 'letters'?", "")
+    assert nearest("lettrs", ["letters", "size"]) == "letters"
+    assert nearest("x", ["letters"]) == ""
+    assert suggestion("letters") == "; did you mean 'letters'?"
+    assert suggestion("") == ""
     assert did_you_mean("x", ["letters"]) == "; known: letters"

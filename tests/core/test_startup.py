@@ -123,6 +123,7 @@ def test_help_imports_no_command() -> None:
     assert "doctor" in done.stdout
 
 
+@pytest.mark.more
 def test_list_with_a_hundred_plugins_is_quick(hundred: dict[str, str]) -> None:
     """`quintain list` stays under its gate with a hundred plugins installed."""
     assert ratio("-m", "quintain", "list", env=hundred) < LIST_GATE
@@ -157,6 +158,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.keeps("train")
 @pytest.mark.parametrize(
     "words",
     mostly_slow(
@@ -169,9 +171,9 @@ sys.exit(main(sys.argv[1:]))
             ("start", "arithmetic"),
             ("export", "m", "out"),
             ("preference", "rows.jsonl", "--model", "m"),
-            ("reward-model", "train", "rows.jsonl", "--model", "m", "--out", "out"),
+            ("reward", "train", "rows.jsonl", "--model", "m", "--out", "out"),
         ],
-        ["train", "eval", "serve", "reward-model"],
+        ["train", "eval", "serve", "reward"],
         name=lambda words: words[0],
     ),
     ids=lambda words: words[0],
@@ -187,7 +189,8 @@ def test_a_terminal_shows_a_line_before_torch_is_imported(
 
     shown = on_terminal(tmp_path, *words)
 
-    assert shown.startswith("quintain: loading ...\r\n") and shown.endswith("[torch]")
+    assert shown.startswith("quintain: loading ...\r\n")
+    assert shown.endswith("[torch]")
     if words[0] in ("train", "eval"):
         assert "loading" not in on_terminal(tmp_path, *words, "--json")
 

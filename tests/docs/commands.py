@@ -15,7 +15,10 @@ from unittest.mock import patch
 
 from quintain.cli import main, root
 
+from .pages import ROOT
+
 WHOLE_RUN = "tests/integration/test_run.py::test_summary_holds_what_programs_read"
+ALONE = "tests/plugins/starter/test_packages.py::test_train_alone_gets_its_model_and_trains_it"
 QUICKSTART = "tests/integration/test_quickstart.py::test_the_quickstart_ends_with_a_better_model"
 INSTALLED = "tests/core/registry/test_extension.py::test_list_shows_its_components_and_the_clash"
 OWN = "tests/docs/test_own_code.py::test_the_readmes_environment_trains"
@@ -23,21 +26,21 @@ SOON = "tests/docs/test_own_code.py::test_a_step_of_learning_is_seen_within_a_mi
 COACHED = "tests/docs/test_own_code.py::test_the_readmes_recipe_trains"
 GSM8K = "tests/integration/test_gsm8k.py::test_twenty_steps_on_gsm8k_survive_a_kill"
 FILE = "tests/environments/dataset/test_dataset.py::test_a_file_and_a_function_train"
-SERVER = "tests/plugins/openai/test_eval.py::test_eval_against_a_local_server"
-COMPARED = "tests/plugins/compare/test_compare.py::test_a_comparison_from_end_to_end"
+SERVER = "tests/plugins/engines/openai/test_eval.py::test_eval_against_a_local_server"
+COMPARED = "tests/plugins/view/compare/test_compare.py::test_a_comparison_from_end_to_end"
 CODE = "tests/environments/code/test_rows.py::test_the_command_line_evaluates_a_file"
 CHECKED = "tests/environments/code/test_rows.py::test_check_lists_the_rows_that_cannot_be_used"
 FUNCTIONS = "tests/integration/test_code_run.py::test_the_default_model_learns_to_write_functions"
 SEARCHER = "tests/integration/test_search_run.py::test_the_default_model_learns_to_search"
 MAZE = "tests/integration/test_games_run.py::test_the_default_model_learns_to_play"
-SEARCH = "tests/plugins/mcp/test_search.py::test_the_page_shows_commands_that_work"
+SEARCH = "tests/plugins/tools/search/test_search.py::test_the_page_shows_commands_that_work"
 SERVE = (
     "tests/plugins/gateway/test_serve.py::test_the_command_serves_a_model_until_it_is_interrupted"
 )
 AGENT = "tests/environments/agent/test_training.py::test_the_page_shows_a_recipe_that_trains"
 BOXED = "tests/environments/agent/test_sandboxed_training.py::test_the_page_shows_a_recipe_that_trains_in_boxes"
-MCP = "tests/plugins/mcp/test_command.py::test_the_page_shows_commands_that_work"
-OWN_MCP = "tests/plugins/mcp/test_command.py::test_a_server_of_ones_own_is_as_the_page_shows"
+MCP = "tests/plugins/tools/mcp/test_command.py::test_the_page_shows_commands_that_work"
+OWN_MCP = "tests/plugins/tools/mcp/test_command.py::test_a_server_of_ones_own_is_as_the_page_shows"
 RUBRICS = "tests/plugins/judge/test_rubrics.py::test_the_command_writes_rubrics_of_an_environment"
 STORY = "tests/environments/story/test_books.py::test_the_page_shows_commands_that_work"
 STORY_RUN = "tests/integration/test_story_run.py::test_the_default_model_learns_to_plan"
@@ -49,10 +52,9 @@ VLLM_RUN = "tests/integration/test_vllm_lane.py::test_the_command_trains"
 DRY = "tests/docs/test_worked_recipes.py::test_the_recipe_passes_the_dry_run"
 OWN_DATA = "tests/docs/test_worked_recipes.py::test_the_recipe_of_ones_own_data_trains"
 CAPITALS = "tests/docs/test_worked_recipes.py::test_the_controls_play_the_file"
-RANKS = "tests/plugins/fsdp/test_run.py::test_the_quickstart_trains_on_two_ranks"
-WATCHED = "tests/plugins/watch/test_server.py::test_the_command_prints_its_address_and_ends"
-AUDITED = "tests/environments/harbor/test_containers.py::test_an_audit_goes_on_where_it_was_and_a_recipe_reads_it"
-PUBLISHED = "tests/plugins/packages/test_publish.py::test_from_a_template_to_an_installation"
+RANKS = "tests/plugins/learners/fsdp/test_run.py::test_the_quickstart_trains_on_two_ranks"
+WATCHED = "tests/plugins/view/watch/test_server.py::test_the_command_prints_its_address_and_ends"
+AUDITED = "tests/environments/agent/harbor/test_containers.py::test_an_audit_goes_on_where_it_was_and_a_recipe_reads_it"
 CLUSTER = "tests/integration/test_laptop_to_cluster.py::test_every_command_of_the_page_works"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
@@ -65,22 +67,23 @@ ELSEWHERE = {
     "'engine.args={count=2}'": CLUSTER,
     "quintain train sums.toml --name ranks --set learner.use=fsdp --set learner.args.ranks=2": CLUSTER,
     "quintain train cluster.toml --dry-run": CLUSTER,
-    "quintain judge rubrics prompts.jsonl --search articles --url http://127.0.0.1:8000/v1 --out "
+    "quintain grading rubrics prompts.jsonl --search articles --url http://127.0.0.1:8000/v1 --out "
     "new.jsonl": RUBRICS,
     "bash tools/vllm_env.sh": VLLM,
     ".venv-vllm/bin/quintain train --set engine.use=vllm": VLLM_RUN,
     "make test": WORKSPACE,
-    "quintain harbor audit tasks --out audit.jsonl": AUDITED,
+    "quintain tasks audit tasks --out audit.jsonl": AUDITED,
     "quintain train --env sorting.py:Sort --set 'model.start.args.target=[0.03,0.6]' --steps 1": SOON,
-    "make train": QUICKSTART,
+    "make train": ALONE,
+    "make train ARGS=arithmetic": QUICKSTART,
     "quintain watch": WATCHED,
     "quintain train --set learner.use=fsdp --set learner.args.ranks=2": RANKS,
-    "quintain publish quintain-brevity --no-isolation": PUBLISHED,
-    "quintain train": QUICKSTART,
+    "quintain train arithmetic": QUICKSTART,
     "quintain train --env reverse.py:Reverse --set sampling.temperature=0.5 --steps 100": OWN,
     "quintain train coached.toml": COACHED,
     "quintain train --model Qwen/Qwen3-0.6B --env gsm8k": GSM8K,
     "quintain train dataset --arg path=qa.jsonl --model Qwen/Qwen3-0.6B": FILE,
+    "quintain train --env dataset --arg path=qa.jsonl --model Qwen/Qwen3-0.6B": FILE,
     "quintain train dataset --arg path=qa.jsonl --reward score.py:score --model Qwen/Qwen3-0.6B": FILE,
     "quintain eval gsm8k --engine http://127.0.0.1:8000 --model NAME --samples 8 --k 1,4,8": SERVER,
     "quintain eval code --data mbpp.jsonl --engine @oracle": CODE,
@@ -97,11 +100,11 @@ ELSEWHERE = {
     "quintain-search-server corpus.jsonl --text-column text --id-column id --query radium": SEARCH,
     "quintain-search-server corpus.jsonl": SEARCH,
     "quintain-search-server corpus.jsonl --http 8765": SEARCH,
-    "quintain mcp tools --command 'quintain-search-server corpus.jsonl'": MCP,
-    "quintain mcp tools --command 'quintain-search-server corpus.jsonl' --json": MCP,
-    "quintain mcp tools --url http://127.0.0.1:8765/mcp": MCP,
-    "quintain mcp tools --recipe agent.toml": MCP,
-    "quintain mcp tools --command 'python prices.py'": OWN_MCP,
+    "quintain mcp-tools --command 'quintain-search-server corpus.jsonl'": MCP,
+    "quintain mcp-tools --command 'quintain-search-server corpus.jsonl' --json": MCP,
+    "quintain mcp-tools --url http://127.0.0.1:8765/mcp": MCP,
+    "quintain mcp-tools --recipe agent.toml": MCP,
+    "quintain mcp-tools --command 'python prices.py'": OWN_MCP,
     "quintain eval questions.py:Questions --engine @oracle "
     '--service-arg \'mcp.servers={prices={command=["python","prices.py"]}}\'': OWN_MCP,
     "quintain train story": STORY_RUN,
@@ -155,7 +158,10 @@ def run(command: str) -> tuple[int, str]:
     if tool == "quintain":
         return _inside(words)
     assert tool == "python", f"{command!r} is neither run here nor in the table ELSEWHERE"
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # where `studies` is
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=120, env=environment
+    )
     return done.returncode, done.stdout + done.stderr
 
 

@@ -11,6 +11,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
+MEMBER_PAGES = tuple(
+    sorted((*ROOT.glob("plugins/*/README.md"), *ROOT.glob("environments/*/README.md")))
+)
+OTHER_PAGES = tuple(
+    ROOT / name for name in ("AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+)
+
 _FENCE = re.compile(
     r"^(?P<indent> "
     r"*)(?P<ticks>```+)(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^(?P=indent)(?P=ticks)",

@@ -135,6 +135,7 @@ def test_first_sentences() -> None:
     assert all(TOOL.summary(piece).endswith(".") for _, piece in TOOL.pieces().values())
 
 
+@pytest.mark.more
 def test_every_refusal_of_a_pair_is_on_the_page() -> None:
     """Each ``raise`` about a pair is reached by an example of the table."""
     reached = set()
@@ -166,6 +167,7 @@ def raises(function: Callable[..., object]) -> dict[int, str]:
     }
 
 
+@pytest.mark.more
 def test_every_note_is_on_the_page() -> None:
     """Each remark that an algorithm or a piece can make is made by an example of the table."""
     variants = [TOOL.algorithms()[name][1].replace(**changes) for name, changes in TOOL.NOTED]

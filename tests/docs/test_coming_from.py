@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from quintain.recipe import Recipe, resolve_algorithm
-from quintain_devtools.schema import recipe_schema
+from quintain_authoring.devtools.schema import recipe_schema
 
 from .pages import page
 

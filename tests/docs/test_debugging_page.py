@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .commands import parse
 from .pages import ROOT, page
 
 PAGE = page("docs/debugging.md")
 
 
+@pytest.mark.more
 def test_a_breakpoint_stops_in_the_reward(tmp_path: Path) -> None:
     """The command of the page, with the answers of the page to the debugger."""
     (source,) = [b.text for b in PAGE.blocks if b.file == "debugged.py"]

@@ -21,7 +21,8 @@ def test_its_form() -> None:
     head, summary = TEXT.splitlines()[0], TEXT.splitlines()[2]
     links = re.findall(r"^- \[([^\]]+)\]\(([^)]+)\): (.+)$", TEXT, re.M)
 
-    assert (head, summary[:2]) == ("# Quintain", "> ")
+    assert head == "# Quintain"
+    assert summary[:2] == "> "
     assert all((ROOT / file).exists() for _, file, _ in links)
     assert {p.relative_to(ROOT).as_posix() for p in PAGES} - {"docs/README.md"} <= {
         file for _, file, _ in links

@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 
+from quintain.models.lora import with_adapters
 from quintain.recipe.extends import bundled_text
+from quintain.recipe.memory import memory_of
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
-from quintain_lora import with_adapters
-from quintain_memory import memory_of
 
 from ..lanes import mostly_slow
 from .pages import page
@@ -73,6 +73,7 @@ def row_of(name: str, module: Any, way: str) -> str:
     )
 
 
+@pytest.mark.keeps("Qwen3-0.6B")
 @pytest.mark.parametrize("name", mostly_slow(SHAPES, ["Qwen3-0.6B", "Qwen3-8B"]))
 def test_the_table_of_gpus_is_what_the_formula_gives(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -80,7 +81,7 @@ def test_the_table_of_gpus_is_what_the_formula_gives(
     """With the recipe that `--model` starts from; adapters of rank 16."""
     pytest.importorskip("peft")
     # the formula asks for no kernel of it
-    monkeypatch.setattr("quintain_lean.learner.bitsandbytes", lambda: None)
+    monkeypatch.setattr("quintain_learners.lean.learner.bitsandbytes", lambda: None)
     text, module = page("docs/one-card.md").text, module_of(name)
     for way, settings in WAYS.items():
         if LORA not in settings:

@@ -26,7 +26,7 @@ from quintain.registry.lookup import current
 from ..core.models.tiny import save_tiny
 from ..lanes import mostly_slow
 from .commands import ELSEWHERE, parse, run, shows
-from .pages import PAGES, ROOT, Block, Page
+from .pages import MEMBER_PAGES, OTHER_PAGES, PAGES, ROOT, Block, Page, page
 
 SHOWS_ONLY = {"", "text", "mermaid", "json", "markdown"}
 """Languages of blocks that nothing can run."""
@@ -53,7 +53,7 @@ evaluation = { every = 1, tasks = 4, test = { tasks = 4 } }
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run as `make train` leaves it, only much smaller."""
+    """A folder with a run as `quintain train arithmetic` leaves it, only much smaller."""
     place = tmp_path_factory.mktemp("trained")
     save_tiny(place / "model", context=160)
     (place / "small.toml").write_text(TRAINED)
@@ -65,8 +65,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(trained: Path, desk: Path, no_curves: None) -> Path:
-    """The working directory of a reader who has done `make train`."""
+    """The working directory of a reader who has trained both."""
     shutil.copytree(trained / "runs", desk / "runs")
+    shutil.copytree(desk / "runs" / "arithmetic-1", desk / "runs" / "extraction-1")
     return desk
 
 
@@ -168,6 +169,7 @@ def check_toml(text: str, where: str) -> None:
                 bind(component, table.args, {}, who=where)
 
 
+@pytest.mark.keeps("README.md", "docs/start.md")
 @pytest.mark.parametrize("path", mostly_slow(PAGES, FAST, name=page_name), ids=page_name)
 def test_page_does_what_it_says(path: Path, place: Path) -> None:
     """Code, files, commands and recipes of a page, in the order of the page."""
@@ -183,7 +185,7 @@ def test_tests_of_a_page_pass(path: Path, place: Path) -> None:
     Reader(Page(path=path), place, pytest=True).read()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=page_name)
+@pytest.mark.parametrize("path", [*PAGES, *MEMBER_PAGES, *OTHER_PAGES], ids=page_name)
 def test_links_resolve(path: Path) -> None:
     """Files and headings that a page points at exist; addresses on the net are not looked up."""
     for link in Page(path=path).links:
@@ -193,6 +195,48 @@ def test_links_resolve(path: Path) -> None:
         target = (path.parent / file).resolve() if file else path
         assert target.exists(), f"{path.name}: {link}"
         assert not ratio_to or ratio_to in Page(path=target).anchors, f"{path.name}: {link}"
+
+
+def test_every_member_has_a_page_of_its_own() -> None:
+    """Its README is what an index of packages would show, and is read at one sight."""
+    members = {
+        path.parent
+        for place in ("plugins", "environments")
+        for path in (ROOT / place).glob("*/pyproject.toml")
+    }
+    lengths = {path.parent: len(path.read_text().splitlines()) for path in MEMBER_PAGES}
+
+    assert set(lengths) == members
+    assert {path.name: lines for path, lines in lengths.items() if lines > 60} == {}
+
+
+@pytest.mark.parametrize("path", MEMBER_PAGES, ids=page_name)
+def test_the_page_of_a_member_names_its_components_and_extras(path: Path) -> None:
+    """A reader finds there what the member brings."""
+    project = tomllib.loads((path.parent / "pyproject.toml").read_text())["project"]
+    names = [
+        name
+        for group, components in project.get("entry-points", {}).items()
+        if group in GROUPS.values()
+        for name in components
+    ]
+    names += project.get("optional-dependencies", {})
+    text = path.read_text()
+
+    assert [name for name in names if not re.search(rf"[`\[ ]{name}\b", text)] == []
+
+
+def test_what_a_coding_agent_reads_first_is_one_page() -> None:
+    """AGENTS.md has at most 60 lines."""
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 60
+
+
+def test_the_latest_release_is_read_on_one_page() -> None:
+    """A release that sums up has at most 60 lines."""
+    releases = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]
+
+    assert releases[0].startswith("Unreleased")
+    assert len(releases[1].splitlines()) <= 60
 
 
 def test_commands_that_run_elsewhere_are_run_there() -> None:
@@ -231,8 +275,8 @@ def test_commands_in_the_text_exist() -> None:
 
 
 def test_promises_name_tests_that_exist() -> None:
-    """Each test that the README points at for a promise is there."""
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", Page(path=PAGES[0]).text)
+    """Each test that docs/guarantees.md points at for a promise is there."""
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page("docs/guarantees.md").text)
 
     assert len(named) >= 8
     for file, name in named:
@@ -240,15 +284,25 @@ def test_promises_name_tests_that_exist() -> None:
 
 
 def test_the_examples_of_the_readme_are_as_short_as_it_says() -> None:
-    """About twenty lines for an environment, five for a reward, and the README itself is read in
-    ten minutes.
-    """
-    files = {b.file: b.text for b in Page(path=PAGES[0]).blocks if b.file}
+    """About twenty lines for an environment, five for a reward."""
+    files = {block.file: block.text for block in page("README.md").blocks if block.file}
     lines = [line for line in files["reverse.py"].splitlines()[1:] if line.strip()]
 
     assert len(lines) <= 22
-    assert len(Page(path=PAGES[0]).text.split()) < 2_000
     assert len(files["closeness.py"].splitlines()) <= 9
+
+
+def test_the_readme_is_read_in_five_minutes() -> None:
+    """It has at most 1,000 words, code included."""
+    assert len(page("README.md").text.split()) <= 1_000
+
+
+def test_the_loop_follows_the_two_commands() -> None:
+    """The first link after them is the file that a reader opens next."""
+    _, found, rest = page("README.md").text.partition("make test ")
+
+    assert found != ""
+    assert re.findall(r"\]\(([^)]+)\)", rest)[0] == "examples/loop.py"
 
 
 def test_the_reader_notices_what_is_wrong() -> None:

@@ -72,7 +72,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> RunPlan:
 
 
 def test_the_job_has_fields_of_kuberay(job: dict[str, Any]) -> None:
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    assert job["apiVersion"] == "ray.io/v1"
+    assert job["kind"] == "RayJob"
     assert set(job) == {"apiVersion", "kind", "metadata", "spec"}
     assert [*faults(job["spec"], FIELDS, "spec")] == []
     broken = copy.deepcopy(job["spec"])
@@ -89,7 +90,10 @@ def test_the_job_has_fields_of_kuberay(job: dict[str, Any]) -> None:
 def test_the_nodes_of_the_job_have_room_for_the_recipe(job: dict[str, Any], plan: RunPlan) -> None:
     """Ranks and episode processes have nodes of their own, and none is on that of the run."""
     assert plan.cluster is not None
-    ranks, episodes = plan.learner.args["ranks"], plan.services["episodes"].args["processes"]
+    ranks, episodes = (
+        plan.learner.component["args"]["ranks"],
+        plan.services["episodes"].args["processes"],
+    )
     cluster = job["spec"]["rayClusterSpec"]
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     room = {}
@@ -140,9 +144,12 @@ def test_the_script_for_slurm_starts_ray(tmp_path: Path) -> None:
         check=True,
     )
     ray, command, *words = done.stdout.splitlines()
-    assert (ray, command) == ("ray", "symmetric-run")
+    assert ray == "ray"
+    assert command == "symmetric-run"
     given = symmetric_run.make_context("symmetric-run", [*words]).params
-    assert (given["address"], given["min_nodes"]) == ("node1:6379", 2)
+    assert given["address"] == "node1:6379"
+    assert given["min_nodes"] == 2
     options = curate_and_validate_ray_start_args(words[: words.index("--")])
     node = start.make_context("start", [*options]).params
-    assert (node["num_cpus"], node["num_gpus"]) == (16, 1)
+    assert node["num_cpus"] == 16
+    assert node["num_gpus"] == 1

@@ -1,6 +1,4 @@
-"""docs/shaping.md describes every reward of quintain-shaping, with its arguments, and shows its
-plot.
-"""
+"""docs/shaping.md describes every shaping reward, with its arguments, and shows its plot."""
 
 from __future__ import annotations
 
@@ -14,7 +12,11 @@ from quintain.registry.lookup import current
 from ..tools import load_tool
 from .pages import ROOT, Page
 
-REWARDS = [c.name for c in current().components("reward") if c.distribution == "quintain-shaping"]
+REWARDS = [
+    component.name
+    for component in current().components("reward")
+    if component.module == "quintain_rewards.shaping"
+]
 PAGE = Page(path=ROOT / "docs" / "shaping.md")
 SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE.text, re.MULTILINE | re.DOTALL))
 
@@ -37,6 +39,7 @@ def test_section_shows_the_plot_and_names_every_argument(name: str) -> None:
     assert not missing, f"docs/shaping.md, {name}: the arguments {missing} are missing"
 
 
+@pytest.mark.more
 def test_the_tool_draws_each_reward() -> None:
     """It scores rollouts with the rewards; a score that fails would be no number."""
     tool = load_tool("shaping")

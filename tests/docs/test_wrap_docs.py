@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from markdown_it import MarkdownIt
 
 from ..tools import load_tool
@@ -67,6 +68,7 @@ def test_what_must_stay_together_does() -> None:
         assert max(map(len, filled.splitlines())) <= TOOL.WIDTH
 
 
+@pytest.mark.more
 def test_every_page_renders_as_before() -> None:
     """Each page with its paragraphs on one line, as an editor leaves them."""
     for path in TOOL.pages():

@@ -12,8 +12,8 @@ from typing import Any
 
 from quintain.registry.lookup import current
 from quintain_authoring import EnvironmentSuite
-from quintain_code.procedural import CodeProcedural
 from quintain_env_agent import AgentProgram, SandboxedAgent
+from quintain_env_code.procedural import CodeProcedural
 from quintain_gateway import Gateway
 from quintain_sandbox import Bubblewrap
 
@@ -80,7 +80,7 @@ def test_every_shipped_environment_has_a_suite() -> None:
     }
     tested = {
         line.value.id
-        for file in HERE.rglob("test_*.py")
+        for file in HERE.parent.rglob("test_*.py")
         for suite in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(suite, ast.ClassDef) and suite.name.startswith("Test")
         for line in suite.body

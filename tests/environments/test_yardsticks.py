@@ -28,9 +28,9 @@ PROXIES = {
     "quintain-judge/judge_pairs",
     "quintain-judge/judge_ranking",
     "quintain-judge/judge_score",
-    "quintain-likelihood/self_certainty",
-    "quintain-reward-model/process_reward",
-    "quintain-reward-model/reward_model",
+    "quintain-rewards/self_certainty",
+    "quintain-offline/process_reward",
+    "quintain-offline/learned_reward",
 }
 
 
@@ -42,6 +42,7 @@ def component_names(kind: str) -> list[str]:
     ]
 
 
+@pytest.mark.more
 def test_rewards_that_ask_a_model_or_a_rubric_are_marked() -> None:
     """A new one is either added here or is no proxy."""
     rewards = {name: current().load("reward", name) for name in component_names("reward")}
@@ -57,7 +58,8 @@ def test_environment_with_a_proxy_has_a_yardstick(name: str) -> None:
     assert issubclass(component, Environment)
 
     if isinstance(given := getattr(component, "reward", None), Reward) and given.proxy:
-        assert component.yardstick is not None and not component.yardstick.proxy
+        assert component.yardstick is not None
+        assert not component.yardstick.proxy
 
 
 @pytest.mark.parametrize(

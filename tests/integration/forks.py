@@ -17,7 +17,7 @@ FORK_SERVER = """
 import os, sys
 import matplotlib.figure, pandas, pyarrow.parquet, rich.live, tokenizers, transformers.generation
 from transformers.models.qwen3 import modeling_qwen3
-import quintain_embedded.engine, quintain.learning, quintain.models.load, quintain_schedules
+import quintain.engine.embedded, quintain.learning, quintain.models.load, quintain_scale.schedules
 import quintain.run.build, quintain.store.rollout_table
 from quintain.cli import main
 from quintain.run import Hooks

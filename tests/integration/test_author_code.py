@@ -90,6 +90,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("where", mostly_slow(["reward", "rollout", "tasks"], ["reward"]))
 def test_an_evaluation_whose_author_calls_exit_fails(where: str, tmp_path: Path) -> None:
     status, out, err = finish(start(tmp_path, *evaluation("exits", where)))
@@ -111,7 +112,8 @@ def test_failures_leave_the_other_rollouts(tmp_path: Path) -> None:
     )
 
     assert status == 0, err
-    assert (json.loads(out)["failed"], json.loads(out)["rollouts"]) == (4, 8)
+    assert json.loads(out)["failed"] == 4
+    assert json.loads(out)["rollouts"] == 8
     assert re.search(
         r"reward_error: reward 'judged' failed: SystemExit: 0 \(author.py, line \d+\)", out
     )
@@ -138,6 +140,7 @@ MORE: list[Blocks] = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "blocks", [BLOCKS, pytest.param(MORE, marks=pytest.mark.ci)], ids=["some", "more"]
 )
@@ -215,6 +218,7 @@ def test_code_that_blocks_a_run_can_be_stopped_and_the_run_resumes(tmp_path: Pat
     assert status == 0, err
 
 
+@pytest.mark.more
 def test_an_import_that_blocks_is_named(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "import time\ntime.sleep(2)\nfrom author import Misbehaving\n"

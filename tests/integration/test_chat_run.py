@@ -15,8 +15,8 @@ import pytest
 from quintain.cli import main
 
 from ..core.models.tiny import save_tiny
+from ..plugins.engines.openai.http_kit import in_thread
 from ..plugins.judge.kit import JudgeServer, scored, texts_of
-from ..plugins.openai.http_kit import in_thread
 from .recipes import brief, held_out, metrics_of, recipe_run
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -95,20 +95,23 @@ def test_a_spent_budget_and_a_faulty_judge_change_nothing_that_is_learned(
         assert train("faulty", broken_url, 0, "--quiet") == 0
         assert train("stopped", url, calls=paid // 2) == 130
         said = " ".join("".join(capsys.readouterr()).split())
-        assert "the judge's budget is spent" in said and "train --resume runs/stopped" in said
+        assert "the judge's budget is spent" in said
+        assert "train --resume runs/stopped" in said
         recipe = tmp_path / "runs" / "stopped" / "recipe.toml"
         recipe.write_text(recipe.read_text().replace(f"calls = {paid // 2}", f"calls = {paid}"))
         before = len(calm.bodies)
         assert main(["train", "--resume", "runs/stopped", "--force", "--quiet"]) == 0
     assert len(calm.bodies) - before == paid - paid // 2  # what was paid for is not paid for again
     assert measures("calm") == measures("faulty") == measures("stopped")
-    assert [m[0] for m in measures("calm")] == [1, 2, 3] and all(
-        m[-1] == 0 and m[2] > 0 for m in measures("calm")
-    )
+    assert [m[0] for m in measures("calm")] == [1, 2, 3]
+    assert all(m[-1] == 0 and m[2] > 0 for m in measures("calm"))
     last = json.loads((tmp_path / "runs" / "faulty" / "judge.jsonl").read_text().splitlines()[-1])
-    assert last["step"] == 3 and last["retries"] > 0 and "failures" not in last
+    assert last["step"] == 3
+    assert last["retries"] > 0
+    assert "failures" not in last
 
 
+@pytest.mark.more
 def test_the_recipe_trains_with_evolving_rubrics(model: Path, tmp_path: Path) -> None:
     """Two steps of the bundled recipe with a random model; the history of the rubrics is in the run
     folder.
@@ -120,12 +123,14 @@ def test_the_recipe_trains_with_evolving_rubrics(model: Path, tmp_path: Path) ->
     history = [
         json.loads(line) for line in (tmp_path / "run" / "rubrics.jsonl").read_text().splitlines()
     ]
-    assert {row["event"] for row in history} >= {"added"} and {row["step"] for row in history} <= {
+    assert {row["event"] for row in history} >= {"added"}
+    assert {row["step"] for row in history} <= {
         1,
         2,
     }
 
 
+@pytest.mark.more
 def test_the_policy_judges_itself_while_it_trains_on_verifiable_pairs(
     model: Path, tmp_path: Path
 ) -> None:
@@ -143,7 +148,9 @@ def test_the_policy_judges_itself_while_it_trains_on_verifiable_pairs(
     lines = [
         json.loads(line) for line in (tmp_path / "run" / "judge.jsonl").read_text().splitlines()
     ]
-    assert lines[-1]["calls"] > 0 and "unreadable" not in lines[-1] and "cached" not in lines[-1]
+    assert lines[-1]["calls"] > 0
+    assert "unreadable" not in lines[-1]
+    assert "cached" not in lines[-1]
 
 
 SMALL = (
@@ -173,4 +180,5 @@ def test_a_model_learns_to_write_the_notes_by_their_rubrics(
     curve = held_out(records)
     yardstick = [r["held_out.yardstick"] for r in records if "held_out.yardstick" in r]
     assert len(curve) == len(yardstick) == 3
-    assert curve[-1] >= curve[0] + 0.2 and yardstick[-1] >= yardstick[0] + 0.2, (curve, yardstick)
+    assert curve[-1] >= curve[0] + 0.2, (curve, yardstick)
+    assert yardstick[-1] >= yardstick[0] + 0.2, (curve, yardstick)

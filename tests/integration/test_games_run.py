@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from quintain import Sampled, Sampling
+from quintain.engine import EmbeddedEngine
 from quintain.models import load_model
 from quintain.store.run_folder import RunFolder
-from quintain_embedded import EmbeddedEngine
 from quintain_env_games import Frozen
 
 from ..core.models.tiny import save_tiny
@@ -32,6 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny"), context=2048)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", mostly_slow(NAMES, ["maze", "duel"]))
 def test_two_steps_of_each_recipe(name: str, model: Path, tmp_path: Path) -> None:
     """A random model plays, both sides of a game included, is scored, and is updated."""
@@ -41,12 +42,13 @@ def test_two_steps_of_each_recipe(name: str, model: Path, tmp_path: Path) -> Non
     assert all(math.isfinite(record["reward.mean"]) for record in records[1:])
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("name", "args", "slot"),
     [
         pytest.param("duel", '{rival = "engine"}', "opponent", marks=pytest.mark.slow),
-        pytest.param("returns", "{}", "customer", marks=pytest.mark.slow),
-        ("notes", '{mode = "scribe"}', "scribe"),
+        pytest.param("returns", "{}", "simulated_user", marks=pytest.mark.slow),
+        ("notes", '{mode = "summariser"}', "summariser"),
     ],
 )
 def test_an_earlier_run_plays_the_other_side(
@@ -93,9 +95,11 @@ def test_an_earlier_run_plays_the_other_side(
             return await frozen.sample(ids, sampling), await engine.sample(ids, sampling)
 
     frozen, own = asyncio.run(replies())
-    assert (frozen.ids, frozen.logps) == (own.ids, own.logps)
+    assert frozen.ids == own.ids
+    assert frozen.logps == own.logps
 
 
+@pytest.mark.more
 def test_a_recipe_compacts_the_contexts_of_any_environment(model: Path, tmp_path: Path) -> None:
     """`guess` scores its turns one by one and knows of no summaries; every rollout trains."""
     changes = [*brief(model, tokens=3), "environments.0.limits.compact_at=0.1"]
@@ -106,11 +110,11 @@ def test_a_recipe_compacts_the_contexts_of_any_environment(model: Path, tmp_path
     rows = RunFolder(tmp_path / "run", lock=False).read_rollouts(2)
     for rollout in (json.loads(row["rollout"]) for row in rows):
         kinds = [turn["summary"] for turn in rollout["turns"]]
-        assert any(kinds) and not kinds[0]
+        assert any(kinds)
+        assert not kinds[0]
         scores = rollout["shaping"]["turns"]
-        assert len(scores) == len(kinds) and not any(
-            score for score, summary in zip(scores, kinds, strict=True) if summary
-        )
+        assert len(scores) == len(kinds)
+        assert not any(score for score, summary in zip(scores, kinds, strict=True) if summary)
 
 
 @pytest.mark.slow

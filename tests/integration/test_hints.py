@@ -67,26 +67,42 @@ def place(small_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) ->
     return folder
 
 
+@pytest.mark.more
 def test_what_a_run_prints_as_next_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Arguments, services, reward, split and limits of the run are in the hints; the run's model
     trains further.
     """
     assert main(["train", "recipe.toml", "--name", "a run"]) == 0
     shown = capsys.readouterr()
-    assert "Writing" not in shown.err and "\r" not in shown.err  # progress bars of the libraries
-    assert re.search(r"step 1/\d+  \d+% of samples right \(T [\d.]+\)  reward", shown.err)
+    # progress bars of the libraries
+    assert "Writing" not in shown.err
+    assert "\r" not in shown.err
+    assert re.search(r"step +1/\d+  right +\d+% \(\d+-\d+\) +reward", shown.err)
     lines = shown.out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("next"))
     hints = [
         shlex.split(line[26:].removeprefix(program_name())) for line in lines[first : first + 3]
     ]
     chat, rollouts, evaluate = hints
+    own = [
+        shlex.split(line[26:].removeprefix(program_name()))
+        for line in lines
+        if line.startswith("your own ")
+    ]
+    rows = [f"what is {n} + {n}?,{2 * n}" for n in range(40)]
+    (place / "FILE.csv").write_text("\n".join(["prompt,answer", *rows]))
+    (place / "FILE.py").write_text("def FUNCTION(reply, answer):\n    return reply == answer\n")
 
     assert main(evaluate) == 0, capsys.readouterr().err
     measured = capsys.readouterr().out
-    assert "3 tasks x 1, temperature 0\n" in measured and "4.0 tokens per rollout" in measured
+    assert "3 tasks x 1, temperature 0\n" in measured
+    assert "4.0 tokens per rollout" in measured
     assert main([*chat, "--once", "hello"]) == 0
     assert main(rollouts) == 0
+    assert len(own) == 2
+    for command in own:
+        assert main([*command, "--dry-run"]) == 0, capsys.readouterr().err
+    capsys.readouterr()
 
     assert (
         main(

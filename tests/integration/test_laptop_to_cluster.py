@@ -16,10 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quintain_fsdp.wire import TOKEN
+from quintain_learners.fsdp.wire import TOKEN
 
 from ..docs.pages import page
-from ..plugins.fsdp.test_remote import SECRET, may_make_namespaces, run_on_two_machines
+from ..plugins.learners.fsdp.test_remote import SECRET, may_make_namespaces, run_on_two_machines
 
 SIZES = ["evaluation.tasks=4", "batch.prompts=8", "run.steps=3"]
 """What makes a run of the page one of seconds."""

@@ -213,6 +213,7 @@ def test_killed_anywhere_with_a_plan_that_remembers_and_resumed_is_the_same_run(
     assert sum(step["groups.rejected"] for step in found[1:]) > 0
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
 )
@@ -234,6 +235,7 @@ def test_a_signal_saves_and_the_run_resumes(
     assert undisturbed == metrics(place, name)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("no_curves")
 def test_a_closed_pipe_saves_and_the_run_resumes(
     place: Path, undisturbed: list[dict[str, Any]]

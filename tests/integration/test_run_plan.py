@@ -20,11 +20,11 @@ from quintain.recipe.check import check_recipe
 from quintain.recipe.tables import Recipe
 from quintain.run import build
 from quintain.run.build import run_training
-from quintain.run.run import RunState
+from quintain.run.progress import RunProgress
 from quintain.store.checkpoint import CheckpointManager, latest
 from quintain.store.run_folder import RunFolder
 from quintain.types.transcript import TokenSource
-from quintain_curricula import difficulty as difficulty
+from quintain_algorithms.curricula import difficulty as difficulty
 
 from ..core.models.tiny import save_tiny
 
@@ -150,6 +150,7 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "ends, way",
     [
@@ -195,6 +196,7 @@ def test_resumed_anywhere_it_is_the_same_run(
     assert weights(undisturbed) == weights(place)
 
 
+@pytest.mark.more
 def test_what_such_a_run_records(calm: tuple[Path, list[int]]) -> None:
     """Groups tried, accepted and rejected by reason; thinking budgets; versions as they were
     sampled; staleness.
@@ -224,6 +226,7 @@ def test_what_such_a_run_records(calm: tuple[Path, list[int]]) -> None:
     assert list(range(len(groups))) == groups
 
 
+@pytest.mark.keeps("active")
 @pytest.mark.parametrize("resample", ["dynamic", "active"])
 def test_batches_are_full(model: Path, tmp_path: Path, resample: str) -> None:
     """Where filtering leaves holes, resampling leaves none."""
@@ -252,7 +255,9 @@ def test_a_step_that_cannot_be_filled_continues_and_says_so(model: Path, tmp_pat
     run(tmp_path / "run", told, screen)
     (_, step) = metrics(tmp_path / "run")
 
-    assert (step["groups"], step["groups.accepted"], step["groups.missing"]) == (8, 0, 4)
+    assert step["groups"] == 8
+    assert step["groups.accepted"] == 0
+    assert step["groups.missing"] == 4
     assert any(
         "0 of 4 groups were accepted" in note and "plan.attempts" in note for note in screen.notes
     )
@@ -307,7 +312,8 @@ def test_measuring_difficulty_is_paid_for_in_the_record_of_step_0(
     summary = run(tmp_path / "run", told)
     start, *steps = RunFolder(tmp_path / "run", lock=False).metrics()
 
-    assert start["samples"] == 12 * 4 and start["tokens"] > 12 * 4
+    assert start["samples"] == 12 * 4
+    assert start["tokens"] > 12 * 4
     assert start["seconds.difficulty"] == summary["seconds"]["difficulty"] > 0
     assert "held_out.accuracy" in start
     assert [step["samples"] for step in steps] == [12, 12]  # the second step passes the budget
@@ -351,9 +357,9 @@ def test_measuring_difficulty_resumes_chunk_by_chunk(
     with pytest.raises(Killed):
         run(place, told, Watching(8 + 5 * 4 + 7, kill))
     kept = json.loads((place / "difficulty.json").read_text())
-    assert ([len(rates) for rates in kept["rates"]], kept["rollouts"]) == ([5], 20) and kept[
-        "seconds"
-    ] > 0
+    assert [len(rates) for rates in kept["rates"]] == [5]
+    assert kept["rollouts"] == 20
+    assert kept["seconds"] > 0
     summary = run(place, None, second)
     calm = run(tmp_path / "calm", told)
 
@@ -364,12 +370,14 @@ def test_measuring_difficulty_resumes_chunk_by_chunk(
     assert whole["seconds"] == RunFolder(place, lock=False).metrics()[0]["seconds.difficulty"]
     failed = sum(whole["failures"].values())
     assert failed == 4 * sum(rate is None for rate in whole["rates"][0].values()) > 0
-    assert calm["failures"] == summary["failures"] and sum(summary["failures"].values()) > failed
+    assert calm["failures"] == summary["failures"]
+    assert sum(summary["failures"].values()) > failed
     assert any(
         "episodes failed" in line and "environment_error" in line for line in second.warnings
     )
 
 
+@pytest.mark.keeps("{")
 @pytest.mark.parametrize("text", ["{", "[]", '{"rates": [{}]}', '{"samples": 2, "rates": 3}'])
 def test_a_damaged_record_of_measuring_difficulty_is_not_believed(
     model: Path, tmp_path: Path, text: str
@@ -391,6 +399,7 @@ def test_a_damaged_record_of_measuring_difficulty_is_not_believed(
     assert json.loads((tmp_path / "run" / "difficulty.json").read_text())["rollouts"] == 8
 
 
+@pytest.mark.keeps("limit2-1")
 @pytest.mark.parametrize(
     "limit, steps", [({"samples": 25}, 3), ({"tokens": 150}, None), ({"seconds": 1e-6}, 1)]
 )
@@ -406,18 +415,22 @@ def test_a_run_that_stops_early_is_measured_at_its_end(
     assert [0, summary["steps"]] == [r["step"] for r in records if "held_out.accuracy" in r]
 
 
+@pytest.mark.more
 def test_the_minutes_of_a_run_begin_after_its_model_is_prepared(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A warm start may take longer than the training that it precedes, also before a resume."""
-    monkeypatch.setattr(build, "RunState", lambda seconds: RunState(seconds={"model": 3600.0}))
+    monkeypatch.setattr(
+        build, "RunProgress", lambda seconds: RunProgress(seconds={"model": 3600.0})
+    )
     told = recipe(model, {}, run__steps=2, stop__minutes=50, evaluation__test__tasks=0)
     place = tmp_path / "run"
 
     assert run(place, told)["steps"] == 2
     (place / "recipe.toml").write_text(told.replace({"run.steps": 4}).to_toml())
     summary = run(place)
-    assert summary["steps"] == 4 and summary["seconds"]["model"] == 3600.0
+    assert summary["steps"] == 4
+    assert summary["seconds"]["model"] == 3600.0
     (place / "recipe.toml").write_text(
         told.replace({"run.steps": 6, "stop.minutes": 1e-6}).to_toml()
     )
@@ -441,7 +454,7 @@ def test_the_time_left_has_the_evaluations_to_come(model: Path, tmp_path: Path) 
     last = RunFolder(tmp_path / "run", lock=False)
     saved = latest(last)
     assert saved is not None
-    longest = saved.state["run"]["evaluation_seconds"]
+    longest = saved.state["run"]["held_out"]["longest"]
 
     assert longest["training"] > 0 < longest["test"]
     assert [options["to_evaluate"] > longest["test"] for options in screen.options] == [
@@ -473,7 +486,8 @@ def test_a_run_without_a_step_measures_its_model_once(model: Path, tmp_path: Pat
     table = rows(summary, RunFolder(tmp_path / "run", lock=False))
     assert table[-1] == ("next", "nothing was trained: stop.minutes = 1e-06")
     (heading, text), *results = table
-    assert heading == "held-out accuracy" and text.startswith("no step was made, 95 % intervals, ")
+    assert heading == "held-out accuracy"
+    assert text.startswith("no step was made, 95 % intervals, ")
     assert not any("->" in text for _, text in results)
 
 
@@ -483,7 +497,9 @@ def test_a_run_that_has_learned_enough_stops(model: Path, tmp_path: Path) -> Non
     summary = run(tmp_path / "run", told)
     found = [r["held_out.accuracy"] for r in metrics(tmp_path / "run") if "held_out.accuracy" in r]
 
-    assert summary["steps"] in (0, 2, 4) and found[-1] >= 0.01 and not any(found[:-1])
+    assert summary["steps"] in (0, 2, 4)
+    assert found[-1] >= 0.01
+    assert not any(found[:-1])
 
 
 def test_a_filter_that_keeps_nothing_says_what_it_found(model: Path, tmp_path: Path) -> None:
@@ -501,6 +517,7 @@ def test_a_filter_that_keeps_nothing_says_what_it_found(model: Path, tmp_path: P
         run(tmp_path / "run", told)
 
 
+@pytest.mark.more
 def test_held_out_tasks_meet_the_newest_weights(model: Path, tmp_path: Path) -> None:
     """The sampler never moves here, what is measured does."""
     told = recipe(

@@ -23,13 +23,14 @@ from quintain.console.screen import Screen
 from quintain.learning.batch import batch_of
 from quintain.recipe.tables import Recipe
 from quintain.run.build import run_training
-from quintain.run.run import Run
+from quintain.run.saving import Saving
 from quintain.store.run_folder import RunFolder
 from quintain.types.rollout import AnyGroup
-from quintain_schedules.collector import AsyncCollector
-from quintain_schedules.complete import CompleteGroup
+from quintain_scale.schedules.collector import AsyncCollector
+from quintain_scale.schedules.complete import CompleteGroup
 
 from ..core.models.tiny import save_tiny
+from ..lanes import examples
 from .forks import forked_runs
 from .kills import Killed, check_history, run_once
 
@@ -79,6 +80,7 @@ def survives(recipe: Recipe, moments: list[int]) -> dict[str, int]:
         return {**check_history(place, limit), "deaths": deaths}
 
 
+@pytest.mark.more
 @settings(
     max_examples=2,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -96,7 +98,7 @@ def test_killed_at_any_boundary_it_trains_each_task_once(
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@examples(60)
 @given(
     moments=st.lists(st.integers(1, MOST), min_size=1, max_size=5),
     schedule=st.sampled_from([*STALENESS]),
@@ -121,6 +123,7 @@ def tokens_of(group: AnyGroup) -> list[str]:
     return [json.dumps(rollout.to_json()) for rollout in group.rollouts]
 
 
+@pytest.mark.more
 def test_a_resume_has_the_queued_groups_token_for_token(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +133,7 @@ def test_a_resume_has_the_queued_groups_token_for_token(
     recipe = scheduled(model, "areal", kind="Reporting")
     queued: dict[int, list[CompleteGroup]] = {}
     restored: list[CompleteGroup] = []
-    batch, save, restore = AsyncCollector._batch, Run.save, AsyncCollector.restore
+    batch, save, restore = AsyncCollector._batch, Saving.save, AsyncCollector.restore
 
     def patient(self: AsyncCollector) -> Any:
         """Takes no batch before twice its groups are complete, so that the queue has some at each
@@ -139,10 +142,10 @@ def test_a_resume_has_the_queued_groups_token_for_token(
         ready = self._complete.count(rejected=True)
         return None if ready < 2 * self.groups and self._running else batch(self)
 
-    def saved(self: Run) -> None:
+    def saved(self: Saving) -> None:
         save(self)
         assert isinstance(self.collector, AsyncCollector)
-        queued[self.state.step] = list(self.collector._complete)
+        queued[self.progress.step] = list(self.collector._complete)
         if len(queued) == 2:
             raise Killed
 
@@ -153,7 +156,7 @@ def test_a_resume_has_the_queued_groups_token_for_token(
     monkeypatch.setattr(AsyncCollector, "_batch", patient)
     monkeypatch.setattr(AsyncCollector, "restore", back)
     with monkeypatch.context() as patch, RunFolder.create(tmp_path, recipe.to_toml()) as folder:
-        patch.setattr(Run, "save", saved)
+        patch.setattr(Saving, "save", saved)
         with pytest.raises(Killed):
             run_training(recipe, folder, Screen(quiet=True))
     run_once(tmp_path, recipe)

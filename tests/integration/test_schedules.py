@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from quintain.engine.embedded import EmbeddedEngine
 from quintain.errors import Interrupted, UsageError
 from quintain.recipe.check import check_recipe
 from quintain.recipe.tables import Recipe
 from quintain.store.checkpoint import Checkpoint
 from quintain.store.run_folder import RunFolder
 from quintain.types.transcript import TokenSource
-from quintain_embedded.engine import EmbeddedEngine
 
 from ..core.models.tiny import save_tiny
 from .test_run_plan import Killed, Watching, interrupt, kill, metrics, recipe, run, weights
@@ -49,12 +49,17 @@ def scheduled(
     kind: str = "",
     **changes: Any,
 ) -> Recipe:
-    """A recipe with the arguments *schedule*; *kind*: an environment of ``waiting.py``."""
+    """A recipe of a schedule that overlaps with the arguments *schedule*, or of a synchronous one
+    without any; *kind*: an environment of ``waiting.py``.
+    """
     if kind:
         changes["environments"] = [
             {"use": f"{HERE}/waiting.py:{kind}", "args": changes.pop("args", {})}
         ]
-    return recipe(model, plan or {}, **changes).replace({"schedule": {"args": dict(schedule)}})
+    table: dict[str, Any] = {"use": "sync"}
+    if schedule:
+        table = {"use": "one_step_off", "args": {"max_staleness": 0, **schedule}}
+    return recipe(model, plan or {}, **changes).replace({"schedule": table})
 
 
 def shared(place: Path) -> list[dict[str, Any]]:
@@ -122,6 +127,7 @@ def tokens_behind(place: Path, steps: int) -> Counter[int]:
     return behind
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -197,6 +203,7 @@ SCHEDULES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "number, moments, way",
     [
@@ -259,6 +266,7 @@ def test_a_stuck_episode_blocks_no_other(model: Path, tmp_path: Path) -> None:
     assert sum(step["groups.abandoned"] for step in steps) == 1
 
 
+@pytest.mark.more
 def test_what_is_sampled_again_counts_in_the_totals(
     model: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -283,6 +291,7 @@ def test_what_is_sampled_again_counts_in_the_totals(
     assert summary["samples"] == len(sampled) / 2 == (6 * 4 + retried) * told.batch.group_size
 
 
+@pytest.mark.more
 def test_failures_are_masked(model: Path, tmp_path: Path) -> None:
     """A failed episode trains nothing and has no reward; groups of such episodes are rejected."""
     place = tmp_path / "run"
@@ -299,7 +308,8 @@ def test_failures_are_masked(model: Path, tmp_path: Path) -> None:
     rows = [json.loads(row["rollout"]) for n in range(1, 7) for row in folder.read_rollouts(n)]
 
     failed = [row for row in rows if row["termination"]["kind"] == "environment_error"]
-    assert failed and all(row["outcome"] is None for row in failed)
+    assert failed
+    assert all(row["outcome"] is None for row in failed)
     rejected = sum(
         step.get("groups.rejected.too_few_valid_samples", 0) for step in metrics(place)[1:]
     )

@@ -22,9 +22,9 @@ from quintain.errors import InfrastructureError
 from quintain.evaluation import evaluate
 from quintain_authoring import ScriptedEngine
 from quintain_env_search import Search, SearchServer
-from quintain_mcp import Mcp, McpServer
+from quintain_tools.mcp import Mcp, McpServer
 
-from ..plugins.mcp.servers import processes_of
+from ..plugins.tools.mcp.servers import processes_of
 from .recipes import held_out, recipe_run
 
 
@@ -36,13 +36,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 TINY = "{hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate=32}"
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("no_curves")
 def test_two_steps_through_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One update on demonstrations, then two on rewards; calls reach the server, whose tools are in
     the checkpoint.
     """
     called: list[str] = []
-    from quintain_mcp.client import McpSession
+    from quintain_tools.mcp.client import McpSession
 
     call = McpSession.call
 
@@ -58,7 +59,7 @@ def test_two_steps_through_the_server(tmp_path: Path, monkeypatch: pytest.Monkey
         f"model.start.args={{max_steps=1, check_every=1, batch=2, tasks=2, model={TINY}}}",
         "model.device=cpu",
         "environments.0.args.pilots=100",
-        "services.search.args={pilots=100}",
+        "services.retriever.args={pilots=100}",
         "run.steps=2",
         "sampling.max_tokens=4",
         "batch={prompts=2, group_size=2}",
@@ -111,7 +112,7 @@ def test_a_server_that_dies_is_a_failure_and_no_zero(tmp_path: Path) -> None:
     """
     data = squad(tmp_path / "squad.json")
     command = (sys.executable, "-m", "quintain_env_search", "--data", str(data))
-    server = McpServer(command=command, fence=False, restarts=0, pass_env=("QUINTAIN_CACHE",))
+    server = McpServer(command=command, restarts=0, pass_env=("QUINTAIN_CACHE",))
 
     async def play() -> Any:
         async with Mcp(servers={"search": server}) as mcp:
@@ -125,7 +126,7 @@ def test_a_server_that_dies_is_a_failure_and_no_zero(tmp_path: Path) -> None:
             async def episode() -> Any:
                 engine = ScriptedEngine(replies=replies)
                 return await evaluate(
-                    environment, engine, split="dev", tasks=[task], services={"search": mcp}
+                    environment, engine, split="dev", tasks=[task], services={"retriever": mcp}
                 )
 
             before = await episode()
@@ -142,6 +143,7 @@ def test_a_server_that_dies_is_a_failure_and_no_zero(tmp_path: Path) -> None:
     assert after.accuracy is None
 
 
+@pytest.mark.more
 def test_each_episode_has_a_session_of_its_own() -> None:
     """One for each attempt, left when the episode ends, whether or not the policy called a tool."""
     events: list[str] = []
@@ -162,7 +164,7 @@ def test_each_episode_has_a_session_of_its_own() -> None:
             tasks = list(environment.tasks("dev"))[:3]
             engine = ScriptedEngine(replies="<answer>unknown</answer>")
             return await evaluate(
-                environment, engine, split="dev", tasks=tasks, services={"search": mcp}
+                environment, engine, split="dev", tasks=tasks, services={"retriever": mcp}
             )
 
     done = asyncio.run(play())
@@ -170,10 +172,11 @@ def test_each_episode_has_a_session_of_its_own() -> None:
     assert 3 == events.count("enter") == events.count("leave")
 
 
+@pytest.mark.more
 def test_a_server_that_does_not_start_refuses_the_run(tmp_path: Path) -> None:
     """Its corpus is missing: no step is taken, and the error names the file."""
     changes = [
-        f"services.search.args={{data={json.dumps(str(tmp_path / 'gone.json'))}}}",
+        f"services.retriever.args={{data={json.dumps(str(tmp_path / 'gone.json'))}}}",
         "run.steps=1",
     ]
     with pytest.raises(InfrastructureError, match=r"gone\.json"):

@@ -16,7 +16,7 @@ from quintain.recipe.extends import bundled_text
 from quintain.recipe.tables import Recipe
 from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder
-from quintain_evaluate.like import settings_of
+from quintain_authoring.evaluate.like import settings_of
 
 from ..core.models.tiny import save_tiny
 from .recipes import brief, metrics_of, recipe_run
@@ -88,6 +88,7 @@ def trained(folder: Path, *changes: str) -> dict[str, Any]:
     return {name: held_out["reward"] for name, held_out in summary["held_out"].items()}
 
 
+@pytest.mark.more
 def test_the_command_that_a_run_prints_scores_under_the_start_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,7 +99,7 @@ def test_the_command_that_a_run_prints_scores_under_the_start_of_the_run(
     environment = '{use="quintain-env-story/story", args={boats=4}, system="", reward="plan_nats"}'
     rewards = trained(tmp_path, f"environments=[{environment}]")
     services = settings_of(RunFolder("runs/story-1", lock=False)).services
-    assert services["scorer"].use == "quintain-likelihood/frozen-model"
+    assert services["scorer"].use == "quintain-rewards/frozen-model"
     capsys.readouterr()
     assert main(LIKE) == 0
     assert json.loads(capsys.readouterr().out)["reward"] == pytest.approx(
@@ -110,6 +111,7 @@ def test_the_command_that_a_run_prints_scores_under_the_start_of_the_run(
     )
 
 
+@pytest.mark.more
 def test_self_certainty_trains_the_policy_of_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +120,7 @@ def test_self_certainty_trains_the_policy_of_now(
     rewards = trained(
         tmp_path,
         'environments=[{use="quintain-env-story/story", system="", reward="self_certainty"}]',
-        'services.scorer={use="quintain-likelihood/current-policy"}',
+        'services.scorer={use="quintain-rewards/current-policy"}',
     )
     assert 0 < rewards["before"] != pytest.approx(rewards["after"], rel=0.01)
     capsys.readouterr()

@@ -41,9 +41,10 @@ def test_vllm_lane(python: str) -> None:
     """They run for real there: a file that is skipped for want of vLLM is a failure."""
     files = sorted(
         str(p.relative_to(ROOT))
-        for p in (ROOT / "tests" / "plugins" / "vllm").glob("test_*.py")
+        for p in (ROOT / "tests" / "plugins" / "engines" / "vllm").glob("test_*.py")
         if p.name != "test_server_standstill.py"  # needs no vLLM, and plugins that are not there
     )
+    assert files
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
     command = [
         python,
@@ -118,7 +119,7 @@ def test_turns_with_tools_train(python: str, tmp_path: Path) -> None:
     small += ["--set", "model.start.args.tasks=10", "--set", "environments.0.args.pilots=200"]
     small += [
         "--set",
-        "services.search.args={pilots=200}",
+        "services.retriever.args={pilots=200}",
         "--set",
         "batch={prompts=4, group_size=4}",
     ]

@@ -24,7 +24,7 @@ from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
 from quintain.types.transcript import Transcript
 from quintain_authoring import EnvironmentSuite, RewardSuite, ScriptedEngine, run_episode
-from quintain_lean import LeanLearner
+from quintain_learners.lean import LeanLearner
 
 
 @dataclass(frozen=True, kw_only=True)

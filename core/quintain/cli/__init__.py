@@ -20,8 +20,13 @@ from ..errors import PluginError, QuintainError, UnknownNameError, UsageError
 from ..tracebacks import describe_error
 
 if TYPE_CHECKING:
+    from ..registry.manifest import Entry
     from .options import CommandWithHints as CommandWithHints
     from .options import Count as Count
+    from .options import arg_option as arg_option
+    from .options import folder_option as folder_option
+    from .options import json_option as json_option
+    from .options import quiet_option as quiet_option
     from .options import set_option as set_option
     from .starting_recipe import recipe_for as recipe_for
     from .train import sigterm_as_ctrl_c as sigterm_as_ctrl_c
@@ -74,27 +79,34 @@ class Commands(click.Group):
         return _completed(loaded)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the rows of the table; click would import every command to read its help."""
-        plugins = {
-            name: (summary,) for name, summary in _plugin_commands().items() if name not in COMMANDS
-        }
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, row[-1]) for name, row in {**COMMANDS, **plugins}.items()])
+        """Write the rows of each section; click would import every command to read its help."""
+        from ..registry.manifest import SECTIONS
+
+        rows: dict[str, list[tuple[str, str]]] = {section: [] for section in SECTIONS}
+        rows["start"] = [(name, summary) for name, (_, summary) in COMMANDS.items()]
+        others: list[tuple[str, str]] = []
+        for name, entry in _plugin_commands().items():
+            if name not in COMMANDS:
+                rows.get(entry.section, others).append((name, entry.summary))
+        for section, title in SECTIONS.items():
+            _write_section(formatter, title, rows[section])
+        _write_section(formatter, "Other plugins", others)
+
+
+def _write_section(
+    formatter: click.HelpFormatter, title: str, rows: Sequence[tuple[str, str]]
+) -> None:
+    if rows:
+        with formatter.section(title):
+            formatter.write_dl(rows)
 
 
 def _completed(command: click.Command) -> click.Command:
-    """Return *command*; the completions of plugins have changed it if a shell asks for words."""
-
-    from ..registry.lookup import current, strict_plugins
-
+    """Return *command*, whose parameters complete names if a shell asks for words."""
     if "_QUINTAIN_COMPLETE" in os.environ:
-        for completion in current().components("completion"):
-            try:
-                current().resolve(completion)(command)
-            except PluginError:
-                # A shell that asks for words shows no message, and others complete theirs.
-                if strict_plugins():
-                    raise
+        from .completion import complete_names
+
+        complete_names(command)
     return command
 
 
@@ -112,21 +124,23 @@ def _imports_torch(name: str) -> bool:
     return any(TORCH in entry.tags for entry in entries if entry)
 
 
-def _plugin_commands() -> dict[str, str]:
-    """Return the summary of each plugin command, by name."""
+def _plugin_commands() -> dict[str, Entry]:
+    """Return what the manifest says of each plugin command, by name."""
 
     from ..registry.lookup import current
+    from ..registry.manifest import Entry
 
-    summaries: dict[str, str] = {}
+    entries: dict[str, Entry] = {}
     for component in current().components("command"):
         try:
             entry = current().entry(component)
         except PluginError:
-            entry = None  # `quintain list` shows what is wrong with the manifest
-        summaries[component.name] = (
-            entry.summary if entry else f"From {component.distribution} {component.version}."
+            entry = None  # `quintain list commands` shows what is wrong with the manifest
+        origin = f"From {component.distribution} {component.version}."
+        entries[component.name] = entry or Entry(
+            kind="command", name=component.name, summary=origin
         )
-    return summaries
+    return entries
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -8,20 +8,48 @@ from typing import Any, TypeVar
 
 import click
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def set_option(function: Function) -> Function:
-    """Give a command that takes a recipe the option ``--set``, its argument ``overrides``."""
-    option = click.option(
+def set_option(command: F) -> F:
+    """Add ``--set`` to a command that takes a recipe; its argument is ``overrides``."""
+    return click.option(
         "--set",
         "-s",
         "overrides",
         multiple=True,
         metavar="A.B=VALUE",
         help="Set a recipe key (repeatable).",
-    )
-    return option(function)
+    )(command)
+
+
+def arg_option(command: F) -> F:
+    """Add ``--arg`` to a command that takes an environment; its argument is ``args``."""
+    return click.option(
+        "--arg",
+        "-a",
+        "args",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Field of the environment (repeatable).",
+    )(command)
+
+
+def folder_option(command: F) -> F:
+    """Add ``--folder`` to a command that takes a run."""
+    return click.option(
+        "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
+    )(command)
+
+
+def quiet_option(command: F) -> F:
+    """Add ``--quiet`` to a command that shows its progress."""
+    return click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")(command)
+
+
+def json_option(command: F) -> F:
+    """Add ``--json`` to a command that programs read; its argument is ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
 
 class CommandWithHints(click.Command):

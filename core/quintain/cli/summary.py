@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..console.metrics import alert_intervals
 from ..console.screen import clock_text, printable, program_name
-from ..recipe.resolve import EnvironmentSpec
+from ..recipe.resolve import EnvironmentSpec, is_model_source
+from ..registry.discovery import short_name
 from ..registry.known import known_plugins
 from ..registry.lookup import current
 from ..store.storage import steps_in
@@ -57,11 +58,12 @@ def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]
         *([("alerts", alerted)] if alerted else []),
         ("run folder", str(folder.shown)),
         *([("curves", text)] if (text := curves(folder)) else []),
-        ("model", str(model_of(folder))),
+        *model_rows(folder),
         *(
             ("" if i else "next", text)
             for i, text in enumerate(next_commands(folder, summary["stopped"]))
         ),
+        *own_commands(folder),
     ]
 
 
@@ -75,6 +77,25 @@ def next_commands(folder: RunFolder, stopped: str) -> list[str]:
     if steps_in(folder.rollouts):
         commands.insert(1, ["rollouts", str(folder.shown)])
     return [f"{program_name()} {shlex.join(words)}" for words in commands]
+
+
+def own_commands(folder: RunFolder) -> list[tuple[str, str]]:
+    """Return the commands that train the same model on a file and with a reward of the user; none
+    where nothing was trained.
+    """
+    if model_of(folder) == "none":
+        return []
+    from ..recipe.tables import Recipe
+
+    model = Recipe.parse(folder.recipe()).model.name
+    name = short_name(model) if is_model_source(model) else model
+    words = ["train", "dataset", "--arg", "path=FILE.csv"]
+    words += [] if name == "default" else ["--model", name]
+    command = f"{program_name()} {shlex.join(words)}"
+    return [
+        ("your own file", command),
+        ("your own reward", f"{command} --reward FILE.py:FUNCTION"),
+    ]
 
 
 def held_out(
@@ -175,9 +196,18 @@ def missing(hook: str, benefit: str) -> str:
     return f"pip install {known_plugins()['hooks', hook]} {benefit}"
 
 
-def model_of(folder: RunFolder) -> Path | str:
-    """Return the model folder of the last checkpoint."""
-    from ..store.checkpoint import latest
+def model_rows(folder: RunFolder) -> list[tuple[str, str]]:
+    """Return the model folder that the commands below take, and which checkpoint it is of."""
+    from ..store.best import checkpoint_note
 
-    checkpoint = latest(folder)
+    model = model_of(folder)
+    note = checkpoint_note(model)
+    return [("model", str(model)), *([("", note)] if note else [])]
+
+
+def model_of(folder: RunFolder) -> Path | str:
+    """Return the model folder of the best checkpoint, which a run is as a model."""
+    from ..store.checkpoint import best
+
+    checkpoint = best(folder)
     return folder.shown / checkpoint.model.relative_to(folder.path) if checkpoint else "none"

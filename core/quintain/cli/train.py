@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import EnvironmentFault, NoTasksError, PluginError, QuintainError, UsageError
-from .options import CommandWithHints, Count, set_option
+from .options import CommandWithHints, Count, arg_option, quiet_option, set_option
 
 if TYPE_CHECKING:
     from ..recipe.tables import Recipe
@@ -47,7 +47,8 @@ REPLACEMENTS = {
 EPILOG = """
 \b
 Examples:
-  quintain train                                the quickstart: arithmetic
+  quintain train                                SmolLM2-135M learns to write JSON
+  quintain train arithmetic                     the quickstart: a small model, no download
   quintain train code                           Python functions, in a sandbox
   quintain train gsm8k --model Qwen/Qwen3-0.6B  an environment
   quintain train dataset --arg path=qa.jsonl --reward score.py:score
@@ -71,14 +72,7 @@ and cached (that of arithmetic is included); `quintain start` does only that.
     "-m",
     help='Hugging Face id, folder, run, or "default" (a small model that Quintain trains itself).',
 )
-@click.option(
-    "--arg",
-    "-a",
-    "args",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Field of the environment (repeatable).",
-)
+@arg_option
 @click.option(
     "--reward", metavar="EXPR", help="Outcome reward: FILE:function, a name, or an expression."
 )
@@ -103,7 +97,7 @@ and cached (that of arithmetic is included); `quintain start` does only that.
     is_flag=True,
     help="Check the recipe and print it with all defaults; train nothing.",
 )
-@click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
+@quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 def train(
     recipe: str | None,
@@ -116,8 +110,10 @@ def train(
 ) -> None:
     """Train a model by reinforcement learning.
 
-    RECIPE is a TOML file, a recipe such as "code" (default: "quickstart"), or an environment as for
-    `quintain eval`.
+    RECIPE is a TOML file, a recipe such as "code", or an environment as for `quintain eval`.
+    Alone, or with --seed, --steps, --name and --folder, `quintain train` runs the recipe
+    "extraction" and downloads its model once (93 MB); without network the recipe "quickstart".
+    Other options without RECIPE change "quickstart", with --model "pretrained".
 
     Ctrl-C saves a checkpoint and stops; --resume continues the run, also after a crash.
     """
@@ -148,6 +144,11 @@ def train(
             "another (`quintain list environments`)",
             err=True,
         )
+    if not dry_run and recipe is None and resume is None and not _changes_recipe(choices):
+        from .starting_recipe import FIRST, recipe_alone
+
+        _recipe(FIRST, **choices)  # options that are refused need no download
+        recipe = recipe_alone(quiet=quiet or as_json)
     if dry_run:
         from ..console.screen import Screen
         from ..recipe.check import check_recipe
@@ -167,6 +168,15 @@ def train(
             if resume is None:
                 _discard(folder)
             raise
+
+
+OF_THE_RUN = {"seed", "steps", "name", "folder"}
+"""Options that choose neither what is trained nor how."""
+
+
+def _changes_recipe(choices: Mapping[str, Any]) -> bool:
+    """Return whether an option says what to train, or how."""
+    return any(value not in (None, ()) for name, value in choices.items() if name not in OF_THE_RUN)
 
 
 def _only_resume(recipe: str | None, dry_run: bool, choices: dict[str, Any]) -> None:
@@ -219,6 +229,7 @@ def _recipe(
     from ..recipe.resolve import is_component, is_model_source
     from ..recipe.rewards import as_expression
     from ..recipe.tables import Recipe
+    from ..store.best import checkpoint_note
     from ..store.runs import model_named
     from .starting_recipe import recipe_for
 
@@ -258,7 +269,9 @@ def _recipe(
         _arguments_of_another(path, recipe.environments[0].use, args)
     # a run folder, as --model takes one
     if os.path.isfile(os.path.join(recipe.model.name, "recipe.toml")):
-        return recipe.replace({"model.name": model_named(recipe.model.name).path})
+        recipe = recipe.replace({"model.name": model_named(recipe.model.name).path})
+    if note := checkpoint_note(recipe.model.name):
+        click.echo(f"{model or recipe.model.name}: {note}", err=True)
     return recipe
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from ..evaluation.estimates import Estimate
+from ..evaluation.estimates import Estimate, proportion
 from ..evaluation.evaluation import Evaluation
 from ..interfaces.environment import Environment
 from ..types.rollout import (
@@ -24,9 +24,11 @@ from ..types.rollout import (
     AnyRollout,
     Termination,
     TerminationKind,
+    are_equal,
     reaches,
 )
 from ..types.transcript import TokenSource, Transcript
+from .replies import takeover
 
 Metrics = dict[str, Any]
 TRAINING = ("difficulty", "rollouts", "update", "sync")
@@ -63,6 +65,7 @@ def step_metrics(
         **lengths(valid),
         **confidence(valid),
         **terminations(everything),
+        **takeover(groups),
         **_reported(valid),
         **_of_environments(groups),
         **_of_learner(learned or {}),
@@ -123,7 +126,7 @@ def group_metrics(groups: Sequence[AnyGroup], rejected: Mapping[str, int]) -> Me
 
 def _uniform(group: AnyGroup) -> str:
     outcomes = [r.outcome.total if r.outcome else 0.0 for r in group.valid]
-    if max(outcomes) - min(outcomes) > SCORE_TOLERANCE:
+    if not are_equal(outcomes):
         return "mixed"
     if reaches(outcomes[0]):
         return "all_right"
@@ -387,6 +390,16 @@ def _right(rollout: AnyRollout, player: str | None = None) -> bool:
 def success_of(group: AnyGroup) -> tuple[int, int]:
     """Return the number of successful and of all valid samples."""
     return sum(map(_right, group.valid)), len(group.valid)
+
+
+def success_estimate(groups: Sequence[AnyGroup]) -> Estimate | None:
+    """Return the share of right samples of a step with its interval, over the tasks one could have
+    drawn; ``None`` without a valid sample.
+    """
+    counts = [success_of(group) for group in groups if group.valid]
+    if not counts:
+        return None
+    return proportion([right / valid for right, valid in counts], [valid for _, valid in counts])
 
 
 def failures_in(groups: Sequence[AnyGroup]) -> Counter[str]:

@@ -11,20 +11,24 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
 
+from ..evaluation.estimates import Estimate
 from ..types.rollout import AnyRollout, reaches
 from ..types.sampling import decoding
 from ..types.task import messages_of
+from .step_line import StepLine
 
 PAUSE = 10.0
 """Seconds between the lines that report the progress of a phase."""
 SILENCE = 60.0
 """Seconds without a line after which plain lines say which phase still runs."""
 
+TREND = 3
+"""Evaluations that show the trend of the held-out accuracy."""
 MOST_UPDATES = 20
 """Lines that `Screen.update` prints at most."""
 
@@ -46,13 +50,14 @@ class Screen(AbstractContextManager["Screen"]):
         self._quiet, self._dated = quiet, dated
         self._unread = False
         self._phase_name, self._phase_began, self._took = "", 0.0, dict[str, float]()
-        self._steps, self._done_before, self._split = 0, 0, "held-out"
-        self._temperature: float | None = None
-        self._best_reward: float | None = None
+        self._steps, self._done_before = 0, 0
+        self._line = StepLine()
+        self._target: float | None = None
+        self._measured = list[tuple[int, float]]()
         self._bound = "about"
         self._began = self._printed = time.monotonic()
         self._lines, self._printing, self._ended = list[str](), threading.Lock(), threading.Event()
-        Screen.phase(self, "")
+        Screen.phase(self, "")  # not self.phase: a subclass is not complete yet
 
     def __enter__(self) -> Screen:
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -93,6 +98,7 @@ class Screen(AbstractContextManager["Screen"]):
         temperature: float | None = None,
         best_reward: float | None = None,
         may_end_early: bool = False,
+        accuracy: float | None = None,
     ) -> None:
         """Show that training begins at step *done* of *steps*; held-out accuracy is that of
         *split*.
@@ -101,12 +107,17 @@ class Screen(AbstractContextManager["Screen"]):
             temperature: of the training samples.
             best_reward: the highest reward of a sample, if it is known.
             may_end_early: a limit of ``[stop]`` may end the run before *steps*.
+            accuracy: the held-out accuracy that ends the run.
         """
+        self._target, self._measured = accuracy, list[tuple[int, float]]()
         self._steps = steps
         self._done_before = done
         self._began = time.monotonic()
-        self._split = split
-        self._temperature, self._best_reward = temperature, best_reward
+        self._line = StepLine(split, best_reward)
+        if temperature is not None:
+            self.note(
+                f"a step shows the share of right samples at T {temperature:g} with its 95 % interval"
+            )
         self._bound = "at most" if may_end_early else "about"
 
     def phase(self, name: str, total: int | None = None) -> None:
@@ -146,6 +157,7 @@ class Screen(AbstractContextManager["Screen"]):
         step: int,
         metrics: Mapping[str, Any],
         *,
+        success: Estimate | None = None,
         last: bool = False,
         evaluated: float = 0.0,
         to_evaluate: float = 0.0,
@@ -155,6 +167,7 @@ class Screen(AbstractContextManager["Screen"]):
         After the first one of the process also a forecast, if that is over a minute.
 
         Args:
+            success: the share of right samples with its interval.
             evaluated: seconds of the evaluations since training began.
             to_evaluate: seconds that those until the end of the run will take.
         """
@@ -165,9 +178,15 @@ class Screen(AbstractContextManager["Screen"]):
             self._began = time.monotonic() - spent - evaluated  # without the evaluation before
         training = time.monotonic() - self._began - evaluated
         pace = training / max(step - self._done_before, 1)
-        left = pace * steps_left + to_evaluate
-        count, time_left = f"step {step}/{self._steps}", f"{self._bound} {rough(left)} left"
-        self._write_step(count, metrics, "" if last else time_left)
+        left, bound = pace * steps_left + to_evaluate, self._bound
+        if (measured := metrics.get("held_out.accuracy")) is not None:
+            self._measured.append((step, measured))
+        expected = steps_to(self._target, self._measured[-TREND:], step)
+        if expected is not None and expected < steps_left:
+            left, bound = left * expected / steps_left, "about"
+        count = f"step {step:>{len(str(self._steps))}}/{self._steps}"
+        time_left = "" if last else f"{bound} {rough(left)} left"
+        self._write_step(count, metrics, success, time_left)
         if first and left > 60 and not last:
             each = f"{pace:.2g} s" if pace < 60 else f"{pace / 60:.1f} min"
             kind = "with" if to_evaluate else "without"
@@ -176,24 +195,10 @@ class Screen(AbstractContextManager["Screen"]):
                 "evaluations"
             )
 
-    def _write_step(self, count: str, metrics: Mapping[str, Any], time_left: str) -> None:
-        self.note("  ".join(part for part in (count, *self._shown(metrics), time_left) if part))
-
-    def _shown(self, metrics: Mapping[str, Any], width: int = 10**6) -> list[str]:
-        """Return the main metrics, as many as fit *width* characters."""
-        measured = [(key, form) for key, form in STEP_LINE if metrics.get(key) is not None]
-        texts = {key: form.format(metrics[key], split=self._split) for key, form in measured}
-        if self._temperature is not None and "success" in texts:
-            texts["success"] += f" (T {self._temperature:g})"
-        if "held_out.accuracy" in texts and "held_out.temperature" in metrics:
-            how = decoding(metrics["held_out.temperature"]).removeprefix("sampled at ")
-            texts["held_out.accuracy"] += f" ({how})"
-        if self._best_reward is not None and "reward.mean" in texts:
-            texts["reward.mean"] += f" of {self._best_reward:g}"
-        for key in DROPPED_FIRST:
-            if len("  ".join(texts.values())) > width:
-                texts.pop(key, None)
-        return list(texts.values())
+    def _write_step(
+        self, count: str, metrics: Mapping[str, Any], success: Estimate | None, time_left: str
+    ) -> None:
+        self.note(self._line.text(count, metrics, success=success, time_left=time_left))
 
     def evaluation(
         self, split: str, step: int, metrics: Mapping[str, Any], rollouts: Iterable[AnyRollout]
@@ -259,7 +264,7 @@ class LiveScreen(Screen):
         from rich.console import Console
         from rich.theme import Theme
 
-        # yellow by default
+        # rich paints the elapsed time yellow.
         self._console = Console(file=self._out, theme=Theme({"progress.elapsed": "none"}))
         counts = bars.BarColumn(20), bars.MofNCompleteColumn()
         elapsed = bars.TimeElapsedColumn(), bars.TextColumn("elapsed")
@@ -293,11 +298,14 @@ class LiveScreen(Screen):
         if self._training is not None:
             self._progress.update(self._training, completed=step)
 
-    def _write_step(self, count: str, metrics: Mapping[str, Any], time_left: str) -> None:
+    def _write_step(
+        self, count: str, metrics: Mapping[str, Any], success: Estimate | None, time_left: str
+    ) -> None:
         """Write the line of a step. On a terminal the time left stands beside the bar, where it
         does not scroll away.
         """
-        self.note("  ".join([count, *self._shown(metrics, self._console.width - len(count) - 2)]))
+        width = self._console.width
+        self.note(self._line.text(count, metrics, success=success, width=width))
         if self._training is not None:
             self._progress.update(
                 self._training, description=f"training, {time_left}" if time_left else "training"
@@ -313,21 +321,20 @@ def for_terminal(out: TextIO | None = None, *, quiet: bool = False) -> Screen:
     return LiveScreen(out) if out.isatty() and not quiet else Screen(out, quiet=quiet, dated=True)
 
 
-# The line of a step: a metric and its text. Plugins add none; their alerts and the notices of a
-# curriculum are lines of their own.
-STEP_LINE = (
-    ("success", "{:.0%} of samples right"),
-    ("reward.mean", "reward {:.2f}"),
-    ("yardstick.mean", "yardstick {:.2f}"),
-    ("held_out.accuracy", "{split} {:.1%}"),
-    ("entropy", "entropy {:.2f}"),
-    ("length.mean", "length {:.0f}"),
-    ("tokens_per_second", "{:,.0f} tokens/s"),
-)
-DROPPED_FIRST = ("tokens_per_second", "length.mean", "held_out.accuracy", "entropy", "reward.mean")
-"""What a line that is too long drops first: all are in the metrics, and the accuracy has a line of
-its own.
-"""
+def steps_to(target: float | None, measured: Sequence[tuple[int, float]], step: int) -> int | None:
+    """Return the steps from *step* on until the held-out accuracy reaches *target*, if it rises on
+    as it did over *measured* (steps and accuracies); ``None`` if it does not rise.
+    """
+    if target is None or len(measured) < 2:
+        return None
+    (first, low), (last, high) = measured[0], measured[-1]
+    rise = (high - low) / (last - first)
+    if rise <= 0:
+        return None
+    # It is measured, and may end the run, only each so many steps.
+    every = last - measured[-2][0]
+    marks = max(1, math.ceil((target - high) / rise / every))
+    return max(0, last + marks * every - step)
 
 
 def answer(rollout: AnyRollout) -> str:

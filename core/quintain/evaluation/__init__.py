@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 from .. import lazy_names
 
 if TYPE_CHECKING:
+    from .answer_controls import AnswerControls as AnswerControls
+    from .answer_controls import WrongAnswers as WrongAnswers
+    from .answers import Statement as Statement
     from .answers import final_answer as final_answer
+    from .answers import stated_answer as stated_answer
     from .answers import word_f1 as word_f1
     from .estimates import proportion as proportion
     from .estimates import rank_correlation as rank_correlation
@@ -22,5 +26,9 @@ if TYPE_CHECKING:
     from .evaluation import first_tasks as first_tasks
     from .evaluation import frozen_heap as frozen_heap
     from .evaluation import tasks_of as tasks_of
+    from .spelling import CHOICES as CHOICES
+    from .spelling import respelled as respelled
+    from .spelling import same_but_for_case as same_but_for_case
+    from .spelling import without_end as without_end
 
 __getattr__, __dir__ = lazy_names(__name__)

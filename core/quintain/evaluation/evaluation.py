@@ -97,7 +97,7 @@ class Evaluation:
 
     def _result(self, group: AnyGroup) -> TaskResult:
         # of the policy's own player
-        outcomes = [r.outcome.of_player("") if r.outcome else 0.0 for r in group.valid]
+        outcomes = [r.scores_of("")[0] for r in group.valid]
         answers = tuple(
             (self.answer_of(r), float(reaches(v, self.success)))
             for r, v in zip(group.valid, outcomes, strict=True)

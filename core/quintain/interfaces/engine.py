@@ -59,8 +59,8 @@ class Weights(Protocol):
 
 
 def changes_of(weights: Weights) -> tuple[int, ...]:
-    """Return how often each live parameter behind *weights* was changed: while it is the same, so
-    are they. Empty for copies, which do not change.
+    """Return how often each live parameter behind *weights* was changed. Equal counts mean equal
+    parameters. Empty for copies, which do not change.
     """
     module = getattr(weights, "module", None)
     return () if module is None else tuple(p._version for p in module.parameters())
@@ -121,7 +121,7 @@ class TokenEngine(Engine):
     `update`. One that never trains raises a `UsageError` there.
 
     A kind that names a parameter ``cluster`` gets the `ProcessCluster` of the recipe's ``[cluster]``,
-    or ``None``, and starts its servers there (`quintain.process.PlacedServer`).
+    or ``None``, and starts its servers there.
 
     Attributes:
         tokenizer: text to ids and back, and the chat template.
@@ -149,8 +149,8 @@ class TokenEngine(Engine):
 
     @classmethod
     def check_settings(cls, settings: Mapping[str, Any]) -> None:
-        """Raise a `UsageError` if *settings*, arguments of the right names and types, do not fit
-        each other. Recipes are checked by it before anything is loaded.
+        """Raise a `UsageError` if *settings* do not fit each other. Their names and types are
+        checked already. A recipe is checked so before anything is loaded.
         """
 
     @classmethod
@@ -161,10 +161,21 @@ class TokenEngine(Engine):
         return True
 
     @classmethod
-    def check_algorithm(cls, algorithm: Algorithm, settings: Mapping[str, Any]) -> str | None:
+    def check_algorithm(
+        cls,
+        algorithm: Algorithm,
+        settings: Mapping[str, Any],
+        *,
+        group_size: int,
+        concurrency: int | None,
+    ) -> str | None:
         """Raise a `UsageError` if *algorithm* cannot train on what the engine samples with these
         *settings*; return a remark on one that can and is easily misread. Engines that draw each
         answer from the policy by itself, as most do, fit every algorithm.
+
+        Args:
+            group_size: rollouts of a task.
+            concurrency: episodes at once; ``None`` is the engine's choice.
         """
         return None
 
@@ -199,24 +210,24 @@ class TokenEngine(Engine):
 
     @abstractmethod
     async def update(self, weights: Weights) -> int:
-        """Load new weights; their version, which tokens sampled from now on carry."""
+        """Load new weights and return their version. Tokens sampled from now on carry it."""
 
     async def outdated(self, weights: Weights) -> str:
-        """Return the first tensor of *weights* that it does not compute with, bit for bit in its
-        own type; empty if there is none or it cannot tell.
+        """Return the name of the first tensor of *weights* that differs from the engine's, bit for
+        bit in the engine's type; empty if none differs, or if the engine cannot tell.
         """
         return ""
 
     async def probe(self) -> None:
-        """Raise an `InfrastructureError` if it can sample no more, as when its process has ended.
-        Called now and then beside turns; one that cannot tell does nothing.
+        """Raise an `InfrastructureError` if the engine can sample no more, as when its process has
+        ended. A run calls this now and then, between turns. An engine that cannot tell does nothing.
         """
 
     async def pressure(self) -> Pressure | None:
-        """Return how busy it is; ``None`` if it cannot tell.
+        """Return how busy the engine is; ``None`` if it cannot tell.
 
         Raises:
-            InfrastructureError: it does not answer.
+            InfrastructureError: the engine does not answer.
         """
         return None
 
@@ -224,7 +235,7 @@ class TokenEngine(Engine):
         """Sample with this many *replicas* from now on; those that start take turns later.
 
         Raises:
-            UsageError: it has none, or not so many.
+            UsageError: the engine has no replicas, or not so many.
         """
         raise UsageError(f"engine {self.name!r} has no replicas; the engine pool has")
 

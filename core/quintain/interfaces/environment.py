@@ -162,6 +162,12 @@ class Environment(Generic[T, R]):
                 marks[name] = mark
         return marks
 
+    def control_marks(self) -> Mapping[str, str]:
+        """Return what each control is expected to score with the reward of this instance. Override
+        it where a control knows the class's own reward alone, and a recipe may name another.
+        """
+        return self.controls()
+
     def overridden(
         self,
         *,

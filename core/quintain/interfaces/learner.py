@@ -46,7 +46,9 @@ class PolicyLearner(Protocol[BatchT, PreparedT, AdvantagesT]):
     A kind that names a parameter ``max_sample_mismatch`` gets the run's limit in nats, too, or
     ``None`` for no check; ``**settings`` does not name it. Its `step` then compares mu with prox
     before the first update, raises `quintain.learning.SamplerMismatch` above the limit, and returns
-    the metric ``mismatch.sample``. Without the metric the run compares the engine with itself.
+    the metric ``mismatch.sample``. Without the metric the run compares the engine with itself. A
+    kind that names ``exact_sampler``, too, is told whether engine and learner compute in float32, so
+    that single tokens have to agree.
 
     A kind that names a parameter ``cluster`` gets the `ProcessCluster` of the recipe's ``[cluster]``, or
     ``None``, to start its processes there; other kinds are refused beside such a table.
@@ -127,13 +129,13 @@ AnyLearner = PolicyLearner[Any, Any, Any]
 
 @runtime_checkable
 class PartSaver(Protocol):
-    """A learner that writes what is large of a checkpoint itself, while the run goes on. Its
-    `state_dict` is not asked then.
+    """A learner that writes the large files of a checkpoint itself, while the run goes on. A run
+    does not ask it for `state_dict`.
 
     Attributes:
         saves_parts: whether it does so; else its checkpoints are those of any learner.
-        digests: of files of the last save that was complete, by their path in its folder: SHA-256
-            in hexadecimal digits. Others are read again.
+        digests: SHA-256 in hexadecimal digits of files of the last complete save, by their path in
+            its folder. Files without one are read again.
     """
 
     saves_parts: bool
@@ -143,16 +145,16 @@ class PartSaver(Protocol):
         """Return about how many bytes it writes, beside the weights."""
 
     def begin_save(self, folder: Path) -> dict[str, Any]:
-        """Begin to write into *folder*: the weights in Hugging Face format as ``model``, unless it
-        leaves these to the caller and makes no such folder, and the rest as `PARTS`.
+        """Begin to write into *folder*: the weights in Hugging Face format as ``model``, the rest as
+        `PARTS`. A learner that makes no folder ``model`` leaves the weights to the caller.
 
-        Return what else a resume needs: plain data and small tensors. Until `end_save` says that
-        all is written, the files are those of the weights of now, whatever the run does.
+        Return what else a resume needs: plain data and small tensors. The files have the state of
+        this call, also if the run trains on before `end_save` says that all is written.
         """
 
     def end_save(self, *, wait: bool) -> Literal["writing", "complete", "lost"]:
-        """Return what became of the files: ``complete`` ones are on the disk; of ``lost`` ones the
-        learner has said why.
+        """Return what became of the files. ``complete``: they are on the disk. ``lost``: they are
+        not, and the learner has warned of the reason.
 
         Raises:
             OSError: they could not be written.
@@ -202,12 +204,12 @@ class LearnerKind(ABC):
 
     @property
     def rounds_base(self) -> bool:
-        """Whether adapters train on other numbers than the model under them has: see `round_base`."""
+        """Whether adapters train on a base of other numbers than the model's: see `round_base`."""
         return False
 
     def round_base(self, module: Any) -> Any:
-        """Return *module*, which has the adapters of a run, on the base that they were trained on.
-        Whatever loads the run calls it before it merges them.
+        """Return *module*, which has the adapters of a run, with the base that they trained on. Code
+        that loads the run calls this before it merges the adapters.
         """
         return module
 

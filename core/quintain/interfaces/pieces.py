@@ -259,7 +259,7 @@ def _over_groups(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def over_groups(step: Any, **args: Any) -> Any:
-        return step.over_groups(functools.partial(function, **args), function.__name__)
+        return step.over(step.groups, functools.partial(function, **args), function.__name__)
 
     return over_groups
 
@@ -285,8 +285,8 @@ objective = _decorator(
     """``f(t: LossInputs, ...)`` returns the loss of every term, to be minimised: [N] tokens, [S] sequences or [G]
     groups, by ``level``.
 
-    It does not reduce them: the aggregation gives the weights. May return ``(terms, {"clip_low": bool [N], ...})`` to
-    report metrics, which get the prefix ``objective.`` (the clip shares ``clip_low`` and ``clip_high`` get ``clip.``).
+    It does not reduce them: the aggregation gives the weights. May return ``(terms, {"clip.low": bool [N], ...})`` to
+    report metrics; a name without a dot gets the prefix ``objective.``.
     Options: ``level``, ``reads``, ``idle``, ``clips``.
     """,
     level="token",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from ..errors import UsageError
 from ..types.rollout import AnyRollout
@@ -67,8 +67,12 @@ class Schedule:
         """
         return self.max_staleness > 0 or self.in_flight_updates
 
-    collector: ClassVar[str] = "asynchronous"
-    """The component of kind ``collector`` that runs the episodes if the schedule overlaps."""
+    def collector(self) -> type[Any] | None:
+        """Return the subclass of `quintain.run.Collector` that runs episodes while the learner
+        updates, which a schedule imports here; ``None`` if it has none and each step waits for its
+        groups.
+        """
+        return None
 
     def episode_order(self) -> EpisodeOrder | None:
         """Return the order of waiting episodes; ``None`` is that of their tasks."""

@@ -4,13 +4,13 @@ Needs torch.
 
 from ..models.module_weights import ModuleWeights
 from ..models.sampler_mismatch import SamplerMismatch
-from ..types.rollout import SUCCESS, reaches
+from ..types.rollout import SPREAD_TOLERANCE, SUCCESS, are_equal, reaches
 from ..types.transcript import TrainingSequence
 from .algorithms import ALGORITHMS
 from .batch import Batch, Sample
 from .learner import Advantages, Learner, Prepared
 from .loss_inputs import LossInputs
-from .microbatch import FlatTokens, MicroBatch, micro_batches
+from .microbatch import MicroBatch, micro_batches
 from .optimizer_step import OptimizerStep
 from .pieces import advantages, aggregation, corrections, objectives
 from .pieces import group_filter as group_filter
@@ -20,10 +20,10 @@ from .scorer import FrozenPolicies
 
 __all__ = [
     "ALGORITHMS",
+    "SPREAD_TOLERANCE",
     "SUCCESS",
     "Advantages",
     "Batch",
-    "FlatTokens",
     "FrozenPolicies",
     "Learner",
     "LossInputs",
@@ -38,6 +38,7 @@ __all__ = [
     "TrainingSequence",
     "advantages",
     "aggregation",
+    "are_equal",
     "corrections",
     "group_filter",
     "micro_batches",

@@ -1,4 +1,4 @@
-"""What a step learns from: samples in groups, as plain data."""
+"""What a step learns from: samples in groups, and their trained tokens laid flat."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, compress
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from ..errors import UsageError
-from ..types.rollout import Group, Rollout, TerminationKind, trained
+from ..models.prefix_layout import PrefixGroup, TokenSequence
+from ..types.rollout import AnyGroup, AnyRollout, TerminationKind, trained
 from ..types.transcript import TrainingSequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One rollout of one player: its branches count once in baselines and denominators.
+    """One rollout of one player. All its branches together are one sample: one advantage, and one
+    in the number of samples.
 
     Attributes:
         sequences: its branches; each sampled token trains in exactly one of them.
@@ -60,17 +65,13 @@ class Sample:
                 f"finite"
             )
         for index, sequence in enumerate(self.sequences):
-            lengths = {
-                len(sequence.ids),
-                len(sequence.mask),
-                len(sequence.logps),
-                len(sequence.versions),
-            }
-            if len(lengths) != 1:
+            columns = (sequence.ids, sequence.mask, sequence.logps, sequence.versions)
+            if len(set(map(len, columns))) != 1:
                 raise UsageError(
                     f"sample of group {self.group}, sequence {index}: ids, mask, logps, versions "
                     f"differ in length"
                 )
+            # The policy predicts a token from those before it, so the first has no log-prob.
             if sequence.mask and sequence.mask[0]:
                 raise UsageError(
                     f"sample of group {self.group}, sequence {index}: the first token has no "
@@ -96,6 +97,9 @@ class Sample:
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """The samples of one step.
+
+    Columns are of the N tokens that train, in the order of samples, sequences and positions, in
+    host memory.
 
     Attributes:
         samples: valid ones only; failed ones were left out before.
@@ -125,78 +129,148 @@ class Batch:
     @cached_property
     def tokens(self) -> int:
         """Tokens that train."""
-        return sum(sample.tokens for sample in self.samples)
+        return self.starts[-1]
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """The tokens themselves, [N]."""
+        return torch.tensor(self._column("ids"), dtype=torch.long)
+
+    @cached_property
+    def mu_logp(self) -> Tensor:
+        """Log-probs under the sampler, float64, [N]."""
+        return torch.tensor(self._column("logps"), dtype=torch.float64)
+
+    @cached_property
+    def versions(self) -> Tensor:
+        """The version of the weights that sampled each token, [N]."""
+        return torch.tensor(self._column("versions"), dtype=torch.long)
+
+    @cached_property
+    def sample_of_tokens(self) -> Tensor:
+        """Index of each token's sample, [N]."""
+        counts = torch.tensor([sample.tokens for sample in self.samples], dtype=torch.long)
+        return torch.arange(len(counts)).repeat_interleave(counts)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where each sample's tokens begin in a column, and where those of the last one end."""
+        return list(accumulate((sample.tokens for sample in self.samples), initial=0))
+
+    def positions(self, indices: Sequence[int]) -> Tensor:
+        """Return where the tokens of the samples at *indices* stand in a column, in the order of
+        *indices*.
+        """
+        return torch.cat([torch.arange(self.starts[i], self.starts[i + 1]) for i in indices])
+
+    def rows(self, indices: Sequence[int]) -> PrefixGroup:
+        """Return the sequences of the samples at *indices* that train, with the places of their
+        trained tokens.
+        """
+        rows: list[TokenSequence] = []
+        for i in indices:
+            rows += self._rows[i]
+        return rows
+
+    @cached_property
+    def _rows(self) -> list[list[TokenSequence]]:
+        # Kept, because the cut into micro-batches asks for the rows of a sample several times.
+        of_samples: list[list[TokenSequence]] = []
+        for sample in self.samples:
+            rows: list[TokenSequence] = []
+            for sequence in sample.sequences:
+                places = [place for place, trains in enumerate(sequence.mask) if trains]
+                if places:
+                    rows.append(TokenSequence(sequence.ids, places))
+            of_samples.append(rows)
+        return of_samples
+
+    def _column(self, name: Literal["ids", "logps", "versions"]) -> list[Any]:
+        column: list[Any] = []
+        for sample in self.samples:
+            for sequence in sample.sequences:
+                column.extend(compress(getattr(sequence, name), sequence.mask))
+        return column
 
     def only(self, indices: Sequence[int]) -> Batch:
         """Return the batch of some samples."""
         return replace(self, samples=tuple(self.samples[i] for i in indices))
 
-    def minibatches(self, count: int, order: Sequence[int] | None = None) -> list[list[int]]:
+    def minibatches(self, count: int, order: Sequence[int]) -> list[list[int]]:
         """Return the indices of samples in *count* parts of whole groups (fewer parts where there
         are fewer groups).
 
         Args:
-            order: of the groups; as they came where ``None``.
+            order: of the groups.
         """
-        places = list(order) if order is not None else list(range(len(self.groups)))
-        count = max(1, min(count, len(places)))
-        cuts = [round(len(places) * k / count) for k in range(count + 1)]
-        parts = (places[a:b] for a, b in pairwise(cuts))
-        return [[i for g in part for i in self.groups[g]] for part in parts]
+        count = max(1, min(count, len(order)))
+        parts: list[list[int]] = []
+        for k in range(count):
+            # Rounded bounds, so that parts differ by one group at most and each group is in one.
+            first = round(len(order) * k / count)
+            end = round(len(order) * (k + 1) / count)
+            part: list[int] = []
+            for group in order[first:end]:
+                part.extend(self.groups[group])
+            parts.append(part)
+        return parts
 
 
-def batch_of(
-    groups: Sequence[Group[Any, Any]], *, temperature: float, max_tokens: int | None
-) -> Batch:
+def batch_of(groups: Sequence[AnyGroup], *, temperature: float, max_tokens: int | None) -> Batch:
     """Return the batch of *groups*: one sample per valid rollout and player; each player of a group
     is a group of its own.
 
     All conversations of a player are branches of its one sample: they get one advantage, from
     rewards that are compared over rollouts, and the rollout counts once.
     """
+    samples: list[Sample] = []
+    # Two players have different tasks in the same game, so their rewards are not compared.
     numbers: dict[tuple[int, str], int] = {}
-    samples = [
-        _sample(
-            rollout, player, sequences, numbers.setdefault((rollout.group, player), len(numbers))
-        )
-        for rollout, player, sequences in trained(groups)
-    ]
+    for rollout, player, sequences in trained(groups):
+        group = numbers.setdefault((rollout.group, player), len(numbers))
+        samples.append(_sample(rollout, player, sequences, group))
     return Batch(samples=tuple(samples), temperature=temperature, max_tokens=max_tokens)
 
 
 def _sample(
-    rollout: Rollout[Any, Any], player: str, sequences: tuple[TrainingSequence, ...], group: int
+    rollout: AnyRollout, player: str, sequences: tuple[TrainingSequence, ...], group: int
 ) -> Sample:
-    places = [
-        place
-        for name in rollout.conversations[player]
-        for place, turn in enumerate(rollout.turns)
-        if turn.player == name
-    ]
+    # The turns of the player, conversation by conversation: the order of its sequences.
+    places: list[int] = []
+    for conversation in rollout.conversations[player]:
+        places += [i for i, turn in enumerate(rollout.turns) if turn.player == conversation]
     turns = tuple(rollout.turns[place].tokens for place in places)
-    counted = sum(turns) == sum(sum(s.mask) for s in sequences)
+    # Where the counts disagree, nothing says which turn a token belongs to, and scores of single
+    # turns would go to the tokens of others.
+    known = sum(turns) == sum(sum(sequence.mask) for sequence in sequences)
+    outcome, shaping = rollout.scores_of(player)
     return Sample(
         sequences=sequences,
-        outcome=rollout.outcome.of_player(player) if rollout.outcome else 0.0,
-        shaping=rollout.shaping.of_player(player) if rollout.shaping else 0.0,
+        outcome=outcome,
+        shaping=shaping,
         group=group,
         environment=rollout.environment,
         truncated=rollout.termination.kind is TerminationKind.TRUNCATED,
-        turns=turns if counted else (),
-        turn_scores=_turn_scores(rollout, player, len(turns)) if counted else (),
+        turns=turns if known else (),
+        turn_scores=_turn_scores(rollout, player, len(turns)) if known else (),
         overlapping=places != sorted(places),
     )
 
 
-def _turn_scores(rollout: Rollout[Any, Any], player: str, turns: int) -> tuple[float, ...]:
+def _turn_scores(rollout: AnyRollout, player: str, turns: int) -> tuple[float, ...]:
     """Return what single turns of a player were given, outcome and shaping added up; nothing where
     players score apart.
     """
-    scores = [
-        s
-        for s in (rollout.outcome, rollout.shaping)
-        if s is not None and s.turns and player not in s.players
-    ]
-    if player or not scores or any(len(s.turns) > turns for s in scores):
+    # Scores of turns are of the policy's own turns, which no other player has.
+    if player:
         return ()
-    return tuple(sum(s.turns[i] for s in scores if i < len(s.turns)) for i in range(turns))
+    added: list[float] = []
+    for score in (rollout.outcome, rollout.shaping):
+        if score is None or not score.turns or player in score.players:
+            continue
+        if len(score.turns) > turns:
+            return ()
+        added = added or [0.0] * turns
+        for i, value in enumerate(score.turns):
+            added[i] += value
+    return tuple(added)

@@ -4,6 +4,7 @@ optimizer steps.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import logging
@@ -11,6 +12,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -22,19 +24,23 @@ from ..interfaces.algorithm import Algorithm, overlong
 from ..models.forward import TOKEN_BUDGET, Forward, Layout
 from ..models.load import trainable
 from ..models.module_weights import ModuleWeights
-from ..models.sampler_mismatch import SamplerMismatch, differences
+from ..models.sampler_mismatch import (
+    Doubtful,
+    DoubtfulSamples,
+    SamplerMismatch,
+    differences,
+)
 from ..models.transfers import to_device
-from ..types.rollout import Group
 from ..types.transcript import TrainingSequence
 from .batch import Batch, Sample, batch_of
 from .loss import MinibatchLoss
 from .meter import Meter, advantage_metrics, sampler_metrics, staleness, under
-from .microbatch import FlatTokens, MicroBatch
+from .microbatch import MicroBatch
 from .optimizer_step import OptimizerStep
 from .pieces.advantages import Step
 from .pieces.objectives import kl_estimate
 from .ranks import ALONE, Ranks
-from .scorer import HALF, FrozenPolicies, Precision, TokenScorer
+from .scorer import AUTOCAST, FrozenPolicies, Precision, TokenScorer
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +51,11 @@ class Prepared:
 
     Attributes:
         step: what the advantage reads.
-        flat_tokens: the trained tokens.
         policies: mu, prox and ref; the first pass of `Learner.step` completes them.
         seconds: that preparing took.
     """
 
     step: Step
-    flat_tokens: FlatTokens
     policies: FrozenPolicies
     seconds: float
 
@@ -101,7 +105,10 @@ class Learner:
         layout: see `quintain.models.forward`.
         reference: ref, if not *module* as it is now; kept only if the algorithm uses ref.
         max_sample_mismatch: no update is made if the log-probs of a sample differ by more between
-            mu and prox, in nats (see `typical_difference`); ``None`` compares nothing.
+            mu and prox, in nats (see `typical_difference`); ``None`` compares nothing. A sample with
+            single tokens that differ by more than rounding explains (see `doubtful`) is left out,
+            and the third such in the learner's life is a `SamplerMismatch`.
+        exact_sampler: mu is computed in float32, too.
         ranks: the processes that train together; all make the same calls with the same batches.
     """
 
@@ -126,16 +133,23 @@ class Learner:
         layout: Layout | Literal["auto"] = "auto",
         reference: nn.Module | None = None,
         max_sample_mismatch: float | None = None,
+        exact_sampler: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
-        if precision != "float32" and precision not in HALF:
+        if precision not in AUTOCAST:
             raise UsageError(f"precision is {precision!r}; expected 'float32', 'bf16' or 'fp16'")
-        self.algorithm, self.ranks = algorithm, ranks
+        self.algorithm = algorithm
+        self.ranks = ranks
         self.max_sample_mismatch = max_sample_mismatch
+        self._doubtful = DoubtfulSamples(exact=exact_sampler and precision == "float32")
         self.version = 0
         self.updates = 0
-        self.lr, self.warmup_steps, self.max_grad_norm = lr, warmup_steps, max_grad_norm
-        self.precision, self.token_budget, self.skip_idle = precision, token_budget, skip_idle
+        self.lr = lr
+        self.warmup_steps = warmup_steps
+        self.max_grad_norm = max_grad_norm
+        self.precision = precision
+        self.token_budget = token_budget
+        self.skip_idle = skip_idle
         self.module = trainable(module, lora, widen=widen)
         # Before any forward pass, which may leave a sharded module with other parameters.
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
@@ -147,31 +161,32 @@ class Learner:
             half=ranks.half,
             gathers=ranks.lockstep,
         )
-        matrices, vectors = (
-            [p for p in self.parameters if (p.ndim > 1) == wide] for wide in (True, False)
-        )
+        matrices = [p for p in self.parameters if p.ndim > 1]
+        vectors = [p for p in self.parameters if p.ndim <= 1]
         groups = [
             {"params": matrices, "weight_decay": weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        groups = [group for group in groups if group["params"]]
         self._optimizer = self.adamw(groups, lr=lr, betas=betas, eps=epsilon)
         self._scaler = torch.amp.GradScaler(self.forward.device.type, enabled=precision == "fp16")
-        self._piece_state: dict[str, Any] = {}
+        self._advantage_state: Any = None
+        half = AUTOCAST[precision]
         # The head follows the layers' precision, unless it is to stay in float32.
-        half = HALF.get(precision)
-        wide_head = float32_head or (algorithm is not None and algorithm.float32_head)
+        head_type = half
+        if half is not None and (float32_head or (algorithm and algorithm.float32_head)):
+            head_type = torch.float32
         self.scorer = TokenScorer(
-            self.forward,
-            self._reference(reference),
+            forward=self.forward,
+            reference=self._reference(reference),
             algorithm=algorithm,
             half=half,
-            math=half if half is None or not wide_head else torch.float32,
+            math=head_type,
             token_budget=token_budget,
             ranks=ranks,
         )
-        for note in algorithm.notes() if algorithm else ():
-            log.warning("%s: %s", algorithm.name if algorithm else "", note)
+        if algorithm is not None:
+            for note in algorithm.notes():
+                log.warning("%s: %s", algorithm.name, note)
 
     def adamw(self, groups: list[dict[str, Any]], **settings: Any) -> torch.optim.Optimizer:
         """Make the optimizer of the parameters in *groups*; *settings* are lr, betas and eps."""
@@ -185,11 +200,7 @@ class Learner:
         """
         self.algorithm = self._algorithm.with_services(services)
 
-    def batch(
-        self, groups: Sequence[Group[Any, Any]], *, temperature: float, max_tokens: int | None
-    ) -> Batch:
-        """Return the samples of *groups*: one per valid rollout and player."""
-        return batch_of(groups, temperature=temperature, max_tokens=max_tokens)
+    batch = staticmethod(batch_of)
 
     def prepare(self, batch: Batch) -> Prepared:
         """Compute what the algorithm needs before the first update: log-probs under the frozen
@@ -209,24 +220,40 @@ class Learner:
                     f"does"
                 )
         began = time.perf_counter()
-        flat_tokens = FlatTokens(batch=batch)
         # The first minibatch gets prox from its own first pass, before any update; the others must
         # be scored now.
-        _, *later = self._minibatches(batch, 0)
-        policies = self.scorer.freeze(flat_tokens, sorted(i for part in later for i in part))
-        rewards, penalty = self._rewards(flat_tokens, policies)
+        later: list[int] = []
+        for part in self._minibatches(batch, 0)[1:]:
+            later += part
+        policies = self.scorer.freeze(batch, sorted(later))
+        rewards, penalty = self._rewards(batch, policies)
         step = Step(batch=batch, rewards=rewards, penalty=penalty, statistics=policies.statistics())
-        return Prepared(
-            step=step,
-            flat_tokens=flat_tokens,
-            policies=policies,
-            seconds=time.perf_counter() - began,
-        )
+        return Prepared(step=step, policies=policies, seconds=time.perf_counter() - began)
 
     async def compute_advantages(self, prepared: Prepared) -> Advantages:
-        """Return the advantages of a batch for `step`, also where the piece has to be awaited."""
-        returned = self._run_advantage(prepared.step)
-        return self._unpack(await returned if inspect.isawaitable(returned) else returned)
+        """Return the advantages of a batch for `step`; the state of the piece is kept for the next
+        batch.
+        """
+        piece = self._algorithm.advantage
+        state = {"state": self._advantage_state} if piece.stateful else {}
+        returned = piece(prepared.step, **state)
+        if inspect.isawaitable(returned):
+            returned = await returned
+        if piece.stateful:
+            returned, self._advantage_state = returned
+        values: Any = returned
+        metrics: dict[str, float] = {}
+        columns: dict[str, Tensor] = {}
+        match returned:
+            case (values, Mapping() as named):
+                for name, value in named.items():
+                    # A tensor with rows is told to the objective; a number, or a tensor of one, is
+                    # a metric.
+                    if isinstance(value, Tensor) and value.ndim:
+                        columns[name] = value
+                    else:
+                        metrics[name] = float(value)
+        return Advantages(values=values, metrics=metrics, columns=columns)
 
     def step(
         self,
@@ -239,13 +266,14 @@ class Learner:
 
         Args:
             advantages: from `compute_advantages`, or values per sample or per token [N]; computed
-                here where ``None``.
+                here where ``None``. Within an event loop, a piece that waits has to be awaited
+                there.
 
         Returns:
             metrics, see ``docs/health.md``.
 
         Raises:
-            UsageError: the batch holds no token that trains, or its advantages have to be awaited.
+            UsageError: the batch holds no token that trains.
             RunError: the gradient is not finite; neither weights nor optimizer were touched by that
                 update.
             SamplerMismatch: log-probs of the sampler differ from prox by more than
@@ -257,16 +285,12 @@ class Learner:
         # the learner's.
         began = time.perf_counter() - prepared.seconds
         if advantages is None:
-            if algorithm.advantage.asynchronous:
-                raise UsageError(
-                    f"{algorithm.advantage!r} has to be awaited: pass `advantages` from "
-                    f"`compute_advantages`"
-                )
-            advantages = self._unpack(self._run_advantage(prepared.step))
+            advantages = self._computed(prepared)
         elif not isinstance(advantages, Advantages):
             advantages = Advantages(values=advantages)
-        batch, flat_tokens, policies = prepared.step.batch, prepared.flat_tokens, prepared.policies
-        advantage_N = self._per_token(flat_tokens, advantages.values)
+        batch = prepared.step.batch
+        policies = prepared.policies
+        advantage_N = self._per_token(batch, advantages.values)
         for name, column in advantages.columns.items():
             if len(column) != batch.tokens:
                 raise UsageError(
@@ -275,23 +299,44 @@ class Learner:
                 )
         if algorithm.reset_optimizer:
             self._optimizer.state.clear()
-        meter = Meter(self.ranks)
-        for epoch in range(algorithm.epochs):
-            for part in self._minibatches(batch, epoch):
-                self._update(prepared, part, advantage_N, advantages.columns, meter)
-        metrics = {"samples": float(len(batch.samples)), "tokens": float(batch.tokens)}
-        metrics |= {under("advantage", name): value for name, value in advantages.metrics.items()}
-        metrics |= advantage_metrics(advantage_N, flat_tokens.sample, len(batch.samples))
-        metrics |= sampler_metrics(policies.prox_logp, policies.mu_logp, flat_tokens.sample)
-        metrics |= staleness(
-            flat_tokens.versions, self.version, ignored=algorithm.ignores_staleness
-        )
+        left_out = self._doubtful.left_out
+        left_out.clear()
+        while True:
+            meter = Meter(self.ranks)
+            # Raised before the first update: the step begins again without the samples.
+            with suppress(Doubtful):
+                for epoch in range(algorithm.epochs):
+                    for part in self._minibatches(batch, epoch):
+                        kept = [i for i in part if i not in left_out]
+                        self._update(prepared, kept, advantage_N, advantages.columns, meter)
+                break
+        metrics = {under("advantage", name): value for name, value in advantages.metrics.items()}
+        metrics |= advantage_metrics(advantage_N, batch.sample_of_tokens, len(batch.samples))
+        metrics |= sampler_metrics(policies.prox_logp, policies.mu_logp, batch.sample_of_tokens)
+        metrics |= staleness(batch.versions, self.version, ignored=algorithm.ignores_staleness)
+        if left_out:
+            metrics["mismatch.left_out"] = float(len(left_out))
         self.version += 1
-        return (
-            meter.summary(
-                lr=self._optimizer.param_groups[0]["lr"], seconds=time.perf_counter() - began
-            )
-            | metrics
+        return self._summary(meter, batch, began) | metrics
+
+    def _computed(self, prepared: Prepared) -> Advantages:
+        """Return what `compute_advantages` does. A loop that runs cannot run another one, so within
+        one the piece may wait for nothing.
+        """
+        computing = self.compute_advantages(prepared)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(computing)
+        try:
+            computing.send(None)
+        except StopIteration as done:
+            advantages: Advantages = done.value
+            return advantages
+        computing.close()
+        raise UsageError(
+            f"{self._algorithm.advantage!r} has to be awaited: pass `advantages` from "
+            "`compute_advantages`"
         )
 
     def supervised_step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
@@ -303,35 +348,33 @@ class Learner:
             ``lr``.
         """
         began = time.perf_counter()
-        batch = Batch(
-            samples=tuple(
-                Sample(sequences=(s,), outcome=0.0, group=i) for i, s in enumerate(sequences)
-            )
-        )
+        samples = [
+            Sample(sequences=(sequence,), outcome=0.0, group=i)
+            for i, sequence in enumerate(sequences)
+        ]
+        batch = Batch(samples=tuple(samples))
         if not batch.tokens:
             raise UsageError("the sequences hold no token that trains")
         meter = Meter(self.ranks)
 
         def cross_entropy(micro: MicroBatch, observe: bool) -> Tensor:
+            if micro.padding:
+                return self.scorer.nothing(micro)
             statistics = self.scorer.statistics(micro.prefix_groups)
             if observe:
                 meter.add(entropy=statistics.entropy)
             return -statistics.logp.sum() / batch.tokens
 
-        self._take_adamw_step(
-            self._problem(FlatTokens(batch=batch), range(len(sequences)), cross_entropy), meter
-        )
+        everyone = range(len(samples))
+        self._take_adamw_step(self._optimizer_step(batch, everyone, cross_entropy), meter)
         self.version += 1
-        summary = meter.summary(
-            lr=self._optimizer.param_groups[0]["lr"], seconds=time.perf_counter() - began
-        )
-        return summary | {"tokens": float(batch.tokens), "samples": float(len(sequences))}
+        return self._summary(meter, batch, began)
 
     def logprobs(self, batch: Batch, *, policy: Literal["theta", "ref"] = "theta") -> Tensor:
         """Return the log-probs of all trained tokens at the batch's temperature, [N], in the order
         of samples, sequences and positions.
         """
-        return self.scorer.score(FlatTokens(batch=batch), range(len(batch.samples)), policy)["logp"]
+        return self.scorer.score(batch, range(len(batch.samples)), policy)["logp"]
 
     def weights(self) -> ModuleWeights:
         """Return the live weights under their names in a Hugging Face checkpoint; adapters are
@@ -350,26 +393,26 @@ class Learner:
             "version": self.version,
             "updates": self.updates,
             "optimizer": self._optimizer.state_dict(),
-            "pieces": copy.deepcopy(self._piece_state),
+            "advantage": copy.deepcopy(self._advantage_state),
         }
         if weights:
             state["module"] = self.module.state_dict()
         if self.scorer.reference is not None:
             state["reference"] = self.scorer.reference.state_dict()
-        if self._scaler.is_enabled():
-            state["scaler"] = self._scaler.state_dict()
+        state["scaler"] = self._scaler.state_dict()  # empty without a loss scale
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        self.version, self.updates = state["version"], state["updates"]
+        self.version = state["version"]
+        self.updates = state["updates"]
         self._optimizer.load_state_dict(state["optimizer"])
-        self._piece_state = copy.deepcopy(state["pieces"])
+        self._advantage_state = copy.deepcopy(state["advantage"])
         if "module" in state:
             self.module.load_state_dict(state["module"])
         if self.scorer.reference is not None:
             self.scorer.reference.load_state_dict(state["reference"])
-        if self._scaler.is_enabled() and "scaler" in state:
+        if state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
 
     def close(self) -> None:
@@ -384,19 +427,13 @@ class Learner:
         return self.algorithm
 
     def _reference(self, given: nn.Module | None) -> nn.Module | None:
-        # A model with adapters holds ref already: it is the model without them.
-        adapted = hasattr(self.module, "disable_adapter")
-        if (
-            self.algorithm is None
-            or not self.algorithm.uses_reference
-            or (given is None and adapted)
-        ):
+        if self.algorithm is None or not self.algorithm.uses_reference:
             return None
-        return (
-            (given if given is not None else copy.deepcopy(self.module))
-            .requires_grad_(False)
-            .eval()
-        )
+        if given is None:
+            if hasattr(self.module, "disable_adapter"):
+                return None  # a model with adapters holds ref already: it is the model without them
+            given = copy.deepcopy(self.module)
+        return given.requires_grad_(False).eval()
 
     def _minibatches(self, batch: Batch, epoch: int) -> list[list[int]]:
         """Return the indices of the samples of each minibatch. The first epoch takes groups in
@@ -409,66 +446,40 @@ class Learner:
         return batch.minibatches(self._algorithm.minibatches, order)
 
     def _rewards(
-        self, flat_tokens: FlatTokens, policies: FrozenPolicies
+        self, batch: Batch, policies: FrozenPolicies
     ) -> tuple[tuple[float, ...], Tensor | None]:
         """Return the total reward per sample, punished for length and less the KL penalty where the
         algorithm has these; and the penalty of each token, [N]: coefficient times estimate.
         """
-        share, longest = self._algorithm.overlong, flat_tokens.batch.max_tokens
+        share = self._algorithm.overlong
         totals = [
-            s.total + overlong(s.longest_turn, longest, share) for s in flat_tokens.batch.samples
+            sample.total + overlong(sample.longest_turn, batch.max_tokens, share)
+            for sample in batch.samples
         ]
         kl = self._algorithm.kl
         if not kl.in_reward:
             return tuple(totals), None
         log_ratio_N = policies.prox_logp - cast(Tensor, policies.ref_logp)
         penalty_N = kl.coefficient * kl_estimate(log_ratio_N, kl.estimator).double().cpu()
-        sums = (
-            torch.zeros(len(totals), dtype=torch.float64)
-            .index_add(0, flat_tokens.sample, penalty_N)
-            .tolist()
-        )
-        return tuple(
-            total - penalty for total, penalty in zip(totals, sums, strict=True)
-        ), penalty_N
+        sums = torch.zeros(len(totals), dtype=torch.float64)
+        sums.index_add_(0, batch.sample_of_tokens, penalty_N)
+        rewards = [total - penalty for total, penalty in zip(totals, sums.tolist(), strict=True)]
+        return tuple(rewards), penalty_N
 
-    def _run_advantage(self, step: Step) -> Any:
-        piece = self._algorithm.advantage
-        return (
-            piece(step, state=self._piece_state.get("advantage")) if piece.stateful else piece(step)
-        )
-
-    def _unpack(self, returned: Any) -> Advantages:
-        """Return the values, metrics and columns of what an advantage returned; its state is kept
-        for the next batch.
-        """
-        if self._algorithm.advantage.stateful:
-            returned, self._piece_state["advantage"] = returned
-        if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
-            values, named = returned
-            columns = {k: v for k, v in named.items() if isinstance(v, Tensor) and v.ndim}
-            return Advantages(
-                values=values,
-                metrics={k: float(v) for k, v in named.items() if k not in columns},
-                columns=columns,
-            )
-        return Advantages(values=returned)
-
-    def _per_token(self, flat_tokens: FlatTokens, values: Sequence[float] | Tensor) -> Tensor:
+    def _per_token(self, batch: Batch, values: Sequence[float] | Tensor) -> Tensor:
         """Return the advantages as [N], in host memory."""
         advantages = torch.as_tensor(values, dtype=self.scorer.dtype)
-        samples, tokens = len(flat_tokens.batch.samples), flat_tokens.starts[-1]
+        per_sample = advantages.shape == (len(batch.samples),)
+        per_token = advantages.shape == (batch.tokens,) and isinstance(values, Tensor)
         # As many samples as tokens: a tensor is taken to be per token, a list per sample. The
         # values are the same.
-        if advantages.shape == (samples,) and not (
-            isinstance(values, Tensor) and samples == tokens
-        ):
-            advantages = advantages.index_select(0, flat_tokens.sample)
-        elif advantages.shape != (tokens,) or not isinstance(values, Tensor):
+        if per_sample and not per_token:
+            advantages = advantages.index_select(0, batch.sample_of_tokens)
+        elif not per_token:
             raise UsageError(
                 f"{self._algorithm.advantage!r} gave values of shape {list(advantages.shape)}; "
-                f"expected one per sample ({samples}), or a tensor of one per token that trains "
-                f"({tokens})"
+                f"expected one per sample ({len(batch.samples)}), or a tensor of one per token "
+                f"that trains ({batch.tokens})"
             )
         if not bool(advantages.isfinite().all()):
             raise RunError(f"{self._algorithm.advantage!r} gave an advantage that is not finite")
@@ -488,16 +499,12 @@ class Learner:
         Weights are fixed here, before any micro-batch is formed, so that the loss is the same sum
         however it is cut.
         """
-        algorithm, flat_tokens = self._algorithm, prepared.flat_tokens
-        batch = flat_tokens.batch
+        algorithm = self._algorithm
+        batch = prepared.step.batch
+        device = self.scorer.device
         if algorithm.mask_truncated:
             part = [i for i in part if not batch.samples[i].truncated]
-        token_weight_S = torch.zeros(len(batch.samples), dtype=torch.float64)
-        if part:
-            token_weight_S[list(part)] = torch.tensor(
-                algorithm.aggregation(batch.only(part)), dtype=torch.float64
-            )
-        active = self._active(flat_tokens, part, advantage_N)
+        active = self._active(batch, part, advantage_N)
         if not active:
             # Without a gradient, AdamW would still move the weights by its momentum. So no update
             # is made.
@@ -505,27 +512,29 @@ class Learner:
                 parameter.grad = torch.zeros_like(parameter)
             meter.skip()
             return
+        weight_S = torch.zeros(len(batch.samples), dtype=torch.float64)
+        of_part = algorithm.aggregation(batch.only(part))
+        weight_S[list(part)] = torch.tensor(of_part, dtype=torch.float64)
+        weight_N = weight_S.index_select(0, batch.sample_of_tokens).to(self.scorer.dtype)
         loss = MinibatchLoss(
             algorithm=algorithm,
             scorer=self.scorer,
             policies=prepared.policies,
             temperature=batch.temperature,
-            advantage_N=to_device(advantage_N, self.scorer.device),
+            advantage_N=to_device(advantage_N, device),
             columns=columns,
-            weight_N=to_device(
-                token_weight_S.index_select(0, flat_tokens.sample).to(self.scorer.dtype),
-                self.scorer.device,
-            ),
+            weight_N=to_device(weight_N, device),
             meter=meter,
-            first=not meter.updates,
         )
 
         def evaluated() -> None:
+            # The backward pass has seen every token once, before the weights change: prox is
+            # complete on this rank, and an engine that disagrees with it can still stop the update.
             prepared.policies.exchange(self.ranks, optimization.parts)
-            if loss.first and self.max_sample_mismatch is not None:
+            if not meter.updates and self.max_sample_mismatch is not None:
                 self._check_sampler(prepared, meter, self.max_sample_mismatch)
 
-        optimization = self._problem(flat_tokens, active, loss, evaluated=evaluated)
+        optimization = self._optimizer_step(batch, active, loss, evaluated)
         if algorithm.optimizer_step is None:
             self._take_adamw_step(optimization, meter)
             return
@@ -537,23 +546,21 @@ class Learner:
                 f"{algorithm.optimizer_step!r} must return the metrics loss and grad_norm; it gave "
                 f"{sorted(metrics)}"
             )
-        meter.update(loss=metrics.pop("loss"), grad_norm=metrics.pop("grad_norm"), **metrics)
+        meter.update(**metrics)
 
-    def _active(
-        self, flat_tokens: FlatTokens, part: Sequence[int], advantage_N: Tensor
-    ) -> list[int]:
+    def _active(self, batch: Batch, part: Sequence[int], advantage_N: Tensor) -> list[int]:
         """Return the samples whose gradient is not known to be exactly 0. Weights were fixed over
         all of them.
         """
-        algorithm = self._algorithm
-        if not (self.skip_idle and algorithm.objective.idle) or algorithm.kl.in_loss:
+        objective = self._algorithm.objective
+        if not self.skip_idle or not objective.idle or self._algorithm.kl.in_loss:
             return list(part)
-        moves = torch.zeros(len(flat_tokens.batch.samples), dtype=torch.bool)
-        moves[flat_tokens.sample[advantage_N != 0]] = True
-        if algorithm.objective.level == "group":
+        moves = torch.zeros(len(batch.samples), dtype=torch.bool)
+        moves[batch.sample_of_tokens[advantage_N != 0]] = True
+        if objective.level == "group":
             # One term reads all samples, so one advantage makes the whole group's gradient differ
             # from 0.
-            for indices in flat_tokens.batch.groups:
+            for indices in batch.groups:
                 moves[list(indices)] = moves[list(indices)].any()
         return [i for i in part if moves[i]]
 
@@ -561,40 +568,55 @@ class Learner:
         """Compare mu with prox before the first update, over the tokens that the present weights
         sampled.
         """
-        flat_tokens, policies = prepared.flat_tokens, prepared.policies
+        batch = prepared.step.batch
+        policies = prepared.policies
+        sample_N = batch.sample_of_tokens
         # A sample that several versions sampled may have keys and values of older weights before
         # its newest tokens.
-        oldest_S = torch.full((len(prepared.step.batch.samples),), self.version)
-        oldest_S.scatter_reduce_(0, flat_tokens.sample, flat_tokens.versions, "amin")
-        fresh = oldest_S[flat_tokens.sample] == self.version
-        by_sample = differences(policies.prox_logp, policies.mu_logp, flat_tokens.sample, fresh)
-        largest, worst = max(
-            ((difference, i) for i, difference in by_sample.items()), default=(0.0, 0)
-        )
-        if by_sample:
-            meter.add(**{"mismatch.sample": torch.tensor(largest)})
-        if largest > limit:
-            prox_logp = policies.prox_logp[flat_tokens.of([worst])].tolist()
-            sequences = prepared.step.batch.samples[worst].sequences
-            raise SamplerMismatch("engine or learner", largest, limit, sequences, prox_logp)
+        oldest_S = torch.full((len(batch.samples),), self.version)
+        oldest_S.scatter_reduce_(0, sample_N, batch.versions, "amin")
+        fresh_N = oldest_S[sample_N] == self.version
+        compared = (policies.prox_logp, policies.mu_logp, sample_N, fresh_N)
+        by_sample = differences(*compared)
+        if not by_sample:
+            return
+        worst = max(by_sample, key=lambda i: (by_sample[i], i))
+        largest = by_sample[worst]
+        meter.add(**{"mismatch.sample": torch.tensor(largest)})
+        names = ""
+        if largest <= limit:
+            found = self._doubtful.check(*compared, limit, batch.samples)
+            if found is None:
+                return
+            worst, largest, limit, names = found
+        prox_logp = policies.prox_logp[batch.positions([worst])].tolist()
+        sequences = batch.samples[worst].sequences
+        raise SamplerMismatch("engine or learner", largest, limit, sequences, prox_logp, names)
 
-    def _problem(
+    def _optimizer_step(
         self,
-        flat_tokens: FlatTokens,
+        batch: Batch,
         samples: Sequence[int],
         evaluate: Callable[[MicroBatch, bool], Tensor],
-        **options: Any,
+        evaluated: Callable[[], None] = lambda: None,
     ) -> OptimizerStep:
         return OptimizerStep(
             module=self.module,
             parameters=self.parameters,
-            batch=flat_tokens.batch,
-            parts=self.scorer.micro_batches(flat_tokens, samples),
+            batch=batch,
+            parts=self.scorer.micro_batches(batch, samples),
             evaluate=evaluate,
-            nothing=self.scorer.nothing,
+            evaluated=evaluated,
             token_budget=self.token_budget,
             ranks=self.ranks,
-            **options,
+        )
+
+    def _summary(self, meter: Meter, batch: Batch, began: float) -> dict[str, float]:
+        return meter.summary(
+            lr=self._optimizer.param_groups[0]["lr"],
+            seconds=time.perf_counter() - began,
+            samples=float(len(batch.samples)),
+            tokens=float(batch.tokens),
         )
 
     def _announce_change(self) -> None:
@@ -611,26 +633,22 @@ class Learner:
         Raises:
             RunError: the gradient is not finite, and no loss scale is to blame.
         """
-        optimizer, scaler = self._optimizer, self._scaler
-        optimizer.zero_grad(set_to_none=True)
+        optimizer = self._optimizer
+        scaler = self._scaler
         total = optimization.accumulate(scaler.scale)
         scaler.unscale_(optimizer)
         gradients = [cast(Tensor, p.grad) for p in self.parameters]
         norm = self.ranks.whole(nn.utils.get_total_norm(gradients))
         # the one point of an update at which the host waits for the device
         loss, grad_norm = torch.stack([total, norm.to(total)]).tolist()
-        finite = math.isfinite(grad_norm)
-        if not finite and scaler.is_enabled():
+        if not math.isfinite(grad_norm):
             # In float16 a large loss scale overflows: the scaler then leaves the step out and
-            # halves the scale. A scale of at most 1 cannot be the cause.
-            scale = scaler.get_scale()
-            scaler.step(optimizer)
-            scaler.update()
-            if scale > 1:
+            # halves the scale. A scale of at most 1, as without a scaler, cannot be the cause.
+            if scaler.get_scale() > 1:
+                scaler.step(optimizer)
+                scaler.update()
                 meter.skip(loss)
                 return
-        if not finite:
-            optimizer.zero_grad(set_to_none=True)
             raise RunError(
                 f"the gradient of update {self.updates + 1} is not finite; lower the learning "
                 "rate, or look at the rewards and the log-probs of this step"

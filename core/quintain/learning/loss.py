@@ -1,5 +1,5 @@
-"""The loss of an optimizer step: a plain weighted sum of terms, part by part, whose weights were
-fixed before.
+"""The loss of an optimizer step, micro-batch by micro-batch: sum_k c_k w_k term_k. The weights c are
+fixed before, over the whole step, so nothing is divided here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WeightedLoss:
     """A part of the step's loss.
 
     Attributes:
-        loss: sum_k c_k w_k term_k, plus the KL terms, a scalar with gradient.
+        loss: sum_k c_k w_k term_k + beta sum_k c_k kl_k, a scalar with gradient.
         diagnostics: metrics of the objective, by term.
         correction: the weights w, [N] or [S].
     """
@@ -42,7 +42,8 @@ def weighted_loss(algorithm: Algorithm, t: LossInputs, weight_N: Tensor) -> Weig
     correction's weight.
 
     A KL penalty in the loss is a term of each token, without correction. It weighs c per token,
-    also where the objective's term is a sum over the sample (``sequence_clip``) and so weighs more:
+    also where the objective has one term per sample, whose gradient is a sum over its tokens
+    (``sequence_clip``). There the same beta restrains a sample of T tokens T times less:
     with the aggregation ``sequence`` the loss is 1/S sum_i [term_i + beta / T_i sum_t k_t].
 
     Args:
@@ -51,23 +52,25 @@ def weighted_loss(algorithm: Algorithm, t: LossInputs, weight_N: Tensor) -> Weig
     Raises:
         UsageError: the objective or the correction returned a shape that does not fit its level.
     """
-    returned = algorithm.objective(t)
-    terms, diagnostics = returned if isinstance(returned, tuple) else (returned, {})
-    term_weight = weight_N if algorithm.objective.level == "token" else t.sample_sum(weight_N)
-    term_weight = t.group_sum(term_weight) if algorithm.objective.level == "group" else term_weight
+    terms = algorithm.objective(t)
+    diagnostics: Mapping[str, Tensor] = {}
+    if isinstance(terms, tuple):
+        terms, diagnostics = terms
+    # A term weighs what its tokens weigh together.
+    term_weight = weight_N
+    if algorithm.objective.level != "token":
+        term_weight = t.sample_sum(term_weight)
+    if algorithm.objective.level == "group":
+        term_weight = t.group_sum(term_weight)
     _check(algorithm.objective, terms, term_weight)
+    # No gradient: a correction weighs what was sampled, and the policy must not learn to change it.
     correction = algorithm.correction(t).detach()
-    _check(
-        algorithm.correction,
-        correction,
-        weight_N if algorithm.correction.level == "token" else t.sample_sum(weight_N),
-    )
-    if algorithm.correction.level == "sequence" and algorithm.objective.level == "token":
-        loss = (term_weight * t.spread(correction) * terms).sum()
-    elif not algorithm.corrected:  # weights of 1 for tokens fit no terms of samples or groups
-        loss = (term_weight * terms).sum()
-    else:
-        loss = (term_weight * correction * terms).sum()
+    of_tokens = algorithm.correction.level == "token"
+    _check(algorithm.correction, correction, t.sample if of_tokens else t.group)
+    if algorithm.corrected:  # weights of 1 for tokens would fit no terms of samples or groups
+        spread = algorithm.objective.level == "token" and not of_tokens
+        term_weight = term_weight * (t.spread(correction) if spread else correction)
+    loss = (term_weight * terms).sum()
     if algorithm.kl.in_loss:
         loss = loss + algorithm.kl.coefficient * (weight_N * kl_terms(t, algorithm.kl)).sum()
     return WeightedLoss(loss=loss, diagnostics=diagnostics, correction=correction)
@@ -93,7 +96,6 @@ class MinibatchLoss:
         advantage_N, weight_N: advantage and aggregation weight of each trained token of the batch.
         columns: of the advantage, by trained token of the batch, in host memory.
         meter: records the metrics.
-        first: no update of the step came before, so theta is prox.
     """
 
     algorithm: Algorithm
@@ -104,7 +106,6 @@ class MinibatchLoss:
     weight_N: Tensor
     columns: Mapping[str, Tensor]
     meter: Meter
-    first: bool
 
     def __call__(self, micro: MicroBatch, observe: bool) -> Tensor:
         """Return the part of one micro-batch, with gradient.
@@ -113,6 +114,9 @@ class MinibatchLoss:
             observe: record metrics and complete prox: true in the pass to learn from, false in line
                 searches.
         """
+        if micro.padding:
+            return self.scorer.nothing(micro)
+        first = not self.meter.updates  # so theta is prox
         # Micro-batches reorder samples: `positions` finds what is known of each of their tokens in
         # the batch.
         positions = to_device(micro.positions, self.scorer.device)
@@ -121,18 +125,18 @@ class MinibatchLoss:
             for name, column in self.columns.items()
         }
         asked_NK = columns.get("asked_ids")
-        statistics = self._statistics(micro, positions, asked_NK, freeze=self.first and observe)
+        # Only the first look at a token under prox is kept: a line search looks again, at other weights.
+        statistics = self._statistics(micro, positions, asked_NK, freeze=first and observe)
         if asked_NK is not None:
             columns["asked_logp"] = cast(Tensor, statistics.asked_logp)
         if observe:
-            self.policies.keep_prox(positions, statistics.logp.detach(), before_updates=self.first)
-        terms = self._terms(micro, positions, statistics, columns)
-        weighted = weighted_loss(self.algorithm, terms, self.weight_N[positions])
+            self.policies.keep_prox(positions, statistics.logp.detach(), before_updates=first)
+        # After `keep_prox`, so that the ratio of the first update is exactly 1.
+        inputs = self._inputs(micro, positions, statistics, columns)
+        weighted = weighted_loss(self.algorithm, inputs, self.weight_N[positions])
         if observe:
-            corrected = self.algorithm.correction.name != "none"
-            self.meter.observe(
-                terms, weighted.diagnostics, weighted.correction if corrected else None
-            )
+            correction = weighted.correction if self.algorithm.corrected else None
+            self.meter.observe(inputs, weighted.diagnostics, correction)
         return weighted.loss
 
     def _statistics(
@@ -141,49 +145,53 @@ class MinibatchLoss:
         """Return the statistics under theta. Under pruning, the pass that freezes chooses the
         vocabulary; others keep to it.
         """
-        algorithm, policies = self.algorithm, self.policies
-        chosen = policies.safe if algorithm.prune and not freeze else None
+        algorithm = self.algorithm
+        policies = self.policies
+        if "top" in algorithm.objective.reads:
+            asked_NK = policies.top["prox_top_ids"][positions]
+        safe = None
+        if algorithm.prune and not freeze and policies.safe is not None:
+            safe = policies.safe[positions]
         statistics = self.scorer.statistics(
             micro.prefix_groups,
             temperature=self.temperature,
-            asked_NK=policies.top["prox_top_ids"][positions]
-            if "top" in algorithm.objective.reads
-            else asked_NK,
+            asked_NK=asked_NK,
             prune=algorithm.prune,
-            safe=None if chosen is None else chosen[positions],
+            safe=safe,
         )
         if freeze and statistics.safe is not None:
             policies.keep_vocabulary(positions, statistics.safe)
         return statistics
 
-    def _terms(
+    def _inputs(
         self,
         micro: MicroBatch,
         positions: Tensor,
         statistics: Statistics,
         columns: Mapping[str, Tensor],
     ) -> LossInputs:
-        algorithm, policies, device = self.algorithm, self.policies, self.scorer.device
+        algorithm = self.algorithm
+        policies = self.policies
+        device = self.scorer.device
         reads = algorithm.objective.reads | algorithm.correction.reads
-        extra_statistics = {name: getattr(statistics, name) for name in reads - POLICIES}
+        further: dict[str, Tensor] = {name: getattr(statistics, name) for name in reads - POLICIES}
         if "top" in reads:
-            extra_statistics |= {"top_logp": cast(Tensor, statistics.asked_logp)}
-            extra_statistics |= {
-                name: policies.top[name][positions] for name in ("prox_top_logp", "prox_top_has")
-            }
+            further["top_logp"] = cast(Tensor, statistics.asked_logp)
+            further["prox_top_logp"] = policies.top["prox_top_logp"][positions]
+            further["prox_top_has"] = policies.top["prox_top_has"][positions]
+        entropy = statistics.entropy
+        if "entropy" not in algorithm.reads:
+            # A gradient through the entropy costs a pass over the vocabulary.
+            entropy = entropy.detach()
         return LossInputs(
             logp=statistics.logp,
             mu_logp=policies.mu_logp[positions],
             prox_logp=policies.prox_logp[positions],
             ref_logp=None if policies.ref_logp is None else policies.ref_logp[positions],
             advantage=self.advantage_N[positions],
-            # Detached unless a piece reads it: a gradient through the entropy costs a pass over the
-            # vocabulary.
-            entropy=statistics.entropy
-            if "entropy" in algorithm.reads
-            else statistics.entropy.detach(),
+            entropy=entropy,
             sample=to_device(micro.sample, device),
             group=to_device(micro.group, device),
             ratio_to=algorithm.ratio_to,
-            statistics=extra_statistics | dict(columns),
+            statistics=further | dict(columns),
         )

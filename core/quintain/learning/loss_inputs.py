@@ -52,20 +52,18 @@ class LossInputs:
     ratio_to: RatioTo = "prox"
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def log_ratio(self, pool: RatioPool = "token", *, ratio_to: RatioTo | None = None) -> Tensor:
+    def log_ratio(self, pool: RatioPool = "token") -> Tensor:
         """Return log theta - log ratio_to: of each token [N], or of each sample [S] as the sum or
         the mean over its tokens.
         """
-        return self._pooled(
-            self.logp - (self.mu_logp if (ratio_to or self.ratio_to) == "mu" else self.prox_logp),
-            pool,
-        )
+        below = self.mu_logp if self.ratio_to == "mu" else self.prox_logp
+        return self._pooled(self.logp - below, pool)
 
-    def ratio(self, pool: RatioPool = "token", *, ratio_to: RatioTo | None = None) -> Tensor:
+    def ratio(self, pool: RatioPool = "token") -> Tensor:
         """Return theta / ratio_to: of each token [N], or of each sample [S] as the product or the
         geometric mean of its tokens'.
         """
-        return self.log_ratio(pool, ratio_to=ratio_to).exp()
+        return self.log_ratio(pool).exp()
 
     def mismatch(self, pool: RatioPool = "token") -> Tensor:
         """Return prox / mu, without gradient: how far the sampler was from the learner. [N] or [S]."""
@@ -74,11 +72,11 @@ class LossInputs:
     def _pooled(self, log: Tensor, pool: RatioPool) -> Tensor:
         if pool == "token":
             return log
-        if pool not in ("product", "geometric"):
-            raise UsageError(
-                f"a ratio is pooled by 'token', 'product' or 'geometric', not {pool!r}"
-            )
-        return self.sample_sum(log) if pool == "product" else self.sample_mean(log)
+        if pool == "product":
+            return self.sample_sum(log)
+        if pool == "geometric":
+            return self.sample_mean(log)
+        raise UsageError(f"a ratio is pooled by 'token', 'product' or 'geometric', not {pool!r}")
 
     def sample_sum(self, x: Tensor) -> Tensor:
         """Sum of [N] over each sample's tokens, [S]."""

@@ -7,7 +7,7 @@ Sums and counts stay on the device, in float64, and are read once, at the end of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -16,14 +16,12 @@ from .loss_inputs import LossInputs
 from .pieces.objectives import kl_estimate
 from .ranks import ALONE, Ranks
 
-_CLIPS = {"clip_low": "clip.low", "clip_high": "clip.high"}
-
 
 def under(kind: str, name: str) -> str:
     """Return the full name of the metric *name* of a piece of *kind*: prefixed with the kind,
     unless *name* has a prefix.
     """
-    return _CLIPS.get(name, name if "." in name else f"{kind}.{name}")
+    return name if "." in name else f"{kind}.{name}"
 
 
 class Meter:
@@ -39,10 +37,8 @@ class Meter:
         self.ranks = ranks
         self.updates = 0
         self.skipped = 0
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
-        self._least: dict[str, Tensor] = {}
-        self._most: dict[str, Tensor] = {}
+        self._sums: dict[str, tuple[Tensor, int]] = {}  # of the values, and how many they are
+        self._ratios: list[Tensor] = []  # the smallest and the largest of each micro-batch
         self._losses: list[float] = []
         self._norms: list[float] = []
 
@@ -50,9 +46,9 @@ class Meter:
     def add(self, **values: Tensor) -> None:
         """Count each element of each tensor once in a mean."""
         for name, value in values.items():
-            total = value.detach().sum(dtype=torch.float64)
-            self._sums[name] = self._sums.get(name, torch.zeros_like(total)) + total
-            self._counts[name] = self._counts.get(name, 0) + value.numel()
+            total, count = self._sums.get(name, (0.0, 0))
+            total = total + value.detach().sum(dtype=torch.float64)
+            self._sums[name] = (total, count + value.numel())
 
     @torch.no_grad()
     def observe(
@@ -64,16 +60,12 @@ class Meter:
             diagnostics: metrics of the objective, one value per term; see `under`.
             correction: its weights, [N] or [S]; ``None`` where nothing is corrected.
         """
-        if not t.logp.numel():
-            return
-        logp, ratio = t.logp.detach().double(), t.log_ratio().detach().double().exp()
+        logp = t.logp.detach().double()
+        ratio = t.log_ratio().detach().double().exp()
         self.add(entropy=t.entropy, **{"ratio.mean": ratio})
-        smallest, largest = ratio.min(), ratio.max()
-        self._least["ratio"] = torch.minimum(self._least.get("ratio", smallest), smallest)
-        self._most["ratio"] = torch.maximum(self._most.get("ratio", largest), largest)
-        self.add(
-            **{under("objective", name): x.detach().float() for name, x in diagnostics.items()}
-        )
+        self._ratios += [ratio.min(), ratio.max()]
+        for name, value in diagnostics.items():
+            self.add(**{under("objective", name): value.detach().float()})
         if t.ref_logp is not None:
             self._divergence("kl.ref", logp - t.ref_logp)
         if self.updates:  # theta is prox before the first update
@@ -85,20 +77,18 @@ class Meter:
         """Add the KL of the first policy of *log_ratio* from the second, where the tokens are
         samples of the first.
         """
-        self.add(
-            **{
-                f"{name}.{estimator}": kl_estimate(log_ratio, estimator)
-                for estimator in ("k1", "k3")
-            }
-        )
+        for estimator in ("k1", "k3"):
+            self.add(**{f"{name}.{estimator}": kl_estimate(log_ratio, estimator)})
 
     def _masks(self, t: LossInputs, weight: Tensor) -> None:
         masked = (weight == 0).float()
         if weight.shape == t.logp.shape:
             # a sample is masked if all its tokens are
-            tokens, samples = masked, 1 - t.sample_max(1 - masked)
+            tokens = masked
+            samples = 1 - t.sample_max(1 - masked)
         else:
-            tokens, samples = t.spread(masked), masked
+            tokens = t.spread(masked)
+            samples = masked
         self.add(
             **{"correction.mean": weight, "masked.tokens": tokens, "masked.sequences": samples}
         )
@@ -110,11 +100,9 @@ class Meter:
             grad_norm: before clipping.
             metrics: of the update piece, averaged over the updates that give them; see `under`.
         """
-        values = {
-            name: torch.tensor([float(value)], dtype=torch.float64)
-            for name, value in metrics.items()
-        }
-        self.add(**{under("optimizer_step", name): value for name, value in values.items()})
+        for name, value in metrics.items():
+            of_update = torch.tensor([float(value)], dtype=torch.float64)
+            self.add(**{under("optimizer_step", name): of_update})
         self.updates += 1
         self._losses.append(loss)
         self._norms.append(grad_norm)
@@ -133,35 +121,31 @@ class Meter:
         ``loss`` is the mean over updates, ``grad_norm`` the largest before clipping; values from
         `add` are means over tokens (or terms) and epochs, ``ratio.min`` and ``ratio.max`` extremes.
         """
-        of_this_rank = [
-            {name: float(value) for name, value in values.items()}
-            for values in (self._sums, self._counts, self._least, self._most)
-        ]
-        sums, counts, smallest, largest = zip(*self.ranks.gather(of_this_rank), strict=True)
-        total, count = _merged(sums, math.fsum), _merged(counts, math.fsum)
-        metrics = {name: total[name] / count[name] for name in total if count[name]}
-        metrics |= {f"{name}.min": value for name, value in _merged(smallest, min).items()}
-        metrics |= {f"{name}.max": value for name, value in _merged(largest, max).items()}
+        # Only here is the device read, since each read waits for what it still computes.
+        ratios = torch.stack(self._ratios).tolist() if self._ratios else []
+        sums = {name: (float(total), count) for name, (total, count) in self._sums.items()}
+        of_all: dict[str, list[tuple[float, int]]] = {}
+        ratios_of_all: list[float] = []
+        for sums_of_rank, ratios_of_rank in self.ranks.gather((sums, ratios)):
+            ratios_of_all += ratios_of_rank
+            for name, summed in sums_of_rank.items():
+                of_all.setdefault(name, []).append(summed)
+        metrics: dict[str, float] = {}
+        for name, summands in of_all.items():
+            totals, counts = zip(*summands, strict=True)
+            if any(counts):
+                metrics[name] = math.fsum(totals) / sum(counts)
+        if ratios_of_all:
+            extremes = torch.tensor(ratios_of_all, dtype=torch.float64)  # which may be NaN
+            metrics["ratio.min"] = float(extremes.min())
+            metrics["ratio.max"] = float(extremes.max())
         if self._losses:
             metrics["loss"] = math.fsum(self._losses) / len(self._losses)
         if self._norms:
             metrics["grad_norm"] = max(self._norms)
-        return (
-            metrics
-            | {"updates": float(self.updates), "updates.skipped": float(self.skipped)}
-            | more
-        )
-
-
-def _merged(
-    by_rank: Iterable[Mapping[str, float]], merge: Callable[[list[float]], float]
-) -> dict[str, float]:
-    """Return one value by name from those of all ranks that have it."""
-    values: dict[str, list[float]] = {}
-    for of_rank in by_rank:
-        for name, value in of_rank.items():
-            values.setdefault(name, []).append(value)
-    return {name: merge(listed) for name, listed in values.items()}
+        metrics["updates"] = float(self.updates)
+        metrics["updates.skipped"] = float(self.skipped)
+        return metrics | more
 
 
 @torch.no_grad()
@@ -180,7 +164,8 @@ def sampler_metrics(prox_logp: Tensor, mu_logp: Tensor, sample: Tensor) -> dict[
         mu_logp: log-probs under mu, [N].
         sample: which sample each token belongs to, [N].
     """
-    prox_logp, mu_logp = prox_logp.cpu(), mu_logp.cpu()
+    prox_logp = prox_logp.cpu()
+    mu_logp = mu_logp.cpu()
     scored = ~prox_logp.isnan()
     if not bool(scored.any()):
         return {}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .batch import Batch
 from .microbatch import MicroBatch
-from .ranks import ALONE, Ranks
+from .ranks import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,10 @@ class OptimizerStep:
         parameters: those of it that train.
         batch: all samples of the step, hence the temperature.
         parts: the minibatch in micro-batches, those of this rank.
-        evaluate: part of the loss of one micro-batch, with gradient; it records metrics if the
-            second argument is true, as it must be exactly once per micro-batch, before the
-            parameters change.
+        evaluate: part of the loss of one micro-batch, with gradient, 0 for one that is padding; it
+            records metrics if the second argument is true, as it must be exactly once per
+            micro-batch, before the parameters change.
         token_budget: tokens of a micro-batch.
-        nothing: 0, with the passes of a micro-batch that is padding.
         evaluated: called when `backward` has evaluated all parts.
         ranks: the processes that add up the loss and its gradient.
     """
@@ -42,23 +41,24 @@ class OptimizerStep:
     parts: Sequence[MicroBatch]
     evaluate: Callable[[MicroBatch, bool], Tensor]
     token_budget: int
-    nothing: Callable[[MicroBatch], Tensor] = lambda micro: torch.zeros(())
-    evaluated: Callable[[], None] = lambda: None
-    ranks: Ranks = ALONE
+    evaluated: Callable[[], None]
+    ranks: Ranks
 
-    def backward(self, scale: Callable[[Tensor], Tensor] = lambda loss: loss) -> float:
+    def backward(self) -> float:
         """Compute the loss, and its gradient in each parameter's ``grad``, unclipped. Call it once,
         first.
         """
-        return float(self.accumulate(scale))
+        return float(self.accumulate(lambda loss: loss))
 
-    def accumulate(self, scale: Callable[[Tensor], Tensor] = lambda loss: loss) -> Tensor:
-        """Do what `backward` does, without waiting for the device; the loss is a scalar on it."""
+    def accumulate(self, scale: Callable[[Tensor], Tensor]) -> Tensor:
+        """Do what `backward` does, with the gradient of the loss times *scale*, and without waiting
+        for the device; the loss is a scalar on it.
+        """
         for parameter in self.parameters:
             parameter.grad = None
         total = torch.zeros((), dtype=torch.float64, device=self.parameters[0].device)
         for micro in self.parts:
-            part = self.nothing(micro) if micro.padding else self.evaluate(micro, True)
+            part = self.evaluate(micro, True)
             scale(part).backward()
             total += part.detach().to(total.device)
         self.evaluated()
@@ -73,6 +73,5 @@ class OptimizerStep:
         """Compute the loss at the present parameters, without metrics: for line searches."""
         total = torch.zeros((), dtype=torch.float64, device=self.parameters[0].device)
         for micro in self.parts:
-            part = self.nothing(micro) if micro.padding else self.evaluate(micro, False)
-            total += part.to(total.device)
+            total += self.evaluate(micro, False).to(total.device)
         return float(self.ranks.sum(total))

@@ -18,17 +18,18 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..interfaces.algorithm import Algorithm
+from ..interfaces.pieces import POLICIES
 from ..models.forward import Forward
 from ..models.head import Statistics
 from ..models.prefix_layout import PrefixGroup
 from ..models.transfers import to_device
-from .microbatch import FlatTokens, MicroBatch, micro_batches
-from .ranks import ALONE, Ranks
+from .batch import Batch
+from .microbatch import MicroBatch, micro_batches
+from .ranks import Ranks
 
 Precision = Literal["float32", "bf16", "fp16"]
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-_NAMES = ("logp", "entropy", "square", "mean_logp", "top_ids", "top_logp", "safe")
+AUTOCAST = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""The type that layers compute in, by precision; ``None`` is that of the weights."""
 
 
 @dataclass(kw_only=True)
@@ -71,9 +72,11 @@ class FrozenPolicies:
             before_updates: theta still is prox: replace also what an earlier pass gave, which
                 rounded differently, so that the ratio is exactly 1. Otherwise only gaps are filled.
         """
-        earlier = self.prox_logp[positions]
-        replaced = torch.ones_like(earlier, dtype=torch.bool) if before_updates else earlier.isnan()
-        self.prox_logp[positions] = torch.where(replaced, logp, earlier)
+        if before_updates:
+            self.prox_logp[positions] = logp.to(self.prox_logp.dtype)
+        else:
+            earlier = self.prox_logp[positions]
+            self.prox_logp[positions] = torch.where(earlier.isnan(), logp, earlier)
 
     def keep_vocabulary(self, positions: Tensor, safe: Tensor) -> None:
         """Freeze the tokens [n, ceil(V / 8)] that pruning left at *positions* [n]."""
@@ -87,6 +90,8 @@ class FrozenPolicies:
         if ranks.count == 1:
             return
         device = self.prox_logp.device
+        # Each token is in one micro-batch of one rank, so that a sum over ranks of its value there
+        # and zeros elsewhere is its value, bit for bit.
         kept = torch.zeros(len(self.prox_logp), dtype=torch.bool, device=device)
         for micro in parts:
             kept[micro.positions.to(device)] |= not micro.padding
@@ -102,6 +107,7 @@ class FrozenPolicies:
                 tensor[anywhere] = ranks.sum(of_this_rank)[anywhere]
 
 
+@dataclass(kw_only=True)
 class TokenScorer:
     """Computes statistics of tokens under theta, with or without gradient, and under ref.
 
@@ -109,30 +115,21 @@ class TokenScorer:
         forward: forward pass of theta.
         reference: the reference model; ``None`` where there is none, or where it is theta without
             its adapters.
+        algorithm: the algorithm, for what it reads; ``None`` reads log-probs alone.
         half: type that the layers compute in under autocast; ``None`` is without autocast.
         math: type of the product with the output layer; ``None`` is that of the hidden states.
-
-    Args:
-        algorithm: the algorithm, for what it reads; ``None`` reads log-probs alone.
         token_budget: tokens of a micro-batch.
         ranks: the processes that share the micro-batches.
     """
 
-    def __init__(
-        self,
-        forward: Forward,
-        reference: nn.Module | None,
-        *,
-        algorithm: Algorithm | None,
-        half: torch.dtype | None,
-        math: torch.dtype | None,
-        token_budget: int,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self.forward, self.reference = forward, reference
-        self.half, self.math, self.token_budget = half, math, token_budget
-        self.algorithm, self.ranks = algorithm, ranks
-        self._reference_forward: Forward | None = None
+    forward: Forward
+    reference: nn.Module | None
+    algorithm: Algorithm | None
+    half: torch.dtype | None
+    math: torch.dtype | None
+    token_budget: int
+    ranks: Ranks
+    _reference_forward: Forward | None = field(default=None, init=False)
 
     @property
     def device(self) -> torch.device:
@@ -143,11 +140,11 @@ class TokenScorer:
         """Of statistics: float64 where the module is, else float32."""
         return torch.float64 if self.forward.head_weight.dtype == torch.float64 else torch.float32
 
-    def micro_batches(self, flat_tokens: FlatTokens, indices: Sequence[int]) -> list[MicroBatch]:
+    def micro_batches(self, batch: Batch, indices: Sequence[int]) -> list[MicroBatch]:
         """Return the micro-batches of the samples at *indices* that this rank takes."""
         level = self.algorithm.objective.level if self.algorithm else "token"
         return micro_batches(
-            flat_tokens,
+            batch,
             indices,
             budget=self.token_budget,
             level=level,
@@ -160,13 +157,15 @@ class TokenScorer:
         return self._run(self.forward, prefix_groups, options)
 
     def nothing(self, micro: MicroBatch) -> Tensor:
-        """Return 0 with a gradient of 0, after the passes that a loss of *micro* takes."""
+        """Return 0 with a gradient of 0, after the passes that a loss of *micro*, which is padding,
+        takes.
+        """
         return self.statistics(micro.prefix_groups).logp.sum() * 0
 
     @torch.no_grad()
     def score(
         self,
-        flat_tokens: FlatTokens,
+        batch: Batch,
         indices: Sequence[int],
         policy: Literal["theta", "ref"] = "theta",
         *,
@@ -179,7 +178,7 @@ class TokenScorer:
                 algorithm's threshold.
         """
         scores: dict[str, Tensor] = {}
-        options: dict[str, Any] = {"temperature": flat_tokens.batch.temperature}
+        options: dict[str, Any] = {"temperature": batch.temperature}
         if self.algorithm is not None:
             options["prune"] = self.algorithm.prune
             if policy == "theta" and "top" in self.algorithm.objective.reads:
@@ -187,29 +186,30 @@ class TokenScorer:
                 # runs.
                 options["top"] = int(self.algorithm.objective.argument("top"))
         with self._forward_of(policy) as forward:
-            for micro in self.micro_batches(flat_tokens, indices):
+            for micro in self.micro_batches(batch, indices):
                 positions = to_device(micro.positions, self.device)
-                at_places = None if safe is None else safe[positions]
-                statistics = self._run(forward, micro.prefix_groups, options | {"safe": at_places})
-                for name in _NAMES:
-                    value = getattr(statistics, name)
+                if safe is not None:
+                    options["safe"] = safe[positions]
+                statistics = self._run(forward, micro.prefix_groups, options)
+                for name, value in vars(statistics).items():
                     if value is None:
                         continue
+                    # A pass over padding makes the column, too: `ranks.sum` below needs it on all.
                     if name not in scores:
                         kind = self.dtype if value.is_floating_point() else value.dtype
-                        shape = (flat_tokens.starts[-1], *value.shape[1:])
+                        shape = (batch.tokens, *value.shape[1:])
                         scores[name] = torch.zeros(shape, dtype=kind, device=self.device)
                     if not micro.padding:
                         scores[name][positions] = value.to(scores[name].dtype)
-        unknown = torch.ones(flat_tokens.starts[-1], dtype=torch.bool, device=self.device)
-        unknown[flat_tokens.of(indices).to(self.device)] = False
+        unknown = torch.ones(batch.tokens, dtype=torch.bool, device=self.device)
+        unknown[batch.positions(indices).to(self.device)] = False
         for name, value in scores.items():
             scores[name] = self.ranks.sum(value)  # each token is one rank's, and 0 on others
             if value.is_floating_point():
                 scores[name][unknown] = float("nan")
         return scores
 
-    def freeze(self, flat_tokens: FlatTokens, later: Sequence[int]) -> FrozenPolicies:
+    def freeze(self, batch: Batch, later: Sequence[int]) -> FrozenPolicies:
         """Score the frozen policies before the first update, as far as the algorithm needs it.
 
         The first pass over a minibatch that is trained before any update gives its prox for
@@ -219,23 +219,26 @@ class TokenScorer:
             later: samples whose minibatch comes after the first update.
         """
         algorithm = cast(Algorithm, self.algorithm)
-        mu_logp = flat_tokens.mu_logp.to(self.device, self.dtype)
+        mu_logp = batch.mu_logp.to(self.device, self.dtype)
         policies = FrozenPolicies(mu_logp=mu_logp, prox_logp=torch.full_like(mu_logp, float("nan")))
-        everyone = range(len(flat_tokens.batch.samples))
-        reads = algorithm.advantage.reads - {"ref"}
-        if samples := list(everyone) if algorithm.scores_prox else later:
-            scores = self.score(flat_tokens, samples)
+        everyone = range(len(batch.samples))
+        scored = everyone if algorithm.scores_prox else later
+        if scored:
+            scores = self.score(batch, scored)
             policies.prox_logp = scores["logp"]
-            policies.prox = {name: scores[name] for name in reads - {"ratio", "top"}}
+            policies.prox = {name: scores[name] for name in algorithm.advantage.reads - POLICIES}
             policies.safe = scores.get("safe")
             if "top_ids" in scores:
-                policies.top = {f"prox_{name}": scores[name] for name in ("top_ids", "top_logp")}
                 # Compare ids, not log-probs: the sampled token's may round differently from that in
                 # the list.
-                ids = flat_tokens.ids.to(self.device).unsqueeze(1)
-                policies.top["prox_top_has"] = (scores["top_ids"] == ids).any(1)
+                ids = batch.ids.to(self.device).unsqueeze(1)
+                policies.top = {
+                    "prox_top_ids": scores["top_ids"],
+                    "prox_top_logp": scores["top_logp"],
+                    "prox_top_has": (scores["top_ids"] == ids).any(1),
+                }
         if algorithm.uses_reference:
-            policies.ref_logp = self.score(flat_tokens, everyone, "ref", safe=policies.safe)["logp"]
+            policies.ref_logp = self.score(batch, everyone, "ref", safe=policies.safe)["logp"]
         return policies
 
     def _run(

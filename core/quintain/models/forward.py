@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import chain
 from typing import Any, Literal, cast
 
 import torch
@@ -27,7 +27,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import UsageError
-from ..registry.lookup import current
 from .adapters import base_of, body_of
 from .head import Statistics, statistics
 from .kernels import Attend, kernels_of
@@ -35,6 +34,7 @@ from .layers import Decoder, Layer, attend, product_type, steady_length
 from .prefix_layout import Padding, PrefixGroup, PrefixLayout, TokenSequence, tokens_computed
 from .prefix_tree import Node
 from .probe import agree, logit_map_of, plain_log_probs
+from .training_decoder import TrainingDecoder
 from .transfers import to_device
 
 log = logging.getLogger(__name__)
@@ -73,12 +73,13 @@ class Forward:
         half: torch.dtype | None = None,
         gathers: bool = False,
     ) -> None:
-        self.module, self.half, self.gathers = module, half, gathers
+        self.module = module
+        self.half = half
+        self.gathers = gathers
         self.device: torch.device = device or self.head_weight.device
         self.checkpointing = checkpointing
-        # A plugin's keeps less for the backward pass than `Decoder`.
-        kind: type[Decoder] = current().first("decoder") or Decoder
-        self.decoder = kind.of(module) if layout in ("auto", "shared") else None
+        # It keeps less for the backward pass than `Decoder`.
+        self.decoder = TrainingDecoder.of(module) if layout in ("auto", "shared") else None
         self._steady = steady_length(cast(Any, module).config.get_text_config())
         self._checkpointed: list[nn.Module] = []
         with torch.autocast(self.device.type, half or torch.bfloat16, enabled=half is not None):
@@ -98,7 +99,9 @@ class Forward:
         options as in `head.statistics`.
         """
         hidden_ND = self.hidden(prefix_groups)
-        targets = [row.ids[p] for group in prefix_groups for row in group for p in row.positions]
+        targets: list[int] = []
+        for row in chain.from_iterable(prefix_groups):
+            targets += [row.ids[position] for position in row.positions]
         target_N = to_device(targets, hidden_ND.device)
         # Autocast would choose the type of the product with the head; here the option `math` alone
         # does.
@@ -138,8 +141,9 @@ class Forward:
                 _shared_hidden, self.decoder, layout, self.checkpointing, self.gathers
             )
             return _inside(body_of(self.module), compute) if self.gathers else compute()
-        rows = [row for group in prefix_groups for row in group]
-        if (longest := max(len(row.ids) for row in rows)) > (self._steady or longest):
+        rows = list(chain.from_iterable(prefix_groups))
+        longest = max(len(row.ids) for row in rows)
+        if self._steady and longest > self._steady:
             raise UsageError(
                 f"a sequence of {longest} tokens cannot train: past {self._steady} tokens the "
                 "rotary embedding follows the longest sequence of a batch; shorten prompts and "
@@ -160,14 +164,17 @@ class Forward:
                 f"'bucketed'"
             )
         packs = "flash" in str(getattr(cast(Any, self.module).config, "_attn_implementation", ""))
-        possible: dict[Layout, bool] = {
-            "shared": self.decoder is not None,
-            "packed": packs,
-            "bucketed": True,
-        }
-        by_speed = [layout for layout, works in possible.items() if works]
-        candidates: list[Layout] = by_speed if setting == "auto" else [setting, "bucketed"]
-        chosen: Layout = next((layout for layout in candidates if self._agrees(layout)), "bucketed")
+        candidates: list[Layout] = []  # the fastest first
+        if setting != "auto":
+            candidates.append(setting)
+        else:
+            if self.decoder is not None:
+                candidates.append("shared")
+            if packs:
+                candidates.append("packed")
+        candidates.append("bucketed")
+        # Which models a layout fits is found out by trying it: no list of classes stays complete.
+        chosen = next(layout for layout in candidates if self._agrees(layout))
         if chosen != candidates[0]:
             log.warning(
                 "layout %r disagrees with the plain forward pass; %r is used", candidates[0], chosen
@@ -184,22 +191,22 @@ class Forward:
                 `head.statistics` computes.
         """
         vocab = self.head_weight.shape[0]
-        texts = [
-            [(7 * i + 3 * j + 1) % vocab for j in range(n)] for i, n in ((0, 9), (1, 6), (1, 4))
-        ]
-        texts[2][:2] = texts[1][:2]  # a common prefix, for layout 'shared'
+        texts = []
+        # The third is the beginning of the second: a common prefix, for layout 'shared'.
+        for number, length in ((0, 9), (1, 6), (1, 4)):
+            texts.append([(7 * number + 3 * place + 1) % vocab for place in range(length)])
         prefix_group = [TokenSequence(ids, range(1, len(ids))) for ids in texts]
         self.layout = layout
         plain = [plain_log_probs(self.module, ids)[:-1] for ids in texts]
         targets = [torch.tensor(ids[1:], device=plain[0].device) for ids in texts]
-        plain_N = torch.cat(
-            [p.gather(1, t[:, None])[:, 0] for p, t in zip(plain, targets, strict=True)]
-        )
+        logps = [p.gather(1, t[:, None])[:, 0] for p, t in zip(plain, targets, strict=True)]
+        reason = ""
         try:
-            reason, logp_N = "", self.statistics([prefix_group[:1], prefix_group[1:]]).logp
-            agrees = agree(logp_N, plain_N, self.half or self.head_weight.dtype)
+            found_N = self.statistics([prefix_group[:1], prefix_group[1:]]).logp
+            agrees = agree(found_N, torch.cat(logps), self.half or self.head_weight.dtype)
         except (RuntimeError, AttributeError) as error:  # shapes of an unknown head or body
-            agrees, reason = False, f": {error}"
+            agrees = False
+            reason = f": {error}"
         if not agrees and layout == "bucketed":
             raise UsageError(
                 f"{type(base_of(self.module)).__name__} cannot train: its logits are not those of "
@@ -229,24 +236,31 @@ class Forward:
         # kernels are faster with plain causality. Masked padding would see nothing at all in a
         # window, which is NaN in float64.
         hidden_RTD = self._body(input_ids=ids_RT, position_ids=positions_RT)
-        indices = [r * longest + p - 1 for r, row in enumerate(rows) for p in row.positions]
+        # A token is predicted from the state of the one before it, hence the -1 here and below.
+        indices: list[int] = []
+        for r, row in enumerate(rows):
+            indices += [r * longest + position - 1 for position in row.positions]
         return hidden_RTD.flatten(0, 1).index_select(0, to_device(indices, device))
 
     def _packed(self, rows: Sequence[TokenSequence]) -> Tensor:
         device = self.device
-        ids = [i for row in rows for i in row.ids[:-1]]
-        positions = [p for row in rows for p in range(len(row.ids) - 1)]
-        starts = accumulate((len(row.ids) - 1 for row in rows), initial=0)
-        indices = [
-            start + p - 1 for start, row in zip(starts, rows, strict=False) for p in row.positions
-        ]
-        ids_1F, positions_1F = (to_device([x], device) for x in (ids, positions))
+        ids: list[int] = []
+        positions: list[int] = []
+        indices: list[int] = []
+        for row in rows:
+            indices += [len(ids) + position - 1 for position in row.positions]
+            ids += row.ids[:-1]
+            # Positions from 0 again tell the kernel where a row begins, so that none sees another.
+            positions += range(len(row.ids) - 1)
+        ids_1F = to_device([ids], device)
+        positions_1F = to_device([positions], device)
         hidden_FD = self._body(input_ids=ids_1F, position_ids=positions_1F)[0]
         return hidden_FD.index_select(0, to_device(indices, device))
 
 
 def _inside(module: nn.Module, compute: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
     """Return what *compute* gives in place of the forward of *module*, inside its hooks."""
+    # The weights of a sharded module are there only while the module itself runs.
     replaced = module.__dict__.get("forward")
     module.forward = compute
     try:
@@ -271,22 +285,22 @@ def _shared_hidden(
     attend_flat = _attention(decoder, plan, hidden_FD)
 
     def run(layer: Layer, hidden_FD: Tensor) -> Tensor:
-        mixed = attend_flat(*decoder.qkv(layer, hidden_FD, cos_FE, sin_FE))
-        # what follows acts on each token alone: compute it where it is needed
+        query, key, value = decoder.qkv(layer, hidden_FD, cos_FE, sin_FE)
+        mixed = attend_flat(query, key, value)
+        # What follows acts on each token alone. After the last attention nobody reads the tokens
+        # that are not asked for, such as those of prompts.
         if layer is decoder.layers[-1]:
-            hidden_FD, mixed = (
-                hidden_FD.index_select(0, plan.asked),
-                mixed.index_select(0, plan.asked),
-            )
+            hidden_FD = hidden_FD.index_select(0, plan.asked)
+            mixed = mixed.index_select(0, plan.asked)
         return decoder.after_attention(layer, hidden_FD, mixed)
 
     # Scoring keeps nothing for a backward pass, so there is nothing to save by computing layers
     # twice.
     keep = checkpointing and torch.is_grad_enabled()
     for layer in decoder.layers:
-        compute = (
-            partial(checkpoint, run, layer, use_reentrant=False) if keep else partial(run, layer)
-        )
+        compute = partial(run, layer)
+        if keep:
+            compute = partial(checkpoint, run, layer, use_reentrant=False)
         hidden_FD = _inside(layer.block, compute, hidden_FD) if gathers else compute(hidden_FD)
     return decoder.final_norm(hidden_FD)
 
@@ -295,9 +309,11 @@ def _attention(decoder: Decoder, plan: PrefixLayout, hidden_FD: Tensor) -> Atten
     """Return attention of flat queries [F, H, E] over keys and values [F, K, E]: without masks where
     there are kernels for the type that *hidden_FD* has in a product.
     """
-    kernels, dtype = kernels_of(hidden_FD.device), product_type(hidden_FD)
-    if kernels and (over_layout := kernels.over_layout(decoder, dtype, plan)):
-        return over_layout
+    kernels = kernels_of(hidden_FD.device)
+    if kernels:
+        over_layout = kernels.over_layout(decoder, product_type(hidden_FD), plan)
+        if over_layout:
+            return over_layout
     return partial(
         _attend,
         plan,
@@ -315,17 +331,15 @@ def _rest_mask(plan: PrefixLayout, dtype: torch.dtype) -> Tensor | None:
         return None
     # A rest sees all real tokens of its start, and of itself those up to its own position.
     device = plan.ids.device
-    t, p = plan.rest.shape[2], plan.start.shape[2]
-    causal_TT = torch.ones(t, t, dtype=torch.bool, device=device).tril()
-    seen = (
-        torch.ones(1, 1, p, dtype=torch.bool, device=device)
-        if plan.start.real is None
-        else plan.start.real
-    )
-    both = torch.cat(
-        [seen.expand(-1, t, -1), causal_TT.expand(seen.shape[0], -1, -1)], dim=-1
-    ).unsqueeze(1)
-    return torch.zeros(both.shape, dtype=dtype, device=device).masked_fill_(~both, float("-inf"))
+    t = plan.rest.shape[2]
+    p = plan.start.shape[2]
+    own_TT = torch.ones(t, t, dtype=torch.bool, device=device).tril()
+    real = plan.start.real  # [M, 1, P], where starts are padded
+    if real is None:
+        real = torch.ones(1, 1, p, dtype=torch.bool, device=device)
+    m = real.shape[0]
+    seen = torch.cat([real.expand(-1, t, -1), own_TT.expand(m, -1, -1)], dim=-1).unsqueeze(1)
+    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
 
 
 def _chunk_mask(plan: PrefixLayout) -> Tensor | None:
@@ -355,8 +369,13 @@ def _attend(
         with torch.autocast("cpu", enabled=False):
             wide = (query.float(), key.float(), value.float())
             return _attend(plan, *wide, rest_mask, chunk_mask, scaling)
+    # Flat tokens lie in three parts, each of which attends in its own way: common prefixes, what
+    # follows these, and trees.
     sizes = [plan.starts, plan.rests, len(plan.ids) - plan.starts - plan.rests]
-    starts, rests, trees = zip(*(x.split(sizes) for x in (query, key, value)), strict=True)
+    parts = [x.split(sizes) for x in (query, key, value)]
+    starts = [part[0] for part in parts]
+    rests = [part[1] for part in parts]
+    trees = [part[2] for part in parts]
     mixed = []
     if plan.rest is not None:
         mixed += _attend_two_level(plan.start, plan.rest, starts, rests, rest_mask, scaling)
@@ -379,7 +398,7 @@ def _attend_two_level(
         mixed = attend(rest_q.squeeze(1), rest_k.squeeze(1), rest_v.squeeze(1), None, scaling)
         return [rest.flat(mixed.unsqueeze(1))]
     # The common prefixes attend to themselves alone, once for all rows.
-    start_q, start_k, start_v = (start.block(x).squeeze(1) for x in starts)
+    start_q, start_k, start_v = [start.block(x).squeeze(1) for x in starts]
     start_mixed = start.flat(attend(start_q, start_k, start_v, None, scaling).unsqueeze(1))
     rest_mixed = rest.flat(_cascade(rest_q, start_k, start_v, rest_k, rest_v, mask, scaling))
     return [start_mixed, rest_mixed]
@@ -393,20 +412,26 @@ def _attend_nodes(
     A node reads the keys of all nodes before it. Keys are split by node and concatenated, not
     gathered: autograd then adds up the gradients of a shared node in a fixed order on any device.
     """
-    queries, keys, values = (x.split([len(node.ids) for node in nodes]) for x in flat)
+    lengths = [len(node.ids) for node in nodes]
+    queries, keys, values = [x.split(lengths) for x in flat]
     mixed = []
     for index, node in enumerate(nodes):
         if not node.before or chunk_mask is None:
-            query, key, value = (x[index].unsqueeze(0) for x in (queries, keys, values))
+            query = queries[index].unsqueeze(0)
+            key = keys[index].unsqueeze(0)
+            value = values[index].unsqueeze(0)
             mixed.append(attend(query, key, value, None, scaling)[0])
             continue
         path = (*node.before, index)
-        key, value = (torch.cat([x[k] for k in path]).unsqueeze(0) for x in (keys, values))
+        key = torch.cat([keys[k] for k in path]).unsqueeze(0)
+        value = torch.cat([values[k] for k in path]).unsqueeze(0)
         # Queries in chunks: a whole mask would grow with the square of a row, and each chunk reads
         # only the keys up to its own end.
         begin = node.begin
         for chunk in queries[index].split(QUERY_CHUNK):
             end = begin + len(chunk)
+            # Row i of the mask sees one key more than row i - 1. Begun at *first*, its row 0 sees
+            # the keys up to that of the first query.
             first = chunk_mask.shape[1] - QUERY_CHUNK - begin
             mask = chunk_mask[: len(chunk), first : first + end]
             mixed.append(attend(chunk.unsqueeze(0), key[:, :end], value[:, :end], mask, scaling)[0])

@@ -81,9 +81,10 @@ def quiet() -> Iterator[None]:
 
 
 def is_folder(name: str) -> bool:
-    """Return whether a model called *name* is a folder, there or not: a hub's name neither begins
-    nor ends like a path, and one that begins with a folder that is here is only the hub's where its
-    cache has it.
+    """Return whether *name* means a folder, which may not exist, and not a model of the hub.
+
+    A name that begins or ends like a path means a folder. ``owner/model`` does where a folder
+    ``owner`` exists, unless the cache of the hub has that model.
     """
     if (
         os.path.exists(os.path.expanduser(name))
@@ -96,17 +97,18 @@ def is_folder(name: str) -> bool:
 
 
 def check_folder(name: str) -> None:
-    """Check that the folder is there which *name* means; a name of the hub passes.
+    """Check that a *name* that means a folder means one that exists; a name of the hub passes.
 
     Raises:
-        UsageError: it is not, or is a file; the nearest folder beside it is shown.
+        UsageError: there is no such folder, or it is a file; the message shows the nearest folder.
     """
     path = Path(os.path.expanduser(name))  # the functions of os refuse no name
     if not is_folder(name) or os.path.isdir(path):
         return
     if os.path.exists(path):
         raise UsageError(
-            f"model {name!r} is a file; expected a folder in Hugging Face format, or a hub name"
+            f"model {name!r} is a file; expected a folder in Hugging Face format, a GGUF file, or a "
+            "hub name"
         )
     beside = (
         (p.name for p in path.parent.glob("*") if p.is_dir()) if os.path.isdir(path.parent) else ()
@@ -171,8 +173,8 @@ def has_adapters_alone(name: str | Path) -> bool:
 
 
 def base_record(folder: Path) -> dict[str, Any]:
-    """Return what `Adapters.write_adapters` wrote of the model under the adapters in *folder*; empty for
-    those of other programs.
+    """Return the record of the base model in a *folder* of adapters; empty if another program wrote
+    the adapters.
     """
     if not (file := folder / BASE_FILE).is_file():
         return {}
@@ -219,10 +221,11 @@ def check_whole(name: str) -> None:
 
 def check_available(name: str) -> None:
     """Check that the model *name* is a folder with a configuration, is in the hub's cache, or can be
-    downloaded.
+    downloaded. Where *name* is a folder of adapters alone, check the model that these adapters change.
 
-    Of adapters, the model that they change. Raises as `check_folder`, `check_config` and
-    `check_reachable`.
+    Raises:
+        UsageError: the model cannot be had; see `check_folder`, `check_config` and
+            `check_reachable`.
     """
     if has_adapters_alone(name):
         check_base_available(name)
@@ -234,10 +237,10 @@ def check_available(name: str) -> None:
 
 
 def check_base_available(folder: str | Path) -> None:
-    """Check that the model which the adapters in *folder* change can be had.
+    """Check that the base model of the adapters in *folder* is here or can be downloaded.
 
     Raises:
-        UsageError: it cannot; the message names the file with its path.
+        UsageError: neither is so; the message names the file that has its path.
     """
     base, _ = base_named(folder)
     try:
@@ -249,8 +252,8 @@ def check_base_available(folder: str | Path) -> None:
 
 
 def config_folder(name: str) -> str:
-    """Return a folder with the configuration of model *name*, which may be fetched from the hub;
-    empty if it cannot be had.
+    """Return a folder with the configuration of model *name*, which may be downloaded from the hub;
+    empty if there is none.
     """
     if has_adapters_alone(name):
         name = base_named(name)[0]

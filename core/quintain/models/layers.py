@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .adapters import base_of, has_adapters
-from .kernels import on_gpu
+from .transfers import on_gpu
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """``config.model_type`` of the modules against which `Decoder` is tested."""

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from ..registry.lookup import current
-from .adapters import installed_adapters, named_tensors
+from .adapters import named_tensors
+from .bare import bare_model
 from .hf import (
     base_named,
     base_record,
@@ -30,6 +30,7 @@ from .hf import (
     quiet,
 )
 from .layers import cache_shape, fuse_storage, steady_length
+from .lora import check_base, check_installed, merge_adapters, with_adapters
 from .tokenizer import HFTokenizer
 
 DTYPES = {
@@ -100,8 +101,8 @@ def load_model(
             ``eager``; always ``eager`` in place of ``sdpa`` where attention has a soft cap.
         lora: fields of `peft.LoraConfig`; the adapters are then what trains. Their dropout must be
             0.
-        bare: load the weights without the forward of transformers where an installed loader
-            (entry-point group ``quintain.loaders``) can; other models as always.
+        bare: load the weights without the forward of transformers where `bare_model` can; other
+            models as always.
 
     Raises:
         UsageError: no such model, no tokenizer, no weights, or a wrong argument; the message names
@@ -113,8 +114,7 @@ def load_model(
         path = os.path.expanduser(path)
         check_files(Path(path))
     has_tokenizer = not has_adapters_alone(path) or has_tokenizer_files(Path(path))
-    loader = current().first("loader") if bare else None
-    module: Any = loader(Path(path)) if loader else None
+    module: Any = bare_model(Path(path)) if bare else None
     if module is None:
         from transformers import AutoTokenizer as Tokenizer
     else:  # the other would import the classes of models
@@ -123,6 +123,7 @@ def load_model(
     if module is None:
         module = _module_of(path, "auto" if dtype == "auto" else as_dtype(dtype), attn)
     tokenizer = HFTokenizer(tokenizer, stop_ids=_generation_stops(module))
+    _name_stops(module, tokenizer.stop_ids)
     embeddings = module.get_input_embeddings().weight.shape[0]
     if tokenizer.vocab_size > embeddings:
         raise UsageError(
@@ -133,7 +134,7 @@ def load_model(
     without_dropout(module)
     module.to(as_device(device))
     if lora is not None:
-        module = installed_adapters().with_adapters(module, lora)
+        module = with_adapters(module, lora)
     module.eval()
     fused = lora is None and fuse_storage(module)
     return LoadedModel(
@@ -157,12 +158,12 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
 
     if has_adapters_alone(path):
         check_base_available(path)
-        adapters = installed_adapters()
+        check_installed()
         wide = dtype if dtype == torch.float64 else torch.float32
         trained = DTYPES.get(base_record(Path(path)).get("dtype", ""), wide)
         module = _module_of(os.path.expanduser(base_named(path)[0]), trained, attn)
-        adapters.check_base(module, Path(path))
-        module = adapters.merge_adapters(module.to(wide), path)
+        check_base(module, Path(path))
+        module = merge_adapters(module.to(wide), path)
         exact = getattr(module, "_keep_in_fp32_modules_strict", None) or ()
         for name, tensor in named_tensors(module) if isinstance(dtype, torch.dtype) else ():
             if tensor.is_floating_point() and not any(part in name for part in exact):
@@ -247,7 +248,7 @@ def trainable(
     if widen and any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters()):
         module.float()
     if lora is not None:
-        module = installed_adapters().with_adapters(module, lora)
+        module = with_adapters(module, lora)
     without_dropout(module)
     return module
 
@@ -336,6 +337,15 @@ def _has_vocabulary(loaded: Any, name: str) -> bool:
 
     files = getattr(loaded, "vocab_files_names", {}).values()
     return not files or any(has_file(name, file, local_files_only=True) for file in files)
+
+
+def _name_stops(module: Any, stop_ids: tuple[int, ...]) -> None:
+    """Let the generation config, which checkpoints and exports hold, name all *stop_ids*: of a base
+    model it has only the end of a document, and not that of a turn.
+    """
+    generation = getattr(module, "generation_config", None)
+    if generation is not None and set(stop_ids) > set(_generation_stops(module)):
+        generation.eos_token_id = list(stop_ids) if len(stop_ids) > 1 else stop_ids[0]
 
 
 def _generation_stops(module: Any) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
-from .adapters import installed_adapters
 from .hf import config_folder
+from .lora import with_adapters
 
 
 def module_on_paper(name: str, lora: Mapping[str, Any] | None) -> Any:
@@ -28,7 +28,7 @@ def module_on_paper(name: str, lora: Mapping[str, Any] | None) -> Any:
             module = AutoModelForCausalLM.from_config(
                 AutoConfig.from_pretrained(folder, local_files_only=True)
             )
-            return installed_adapters().with_adapters(module, lora) if lora is not None else module
+            return with_adapters(module, lora) if lora is not None else module
     except UsageError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError):

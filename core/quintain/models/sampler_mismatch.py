@@ -4,7 +4,9 @@ weights.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from ..errors import RunError
 from ..types.transcript import TrainingSequence
 from .probe import plain_log_probs
+
+log = logging.getLogger(__name__)
 
 
 class SamplerMismatch(RunError):
@@ -22,6 +26,7 @@ class SamplerMismatch(RunError):
         difference, limit: of the sample that differs most, in nats; and what rounding explains.
         sequences: its sequences.
         prox_logp: log-probs of their trained tokens under the learner, one after the other.
+        samples: names of the samples with such tokens, where the run has left others out before.
     """
 
     def __init__(
@@ -31,11 +36,13 @@ class SamplerMismatch(RunError):
         limit: float,
         sequences: Sequence[TrainingSequence],
         prox_logp: Sequence[float] = (),
+        samples: str = "",
     ) -> None:
         super().__init__(
             f"with the same weights, engine and learner give the tokens of a sample log-probs that "
             f"differ by "
-            f"{difference:.2g} nats, and rounding explains {limit:g}. At fault: {fault}. Nothing "
+            f"{difference:.2g} nats, and rounding explains {limit:g}. At fault: {fault}."
+            f"{samples and f' {samples}.'} Nothing "
             f"of this step is "
             'saved. Please report the architecture; run.max_sample_mismatch = "none" trains '
             "nonetheless"
@@ -44,6 +51,7 @@ class SamplerMismatch(RunError):
         self.limit = limit
         self.sequences = sequences
         self.prox_logp = prox_logp
+        self.samples = samples
 
 
 def typical_difference(
@@ -58,6 +66,123 @@ def typical_difference(
         torch.as_tensor(a_logp, dtype=torch.float64) - torch.as_tensor(b_logp, dtype=torch.float64)
     ).abs()
     return float(gaps.median()) / (1 + few / gaps.numel())
+
+
+EXACT_TOKEN = 10.0
+"""Where both compute in float32, a token may differ by so many times the limit of a sample: a single
+token that is off by a tenth of a nat is no rounding.
+"""
+HALF_MEAN = 5.0
+"""In half precision single tokens may go to other experts, so the mean over a sample counts, and may
+be so many times the limit.
+"""
+
+
+def largest_difference(
+    a_logp: Tensor | Sequence[float], b_logp: Tensor | Sequence[float], *, exact: bool
+) -> float:
+    """Return what `tokens_differ` compares: \\|a - b\\| of the token that differs most, unless
+    *exact* its mean over n tokens divided by 1 + 8 / n; not finite where a log-prob is not.
+    """
+    gaps = (
+        torch.as_tensor(a_logp, dtype=torch.float64) - torch.as_tensor(b_logp, dtype=torch.float64)
+    ).abs()
+    return float(gaps.max() if exact else gaps.mean() / (1 + 8 / gaps.numel()))
+
+
+def token_limit(limit: float, *, exact: bool) -> float:
+    """Return the `largest_difference` that the precision explains, in nats.
+
+    Args:
+        limit: of `typical_difference`.
+        exact: engine and learner compute in float32.
+    """
+    return limit * (EXACT_TOKEN if exact else HALF_MEAN)
+
+
+def doubtful(
+    prox_logp: Tensor,
+    mu_logp: Tensor,
+    sample: Tensor,
+    fresh: Tensor,
+    limit: float,
+    *,
+    exact: bool,
+) -> dict[int, float]:
+    """Return the `largest_difference` of each sample, by its index, that is above its
+    `token_limit`; the arguments are those of `differences` and `token_limit`.
+    """
+    compared = fresh & ~prox_logp.isnan().cpu()
+    names, counts = sample[compared].unique_consecutive(return_counts=True)
+    found: dict[int, float] = {}
+    proxes = prox_logp.cpu()[compared].split(counts.tolist())
+    mus = mu_logp.cpu()[compared].split(counts.tolist())
+    for name, prox, mu in zip(names.tolist(), proxes, mus, strict=True):
+        difference = largest_difference(prox, mu, exact=exact)
+        # written so that a difference that is not a number is found
+        if not difference <= token_limit(limit, exact=exact):
+            found[name] = difference
+    return found
+
+
+MOST_LEFT_OUT = 3
+"""Samples with such tokens, at which a run stops."""
+
+
+class Doubtful(Exception):
+    """Tokens of samples that were not left out yet differ by more than rounding explains."""
+
+
+class DoubtfulSamples:
+    """Those that a learner leaves out, see `doubtful`.
+
+    Args:
+        exact: engine and learner compute in float32.
+
+    Attributes:
+        left_out: of the present step, by index.
+    """
+
+    def __init__(self, *, exact: bool) -> None:
+        self.exact = exact
+        self.left_out: set[int] = set()
+        self._count = 0
+
+    def check(
+        self,
+        prox_logp: Tensor,
+        mu_logp: Tensor,
+        sample: Tensor,
+        fresh: Tensor,
+        limit: float,
+        samples: Sequence[Any],
+    ) -> tuple[int, float, float, str] | None:
+        """Return the worst sample, its difference, the limit of that and the names of all, once there
+        are `MOST_LEFT_OUT` in the learner's life; the first arguments are those of `doubtful`.
+
+        Args:
+            samples: those of the step, each with its group and its environment.
+
+        Raises:
+            Doubtful: there are fewer; they are left out now.
+        """
+        for known in self.left_out:
+            fresh = fresh & (sample != known)
+        found = doubtful(prox_logp, mu_logp, sample, fresh, limit, exact=self.exact)
+        if not found:
+            return None
+        self._count += len(found)
+        names = "; ".join(
+            f"sample {i} of group {samples[i].group} {samples[i].environment} by {gap:.2g} nats"
+            for i, gap in found.items()
+        )
+        if self._count < MOST_LEFT_OUT:
+            self.left_out |= set(found)
+            log.warning("left out of the update, since tokens differ: %s", names)
+            raise Doubtful
+        worst = max(found, key=lambda i: (found[i], i))
+        names = f"{self._count} samples of this run have such tokens: {names}"
+        return worst, found[worst], token_limit(limit, exact=self.exact), names
 
 
 def differences(

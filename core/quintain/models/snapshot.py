@@ -38,9 +38,9 @@ class Snapshot:
 
         Otherwise ``None``, and the projections of *module* are joined in memory.
         """
-        copied = next(module.parameters()).dtype
-        target = copied if dtype in (None, "auto") else as_dtype(str(dtype))
-        if target == copied and not (merge and has_adapters(module)):
+        target = _target_type(module, dtype)
+        same_type = target == next(module.parameters()).dtype
+        if same_type and not (merge and has_adapters(module)):
             fuse_storage(module)
             return None
         return cls._copy(module, target)
@@ -48,26 +48,35 @@ class Snapshot:
     @classmethod
     def apart(cls, module: nn.Module, dtype: str | None = None) -> Snapshot:
         """Return a copy of *module* that only `refresh` changes, in its own type or in *dtype*."""
-        copied = next(module.parameters()).dtype
-        snapshot = cls._copy(module, copied if dtype in (None, "auto") else as_dtype(str(dtype)))
+        snapshot = cls._copy(module, _target_type(module, dtype))
         snapshot.source = None
         return snapshot
 
     @classmethod
     def _copy(cls, module: Any, dtype: torch.dtype) -> Snapshot:
+        """Return a snapshot of *module* in *dtype*, its adapters merged.
+
+        It is a new module of the same class and not a deep copy, which would hold the weights twice
+        until they are cast, and the adapters, too.
+        """
         base = base_of(module)
         blank = _on_paper(base, dtype)
-        # Frequencies of rotary embeddings and other tables have a precision of their own.
-        kinds = {name: buffer.dtype for name, buffer in blank.named_buffers()}
-        blank.to(dtype).to_empty(device=next(base.parameters()).device).tie_weights()
+        # Frequencies of rotary embeddings and other tables have a precision of their own, which
+        # `to` below would change. No checkpoint holds them, so `refresh` does not copy them.
+        types = {name: buffer.dtype for name, buffer in blank.named_buffers()}
+        blank.to(dtype)
+        blank.to_empty(device=next(base.parameters()).device)
+        blank.tie_weights()  # separate after `to_empty`
         for name, buffer in base.named_buffers():
-            owner, _, leaf = (plain := name.replace(".base_layer", "")).rpartition(".")
-            value = buffer.detach().to(kinds[plain], copy=True)
+            # peft puts a layer with adapters under this name; the copy has the plain layer.
+            plain_name = name.replace(".base_layer", "")
+            owner, _, leaf = plain_name.rpartition(".")
+            value = buffer.detach().to(types[plain_name], copy=True)
             setattr(blank.get_submodule(owner), leaf, value)
-        for name, tensor in named_tensors(blank.eval()):
-            if any(
-                part in name for part in getattr(base, "_keep_in_fp32_modules_strict", None) or ()
-            ):
+        blank.eval()
+        wide_parts = getattr(base, "_keep_in_fp32_modules_strict", None) or ()
+        for name, tensor in named_tensors(blank):
+            if any(part in name for part in wide_parts):
                 # as `from_pretrained` keeps it: 8 bits would change the routing
                 tensor.data = tensor.data.float()
         fuse_storage(blank)
@@ -95,12 +104,16 @@ class Snapshot:
         if there is none.
         """
         copied = dict(merged_tensors(self.module))
-        differs = (
-            name
-            for name, tensor in self._published(weights)
-            if name in copied and not torch.equal(mine := copied.pop(name), tensor.to(mine))
-        )
-        if not (name := next(differs, "") or next(iter(copied), "")):
+        name = ""
+        for published_name, tensor in self._published(weights):
+            mine = copied.pop(published_name, None)
+            if mine is not None and not torch.equal(mine, tensor.to(mine)):
+                name = published_name
+                break
+        else:
+            # What was not published was not compared, and may be anything.
+            name = next(iter(copied), "")
+        if not name:
             return ""
         layer = base_of(self.module).get_submodule(name.rpartition(".")[0])
         return f"{name} of {type(layer).__name__}"
@@ -111,6 +124,12 @@ class Snapshot:
             yield from merged_tensors(self.source)
         elif weights:
             yield from weights.tensors().items()
+
+
+def _target_type(module: nn.Module, dtype: str | None) -> torch.dtype:
+    if dtype in (None, "auto"):
+        return next(module.parameters()).dtype
+    return as_dtype(str(dtype))
 
 
 def _on_paper(module: Any, dtype: torch.dtype) -> Any:
@@ -127,7 +146,8 @@ def _on_paper(module: Any, dtype: torch.dtype) -> Any:
 
 
 def _check(copied: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    if missing := [name for name in copied if name not in tensors]:
+    missing = [name for name in copied if name not in tensors]
+    if missing:
         raise InfrastructureError(
             f"weight update: {len(missing)} tensors are missing, first {missing[0]!r}; nothing was "
             f"changed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from operator import le
@@ -178,6 +178,13 @@ class HFTokenizer:
             self._format = current().load("tool_format", name).of(self) if known else tool_calls
         return self._format
 
+    @property
+    def tool_note(self) -> str:
+        """One line that says how calls of tools are read, and why; empty where the chat template
+        knows no tools.
+        """
+        return str(getattr(self.tool_format, "note", ""))
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of *text*. Adds nothing; special tokens spelled in the text become their
         ids.
@@ -230,11 +237,10 @@ class HFTokenizer:
         return self.apply_template(*self.tool_format.messages(data, tools), prompt=prompt)
 
     def renderer(self) -> Renderer:
-        """Return what renders one conversation with a prompt, as `render` does, while it grows: the
-        ``renderer`` of a plugin, else `render` itself.
-        """
-        kind: Callable[[HFTokenizer], Renderer] | None = current().first("renderer")
-        return kind(self) if kind else lambda messages, tools, known: self.render(messages, tools)
+        """Return what renders one conversation with a prompt, as `render` does, while it grows."""
+        from .growing_text import GrowingText  # jinja2, without which ids can be had
+
+        return GrowingText(self)
 
     def marked(self, message: Message) -> Message:
         """Return *message* with `LITERAL` in the control tokens that a user or a tool spells."""
@@ -251,7 +257,7 @@ class HFTokenizer:
     ) -> str:
         """Return the text of `render` without the format of tool calls."""
         if not self.has_template:
-            return render_plain(messages, prompt=prompt)
+            return self._opening() + render_plain(messages, prompt=prompt)
         from jinja2 import TemplateError
 
         try:
@@ -264,7 +270,7 @@ class HFTokenizer:
                     **self.hf.init_kwargs.get(_SAVED_TEMPLATE, {}),
                 )
             )
-        except TemplateError as error:
+        except Exception as error:  # a template raises its own refusals and any error of Python's
             # What the policy says must not end a run: where a template refuses its control tokens,
             # they are text.
             spelled = [
@@ -274,9 +280,18 @@ class HFTokenizer:
             if spelled != list(messages):
                 return self.apply_template(spelled, tools, prompt=prompt)
             roles = ", ".join(m.role for m in messages)
+            reason = str(error) if isinstance(error, TemplateError) else repr(error)
             raise UsageError(
-                f"the chat template of {self.name} refuses the messages ({roles}): {error}"
+                f"the chat template of {self.name} refuses the messages ({roles}): {reason}"
             ) from error
+
+    def _opening(self) -> str:
+        """Return the token with which the tokenizer itself begins each text, as base models of some
+        families saw it in training; empty without one. A chat template writes its own.
+        """
+        bos = self.hf.bos_token_id
+        first = self._backend.encode("a").ids[:1]
+        return str(self.hf.bos_token) if bos is not None and first == [bos] else ""
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, finish: Finish = "stop") -> Turn:
         """Return the turn of a sampled text, split into reasoning, reply and calls of *tools*.
@@ -291,9 +306,13 @@ class HFTokenizer:
         """
         if not self.has_template:
             return ()
-        text = self.apply_template(
-            [Message("user", "?"), Message("assistant", _MARK)], prompt=False
-        )
+        turns = [Message("user", "?"), Message("assistant", _MARK)]
+        try:
+            text = self.apply_template(turns, prompt=False)
+        except UsageError:  # a template for conversations with tools alone
+            from ..interfaces.tools import ToolSpec
+
+            text = self.apply_template(turns, [ToolSpec(name="tool")], prompt=False)
         _, mark, after = text.rpartition(_MARK)
         ids = self.encode(after.lstrip()) if mark else []
         special = {i for i, token in self.hf.added_tokens_decoder.items() if token.special}

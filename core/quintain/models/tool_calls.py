@@ -10,9 +10,9 @@ from typing import Any
 from ..interfaces.tools import ToolSpec
 from ..types.rollout import Turn
 from ..types.task import Message, ToolCall
+from ..types.thought import split_thought
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
 def messages(
@@ -26,13 +26,10 @@ def parse(text: str, *, tools: object = (), **turn_fields: Any) -> Turn:
     """Return the turn of a sampled text, split into thought, reply and, if *tools* were offered,
     tool calls.
 
-    A thought is text between think tags at the very start; with an unclosed tag the whole text is
-    the reply, because the policy was cut off or misused the tag, and rewards must see what it
-    wrote. A call that cannot be parsed carries an ``error``. *turn_fields* are the other fields
-    of the turn.
+    The thought is that of `split_thought`. A call that cannot be parsed carries an ``error``.
+    *turn_fields* are the other fields of the turn.
     """
-    thought = _THOUGHT.match(text)
-    reasoning, rest = (thought[1].strip(), text[thought.end() :]) if thought else ("", text)
+    reasoning, rest = split_thought(text)
     calls = (
         tuple([_call(m[1], f"call-{i}") for i, m in enumerate(_CALL.finditer(rest))])
         if tools

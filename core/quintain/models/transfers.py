@@ -1,4 +1,4 @@
-"""Numbers of the host on the device, without waiting for it."""
+"""Whether a device is a GPU, and numbers of the host on it, without waiting for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Return whether torch computes on *device* by the kernels of a GPU."""
+    return device.type == "cuda"
 
 
 def to_device(

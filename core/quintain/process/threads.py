@@ -32,8 +32,8 @@ def set_threads(environ: MutableMapping[str, str] = os.environ) -> None:
 
 @contextmanager
 def half_the_threads() -> Iterator[None]:
-    """Let torch use half of its threads inside the block: two computations at once wait for each
-    other's (studies/log/speed.md).
+    """Let torch use half of its threads inside the block. Two computations at once would wait for
+    each other's threads (studies/log/speed.md).
     """
     import torch
 

@@ -68,7 +68,7 @@ def blocking_call(frame: FrameType | None) -> tuple[FrameType, str] | None:
 
 
 def _is_step(frame: FrameType) -> bool:
-    """Return whether it is the frame of `asyncio.Handle._run`, which the event loop calls for each
+    """Return whether *frame* is that of `asyncio.Handle._run`, which the event loop calls for each
     step of a task.
     """
     return (

@@ -13,6 +13,10 @@ from .. import lazy_names
 if TYPE_CHECKING:
     from .check import check_recipe as check_recipe
     from .extends import put as put
+    from .memory import MemoryPlan as MemoryPlan
+    from .memory import activations as activations
+    from .memory import logits_bytes as logits_bytes
+    from .memory import memory_of as memory_of
     from .plan import EvaluationPlan as EvaluationPlan
     from .plan import RunPlan as RunPlan
     from .resolve import EnvironmentSpec as EnvironmentSpec

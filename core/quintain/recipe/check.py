@@ -16,15 +16,19 @@ from ..interfaces.algorithm import Algorithm, GroupStats
 from ..interfaces.environment import Environment
 from ..interfaces.service import Service
 from ..interfaces.shared_module import shares_module
+from ..learning import Batch, Sample, Step, TrainingSequence
 from ..models.hf import check_available
 from ..models.load import as_device
 from ..models.paper import module_on_paper
 from ..registry.binding import NotStartedError, Unstarted, check_args, signature_of
 from ..registry.lookup import current
 from ..services.manager import find_service, start_order
+from ..store.runs import source_named
+from .on_cpu import LARGE, remark_on_cpu
 from .plan import EvaluationPlan, RunPlan
-from .planners import check_plan
-from .resolve import EPISODES_SLOT, OWN_SLOTS, EnvironmentSpec, is_model_source
+from .resolve import EPISODES_SLOT, OWN_SLOTS, EnvironmentSpec, is_model_source, load_subclass
+from .room import check_plan
+from .sources import ModelSource
 from .tables import EvaluatedTable, Recipe
 
 HIGHEST_LR = 0.01
@@ -48,7 +52,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
         PluginError: a component cannot be loaded.
     """
     plan = RunPlan.of(recipe)
-    algorithm, engine = plan.algorithm, plan.engine
+    algorithm, engine = plan.algorithm, plan.engine.kind
     check_group_size(recipe, algorithm)
     as_device(recipe.model.device)
     check_args(
@@ -80,6 +84,8 @@ def check_recipe(recipe: Recipe) -> list[str]:
         if s not in named
     ]
     batch, steps = recipe.batch, recipe.run.steps
+    if remark := remark_on_single_samples(recipe, algorithm):
+        notes.append(remark)
     notes.append(
         f"{steps:,} steps of {batch.prompts:,} x {batch.group_size} samples: "
         f"{steps * batch.prompts * batch.group_size:,} at most"
@@ -99,10 +105,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
         except (UsageError, NoTasksError, InfrastructureError) as e:
             faults.append(e)
 
-    if not is_model_source(recipe.model.name):
-        run_check(lambda: check_available(recipe.model.name))
-        if not faults:
-            run_check(lambda: notes.extend(check_room(plan)))
+    run_check(lambda: notes.extend(check_model(plan)))
     configured = [
         (engine, recipe.engine.args),
         *((component, args) for _, component, args in order),
@@ -110,10 +113,10 @@ def check_recipe(recipe: Recipe) -> list[str]:
     for component, args in configured:
         if isinstance(component, type) and issubclass(component, Service):
             run_check(partial(component.check_available, args))
-    for spec in plan.environments:
+    for spec in plan.tasks.environments:
         check_args(spec.component, spec.args, who=f"environment {spec.name!r}")
         run_check(partial(check_tasks, spec, plan))
-    for spec in plan.evaluation.specs or plan.environments:
+    for spec in plan.evaluation.specs or plan.tasks.environments:
         check_args(spec.component, spec.args, who=f"environment {spec.name!r}")
         run_check(partial(check_evaluation, plan.evaluation, spec))
     if faults:
@@ -125,16 +128,31 @@ def check_recipe(recipe: Recipe) -> list[str]:
     return notes
 
 
-def check_room(plan: RunPlan) -> list[str]:
-    """Return notes of the planners on the memory and the disk that the run takes, by the
-    configuration of its model; none where that cannot be had.
+def check_model(plan: RunPlan) -> list[str]:
+    """Check that the model can be had.
+
+    Returns:
+        Notes on the memory and the disk that the run takes, by the configuration of the model; none
+        where that cannot be had, or where a source makes the model for the environments.
 
     Raises:
-        UsageError: there is less.
+        UsageError: the model cannot be had, or there is less room.
     """
-    lora = plan.model.lora.model_dump() if plan.model.lora else None
-    module = module_on_paper(plan.model.name, lora)
-    return [] if module is None else check_plan(plan, module, as_device(plan.model.device))
+    name = plan.model.name
+    if is_model_source(name):
+        source = load_subclass("model", source_named(name) or name, ModelSource)
+        if (folder := source.folder_named(name)) is None:
+            return []
+        name = str(folder)
+    check_available(name)
+    module = module_on_paper(name, plan.model.lora)
+    if module is None:
+        return []
+    device, parameters = as_device(plan.model.device), sum(p.numel() for p in module.parameters())
+    notes = check_plan(plan, module, device)
+    if device.type == "cpu" and parameters >= LARGE:
+        notes.append(remark_on_cpu(plan, parameters))
+    return notes
 
 
 def check_group_size(recipe: Recipe, algorithm: Algorithm) -> None:
@@ -154,8 +172,30 @@ def check_group_size(recipe: Recipe, algorithm: Algorithm) -> None:
         raise UsageError(
             f"batch.group_size is {group_size}, and algorithm {recipe.algorithm.use!r} accepts no "
             f"group of that size ({rejected}): use a larger group, or an algorithm without groups "
-            "such as reinforce"
+            "such as reinforce, with several batch.prompts"
         )
+
+
+def remark_on_single_samples(recipe: Recipe, algorithm: Algorithm) -> str:
+    """Return the remark that groups of one leave nothing to learn, whatever their rewards are;
+    empty where they do, or where the advantage reads more than rewards.
+    """
+    batch, piece = recipe.batch, algorithm.advantage
+    if batch.group_size > 1 or piece.needs or piece.reads or piece.asynchronous or piece.stateful:
+        return ""
+    token = TrainingSequence(ids=(0, 0), mask=(False, True), logps=(0.0, 0.0), versions=(-1, 0))
+    rewards = [float(i % 2 == 0) for i in range(min(batch.prompts, 2))]
+    samples = [
+        Sample(sequences=(token,), outcome=reward, group=i) for i, reward in enumerate(rewards)
+    ]
+    values = piece(Step(batch=Batch(samples=tuple(samples)), rewards=tuple(rewards)))
+    if isinstance(values, tuple) or any(values):
+        return ""
+    larger = "batch.group_size" if len(rewards) > 1 else "batch.prompts or batch.group_size"
+    return (
+        f"warning: {batch.prompts:,} x 1 samples a step leave {piece.name!r} nothing to compare: "
+        f"each advantage is 0, and no step learns; raise {larger} to at least 2"
+    )
 
 
 def check_tasks(spec: EnvironmentSpec, plan: RunPlan) -> None:
@@ -168,7 +208,7 @@ def check_tasks(spec: EnvironmentSpec, plan: RunPlan) -> None:
     """
     with allowing_unstarted_services():
         first = first_tasks(without_services(spec), "train", spec.name)
-        plan.curriculum.check(first[0], spec.name, plan.algorithm.plan)
+        plan.tasks.curriculum.check(first[0], spec.name, plan.algorithm.plan)
 
 
 def without_services(spec: EnvironmentSpec) -> Environment[Any, Any]:

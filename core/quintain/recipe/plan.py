@@ -6,7 +6,8 @@ A run is built from its plan and never reads the recipe again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ..console.metrics import distinct_names
@@ -32,18 +33,11 @@ from .resolve import (
     resolve_algorithm,
     resolve_schedule,
 )
-from .sources import ModelRequest, ModelSource
-from .tables import (
-    CheckpointTable,
-    ComponentTable,
-    LearnerTable,
-    ModelTable,
-    Recipe,
-    StopTable,
-)
+from .sources import ModelRequest, ModelSource, services_for
+from .tables import ComponentTable, Recipe
 
 MISMATCH_LIMIT_FLOAT32, MISMATCH_LIMIT_HALF = 0.01, 0.1
-"""Limits of `RunPlan.max_sample_mismatch` in nats, where engine and learner compute in float32, and
+"""Limits of `LearnerPlan.max_sample_mismatch` in nats, where engine and learner compute in float32, and
 elsewhere. Healthy runs have 1e-6 and 0.005 to 0.02, wide random models to 0.08. docs/health.md has
 a table of what planted errors give.
 """
@@ -85,8 +79,8 @@ class EvaluationPlan:
         samples: rollouts of each task.
         sampling: how replies are decoded.
         other_sampling: the other way of decoding, for the test split; ``None`` leaves it out.
-        costly_slot: the slot of the service whose calls may cost money, for which it is left out
-            without a word in the recipe; else empty.
+        costly_slot: the slot of the service whose calls may cost money, because of which
+            *other_sampling* is left out unless the recipe asks for it; else empty.
         test_tasks: 0 leaves the test split out.
         environments: in the order of *specs*, or of the training environments.
         specs: environments of their own; empty if those of training are evaluated.
@@ -139,50 +133,88 @@ class EvaluationPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPlan:
-    """What a run is built from.
+class ModelPlan:
+    """The model that a run trains.
 
     Attributes:
-        record: the recipe as plain data, for hooks and the provenance of the run.
-        environments: to train on, without their services, with their *labels* and *weights*.
-        names: of the environments in rollouts and metrics; no two are equal.
-        algorithm: its pieces get their services when the run starts.
-        engine, engine_args: the class of the engine and its settings.
-        learner_kind: what makes the learner: ``kind(module, algorithm, **settings)``.
-        cluster: what makes that on which learner and engine start processes; ``None`` is this
-            machine.
-        written_services: of the recipe itself, for the model source.
-        services: the same with those of the algorithm. *slots* are all that something needs.
-        sampling: of training; a turn has at most *max_tokens* of them.
-        groups, group_size: tasks of a step and rollouts of each task.
-        min_group_size: valid rollouts of a group, in addition to the algorithm's group filter.
-        concurrency: episodes at once; ``None`` is the engine's choice.
-        keep_rollouts: number of steps, or ``"all"`` or ``"none"``.
-        max_sample_mismatch: nats at which the run stops; ``None`` checks nothing.
-        notes: settings without the effect that their names promise, and the engine's remark.
+        source: where it comes from.
+        services: that the recipe itself names, by slot, for a source that plays episodes.
+        lora: fields of `peft.LoraConfig`; ``None`` trains all weights.
+        dtype: of the engine.
+        tool_format, template, history: how its chat template is used.
     """
 
-    record: Mapping[str, Any]
-    steps: int
-    seed: int
-    model: ModelTable
+    name: str
     source: ModelSource
+    services: Mapping[str, ComponentTable]
+    device: str
+    dtype: str
+    lora: Mapping[str, Any] | None
+    tool_format: str
+    template: Mapping[str, Any]
+    history: Literal["auto", "append", "template"]
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> ModelPlan:
+        """Resolve ``[model]``."""
+        model = recipe.model
+        return cls(
+            name=model.name,
+            source=ModelSource.of(recipe),
+            services=recipe.services,
+            device=model.device,
+            dtype=model.dtype,
+            lora=model.lora.model_dump() if model.lora else None,
+            tool_format=model.tool_format,
+            template=model.template,
+            history=model.history,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskPlan:
+    """Where the tasks of a run come from.
+
+    Attributes:
+        environments: to train on, without their services.
+        labels: of the environments, as the recipe has them.
+        names: the same in rollouts and metrics, where no two are equal.
+        weights: share of the groups of each environment.
+        curriculum: the class of what chooses the next task.
+    """
+
     environments: tuple[EnvironmentSpec, ...]
     labels: tuple[str, ...]
     names: tuple[str, ...]
     weights: tuple[float, ...]
-    algorithm: Algorithm
-    algorithm_label: str
     curriculum: type[Curriculum]
-    schedule: Schedule
-    engine: Any
-    engine_args: Mapping[str, Any]
-    learner_kind: Any
-    learner: LearnerTable
-    cluster: Callable[[], ProcessCluster] | None
-    written_services: Mapping[str, ComponentTable]
-    services: Mapping[str, ComponentTable]
-    slots: frozenset[str]
+
+    @classmethod
+    def of(cls, recipe: Recipe, algorithm: Algorithm) -> TaskPlan:
+        """Resolve ``[[environments]]`` of *recipe*, which trains with *algorithm*."""
+        tables = recipe.environments
+        labels = tuple(table.label for table in tables)
+        return cls(
+            environments=tuple(EnvironmentSpec.of(table) for table in tables),
+            labels=labels,
+            names=tuple(distinct_names(labels)),
+            weights=tuple(table.weight for table in tables),
+            curriculum=curriculum_kind(algorithm.plan),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutPlan:
+    """The rollouts of a step.
+
+    Attributes:
+        sampling: how the policy is sampled; a turn has at most *max_tokens*.
+        groups, group_size: tasks of a step and rollouts of each task.
+        min_group_size: valid rollouts of a group, in addition to the algorithm's group filter.
+        retries: of an episode that failed for reasons other than the policy.
+        concurrency: episodes at once; ``None`` is the engine's choice.
+    """
+
     sampling: Sampling
     max_tokens: int
     groups: int
@@ -190,11 +222,194 @@ class RunPlan:
     min_group_size: int
     retries: int
     concurrency: int | None
-    evaluation: EvaluationPlan
-    stop: StopTable
-    checkpoint: CheckpointTable
-    keep_rollouts: int | Literal["all", "none"]
+
+    @classmethod
+    def of(cls, recipe: Recipe, algorithm: Algorithm) -> RolloutPlan:
+        """Resolve ``[sampling]`` and ``[batch]`` of *recipe*, which trains with *algorithm*."""
+        batch = recipe.batch
+        return cls(
+            sampling=recipe.sampling.to_sampling().replace(
+                prune=algorithm.prune, thinking_budget=algorithm.plan.thinking_budget
+            ),
+            max_tokens=recipe.sampling.max_tokens,
+            groups=batch.prompts,
+            group_size=batch.group_size,
+            min_group_size=batch.min_group_size or 1,
+            retries=batch.retries,
+            concurrency=batch.concurrency,
+        )
+
+    @property
+    def samples(self) -> int:
+        """Rollouts of a step."""
+        return self.groups * self.group_size
+
+    @property
+    def sequence_tokens(self) -> int:
+        """The tokens of a sequence that are expected at most."""
+        return 2 * self.max_tokens + PROMPT_TOKENS
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerPlan:
+    """What makes the learner.
+
+    Attributes:
+        kind: makes it, as ``kind(module, algorithm, **options)``.
+        options: the keyword arguments that `PolicyLearner` lists.
+        component: its name and its own settings, as a model folder notes them.
+        bytes: what the learner takes for each parameter.
+        max_sample_mismatch: nats at which the run stops; ``None`` checks nothing.
+        exact_sampler: engine and learner compute in float32.
+    """
+
+    kind: Any
+    options: Mapping[str, Any]
+    component: Mapping[str, Any]
+    bytes: BytesPerParameter
     max_sample_mismatch: float | None
+    exact_sampler: bool
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> LearnerPlan:
+        """Resolve ``[learner]``."""
+        # An instance of `LearnerKind` with its settings, or a class, of which the defaults hold.
+        kind = learner_kind(recipe)
+        size = BytesPerParameter()
+        if isinstance(kind, LearnerKind):
+            size = kind.bytes_per_parameter(adapters=recipe.model.lora is not None)
+        elif recipe.model.dtype == "float64":
+            size = BytesPerParameter(weights=8, gradients=8, moments=16)
+        return cls(
+            kind=kind,
+            options=recipe.learner.options(),
+            component=recipe.learner.model_dump(include={"use", "args"}),
+            bytes=size,
+            max_sample_mismatch=_max_sample_mismatch(recipe),
+            exact_sampler=_is_exact(recipe),
+        )
+
+    @property
+    def precision(self) -> str:
+        """The precision of the learner's forward pass."""
+        return str(self.options["precision"])
+
+    @property
+    def dtype(self) -> str:
+        """The precision of the learner's weights."""
+        return {2: "bfloat16", 4: "float32", 8: "float64"}[self.bytes.weights]
+
+    @property
+    def checkpoints_activations(self) -> bool:
+        """Whether activations are computed again in the backward pass."""
+        return bool(self.options["activation_checkpointing"])
+
+    @property
+    def token_budget(self) -> int | None:
+        """Tokens of a micro-batch; ``None`` is the learner's choice."""
+        return self.options.get("token_budget")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlan:
+    """What makes the engine: its class *kind* and the arguments *args* that the recipe has."""
+
+    kind: Any
+    args: Mapping[str, Any]
+
+    @property
+    def beside_learner(self) -> bool:
+        """Whether it takes memory of the learner's device; others have their own."""
+        return shares_module(self.kind) and isinstance(self.kind, SuggestsSlots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopPlan:
+    """When a run ends: after *steps*, or at the first of the limits that are not ``None``.
+
+    Attributes:
+        accuracy: of a held-out evaluation.
+        minutes: since the model was loaded.
+        samples, tokens, seconds: of training alone.
+    """
+
+    steps: int
+    accuracy: float | None
+    minutes: float | None
+    samples: int | None
+    tokens: int | None
+    seconds: float | None
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> StopPlan:
+        """Resolve ``run.steps`` and ``[stop]``."""
+        return cls(steps=recipe.run.steps, **recipe.stop.model_dump())
+
+    @property
+    def may_end_early(self) -> bool:
+        """Whether a limit may end the run before its last step."""
+        limits = (self.accuracy, self.minutes, self.samples, self.tokens, self.seconds)
+        return any(limit is not None for limit in limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavingPlan:
+    """What a run keeps on disk.
+
+    Attributes:
+        folder: the parent of its folder.
+        every: steps between checkpoints; 0 is none before the last step.
+        keep: number of last checkpoints.
+        best: whether the one with the highest held-out accuracy stays, too.
+        rollouts: steps whose rollouts stay, or ``"all"`` or ``"none"``.
+    """
+
+    folder: Path
+    every: int
+    keep: int
+    best: bool
+    rollouts: int | Literal["all", "none"]
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> SavingPlan:
+        """Resolve ``run.folder``, ``[checkpoint]`` and ``[rollouts]``."""
+        return cls(
+            folder=Path(recipe.run.folder),
+            rollouts=recipe.rollouts.keep,
+            **recipe.checkpoint.model_dump(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a run is built from: one record for each concern.
+
+    Attributes:
+        record: the recipe as plain data, which the run hands on to hooks and to its provenance and
+            reads nothing of.
+        algorithm: its pieces get their services when the run starts. Users read *algorithm_label*.
+        cluster: what makes that on which learner and engine start processes; ``None`` is this
+            machine.
+        services: the component of each slot. *slots* are all that something needs.
+        notes: settings without the effect that their names promise, and the engine's remark.
+    """
+
+    record: Mapping[str, Any]
+    seed: int
+    model: ModelPlan
+    tasks: TaskPlan
+    rollouts: RolloutPlan
+    algorithm: Algorithm
+    algorithm_label: str
+    schedule: Schedule
+    engine: EnginePlan
+    learner: LearnerPlan
+    cluster: Callable[[], ProcessCluster] | None
+    services: Mapping[str, ComponentTable]
+    slots: frozenset[str]
+    evaluation: EvaluationPlan
+    stop: StopPlan
+    saving: SavingPlan
     notes: tuple[str, ...]
 
     @classmethod
@@ -207,108 +422,72 @@ class RunPlan:
             UsageError: the recipe does not fit what is installed.
             PluginError: a component cannot be loaded.
         """
-        algorithm, schedule = resolve_algorithm(recipe), resolve_schedule(recipe)
-        environments = tuple(EnvironmentSpec.of(table) for table in recipe.environments)
+        algorithm = resolve_algorithm(recipe)
+        tasks = TaskPlan.of(recipe, algorithm)
         evaluation = EvaluationPlan.of(recipe, algorithm)
-        engine = engine_kind(recipe)
-        remark = engine.check_algorithm(algorithm, recipe.engine.args)
-        needed = {slot for spec in (*environments, *evaluation.specs) for slot in spec.slots}
-        labels = tuple(table.label for table in recipe.environments)
-        budget = algorithm.plan.thinking_budget
+        engine = EnginePlan(kind=engine_kind(recipe), args=recipe.engine.args)
+        rollouts = RolloutPlan.of(recipe, algorithm)
+        remark = engine.kind.check_algorithm(
+            algorithm,
+            engine.args,
+            group_size=rollouts.group_size,
+            concurrency=rollouts.concurrency,
+        )
+        needed = {slot for spec in (*tasks.environments, *evaluation.specs) for slot in spec.slots}
         return cls(
             record=recipe.model_dump(mode="json"),
-            steps=recipe.run.steps,
             seed=recipe.run.seed,
-            model=recipe.model,
-            source=ModelSource.of(recipe),
-            environments=environments,
-            labels=labels,
-            names=tuple(distinct_names(labels)),
-            weights=tuple(table.weight for table in recipe.environments),
+            model=ModelPlan.of(recipe),
+            tasks=tasks,
+            rollouts=rollouts,
             algorithm=algorithm,
             algorithm_label=recipe.algorithm.label,
-            curriculum=curriculum_kind(algorithm.plan),
-            schedule=schedule,
+            schedule=resolve_schedule(recipe),
             engine=engine,
-            engine_args=recipe.engine.args,
-            learner_kind=learner_kind(recipe),
-            learner=recipe.learner,
+            learner=LearnerPlan.of(recipe),
             cluster=cluster_kind(recipe),
-            written_services=recipe.services,
             services=evaluation.services,
             slots=frozenset(needed | algorithm.slots),
-            sampling=recipe.sampling.to_sampling().replace(
-                prune=algorithm.prune, thinking_budget=budget
-            ),
-            max_tokens=recipe.sampling.max_tokens,
-            groups=recipe.batch.prompts,
-            group_size=recipe.batch.group_size,
-            min_group_size=recipe.batch.min_group_size or 1,
-            retries=recipe.batch.retries,
-            concurrency=recipe.batch.concurrency,
             evaluation=evaluation,
-            stop=recipe.stop,
-            checkpoint=recipe.checkpoint,
-            keep_rollouts=recipe.rollouts.keep,
-            max_sample_mismatch=_max_sample_mismatch(recipe),
+            stop=StopPlan.of(recipe),
+            saving=SavingPlan.of(recipe),
             notes=(*_notes(recipe, algorithm), *([remark] if remark else [])),
         )
 
     def model_request(self, screen: Screen) -> ModelRequest:
         """Return what the run asks its model source for."""
-        request = ModelRequest.for_model(
-            self.model,
+        dtype = "float64" if self.model.dtype == "float64" else "float32"
+        if self.learner.bytes.weights == 2:
+            dtype = "bfloat16"
+        return ModelRequest(
+            name=self.model.name,
             seed=self.seed,
-            specs=self.environments,
-            services=self.written_services,
+            device=self.model.device,
+            dtype=dtype,
+            lora=self.model.lora,
+            specs=self.tasks.environments,
+            services=services_for(self.tasks.environments, self.model.services),
             screen=screen,
         )
-        half = self.learner_bytes.weights == 2
-        return replace(request, dtype="bfloat16") if half else request
-
-    @property
-    def learner_bytes(self) -> BytesPerParameter:
-        """What the learner takes for each parameter."""
-        if isinstance(self.learner_kind, LearnerKind):
-            return self.learner_kind.bytes_per_parameter(adapters=self.model.lora is not None)
-        wide = self.model.dtype == "float64"
-        return (
-            BytesPerParameter(weights=8, gradients=8, moments=16) if wide else BytesPerParameter()
-        )
-
-    @property
-    def learner_dtype(self) -> str:
-        """The precision of the learner's weights."""
-        return {2: "bfloat16", 4: "float32", 8: "float64"}[self.learner_bytes.weights]
 
     @property
     def engine_dtype(self) -> str:
         """The precision of an engine that decodes the learner's module."""
-        dtype = str(self.engine_args.get("dtype", self.model.dtype))
-        return self.learner_dtype if dtype == "auto" else dtype
-
-    @property
-    def sequence_tokens(self) -> int:
-        """The tokens of a sequence that are expected at most."""
-        return 2 * self.max_tokens + PROMPT_TOKENS
-
-    @property
-    def decodes_beside_learner(self) -> bool:
-        """Whether the engine takes memory of the learner's device; others have their own."""
-        return shares_module(self.engine) and isinstance(self.engine, SuggestsSlots)
+        dtype = str(self.engine.args.get("dtype", self.model.dtype))
+        return self.learner.dtype if dtype == "auto" else dtype
 
     def engine_slots(self, module: Any, *, room: int | None) -> int:
         """Return how many sequences of *module* an engine beside the learner decodes at once.
 
         *room* is the bytes of a GPU for their keys and values; ``None`` on a CPU.
         """
-        written: int | None = self.engine_args.get("slots")
+        written: int | None = self.engine.args.get("slots")
         if written is not None:
             return written
-        fitting: int = self.engine.slots_for(
+        fitting: int = self.engine.kind.slots_for(
             module,
-            samples=self.groups * self.group_size,
-            tokens=self.sequence_tokens,
+            samples=self.rollouts.samples,
+            tokens=self.rollouts.sequence_tokens,
             dtype=self.engine_dtype,
             room=room,
         )
@@ -323,11 +502,14 @@ class RunPlan:
 def _max_sample_mismatch(recipe: Recipe) -> float | None:
     if (setting := recipe.run.max_sample_mismatch) is not None:
         return None if setting == "none" else setting
+    return MISMATCH_LIMIT_FLOAT32 if _is_exact(recipe) else MISMATCH_LIMIT_HALF
+
+
+def _is_exact(recipe: Recipe) -> bool:
+    """Return whether engine and learner compute in float32, with the same weights."""
     dtype = {"dtype": recipe.model.dtype, **recipe.engine.args}["dtype"]
     exact = dtype in ("float32", "float64") and recipe.learner.precision == "float32"
-    if exact and shares_module(engine_kind(recipe)):
-        return MISMATCH_LIMIT_FLOAT32
-    return MISMATCH_LIMIT_HALF
+    return exact and shares_module(engine_kind(recipe))
 
 
 def _notes(recipe: Recipe, algorithm: Algorithm) -> list[str]:

@@ -24,15 +24,16 @@ from ..interfaces.sampling_plan import SamplingPlan
 from ..interfaces.schedule import Schedule
 from ..interfaces.shared_module import shares_module
 from ..registry.binding import bind, check_args, signature_of
-from ..registry.checks import check_class
+from ..registry.class_checks import check_class
 from ..registry.discovery import short_name
-from ..registry.known import known_plugins
+from ..registry.known import known_plugins, providers
 from ..registry.lookup import current
 from ..services.manager import IN_RECIPE, Choice, find_service, start_order, started_services
-from ..store.runs import model_named
+from ..store.runs import model_named, source_named
 from ..tasks.mixture import Mixture
 from ..tracebacks import defined_at
-from .rewards import of_function, parse_reward, qualified
+from .plain_functions import of_function
+from .rewards import parse_reward, qualified
 from .tables import ComponentTable, EnvironmentTable, Recipe
 
 OWN_SLOTS = ("policy", "learner", "replay")
@@ -149,17 +150,21 @@ def load_subclass(kind: str, name: str, base: Any) -> Any:
 
 
 def is_model_source(name: str) -> bool:
-    """Return whether ``model.name`` is a component (also of a known plugin that is not installed),
-    not a folder or hub id.
+    """Return whether ``model.name`` is a component (also of a known plugin that is not installed) or
+    a file that one reads, not a folder or hub id.
     """
-    return is_component("model", name)
+    return is_component("model", name) or bool(source_named(name))
+
+
+PRETRAINED = "pretrained"
+"""The bundled recipe of models that were trained elsewhere."""
 
 
 def base_recipe(model: str | None) -> str:
     """Return the name of the bundled recipe that `quintain train` changes where none is named."""
     if model is None or (short_name(model) == "default" and is_model_source(model)):
         return "quickstart"
-    return "pretrained"
+    return PRETRAINED
 
 
 def is_component(kind: str, name: str) -> bool:
@@ -363,7 +368,7 @@ def pinned_recipe(recipe: Recipe) -> Recipe:
     }
     if recipe.cluster.use is not None:
         names["cluster.use"] = name_of("cluster", recipe.cluster.use)
-    if is_model_source(recipe.model.name):
+    if is_component("model", recipe.model.name):
         names["model.name"] = name_of("model", recipe.model.name)
     if recipe.model.tool_format != "auto":
         names["model.tool_format"] = name_of("tool_format", recipe.model.tool_format)
@@ -397,9 +402,17 @@ def resolve_schedule(recipe: Recipe) -> Schedule:
     Raises:
         PluginError: the component is not a schedule.
         BindingError: an argument is invalid.
+        UsageError: its settings let sampling run ahead, which it has no collector for.
     """
     kind = load_subclass("schedule", recipe.schedule.use, Schedule)
-    schedule: Schedule = bind(kind, recipe.schedule.args, who=f"schedule {recipe.schedule.use!r}")
+    who = f"schedule {recipe.schedule.use!r}"
+    schedule: Schedule = bind(kind, recipe.schedule.args, who=who)
+    if schedule.overlaps and type(schedule).collector is Schedule.collector:
+        fix = " or ".join(providers("schedule"))
+        raise UsageError(
+            f"{who} waits for its groups, and schedule.args let sampling run ahead of the learner: "
+            f"set schedule.use to one that overlaps (pip install {fix}), or remove the args"
+        )
     return schedule
 
 

@@ -24,7 +24,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import (
-    BindingError,
     RecipeError,
     UnknownNameError,
     UsageError,
@@ -32,8 +31,6 @@ from ..errors import (
 )
 from ..interfaces.reward import Reward, RewardFunction, constant
 from ..registry.binding import bind
-from ..registry.known import providers
-from ..registry.lookup import current
 
 Resolve = Callable[[str], Any]
 _METHODS = {"clip": ("low", "high"), "gate": ("by", "at"), "ramp": ("start", "stop", "steps")}
@@ -75,20 +72,6 @@ def as_expression(text: str) -> str:
         if re.fullmatch(r"[^\s\"'()]+:[A-Za-z_]\w*", text.strip())
         else text
     )
-
-
-def of_function(function: Callable[..., Any]) -> Reward:
-    """Return the reward of a plain *function*, made by the first installed adapter (entry-point group
-    ``quintain.reward_adapters``).
-
-    Raises:
-        BindingError: the adapter refuses its signature, or none is installed.
-    """
-    if (adapter := current().first("reward_adapter")) is not None:
-        reward: Reward = adapter(function)
-        return reward
-    fix = f"write @reward, or: pip install {' or '.join(providers('reward_adapter'))}"
-    raise BindingError(f"{function.__name__!r} is a plain function; {fix}")
 
 
 def qualified(text: str, qualify: Callable[[str], str]) -> str:

@@ -5,7 +5,7 @@ Hugging Face.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from ..console.screen import Screen
 from ..models.load import LoadedModel, load_model
 from ..registry.binding import bind
 from ..services.manager import Choice, needed_by
+from ..store.runs import source_named
 from .resolve import EnvironmentSpec, is_model_source, load_subclass
-from .tables import ModelTable, Recipe
+from .tables import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,33 +50,15 @@ class ModelRequest:
         """Return the request of *recipe*; *specs* are resolved from its environments by default."""
         if specs is None:
             specs = [EnvironmentSpec.of(table) for table in recipe.environments]
-        services = recipe.services
-        return cls.for_model(
-            recipe.model, seed=recipe.run.seed, specs=specs, services=services, screen=screen
-        )
-
-    @classmethod
-    def for_model(
-        cls,
-        model: ModelTable,
-        *,
-        seed: int,
-        specs: Sequence[EnvironmentSpec],
-        services: Mapping[str, Choice],
-        screen: Screen,
-    ) -> ModelRequest:
-        """Return the request for *model*, the ``[model]`` of a recipe; of *services* it has those
-        that the environments need, since others may need the learner, which does not exist yet.
-        """
-        slots = {slot for spec in specs for slot in spec.slots}
+        model = recipe.model
         return cls(
             name=model.name,
-            seed=seed,
+            seed=recipe.run.seed,
             device=model.device,
             dtype="float64" if model.dtype == "float64" else "float32",
             lora=model.lora.model_dump() if model.lora else None,
             specs=specs,
-            services=needed_by(slots, services),
+            services=services_for(specs, recipe.services),
             screen=screen,
         )
 
@@ -88,6 +71,16 @@ class ModelRequest:
         """
         self.screen.note(f"loading {name or self.name}")
         return load_model(path, device=self.device, dtype=self.dtype, lora=self.lora)
+
+
+def services_for(
+    specs: Sequence[EnvironmentSpec], services: Mapping[str, Choice]
+) -> Mapping[str, Choice]:
+    """Return those of *services* that the environments need: others may need the learner, which
+    does not exist yet.
+    """
+    slots = {slot for spec in specs for slot in spec.slots}
+    return needed_by(slots, services)
 
 
 class ModelSource(ABC):
@@ -112,7 +105,7 @@ class ModelSource(ABC):
             name, args = "quintain/hf", {}
         else:
             args = recipe.model.start.args
-        component = load_subclass("model", name, ModelSource)
+        component = load_subclass("model", source_named(name) or name, ModelSource)
         source: ModelSource = bind(component, args, who="[model.start]")
         return source
 
@@ -138,6 +131,33 @@ class ModelSource(ABC):
             StorageError: no room to save it.
         """
         return None
+
+    @classmethod
+    def folder_named(cls, name: str) -> Path | None:
+        """Return the folder of the model *name* where it depends on no environment, so that every
+        command can name it; ``None``, the default, where it does.
+
+        Raises:
+            UsageError: it is not here yet; the message has the command that gets it.
+            StorageError: no room to save it.
+        """
+        return None
+
+    @classmethod
+    def bring(cls, name: str, say: Callable[[str], None], *, quiet: bool = False) -> Path | None:
+        """Return the folder of the model *name* as `folder_named` does, after a download where it is
+        not here and the source knows one.
+
+        Args:
+            say: gets a line for each part of the work.
+            quiet: show no progress beside these lines.
+
+        Raises:
+            UsageError: it cannot be had.
+            PluginError: what reads it is not installed.
+            StorageError: no room to save it.
+        """
+        return cls.folder_named(name)
 
     def load_base(self, request: ModelRequest) -> LoadedModel:
         """Return the model before any training by this source, for `quintain sft`; the same as

@@ -325,6 +325,12 @@ class LearnerTable(_Table):
     checkpoint_activations: bool = False
     args: Args = {}
 
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments of a learner, as `PolicyLearner` lists them."""
+        options = self.model_dump(exclude_none=True, exclude={"use", "args"})
+        options["activation_checkpointing"] = options.pop("checkpoint_activations")
+        return options
+
 
 class FinalTable(_Table):
     """``[evaluation.test]``: before and after training. *tasks* ``"all"``: a finite split; 0: no

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from .binding import check_args as check_args
     from .binding import signature_of as signature_of
     from .binding import type_name as type_name
+    from .class_checks import check_class as check_class
+    from .class_checks import check_parameters as check_parameters
+    from .class_checks import other_signature as other_signature
     from .discovery import KINDS as KINDS
-    from .discovery import UNNAMED as UNNAMED
     from .discovery import Component as Component
     from .discovery import normalise as normalise
     from .discovery import short_name as short_name
     from .discovery import without_components as without_components
     from .known import known_plugins as known_plugins
+    from .local_files import explain as explain
     from .lookup import Registry as Registry
     from .lookup import current as current
     from .manifest import MANIFEST as MANIFEST

@@ -392,7 +392,10 @@ def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
 def _filled(
     signature: Signature, services: Mapping[str, Any] | None, who: str, faults: list[str]
 ) -> dict[str, Any]:
-    if services is None:
+    """Return the service of each parameter that needs one. Add to *faults* each slot that is empty
+    or has a service of another type.
+    """
+    if services is None:  # a check without services has nothing to compare
         return {}
     filled: dict[str, Any] = {}
     for need in signature.needs:
@@ -408,10 +411,11 @@ def _filled(
         expected = typing.get_origin(need.type) or need.type
         # since 3.11 Any is a class
         checkable = isinstance(expected, type) and expected not in (MISSING, Any)
-        structural = getattr(expected, "_is_protocol", False) and not getattr(
+        # isinstance refuses a Protocol that is not @runtime_checkable.
+        uncheckable_protocol = getattr(expected, "_is_protocol", False) and not getattr(
             expected, "_is_runtime_protocol", False
         )
-        if checkable and not structural and not isinstance(service, expected):
+        if checkable and not uncheckable_protocol and not isinstance(service, expected):
             kind = type(service).__qualname__
             faults.append(
                 f"{who}: [services.{need.slot}] is a {kind}; expected {type_name(need.type)}"

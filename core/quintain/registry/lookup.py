@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,11 +19,10 @@ from typing import Any
 
 from ..errors import PluginError, QuintainError, UnknownNameError, nearest, suggestion
 from ..tracebacks import describe_error, is_failure, place_of
-from .discovery import CORE, Component, discover, in_order, normalise, without_components
-from .known import known_plugins
+from .discovery import Component, discover, in_order, normalise, without_components
+from .known import install_line, known_plugins
+from .local_files import explain
 from .manifest import MANIFEST, Entry, Manifest, read
-
-log = logging.getLogger(__name__)
 
 
 class Registry:
@@ -71,20 +69,17 @@ class Registry:
             PluginError: several distributions use the name.
         """
         if ":" in name:
-            self.explain(kind, name)
+            explain(kind, name)
             return Component(kind=kind, name=name, target=name, origin="local")
         matches = self.matching(name, kind)
         if not matches:
             owner, _, bare = name.rpartition("/")
-            if (plugin := known_plugins().get((kind, bare))) and owner in (
-                "",
-                CORE,  # the plugin has what the package had
-                plugin,
-            ):
+            if (plugin := known_plugins().get((kind, bare))) and owner in ("", plugin):
                 raise UnknownNameError(
-                    f"{kind} {name!r} is in a plugin that is not installed: pip install {plugin}"
+                    f"{kind} {name!r} is in a plugin that is not installed: "
+                    f"{install_line(kind, bare)}"
                 )
-            self.explain(kind, name)
+            explain(kind, name)
             if undeclared := without_components(name):
                 raise UnknownNameError(undeclared)
             names = [c.id if "/" in name else c.name for c in self.components(kind)]
@@ -95,16 +90,6 @@ class Registry:
             raise PluginError(f"{kind} {name!r} is claimed by {owners}; say which: {ids}")
         return matches[0]
 
-    def explain(self, kind: str, name: str, module: Any = None) -> None:
-        """Let the installed hints (entry-point group ``quintain.hints``) say what is wrong with the
-        *name* of a component that nothing has, be it in *module*, which was imported for it.
-
-        Raises:
-            UsageError: what they say.
-        """
-        for hint in self.components("hint"):
-            self.resolve(hint)(kind, name, module)
-
     def matching(self, name: str, kind: str | None = None) -> list[Component]:
         """Return every component that ``name`` or ``distribution/name`` can mean."""
         owner, slash, bare = name.rpartition("/")
@@ -112,8 +97,7 @@ class Registry:
             c for c in (*self._installed, *self._added) if c.name == bare and kind in (None, c.kind)
         )
         if slash:
-            owned = [c for c in named if c.distribution == normalise(owner)]
-            return owned or [c for c in named if self._formerly(c, name)]
+            return [c for c in named if c.distribution == normalise(owner)]
         return [c for c in named if c.origin == "local"] or named
 
     def load(self, kind: str, name: str) -> Any:
@@ -125,10 +109,6 @@ class Registry:
                 distributions use the name.
         """
         return self.resolve(self.find(kind, name))
-
-    def first(self, kind: str) -> Any:
-        """Return the first installed component of *kind*; ``None`` without one. Raises as `load`."""
-        return next((self.resolve(component) for component in self.components(kind)), None)
 
     def resolve(self, component: Component) -> Any:
         """Import the object of *component*; raises as `load`, also if its manifest is faulty or
@@ -166,15 +146,6 @@ class Registry:
         manifest = self.manifest(component)
         return manifest.entry(component) if manifest else None
 
-    def _formerly(self, component: Component, name: str) -> bool:
-        """Return whether recipes of earlier versions call *component* by *name*."""
-        try:
-            entry = self.entry(component)
-        except PluginError as e:
-            log.warning("%s may be %r, but: %s", component, name, e)
-            return False
-        return entry is not None and name in entry.formerly
-
     def _import(self, component: Component) -> Any:
         name, _, attributes = component.target.partition(":")
         local, module = component.origin == "local", None
@@ -196,7 +167,7 @@ class Registry:
                 end = "" if failed.endswith("?") else "."
                 raise PluginError(f"{failed}{end} Fix: {self._fix(component, e)}") from e
             if module is not None and isinstance(e, AttributeError):
-                self.explain(component.kind, component.target, module)
+                explain(component.kind, component.target, module)
             raise PluginError(_failure_of_file(component, e)) from e
         return value
 

@@ -13,7 +13,7 @@ without importing it::
     memory = "6 GiB"           # what it takes beside a run
     extra = "hub"              # the pip extra that it imports
     source = "..."             # of an algorithm: the paper
-    formerly = ["other/name"]  # names by which recipes of earlier versions have it
+    section = "look"           # of a command: where `quintain --help` shows it
 
 It is checked without pydantic, whose import would add 0.11 s to the 0.3 s of a listing.
 """
@@ -35,6 +35,15 @@ from .discovery import GROUPS, Component
 
 MANIFEST = "quintain.toml"
 NEEDS = ("docker", "gpu", "keys", "network")
+SECTIONS = {
+    "start": "Start here",
+    "write": "Write and check",
+    "look": "Look at runs and models",
+    "data": "Train on data",
+    "serve": "Serve and grade",
+    "scale": "Plan and scale",
+}
+"""Sections of `quintain --help` in their order: what a manifest says, and the title."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +56,7 @@ class Entry:
     tags: tuple[str, ...] = ()
     extra: str = ""
     source: str = ""
-    formerly: tuple[str, ...] = ()
+    section: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +160,10 @@ def _entry(row: Mapping[str, Any], where: str, faults: list[str]) -> Entry:
     entry = Entry(**dict.fromkeys(required, "") | _texts(Entry, row, where, faults))
     if entry.kind and entry.kind not in GROUPS:
         faults.append(f"`{where}kind` is {entry.kind!r}{did_you_mean(entry.kind, GROUPS)}")
+    if entry.section and entry.section not in SECTIONS:
+        faults.append(
+            f"`{where}section` is {entry.section!r}{did_you_mean(entry.section, SECTIONS)}"
+        )
     faults.extend(
         f"`{where}needs` has {n!r}{did_you_mean(n, NEEDS)}" for n in entry.needs if n not in NEEDS
     )

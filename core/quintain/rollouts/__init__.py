@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ..interfaces.rollout_request import RolloutRequest as RolloutRequest
     from .chat.bridge import Conversation as Conversation
     from .chat.bridge import stops as stops
-    from .chat.stop_strings import StopStrings as StopStrings
     from .chat.thinking_budget import cut_where_stopped as cut_where_stopped
+    from .chat.thinking_budget import sample_turn as sample_turn
     from .runner import Play as Play
     from .runner import RolloutContext as RolloutContext
     from .runner import RolloutRunner as RolloutRunner

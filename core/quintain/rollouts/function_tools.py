@@ -27,7 +27,8 @@ def as_tool(function: Tool | Callable[..., Any]) -> Tool:
     """
     if isinstance(function, Tool):
         return function
-    signature, name = inspect.signature(function, eval_str=True), function.__name__
+    signature = inspect.signature(function, eval_str=True)
+    name = function.__name__
     try:
         hash(signature)
     except TypeError:  # a default such as [] cannot be a key

@@ -16,11 +16,14 @@ class GradingClock:
     """
 
     def __init__(self) -> None:
-        self._running = self._rollouts = 0
-        self._began = self._busy = self._total = 0.0
+        self._running = 0  # rewards
+        self._rollouts = 0  # that got their first score
+        self._began = 0.0  # when the first of those that run began
+        self._busy = 0.0  # seconds in which any ran
+        self._total = 0.0  # seconds of all, overlaps counted for each
 
     @contextmanager
-    def __call__(self, rollouts: int) -> Iterator[None]:
+    def measure(self, rollouts: int) -> Iterator[None]:
         """Count the time of the block, in which *rollouts* get their first score."""
         began = time.monotonic()
         if not self._running:
@@ -38,11 +41,16 @@ class GradingClock:
 
     def take_metrics(self) -> dict[str, float]:
         """Return the metrics of the time since the last call; empty if no reward ran."""
-        if self._running:  # those of a schedule whose episodes go on
+        # Under a schedule that runs ahead, rewards still run when a step ends. Their time up to now
+        # belongs to this step, the rest to the next.
+        if self._running:
             now = time.monotonic()
-            self._busy, self._began = self._busy + now - self._began, now
+            self._busy += now - self._began
+            self._began = now
         metrics = {"grading.seconds": self._busy} if self._busy else {}
         if self._rollouts:
             metrics["grading.seconds_per_rollout"] = self._total / self._rollouts
-        self._busy, self._total, self._rollouts = 0.0, 0.0, 0
+        self._busy = 0.0
+        self._total = 0.0
+        self._rollouts = 0
         return metrics

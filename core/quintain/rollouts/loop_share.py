@@ -28,7 +28,8 @@ class LoopShare:
         """Wait until a round of the loop has room for another turn."""
         loop = asyncio.get_running_loop()
         if not self._counting:
-            self._counting, self._left = True, TURNS
+            self._counting = True
+            self._left = TURNS
             loop.call_soon(self._next, loop)
         if self._left and not self._waiting:
             self._left -= 1

@@ -18,8 +18,10 @@ class PolicyClock:
     """
 
     def __init__(self) -> None:
-        self._seconds = self._since = 0.0
-        self._chosen = self._sampled = 0
+        self._seconds = 0.0
+        self._since = 0.0  # the last change of the two counts
+        self._chosen = 0  # blocks that run now
+        self._sampled = 0
 
     @contextmanager
     def chosen(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from ..types.rollout import (
 )
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Task
+from ..types.transcript import Transcript
 from .grading_clock import GradingClock
 from .loop_share import take_turn
 from .own_task import TimeLimitExceeded, in_own_task
@@ -76,33 +77,36 @@ async def run_episode(
     Raises:
         UsageError: an error in the recipe or the user's code, which no other episode would escape.
     """
-    environment, task = request.environment, request.task
-    seed = (
-        derived_seed(context.run_seed, task.id, request.visit, sample)
-        if request.seed is None
-        else request.seed
-    )
+    environment = request.environment
+    task = request.task
+    # Of the task and not of the order in which tasks come, so that a resumed run draws the same.
+    seed = derived_seed(context.run_seed, task.id, request.visit, sample)
+    if request.seed is not None:
+        seed = request.seed
     engine = (request.engine or context.engine).for_task(task)
     episode = EpisodeState(engine, context.sampling, environment.limits, seed, first=request.first)
     session = Session(episode)
-    system, prompt = request.system or environment.system, task.prompt
-    if system and (isinstance(prompt, str) or not any(m.role == "system" for m in prompt)):
+    system = request.system or environment.system
+    # A task that brings a system message of its own keeps it.
+    prompt = [] if isinstance(task.prompt, str) else task.prompt
+    if system and not any(message.role == "system" for message in prompt):
         session.system(system)
     start = time.monotonic()
     with Span("episode", request=request, sample=sample, attempt=attempt) as span:
         result, termination = await _result_of(environment, task, session, episode)
         span.attributes["ended"] = termination.kind
-    transcripts = {
-        name: transcript
-        for name, one in episode.sessions.items()
-        if one.trains and (transcript := one.transcript())
-    }
-    # a cycle: without it, only the garbage collector would free the episode
+    transcripts: dict[str, Transcript] = {}
+    for name, conversation in episode.sessions.items():
+        transcript = conversation.transcript() if conversation.trains else None
+        if transcript is not None:
+            transcripts[name] = transcript
+    # Sessions and the episode hold each other. Cut, so that they are freed now and not when the
+    # garbage collector looks; and a turn that is asked for from now on is refused.
     episode.sessions.clear()
     return Rollout(
         task=task,
         result=result,
-        termination=Termination(termination.kind, termination.reason, attempt, termination.early),
+        termination=replace(termination, attempts=attempt),
         metrics=dict(episode.metrics),
         turns=tuple(episode.turns),
         messages=session.record(),
@@ -123,6 +127,7 @@ async def _result_of(
     limits = environment.limits
 
     def out_of_time(message: str) -> Exception:
+        # Read when time is up: later, the clean-up of cancelled code would count, too.
         seconds = episode.clock.seconds()
         if limits.seconds is None or seconds <= limits.seconds / 2:
             return TimeLimitExceeded(message)
@@ -137,20 +142,18 @@ async def _result_of(
         return None, Termination(TerminationKind.TRUNCATED, e.limit, early=True)
     except PolicyFault as e:
         return None, termination_of(e)
+    except TimeLimitExceeded as e:
+        return None, Termination(TerminationKind.TIMEOUT, text_of(e))
     except InfrastructureError as e:
-        late = isinstance(e, TimeLimitExceeded)
-        return None, Termination(
-            TerminationKind.TIMEOUT if late else TerminationKind.INFRASTRUCTURE_ERROR, text_of(e)
-        )
+        return None, Termination(TerminationKind.INFRASTRUCTURE_ERROR, text_of(e))
     except BaseException as e:  # an author's code may raise anything; it becomes the termination
         # a mistake in the recipe is the same in every episode
         if isinstance(e, UsageError) or not is_failure(e):
             raise
         reason = text_of(e) if isinstance(e, EnvironmentFault) else describe_error(e)
         return None, Termination(TerminationKind.ENVIRONMENT_ERROR, reason)
-    if (
-        episode.limit_hit
-    ):  # the environment handled the limit and returned a result, which is scored
+    # The environment handled the limit and returned a result, which is scored.
+    if episode.limit_hit:
         return result, Termination(TerminationKind.TRUNCATED, episode.limit_hit)
     return result, Termination()
 
@@ -209,7 +212,8 @@ async def run_groups(
 class RolloutRunner:
     """Runs the episodes of one call of `run_groups`, or of all requests that `add` gets until `run`
     is cancelled. *order* gets the waiting episodes (request, sample, number of the request) and
-    returns the position of the next.
+    returns the position of the next. *places* returns how many may run now, without it as many as
+    *context* says.
     """
 
     def __init__(
@@ -218,18 +222,20 @@ class RolloutRunner:
         on_rollout: OnRollout | None,
         more: NextRequests | None,
         order: ChooseNext | None = None,
+        places: Callable[[], int] | None = None,
     ):
         self._rollout_context = context
         self._on_rollout = on_rollout
         self._more = more
         self._order = order
-        self.concurrency, self._endless = context.concurrency, False
-        self._requests: dict[int, RolloutRequest] = {}
-        # per request, by the index within the group
+        self._places = places or (lambda: context.concurrency)
+        self._endless = False
+        self._added = 0  # requests
+        # by number of the request, then by the index within the group
         self._scored: dict[int, dict[int, AnyRollout]] = {}
         self._groups: dict[int, AnyGroup] = {}  # the complete ones
         self._queue: deque[tuple[RolloutRequest, int, int]] = deque()  # the queued episodes
-        self._workers = self._added = 0
+        self._workers = 0
 
     async def run(
         self, requests: Sequence[RolloutRequest], *, endless: bool = False
@@ -249,7 +255,7 @@ class RolloutRunner:
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             raise error from failed
-        return [self._groups[number] for number in self._requests]
+        return [self._groups[number] for number in range(self._added)]
 
     def add(self, requests: Sequence[RolloutRequest], reserved: int = 0) -> None:
         """Queue *requests*, and start workers for the waiting episodes, except for as many as a
@@ -259,13 +265,12 @@ class RolloutRunner:
             number = self._added
             self._added += 1
             self._queue.extend((request, index, number) for index in range(request.group_size))
-            self._requests[number] = request
             self._scored[number] = {}
         self._start_workers(reserved)
 
     def _start_workers(self, reserved: int = 0) -> None:
         context = self._rollout_context
-        wanted = min(len(self._queue) - reserved, self.concurrency - self._workers)
+        wanted = min(len(self._queue) - reserved, self._places() - self._workers)
         # All that a reproducible engine waits for are registered before it samples anything.
         waits = context.waits and type(context.engine).register is not Engine.register
         count = wanted if waits else min(wanted, AT_ONCE)
@@ -273,8 +278,9 @@ class RolloutRunner:
             asyncio.get_running_loop().call_soon(self._start_workers)
         for _ in range(count):
             self._workers += 1
+            work = self._work()
             try:
-                self._tasks.create_task(work := self._work())
+                self._tasks.create_task(work)
             except RuntimeError:
                 # The group of tasks is ending because of an error, which `run` raises. A coroutine
                 # that never starts would warn unless it is closed.
@@ -298,40 +304,45 @@ class RolloutRunner:
                         break
                 if self._more is None or not context.waits:
                     # In a task of its own, so that a slow reward delays no episode.
-                    self._tasks.create_task(self._score(number, rollout, reserved=0))
+                    self._tasks.create_task(self._score(request, number, rollout, reserved=0))
                 else:
                     # Awaited, because the score decides what is queued next. If it queues more,
                     # this worker takes one of the episodes itself, and no worker starts for it.
-                    await self._score(number, rollout, reserved=1)
+                    await self._score(request, number, rollout, reserved=1)
             self._workers -= 1
 
-    async def _score(self, number: int, rollout: AnyRollout, reserved: int) -> None:
+    async def _score(
+        self, request: RolloutRequest, number: int, rollout: AnyRollout, reserved: int
+    ) -> None:
         """Score *rollout* of request *number*, then its group if it is complete, and hand that to
         *more*.
         """
-        request, scored = self._requests[number], self._scored[number]
+        environment = request.environment
         settings = self._rollout_context
         context = RewardContext(step=request.step or settings.step, services=settings.services)
-        retries = settings.retries
-        with settings.grading(rollouts=1), Span("score") as span:
-            scored[rollout.sample] = span.attributes["rollout"] = await score_rollout(
-                request.environment, rollout, context, retries
-            )
+        with settings.grading.measure(rollouts=1), Span("score") as span:
+            rollout = await score_rollout(environment, rollout, context, settings.retries)
+            span.attributes["rollout"] = rollout
+        scored = self._scored[number]
+        scored[rollout.sample] = rollout
         if self._on_rollout is not None:
-            self._on_rollout(scored[rollout.sample])
+            self._on_rollout(rollout)
         if len(scored) < request.group_size:
             return
-        rollouts = tuple(scored[index] for index in range(request.group_size))
         group = Group(
-            task=request.task, rollouts=rollouts, environment=request.name, index=request.index
+            task=request.task,
+            rollouts=tuple(scored[index] for index in range(request.group_size)),
+            environment=request.name,
+            index=request.index,
         )
-        with settings.grading(rollouts=0), Span("score", group=group.index):
-            group = self._groups[number] = await score_group(
-                request.environment, group, context, retries
-            )
-        if self._endless:
-            del self._requests[number], self._scored[number], self._groups[number]
-        if self._more is not None and (requests := self._more(group)):
+        # The rollouts were counted above, so that the time per rollout is that of both scores.
+        with settings.grading.measure(rollouts=0), Span("score", group=group.index):
+            group = await score_group(environment, group, context, settings.retries)
+        del self._scored[number]
+        if not self._endless:
+            self._groups[number] = group
+        requests = self._more(group) if self._more is not None else ()
+        if requests:
             self.add(requests, reserved)
             # the new workers register before this one asks the engine for anything
             await asyncio.sleep(0)

@@ -33,22 +33,8 @@ async def score_group(
     environment: Environment[Any, Any], group: AnyGroup, context: RewardContext, retries: int = 0
 ) -> AnyGroup:
     """Score the valid samples of a complete group by the rewards that compare samples."""
-    if not any(reward and reward.group for _, reward in _slots(environment)):
-        return group
-    return replace(
-        group, rollouts=await _scored(environment, group.rollouts, context, retries, grouped=True)
-    )
-
-
-def _slots(environment: Environment[Any, Any]) -> tuple[tuple[str, Reward | None], ...]:
-    """Return the rewards of *environment*, each with the field of a rollout that its score goes
-    to.
-    """
-    return (
-        ("outcome", environment.reward),
-        ("shaping", environment.shaping),
-        ("yardstick", environment.yardstick),
-    )
+    rollouts = await _scored(environment, group.rollouts, context, retries, grouped=True)
+    return replace(group, rollouts=rollouts)
 
 
 async def _scored(
@@ -67,36 +53,60 @@ async def _scored(
     trains all the same.
     """
     changes: list[dict[str, Any]] = [{} for _ in rollouts]
-    for slot, reward in _slots(environment):
+    rewards = {
+        "outcome": environment.reward,
+        "shaping": environment.shaping,
+        "yardstick": environment.yardstick,
+    }  # by the field of a rollout that the score goes to
+    for slot, reward in rewards.items():
         if reward is None or reward.group != grouped:
             continue
         judged: list[int] = []
         for i, rollout in enumerate(rollouts):
+            # As the rewards before this one left it: what failed there is not asked again.
             termination = changes[i].get("termination", rollout.termination)
             if termination.early:  # there is no result to score, so the environment sets the score
                 changes[i][slot] = Score(value=environment.early if slot == "outcome" else 0.0)
             elif not termination.ours:
                 judged.append(i)
-        outcomes: list[ScoreOrError] = []
-        for _ in range(retries + 1 if judged else 0):
-            try:
-                score = partial(reward.score_all, [rollouts[i] for i in judged], context)
-                code_name, task = f"reward {reward.name!r}", rollouts[0].task
-                with Span("grade", reward=reward.name, rollouts=len(judged)):
-                    outcomes = await in_own_task(
-                        score, environment.limits, "reward_seconds", code_name, task
-                    )
-            except UsageError:
-                raise
-            except BaseException as e:  # noqa: BLE001 - such as a cancellation by its own code
-                outcomes = [failure_of(e, reward.name)] * len(judged)
-            if not any(isinstance(o, InfrastructureError) for o in outcomes):
-                break
+        if not judged:
+            continue
+        given = [rollouts[i] for i in judged]
+        outcomes = await _outcomes(environment, reward, given, context, retries)
         for i, scored in zip(judged, outcomes, strict=True):
             changes[i] |= _change(slot, scored, rollouts[i], environment.early)
     return tuple(
-        r.replace(**change) if change else r for r, change in zip(rollouts, changes, strict=True)
+        rollout.replace(**change) if change else rollout
+        for rollout, change in zip(rollouts, changes, strict=True)
     )
+
+
+async def _outcomes(
+    environment: Environment[Any, Any],
+    reward: Reward,
+    rollouts: Sequence[AnyRollout],
+    context: RewardContext,
+    retries: int,
+) -> list[ScoreOrError]:
+    """Return what *reward* gives each rollout, a score or why there is none; it is asked again
+    where its infrastructure failed.
+    """
+    outcomes: list[ScoreOrError] = []
+    for _ in range(retries + 1):
+        try:
+            score = partial(reward.score_all, rollouts, context)
+            code_name = f"reward {reward.name!r}"
+            with Span("grade", reward=reward.name, rollouts=len(rollouts)):
+                outcomes = await in_own_task(
+                    score, environment.limits, "reward_seconds", code_name, rollouts[0].task
+                )
+        except UsageError:
+            raise
+        except BaseException as e:  # noqa: BLE001 - such as a cancellation by its own code
+            outcomes = [failure_of(e, reward.name)] * len(rollouts)
+        if not any(isinstance(outcome, InfrastructureError) for outcome in outcomes):
+            break
+    return outcomes
 
 
 def termination_of(fault: PolicyFault) -> Termination:
@@ -110,7 +120,7 @@ def _change(slot: str, scored: ScoreOrError, rollout: AnyRollout, early: float) 
     """Return the fields of *rollout* to change after one reward: the score, or the termination for
     its error.
     """
-    attempts, turns = rollout.termination.attempts, [t for t in rollout.turns if not t.player]
+    turns = [t for t in rollout.turns if not t.player]
     known = sum(not t.summary for t in turns)  # to the environment
     # credit would not know which tokens they belong to
     if isinstance(scored, Score) and known < len(scored.turns) != len(turns):
@@ -120,11 +130,10 @@ def _change(slot: str, scored: ScoreOrError, rollout: AnyRollout, early: float) 
     if isinstance(scored, Score):
         return {slot: scored.spread(turns)}
     if slot == "yardstick":
-        return (
-            {slot: Score(value=0.0, reason=text_of(scored))}
-            if isinstance(scored, PolicyFault)
-            else {}
-        )
+        if isinstance(scored, PolicyFault):
+            return {slot: Score(value=0.0, reason=text_of(scored))}
+        return {}
+    attempts = rollout.termination.attempts
     # an answer that a working verifier cannot read is the policy's fault
     if isinstance(scored, PolicyFault):
         termination = replace(termination_of(scored), attempts=attempts)

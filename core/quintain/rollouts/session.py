@@ -17,6 +17,7 @@ from ..interfaces.tools import Tool, ToolSpec
 from ..types.rollout import Turn
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Message, messages_of
+from ..types.thought import split_thought
 from ..types.transcript import Sampled, Transcript
 from .chat.bridge import Conversation, stops
 from .chat.thinking_budget import sample_turn
@@ -46,11 +47,24 @@ class EpisodeState:
     # by conversation: the first prompt of the group's episodes
     first: dict[str, list[Any]] = field(default_factory=dict)
 
+    def change_turn(self, turn: Turn, **changes: Any) -> Turn:
+        """Change *turn* in the record; return the changed one.
+
+        It is found by identity: other players may have taken turns since, some of them equal.
+        """
+        place = next(i for i in reversed(range(len(self.turns))) if self.turns[i] is turn)
+        self.turns[place] = replace(turn, **changes)
+        return self.turns[place]
+
 
 class Session(Agent):
     """One conversation of one episode.
 
     *player* is whose conversation it is, if it is not the first one of a player.
+
+    Attributes:
+        trains: whether it is the policy's, and not of an engine of its own.
+        engine: takes its turns.
     """
 
     def __init__(
@@ -64,17 +78,15 @@ class Session(Agent):
         self._episode = episode
         self._name = name
         self._player = player
-        self._engine: Engine = (
-            engine.for_episode(episode.seed)
-            if engine
-            else episode.engine.for_player(name if player is None else player)
-        )
         self.trains = engine is None
+        self.engine: Engine = (
+            episode.engine.for_player(name if player is None else player)
+            if engine is None
+            else engine.for_episode(episode.seed)
+        )
         self.messages: list[Message] = []
         self._conversation: Conversation | None = None
-        self._pending: list[Message] = []
         self._turns = 0
-        self.stop_string = ""  # that ended the last turn
         # of the last turn, if its engine keeps tokens: what it continued, and what was sampled
         self.prompt: Sequence[int] = ()
         self.sampled: Sampled | None = None
@@ -104,15 +116,13 @@ class Session(Agent):
         return Random(derived_seed(self._episode.seed, "rng", self._name))
 
     def system(self, text: str) -> None:
-        if self._turns:
+        if self._turns or (self._conversation is not None and self._conversation.messages):
             raise EnvironmentFault("agent.system() must come before the first turn")
-        self._pending = [Message("system", text), *(m for m in self._pending if m.role != "system")]
-        self.messages = [*self._pending]
+        others = [m for m in self.messages if m.role != "system"]
+        self.messages = [Message("system", text), *others]
 
     def user(self, content: str | Sequence[Message]) -> None:
-        new = messages_of(content)
-        self._pending.extend(new)
-        self.messages.extend(new)
+        self.messages.extend(messages_of(content))
 
     async def turns(self) -> AsyncIterator[Turn]:
         while True:
@@ -124,7 +134,7 @@ class Session(Agent):
             yield turn
 
     async def run(self, *tools: Tool | Callable[..., Any]) -> Turn:
-        by_name = {t.spec.name: t for t in map(as_tool, tools)}
+        by_name = {tool.spec.name: tool for tool in map(as_tool, tools)}
         if len(by_name) < len(tools):
             raise EnvironmentFault(f"agent.run() got two tools of one name: {', '.join(by_name)}")
         unreadable = 0
@@ -139,33 +149,25 @@ class Session(Agent):
                 return turn
             if not turn.calls:
                 return turn
+            # A policy that never writes a readable call would go on until a limit ends it, and a
+            # limit is no fault of its own.
             unreadable = unreadable + 1 if all(c.error for c in turn.calls) else 0
             if unreadable >= MALFORMED_CHANCES:
                 raise PolicyFault(
                     f"{unreadable} turns in a row held no readable tool call: {turn.calls[0].error}"
                 )
             calls = await run_calls(turn.calls, by_name, self._episode.clock)
-            # A tool may itself let another player take turns, so this turn need not be the last of
-            # the episode.
-            index = next(
-                i
-                for i in reversed(range(len(self._episode.turns)))
-                if self._episode.turns[i] is turn
-            )
-            turn = self._episode.turns[index] = replace(turn, calls=calls)
-            self.user(
-                [
-                    Message("tool", c.error or c.result or "", call_id=c.id, name=c.name)
-                    for c in calls
-                ]
-            )
+            turn = self._episode.change_turn(turn, calls=calls)
+            for call in calls:
+                content = call.error or call.result or ""
+                self.user([Message("tool", content, call_id=call.id, name=call.name)])
 
     def player(self, name: str, engine: Engine | None = None) -> Session:
         return self._opened(name, engine, None)
 
     def conversation(self, name: str) -> Session:
         player = self._name if self._player is None else self._player
-        return self._opened(name, None if self.trains else self._engine, player)
+        return self._opened(name, None if self.trains else self.engine, player)
 
     def _opened(self, name: str, engine: Engine | None, player: str | None) -> Session:
         if name in self._episode.sessions:
@@ -182,11 +184,14 @@ class Session(Agent):
             )
         fork = self.conversation(name)
         end = self._messages_after[count - 1] if count else 0
-        fork._turns, fork._messages_after = count, self._messages_after[:count]
-        fork.messages = self.messages[: None if turns is None else end]
-        fork._pending = fork.messages[end:]
-        fork._rewritten, fork._raw = self._rewritten, self._raw
-        fork._conversation = self._conversation and self._conversation.fork(count)
+        fork._turns = count
+        fork._messages_after = self._messages_after[:count]
+        # Of the whole conversation, also what came since the last turn.
+        fork.messages = self.messages[:] if turns is None else self.messages[:end]
+        fork._rewritten = self._rewritten
+        fork._raw = self._raw
+        if self._conversation is not None:
+            fork._conversation = self._conversation.fork(count)
         return fork
 
     def policy_time(self) -> AbstractContextManager[None]:
@@ -195,10 +200,10 @@ class Session(Agent):
     def rewrite(self, messages: Sequence[Message]) -> None:
         self.record()
         self.messages = list(messages)
-        self._pending = [*messages]
-        if self._conversation:
+        if self._conversation is not None:
+            # Turns that stay are rendered as they were sampled, so that their tokens stay, too.
             self._conversation.rewrite([self._raw.get(id(m), m) for m in messages])
-            self._pending = []
+        # No fork begins before the rewrite, so all turns up to now end with it.
         self._messages_after = [len(messages)] * self._turns
         self._rewritten = self._turns
         self.metric(rewrites=self._episode.metrics.get("rewrites", 0) + 1)
@@ -206,10 +211,12 @@ class Session(Agent):
     async def compact(
         self, instruction: str = SUMMARISE, *, keep: int = 0, max_tokens: int | None = None
     ) -> Turn:
-        # system messages, and the first other one
-        places = (i for i, m in enumerate(self.messages, 1) if m.role != "system")
-        head, asked = self.messages[: next(places, 0)], Message("user", instruction)
+        # The task stays: system messages, and the first other one.
+        first = next((i for i, m in enumerate(self.messages) if m.role != "system"), -1)
+        head = self.messages[: first + 1]
+        asked = Message("user", instruction)
         kept = self.messages[max(len(head), len(self.messages) - keep) :]
+        # The summary is of what came before, so what is kept is taken out and put back behind it.
         if kept:
             self.rewrite(self.messages[: -len(kept)])
         self.user([asked])
@@ -219,8 +226,10 @@ class Session(Agent):
         finally:
             self._compacting = False
         summary = Message("assistant", turn.reply)
-        # the message of the turn itself, unless it holds more, so that it is recorded once
-        summary = self.messages[-1] if self.messages[-1] == summary else summary
+        # Where the turn is nothing but its reply, take its own message, so that it is recorded once
+        # and keeps its tokens. Thoughts and calls are not part of a summary.
+        if self.messages[-1] == summary:
+            summary = self.messages[-1]
         self.rewrite([*head, asked, summary, *kept])
         return turn
 
@@ -231,26 +240,15 @@ class Session(Agent):
         return tuple(self._seen)
 
     def metric(self, **values: float) -> None:
-        self._episode.metrics.update({k: float(v) for k, v in values.items()})
+        for name, value in values.items():
+            self._episode.metrics[name] = float(value)
 
     def transcript(self) -> Transcript | None:
         """Return the exact tokens of this player; ``None`` if its engine returns text only."""
         if self._conversation is None:
             return None
-        transcript = self._conversation.transcript(
-            self._engine.name, self._episode.sampling.temperature
-        )
-        return replace(transcript, player=self._player)
-
-    def prompt_tokens(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> int | None:
-        """Return the length of the prompt of a new conversation that begins with *messages*;
-        ``None`` if the engine returns text only.
-        """
-        if not isinstance(self._engine, TokenEngine):
-            return None
-        conversation = Conversation(self._engine.tokenizer, tools)
-        conversation.add(*messages)
-        return len(conversation.prompt_ids())
+        temperature = self._episode.sampling.temperature
+        return self._conversation.transcript(self.engine.name, temperature, self._player)
 
     async def turn(
         self,
@@ -267,44 +265,30 @@ class Session(Agent):
         await take_turn()
         specs = [t if isinstance(t, ToolSpec) else as_tool(t).spec for t in tools]
         share = self._episode.limits.compact_at
-        if share and isinstance(self._engine, TokenEngine):
-            await self._compact_if_full(self._engine, share)
+        if share and isinstance(self.engine, TokenEngine):
+            await self._compact_if_full(self.engine, share)
         sampling = self._allowance(max_tokens, stop)
         with self._episode.clock.sampled() as span:
-            if isinstance(self._engine, TokenEngine):
-                turn = await self._sampled(self._engine, specs, sampling)
-            else:  # the engine keeps no tokens: it gets all messages and returns parsed text
-                self._pending.clear()
+            if isinstance(self.engine, TokenEngine):
+                turn = await self._sampled(self.engine, specs, sampling)
+            else:
                 sampling = sampling.replace(
                     response_format=response_format, tool_choice=tool_choice
                 )
-                reply: Reply = await self._engine.reply(self.messages, specs, sampling)
-                text = (
-                    f"<think>{reply.reasoning}</think>{reply.text}"
-                    if reply.reasoning
-                    else reply.text
-                )
-                # a partner's are not the policy's
-                tokens = reply.usage.get("completion_tokens", 0) if self.trains else 0
-                turn_fields: Any = {"finish": reply.finish, "player": self._name, "tokens": tokens}
-                turn = Turn(
-                    text=text,
-                    reply=reply.text.strip(),
-                    reasoning=reply.reasoning,
-                    calls=reply.calls,
-                    **turn_fields,
-                )
+                turn = await self._replied(specs, sampling)
+            if not self.trains:  # a partner's tokens are not the policy's
+                turn = replace(turn, tokens=0)
             span.attributes.update(
                 player=self._name,
                 tokens=turn.tokens,
                 finish=turn.finish,
-                engine=self._engine.name,
+                engine=self.engine.name,
             )
         self._turns += 1
         self._episode.turns.append(turn)
         message = Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls)
         self.messages.append(message)
-        if self._conversation:
+        if self._conversation is not None:
             self._raw[id(message)] = Message("assistant", turn.text)
         self._messages_after.append(len(self.messages))
         if self.trains:  # limits count the policy's own turns only
@@ -317,58 +301,78 @@ class Session(Agent):
         """Compact what was said up to the last turn, if the next prompt would fill more than
         *share* of the context.
         """
-        if self._conversation and self.trains and not self._compacting:
-            fork, end = self._conversation.fork(self._turns), self._messages_after[-1]
-            fork.add(*self._pending)
-            if self._turns > self._rewritten and len(fork.prompt_ids()) > share * engine.context:
-                # results stand after their calls
-                keep = len(self.messages) - end + bool(self.messages[end - 1].calls)
-                summary, turns = await self.compact(keep=keep), self._episode.turns
-                place = next(i for i, turn in enumerate(turns) if turn is summary)
-                turns[place] = replace(summary, summary=True)
+        if self._conversation is None or not self.trains or self._compacting:
+            return
+        # Without a turn since the last rewrite, there is nothing to sum up.
+        if self._turns <= self._rewritten:
+            return
+        # A copy is rendered: the conversation itself would record the prompt, and begin a branch
+        # with it once it is compacted.
+        fork = self._conversation.fork(self._turns)
+        fork.add(*self.messages[len(fork.messages) :])
+        if len(fork.prompt_ids()) <= share * engine.context:
+            return
+        end = self._messages_after[-1]
+        keep = len(self.messages) - end
+        if self.messages[end - 1].calls:
+            keep += 1  # results of calls have to stand after these
+        summary = await self.compact(keep=keep)
+        self._episode.change_turn(summary, summary=True)
 
     def _allowance(self, max_tokens: int | None, stop: Sequence[str]) -> Sampling:
         """Return the sampling settings of the next turn: its own seed, and at most the tokens that
         the limits leave.
         """
-        episode, limits = self._episode, self._episode.limits
-        allowed_tokens = min(
-            (
-                allowed_tokens
-                for allowed_tokens in (max_tokens, episode.sampling.max_tokens)
-                if allowed_tokens is not None
-            ),
-            default=None,
+        episode = self._episode
+        limits = episode.limits
+        left: int | None = None
+        if self.trains:
+            if limits.turns is not None and episode.turns_taken >= limits.turns:
+                raise LimitReached("turns", f"all {limits.turns} turns are taken")
+            if limits.tokens is not None:
+                left = limits.tokens - episode.spent
+                if left <= 0:
+                    raise LimitReached("tokens", f"all {limits.tokens} tokens are spent")
+        maxima = [n for n in (max_tokens, episode.sampling.max_tokens, left) if n is not None]
+        stops_of_turn = [stop] if isinstance(stop, str) else stop
+        return episode.sampling.replace(
+            # A seed of its own, so that what others sampled before changes nothing.
+            seed=derived_seed(episode.seed, self._name, self._turns),
+            max_tokens=min(maxima, default=None),
+            stop=(*episode.sampling.stop, *stops_of_turn),
+            thinking_budget=episode.sampling.thinking_budget if self.trains else None,
         )
-        changes: dict[str, Any] = {
-            "seed": derived_seed(episode.seed, self._name, self._turns),
-            "max_tokens": allowed_tokens,
-        }
-        changes["stop"] = (*episode.sampling.stop, *([stop] if isinstance(stop, str) else stop))
-        if not self.trains:
-            return episode.sampling.replace(**changes, thinking_budget=None)
-        if limits.turns is not None and episode.turns_taken >= limits.turns:
-            raise LimitReached("turns", f"all {limits.turns} turns are taken")
-        if limits.tokens is not None:
-            left = limits.tokens - episode.spent
-            if left <= 0:
-                raise LimitReached("tokens", f"all {limits.tokens} tokens are spent")
-            changes["max_tokens"] = min(left, allowed_tokens or left)
-        return episode.sampling.replace(**changes)
+
+    async def _replied(self, tools: Sequence[ToolSpec], sampling: Sampling) -> Turn:
+        """Ask an engine that keeps no tokens: it gets all messages and returns parsed text."""
+        reply: Reply = await self.engine.reply(self.messages, tools, sampling)
+        text, reasoning = reply.text, reply.reasoning
+        # A server without a parser of reasoning leaves it in the content.
+        thought, rest = (reasoning, text) if reasoning else split_thought(text)
+        if reasoning:
+            text = f"<think>{reasoning}</think>{text}"
+        return Turn(
+            text=text,
+            reply=rest.strip(),
+            reasoning=thought,
+            calls=reply.calls,
+            finish=reply.finish,
+            player=self._name,
+            tokens=reply.usage.get("completion_tokens", 0),
+        )
 
     async def _sampled(
         self, engine: TokenEngine, tools: Sequence[ToolSpec], sampling: Sampling
     ) -> Turn:
         if self._conversation is None:
-            self._conversation = Conversation(
-                engine.tokenizer, tools, self._episode.first.setdefault(self._name, [])
-            )
+            # All episodes of a group begin with the same prompt, which is rendered for the first.
+            first = self._episode.first.setdefault(self._name, [])
+            self._conversation = Conversation(engine.tokenizer, tools, first)
         elif tools:
             # first offered in a later turn: the template rewrites the system message, a new branch
             # begins
             self._conversation.tools = tuple(tools)
-        self._conversation.add(*self._pending)
-        self._pending.clear()
+        self._conversation.add(*self.messages[len(self._conversation.messages) :])
         ids = self._conversation.prompt_ids()
         if len(ids) >= engine.context:
             message = (
@@ -383,7 +387,7 @@ class Session(Agent):
             )
         sampled = await sample_turn(engine, ids, stops(engine.tokenizer, sampling))
         text = self._conversation.add_sampled(sampled)
-        self.prompt, self.sampled = ids, sampled
-        self.stop_string = sampled.stop if isinstance(sampled.stop, str) else ""
+        self.prompt = ids
+        self.sampled = sampled
         turn = engine.tokenizer.parse(text, tools, finish=sampled.finish)
-        return replace(turn, player=self._name, tokens=sampled.tokens if self.trains else 0)
+        return replace(turn, player=self._name, tokens=sampled.tokens)

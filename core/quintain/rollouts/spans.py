@@ -36,12 +36,15 @@ class Span:
     __slots__ = ("_recorder", "attributes", "began", "ended", "error", "name", "parent")
 
     def __init__(self, name: str, **attributes: Any) -> None:
-        self.name, self.attributes = name, attributes
+        self.name = name
+        self.attributes = attributes
 
     def __enter__(self) -> Self:
-        self._recorder = recorder = _RECORDER.get()
+        recorder = _RECORDER.get()
+        self._recorder = recorder
         if recorder is not None:
-            self.error, self.ended = "", 0.0
+            self.error = ""
+            self.ended = 0.0
             around = _AROUND.get()
             # A task that outlives the span in which it began still has that around it.
             self.parent = None if around is None or around.ended else around
@@ -69,9 +72,13 @@ _AROUND: ContextVar[Span | None] = ContextVar("quintain-span", default=None)
 
 def add_span(name: str, began: float, ended: float, error: str, **attributes: Any) -> None:
     """Record a span of another process of this machine, inside the one that is open here."""
-    if (recorder := _RECORDER.get()) is not None:
+    recorder = _RECORDER.get()
+    if recorder is not None:
         span = Span(name, **attributes)
-        span.parent, span.began, span.ended, span.error = _AROUND.get(), began, ended, error
+        span.parent = _AROUND.get()
+        span.began = began
+        span.ended = ended
+        span.error = error
         recorder.begin(span)
         recorder.end(span)
 

@@ -36,9 +36,14 @@ async def run_calls(
         except BaseException as e:  # noqa: BLE001 - a `SystemExit` in a task of its own would end the event loop
             return e
 
-    outcomes = (
-        [await outcome(calls[0])] if len(calls) == 1 else await asyncio.gather(*map(outcome, calls))
-    )
-    if error := next((o for o in outcomes if isinstance(o, BaseException)), None):
-        raise error
-    return tuple(outcomes)  # type: ignore[arg-type]
+    if len(calls) == 1:  # most turns have one, which needs no task of its own
+        outcomes = [await outcome(calls[0])]
+    else:
+        outcomes = await asyncio.gather(*map(outcome, calls))
+    answered: list[ToolCall] = []
+    for found in outcomes:
+        # Raised when all have ended, so that none goes on behind the back of the episode.
+        if isinstance(found, BaseException):
+            raise found
+        answered.append(found)
+    return tuple(answered)

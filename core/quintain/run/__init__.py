@@ -12,7 +12,6 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from .build import collector_for as collector_for
-    from .build import learner_options as learner_options
     from .build import run_training as run_training
     from .build import seed_everything as seed_everything
     from .collect import Collected as Collected

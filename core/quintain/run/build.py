@@ -24,11 +24,10 @@ from ..interfaces.shared_module import shares_module
 from ..models.load import LoadedModel, cache_bytes
 from ..process.interrupts import run_coroutine, stop_on_signal
 from ..recipe.plan import RunPlan
-from ..recipe.planners import memory_advice, slots_of
 from ..recipe.resolve import names_cluster
-from ..recipe.tables import LearnerTable, Recipe
+from ..recipe.room import memory_advice, slots_of
+from ..recipe.tables import Recipe
 from ..registry.binding import bind, signature_of
-from ..registry.lookup import current
 from ..rollouts.runner import Play, RolloutContext
 from ..services.manager import started_services
 from ..store.checkpoint import Checkpoint, CheckpointManager, latest
@@ -38,10 +37,11 @@ from .collect import Collector
 from .episode_workers import played_elsewhere
 from .hooks import Hooks
 from .loop import training_loop
+from .progress import RunProgress
 from .provenance import header, provenance
 from .remarks import remarks
 from .replays import Replay
-from .run import Run, RunState
+from .run import Run
 from .weight_sync import WeightSync
 
 
@@ -55,17 +55,18 @@ def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str,
     """
     with as_current_run(folder), ExitStack() as stack:
         plan = RunPlan.of(recipe)
-        if (checkpoint := latest(folder)) is not None:
+        checkpoint = latest(folder)
+        if checkpoint is not None:
             checkpoint.verify()
         began = time.monotonic()
-        seed_everything(plan.seed)
+        seed_everything(plan.seed)  # before loading, which draws the initial adapters
         with memory_advice("loading", plan):
             model = model_for(plan, checkpoint, screen, folder.status)
             cluster = None if plan.cluster is None else stack.enter_context(closing(plan.cluster()))
             learner = stack.enter_context(closing(learner_for(plan, model, cluster)))
-        seconds = {"model": time.monotonic() - began}
+        progress = RunProgress(seconds={"model": time.monotonic() - began})
         return run_coroutine(
-            _train_loaded(plan, folder, screen, checkpoint, model, learner, cluster, seconds)
+            _train_loaded(plan, folder, screen, checkpoint, model, learner, cluster, progress)
         )
 
 
@@ -77,10 +78,12 @@ async def _train_loaded(
     model: LoadedModel,
     learner: AnyLearner,
     cluster: ProcessCluster | None,
-    seconds: dict[str, float],
+    progress: RunProgress,
 ) -> dict[str, Any]:
     with memory_advice("loading", plan):
         engine = engine_for(plan, model, cluster)
+    # The run fills three slots itself. The learner is a service before it has its own services,
+    # since a service may read the module that trains.
     replays = Replay()
     own_services = {"policy": engine, "learner": learner, "replay": replays}
     states = checkpoint.state["services"] if checkpoint else None
@@ -88,55 +91,50 @@ async def _train_loaded(
         engine,
         started_services(plan.services, set(plan.slots), own_services, states) as services,
     ):
-        learner.serve(services)
-        plan = replace(plan, algorithm=learner.algorithm or plan.algorithm)  # with its services
-        environments = [spec.make(services) for spec in plan.environments]
+        learner.serve(services)  # the pieces of its algorithm may ask them
+        environments = [spec.make(services) for spec in plan.tasks.environments]
         held_out = [spec.make(services) for spec in plan.evaluation.specs]
         play, notes = await played_elsewhere(plan, [*environments, *held_out], services, cluster)
-        for note in (*remarks(plan, environments), *notes):
-            screen.note(note)
+        for note in (model.tokenizer.tool_note, *remarks(plan, environments), *notes):
+            if note:
+                screen.note(note)
         run = Run(
-            plan=plan,
+            plan,
             folder=folder,
+            screen=screen,
+            hooks=Hooks.installed(services),
             learner=learner,
             engine=engine,
             collector=collector_for(plan, engine, environments, services, replays, screen, play),
-            held_out=held_out or environments,
-            services=services,
-            hooks=Hooks.installed(services),
-            screen=screen,
-            checkpoints=CheckpointManager(
-                folder,
-                tokenizer=model.tokenizer,
-                keep=plan.checkpoint.keep,
-                best=plan.checkpoint.best,
-                base=model.path,
-                base_learner=plan.learner.model_dump(include={"use", "args"})
-                if getattr(plan.learner_kind, "rounds_base", False)
-                else None,
-            ),
-            weight_sync=WeightSync(
-                engine, staleness=0 if plan.schedule.overlaps else plan.algorithm.plan.staleness
-            ),
-            state=RunState(seconds=seconds),
+            weight_sync=WeightSync(engine, staleness=staleness_of(plan)),
+            checkpoints=checkpoints_for(plan, folder, model),
+            environments=held_out or environments,
+            progress=progress,
         )
         if checkpoint is not None:
-            run.restore(checkpoint)
-            screen.note(f"continuing after step {run.state.step} of {plan.steps}")
+            run.saving.restore(checkpoint)
+            screen.note(f"continuing after step {progress.step} of {plan.stop.steps}")
         else:
-            if repeated := sum(1 for record in folder.metrics() if record["step"] > 0):
+            repeated = sum(record["step"] > 0 for record in folder.metrics())
+            if repeated:
                 screen.note(f"no checkpoint was saved: begins again, {repeated} steps are repeated")
             folder.truncate_after(-1)  # also the metrics of step 0
+        # Once a checkpoint is restored, since a process that cannot continue leaves no trace.
         folder.append(provenance(plan, model.module), folder.provenance_path)
-        rows = getattr(engine, "slots", 0)  # an engine of another process has its own memory
-        cache = rows and rows * cache_bytes(model.module, plan.sequence_tokens, plan.model.dtype)
+        # An engine of another process has memory of its own, and no slots here.
+        slots = getattr(engine, "slots", 0)
+        cache = 0
+        if slots:
+            tokens = plan.rollouts.sequence_tokens
+            cache = slots * cache_bytes(model.module, tokens, plan.model.dtype)
         screen.note(header(plan, model.module, cache=cache))
+        # The engine has the weights that were loaded, and a resumed learner has others.
         await run.weight_sync.sync(learner.weights())
         loop = asyncio.get_running_loop()
         with stop_on_signal(
             screen,
             "stopping and saving; press Ctrl-C again to stop at once",
-            on_stop=lambda: loop.call_soon_threadsafe(run.stop.set),
+            on_stop=lambda: loop.call_soon_threadsafe(run.interruption.asked.set),
         ):
             async with aclosing(run.collector):
                 return await training_loop(run)
@@ -153,24 +151,21 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(derived_seed(seed, "torch"))
 
 
-def learner_options(table: LearnerTable) -> dict[str, Any]:
-    """Return the keyword arguments of a learner that ``[learner]`` sets."""
-    options = table.model_dump(exclude_none=True, exclude={"use", "args"})
-    options["activation_checkpointing"] = options.pop("checkpoint_activations")
-    return options
-
-
 def learner_for(
     plan: RunPlan, model: LoadedModel, cluster: ProcessCluster | None = None
 ) -> AnyLearner:
     """Make the learner of *model*. One that names ``max_sample_mismatch`` checks it in updates; one
     that names ``cluster`` starts its processes on *cluster*.
     """
-    options = learner_options(plan.learner)
-    of_run = {"max_sample_mismatch": plan.max_sample_mismatch, "cluster": cluster}
-    named = {field.name for field in signature_of(plan.learner_kind).fields}
+    options = dict(plan.learner.options)
+    of_run = {
+        "max_sample_mismatch": plan.learner.max_sample_mismatch,
+        "exact_sampler": plan.learner.exact_sampler,
+        "cluster": cluster,
+    }
+    named = {field.name for field in signature_of(plan.learner.kind).fields}
     options |= {name: value for name, value in of_run.items() if name in named}
-    learner: AnyLearner = plan.learner_kind(model.module, plan.algorithm, **options)
+    learner: AnyLearner = plan.learner.kind(model.module, plan.algorithm, **options)
     return learner
 
 
@@ -193,7 +188,7 @@ def model_for(
         model.tokenizer.name = checkpoint.tokenizer or model.tokenizer.name
     else:
         with status("preparing"):
-            model = plan.source.load(request)
+            model = plan.model.source.load(request)
     model.tokenizer.use_tool_format(plan.model.tool_format)
     model.tokenizer.use_template(plan.model.template)
     model.tokenizer.use_history(plan.model.history)
@@ -209,31 +204,54 @@ def engine_for(
     Raises:
         UsageError: a setting is refused.
     """
-    placed = {} if cluster is None or not names_cluster(plan.engine) else {"cluster": cluster}
-    if not shares_module(plan.engine):
-        args = {**plan.engine_args, **placed}
-        engine: TokenEngine = bind(plan.engine, args, {}, who="[engine]")
+    kind = plan.engine.kind
+    args = dict(plan.engine.args)
+    if cluster is not None and names_cluster(kind):
+        args["cluster"] = cluster
+    if not shares_module(kind):
+        engine: TokenEngine = bind(kind, args, {}, who="[engine]")
     else:
-        copy = {"copy": True} if plan.copies_weights else {}
-        args = {"dtype": plan.model.dtype, **copy, **plan.engine_args, **placed}
-        if "slots" not in args and plan.decodes_beside_learner:
+        args.setdefault("dtype", plan.model.dtype)
+        if plan.copies_weights:
+            args.setdefault("copy", True)
+        if plan.engine.beside_learner and "slots" not in args:
             args["slots"] = slots_of(plan, model.module)
-        engine = bind(plan.engine.sharing, args, who="[engine]")(model.module, model.tokenizer)
+        engine = bind(kind.sharing, args, who="[engine]")(model.module, model.tokenizer)
     engine.follow(
         in_flight_updates=plan.schedule.in_flight_updates, recompute_kv=plan.schedule.recompute_kv
     )
     return engine
 
 
+def staleness_of(plan: RunPlan) -> int:
+    """Return how many versions late the run sends weights to its engine, where a synchronous run
+    simulates a staleness; a schedule that samples ahead has a real one.
+    """
+    return 0 if plan.schedule.overlaps else plan.algorithm.plan.staleness
+
+
+def checkpoints_for(plan: RunPlan, folder: RunFolder, model: LoadedModel) -> CheckpointManager:
+    """Make what writes the checkpoints of *model* into *folder*."""
+    rounds_base = getattr(plan.learner.kind, "rounds_base", False)
+    return CheckpointManager(
+        folder,
+        tokenizer=model.tokenizer,
+        keep=plan.saving.keep,
+        best=plan.saving.best,
+        base=model.path,
+        base_learner=plan.learner.component if rounds_base else None,
+    )
+
+
 def curriculum_for(plan: RunPlan, environments: Sequence[Environment[Any, Any]]) -> Curriculum:
     """Make the curriculum, which chooses the tasks of *environments*."""
-    return plan.curriculum(
+    return plan.tasks.curriculum(
         environments,
-        weights=plan.weights,
-        names=plan.labels,
+        weights=plan.tasks.weights,
+        names=plan.tasks.labels,  # as the recipe has them, for errors
         seed=plan.seed,
         plan=plan.algorithm.plan,
-        horizon=plan.steps * plan.groups,
+        horizon=plan.stop.steps * plan.rollouts.groups,
     )
 
 
@@ -246,33 +264,32 @@ def collector_for(
     screen: Screen,
     play: Play | None = None,
 ) -> Collector:
-    """Make what collects the groups of a step: of the kind that the schedule needs. *play* plays
-    their episodes, in place of this process.
+    """Make what collects the groups of a step: the collector of a schedule that overlaps, else
+    `Collector`. *play* plays their episodes, in place of this process.
     """
-    kind: type[Collector] = (
-        current().load("collector", plan.schedule.collector)
-        if plan.schedule.overlaps
-        else Collector
-    )
+    ahead = plan.schedule.collector() if plan.schedule.overlaps else None
+    kind: type[Collector] = ahead or Collector
+    rollouts = plan.rollouts
+    group_filter = plan.algorithm.group_filter.with_services(services)
     return kind(
-        algorithm=plan.algorithm,
+        algorithm=replace(plan.algorithm, group_filter=group_filter),
         curriculum=curriculum_for(plan, environments),
         environments=environments,
-        names=plan.names,
+        names=plan.tasks.names,
         rollout_context=RolloutContext(
             engine=engine,
-            sampling=plan.sampling,
+            sampling=rollouts.sampling,
             services=services,
             run_seed=plan.seed,
-            concurrency=plan.concurrency or engine.concurrency or RolloutContext.concurrency,
-            retries=plan.retries,
+            concurrency=rollouts.concurrency or engine.concurrency or RolloutContext.concurrency,
+            retries=rollouts.retries,
             play=play,
         ),
-        groups=plan.groups,
-        group_size=plan.group_size,
-        min_group_size=plan.min_group_size,
+        groups=rollouts.groups,
+        group_size=rollouts.group_size,
+        min_group_size=rollouts.min_group_size,
         screen=screen,
         replays=replays,
         schedule=plan.schedule,
-        steps=plan.steps,
+        steps=plan.stop.steps,
     )

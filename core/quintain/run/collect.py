@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -21,10 +21,9 @@ from ..interfaces.algorithm import Algorithm, GroupStats, overlong
 from ..interfaces.curriculum import Curriculum
 from ..interfaces.environment import Environment
 from ..interfaces.rollout_request import RolloutRequest
-from ..interfaces.sampling_plan import SamplingPlan
 from ..interfaces.schedule import Schedule
 from ..rollouts.runner import RolloutContext, run_groups
-from ..types.rollout import AnyGroup, Rollout
+from ..types.rollout import AnyGroup, AnyRollout
 from ..types.transcript import TokenSource
 from .replays import Replay
 
@@ -61,59 +60,13 @@ class Collected:
         }
 
 
-async def fill(
-    plan: SamplingPlan,
-    groups: int,
-    context: RolloutContext,
-    *,
-    draw: Callable[[], RolloutRequest],
-    rejection: Callable[[AnyGroup], str],
-    on_round: Callable[[int, int], None] | None = None,
-    on_rollout: Callable[[Rollout[Any, Any]], None] | None = None,
-) -> Collected:
-    """Try groups until *groups* are accepted or the limit of *plan* is reached.
-
-    Args:
-        draw: returns the next task to try.
-        rejection: why a complete group is rejected, empty if it is accepted; called once per group.
-        on_round: called with the number of a round, from 1, and its number of groups.
-
-    Raises:
-        NoTasksError: there are no tasks at all; if they run out later, accepted groups are kept.
-        RunError: every episode failed for reasons other than the policy.
-    """
-    supply = _Supply(plan, groups, draw, rejection)
-    tried: list[AnyGroup] = []
-    rounds = 0
-    while requests := supply.next_requests(groups - supply.accepted):
-        rounds += 1
-        if on_round is not None:
-            on_round(rounds, len(requests))
-        finished = await run_groups(
-            requests,
-            context,
-            on_rollout,
-            supply.replacement_for if plan.resample == "active" else None,
-        )
-        for group in finished:
-            supply.reason(group)
-        tried += finished
-        if plan.resample != "dynamic":
-            break
-    reasons = [supply.reason(group) for group in tried]
-    return Collected(
-        tried=tuple(tried),
-        accepted=tuple(g for g, reason in zip(tried, reasons, strict=True) if not reason),
-        rejected=Counter(filter(None, reasons)),
-        size=groups,
-        rounds=rounds,
-        cause=supply.cause,
-    )
-
-
 @dataclass(kw_only=True)
 class Collector:
     """Turns tasks into the scored groups of a step.
+
+    A subclass, such as one that samples ahead, reads the attributes below and overrides what the
+    run calls. It may call `next_request`, `rejection` and `offer_replays`, which it leaves as they
+    are.
 
     Attributes:
         algorithm: its group filter and sampling plan decide which groups are accepted.
@@ -152,6 +105,7 @@ class Collector:
         """Whether this process has episodes to sample for now, also while the learner updates."""
         return False
 
+    # ---------------------------------------------------------------- what the run calls
     async def collect(self, step: int) -> Collected:
         """Run groups until the batch is full or the limit of the plan is reached. Failed rollouts
         are left out.
@@ -161,35 +115,66 @@ class Collector:
             RunError: every episode failed for reasons other than the policy.
         """
         plan = self.algorithm.plan
-
-        def show(number: int, groups: int) -> None:
-            which = f", round {number}" if number > 1 else ""
-            total = None if plan.resample == "active" else groups * self.group_size
-            self.screen.phase(f"step {step}: rollouts{which}", total)
-
+        active = plan.resample == "active"
         context = replace(self.rollout_context, step=step)
+        supply = _Supply(self)
+        tried: list[AnyGroup] = []
+        rounds = 0
         with frozen_heap():
-            collected = await fill(
-                plan,
-                self.groups,
-                context,
-                draw=self._next_job,
-                rejection=self._rejection,
-                on_round=show,
-                on_rollout=self.screen.advance,
-            )
-        self._offer_replays(collected, context)
+            while True:
+                # As many as the batch lacks, so that no accepted group has to be thrown away.
+                requests = supply.next_requests(supply.missing)
+                if not requests:
+                    break
+                rounds += 1
+                which = f", round {rounds}" if rounds > 1 else ""
+                # Nobody knows how many groups an active round tries in the end.
+                episodes = None if active else len(requests) * self.group_size
+                self.screen.phase(f"step {step}: rollouts{which}", episodes)
+                more = supply.replacement_for if active else None
+                finished = await run_groups(requests, context, self.screen.advance, more)
+                tried += finished
+                if not active:
+                    for group in finished:
+                        supply.judge(group)
+                # Active sampling has replaced rejected groups within its only round.
+                if plan.resample != "dynamic":
+                    break
+        reasons = [supply.reasons[group.index] for group in tried]
+        collected = Collected(
+            tried=tuple(tried),
+            accepted=tuple(g for g, reason in zip(tried, reasons, strict=True) if not reason),
+            rejected=Counter(filter(None, reasons)),
+            size=self.groups,
+            rounds=rounds,
+            cause=supply.cause,
+        )
+        self.offer_replays(collected, context)
         return collected
-
-    def _offer_replays(self, collected: Collected, context: RolloutContext) -> None:
-        by_name = dict(zip(self.names, self.environments, strict=True))
-        self.replays.remember(collected.accepted, context, by_name)
 
     def complete(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
         """Complete the step: record in the curriculum the successful and the valid rollouts, by
         index of a group.
         """
         self.curriculum.record(outcomes)
+
+    def metrics(self, collected: Collected) -> dict[str, Any]:
+        """Return the metrics of the curriculum, the plan and the rewards' time in the step of
+        *collected*.
+        """
+        plan = self.algorithm.plan
+        metrics: dict[str, Any] = {
+            **self.curriculum.metrics(),
+            **self.rollout_context.grading.take_metrics(),
+        }
+        if plan.resample != "none":
+            metrics |= collected.metrics()
+        if plan.thinking_budget is not None:
+            valid = [rollout for group in collected.tried for rollout in group.valid]
+            if valid:
+                forced = sum(_has_forced_tokens(rollout) for rollout in valid)
+                metrics["thinking_budget.reached"] = forced / len(valid)
+        return metrics
 
     def state(self) -> dict[str, Any]:
         """Return plain data for a checkpoint: groups that no batch has taken."""
@@ -201,7 +186,13 @@ class Collector:
     async def aclose(self) -> None:
         """End the episodes that still run."""
 
-    def _next_job(self) -> RolloutRequest:
+    # ---------------------------------------------------------------- what a subclass may call
+    def next_request(self) -> RolloutRequest:
+        """Draw the next task of the curriculum; return the request of its group.
+
+        Raises:
+            NoTasksError: an environment has no task left.
+        """
         (pick,) = self.curriculum.pick(1)
         return RolloutRequest(
             environment=self.environments[pick.environment],
@@ -212,112 +203,112 @@ class Collector:
             visit=pick.visit,
         )
 
-    def _rejection(self, group: AnyGroup) -> str:
-        valid = group.valid
-        if len(valid) < self.min_group_size:
+    def rejection(self, group: AnyGroup) -> str:
+        """Return why a complete *group* is rejected, empty if it is accepted."""
+        if len(group.valid) < self.min_group_size:
             return "too few valid samples"
-        players = dict.fromkeys(player for r in valid for player in r.conversations)
+        players: dict[str, None] = {}  # in the order in which they first come
+        for rollout in group.valid:
+            players.update(dict.fromkeys(rollout.conversations))
         reasons = [
             str(self.algorithm.group_filter(self._group_stats(group, player))) for player in players
         ]
-        return "" if "" in reasons else next(iter(reasons), "no tokens to train on")
+        # The group stays if one player has something to learn from it.
+        if "" in reasons:
+            return ""
+        return reasons[0] if reasons else "no tokens to train on"
+
+    def offer_replays(self, collected: Collected, context: RolloutContext) -> None:
+        """Let advantages replay the episodes of the batch, which were run in *context*."""
+        by_name = dict(zip(self.names, self.environments, strict=True))
+        self.replays.remember(collected.accepted, context, by_name)
 
     def _group_stats(self, group: AnyGroup, player: str) -> GroupStats:
         """Return the statistics of the valid rollouts with *player*; each player is compared with
         itself only.
         """
-        rollouts = [r for r in group.valid if player in r.conversations]
-        outcomes = tuple(r.outcome.of_player(player) if r.outcome else 0.0 for r in rollouts)
-        shaping = [r.shaping.of_player(player) if r.shaping else 0.0 for r in rollouts]
-        lengths = [
-            max((t.tokens for t in r.turns if t.player in r.conversations[player]), default=0)
-            for r in rollouts
-        ]
-        punished = [
-            overlong(length, self.rollout_context.sampling.max_tokens, self.algorithm.overlong)
-            for length in lengths
-        ]
-        totals = tuple(map(math.fsum, zip(outcomes, shaping, punished, strict=True)))
-        return GroupStats(outcomes=outcomes, totals=totals, requested=len(group.rollouts))
+        longest = self.rollout_context.sampling.max_tokens
+        outcomes: list[float] = []
+        totals: list[float] = []
+        for rollout in group.valid:
+            if player not in rollout.conversations:
+                continue
+            names = rollout.conversations[player]
+            lengths = [turn.tokens for turn in rollout.turns if turn.player in names]
+            outcome, shaping = rollout.scores_of(player)
+            # The learner punishes length in the same way, when it computes the rewards to train on.
+            length = overlong(max(lengths, default=0), longest, self.algorithm.overlong)
+            outcomes.append(outcome)
+            totals.append(math.fsum((outcome, shaping, length)))
+        return GroupStats(
+            outcomes=tuple(outcomes), totals=tuple(totals), requested=len(group.rollouts)
+        )
 
-    def metrics(self, collected: Collected) -> dict[str, Any]:
-        """Return the metrics of the curriculum, the plan and the rewards' time in the step of
-        *collected*.
-        """
-        plan, valid = self.algorithm.plan, [r for g in collected.tried for r in g.valid]
-        metrics: dict[str, Any] = {
-            **self.curriculum.metrics(),
-            **self.rollout_context.grading.take_metrics(),
-        }
-        if plan.resample != "none":
-            metrics |= collected.metrics()
-        if plan.thinking_budget is not None and valid:
-            forced = [
-                any(
-                    TokenSource.FORCED in b.sources
-                    for t in r.transcripts.values()
-                    for b in t.branches
-                )
-                for r in valid
-            ]
-            metrics["thinking_budget.reached"] = sum(forced) / len(valid)
-        return metrics
+
+def _has_forced_tokens(rollout: AnyRollout) -> bool:
+    """Return whether the thinking of *rollout* was ended by its budget."""
+    for transcript in rollout.transcripts.values():
+        for branch in transcript.branches:
+            if TokenSource.FORCED in branch.sources:
+                return True
+    return False
 
 
 class _Supply:
-    """Draws tasks within the budget of a step and records the results of the groups."""
+    """Draws tasks within the budget of a step and records the results of the groups.
 
-    def __init__(
-        self,
-        plan: SamplingPlan,
-        groups: int,
-        draw: Callable[[], RolloutRequest],
-        rejection: Callable[[AnyGroup], str],
-    ) -> None:
-        self._left = groups * (plan.attempts if plan.resample != "none" else 1)
-        self._groups, self._draw, self._rejection = groups, draw, rejection
+    Attributes:
+        reasons: why each complete group is rejected, by its index; empty where it is accepted.
+        cause: why no further task is drawn; empty while one can be.
+    """
+
+    def __init__(self, collector: Collector) -> None:
+        plan = collector.algorithm.plan
+        self._collector = collector
+        self._limit = collector.groups * (plan.attempts if plan.resample != "none" else 1)
         self._drawn = 0
-        self._reasons: dict[int, str] = {}
         self._judged: list[AnyGroup] = []
-        self.accepted = 0
+        self.reasons: dict[int, str] = {}
         self.cause = ""
+
+    @property
+    def missing(self) -> int:
+        """Groups that the batch lacks."""
+        return self._collector.groups - list(self.reasons.values()).count("")
 
     def next_requests(self, count: int) -> list[RolloutRequest]:
         """Return the next *count* tasks, or fewer if the budget ends."""
         requests: list[RolloutRequest] = []
-        while len(requests) < count and self._left:
-            try:
-                requests.append(self._draw())
-            except NoTasksError as e:
-                if not (self._drawn or requests):
-                    raise
-                self._left, self.cause = 0, str(e)
+        while len(requests) < count and not self.cause:
+            if self._drawn == self._limit:
+                self.cause = f"{self._drawn} groups were tried, the limit of plan.attempts"
                 break
-            self._left -= 1
-        self._drawn += len(requests)
-        if len(requests) < count:
-            self.cause = (
-                self.cause or f"{self._drawn} groups were tried, the limit of plan.attempts"
-            )
+            try:
+                requests.append(self._collector.next_request())
+            except NoTasksError as e:
+                if not self._drawn:
+                    raise  # there are no tasks at all
+                self.cause = str(e)
+                break
+            self._drawn += 1
         return requests
 
     def replacement_for(self, group: AnyGroup) -> Sequence[RolloutRequest]:
         """Return the replacement of *group*: none if it is accepted."""
-        return self.next_requests(1) if self.reason(group) else ()
+        self.judge(group)
+        return self.next_requests(1) if self.reasons[group.index] else ()
 
-    def reason(self, group: AnyGroup) -> str:
-        """Return why *group* is rejected; empty if it is accepted.
+    def judge(self, group: AnyGroup) -> None:
+        """Record why *group* is rejected, if it is. Each is judged once: a filter may have a state,
+        or take a service's time.
 
         Raises:
             RunError: the first groups, as many as a batch has, all failed for reasons other than
                 the policy.
         """
-        if group.index not in self._reasons:
-            reason = self._reasons[group.index] = self._rejection(group)
-            self.accepted += not reason
-            self._judged.append(group)
-            check_failures(self._judged, self._groups)
-        return self._reasons[group.index]
+        self.reasons[group.index] = self._collector.rejection(group)
+        self._judged.append(group)
+        check_failures(self._judged, self._collector.groups)
 
 
 def check_failures(groups: Sequence[AnyGroup], size: int) -> None:

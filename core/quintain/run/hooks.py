@@ -165,7 +165,8 @@ class Hooks:
         except (pluggy.PluginValidationError, ValueError) as e:
             fix = "" if isinstance(e, ValueError) else "; a hook has the parameter `event`, or none"
             raise PluginError(f"plugin {name!r}: {e}{fix}") from e
-        if fault := self._fault(plugin):
+        fault = self._fault(plugin)
+        if fault:
             self._manager.unregister(plugin)
             raise PluginError(f"plugin {name!r}: {fault}")
 

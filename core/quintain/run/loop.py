@@ -5,7 +5,7 @@ Where the terms of the policy gradient are: the reward is computed in `quintain.
 each episode ends, and punished for length or for leaving ref by the learner where the algorithm
 does so in the reward; the advantage in the algorithm's advantage function
 (`quintain.learning.pieces.advantages`), the loss in `quintain.learning.loss`. `Run` (run/run.py)
-holds the objects that take part and the state of the run.
+has one object for each of its concerns.
 
 Four policies have names: mu sampled the tokens, prox is the learner before the updates on a batch,
 theta is what these updates change, and ref is the frozen policy of a KL term (docs/glossary.md).
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..console.metrics import flat, step_metrics
 from ..errors import Interrupted, RunError
-from ..interfaces.events import RunEnd
+from ..rollouts.spans import Span
 from ..tracebacks import text_of
 
 if TYPE_CHECKING:
@@ -35,101 +35,116 @@ async def training_loop(run: Run) -> dict[str, Any]:
             update; otherwise a resume continues from the last checkpoint.
     """
     run.begin()
-    folder = str(run.folder.path.absolute())
     try:
-        if not run.state.before:
+        if not run.held_out.before:
             await before_training(run)
-        finished = run.finished()
+        finished = run.stopping.finished()
         while not finished:
-            async with run.next_step():
+            await run.steering.before_step()
+            with Span("step", step=run.progress.step + 1):
                 finished = await train_step(run)
-        stopped = run.stop_reason()  # before the evaluation, which takes time, too
-        run.screen.note(f"training ends after step {run.state.step}: {stopped}")
-        run.save()
-        run.report_saved(wait=True)
+        stopped = run.stopping.reason()  # before the evaluation, which takes time, too
+        run.screen.note(f"training ends after step {run.progress.step}: {stopped}")
+        run.saving.save()
+        run.saving.announce(wait=True)
         # without a step the model is the one that was measured before training
-        after = await run.test_evaluation() if run.state.step else run.state.before
+        after = await run.held_out.test() if run.progress.step else run.held_out.before
         summary = run.summary(after=after, stopped=stopped)
         run.folder.write_summary(summary)
-        run.hooks.emit(
-            RunEnd(folder=folder, step=run.state.step, status="finished", error="", summary=summary)
-        )
+        run.end("finished", summary=summary)
         return summary
     except BaseException as error:
         with suppress(RunError):  # the first error is the one to show
-            run.save()
-            run.report_saved(wait=True)
+            run.saving.save()
+            run.saving.announce(wait=True)
         status = "interrupted" if isinstance(error, Interrupted) else "failed"
-        run.hooks.emit(
-            RunEnd(
-                folder=folder, step=run.state.step, status=status, error=text_of(error), summary={}
-            )
-        )
+        run.end(status, error=text_of(error))
         raise
     finally:
-        run.report_hooks()
+        run.close()
 
 
 async def before_training(run: Run) -> None:
     """Evaluate the initial policy, let the curriculum look at its tasks, and record both as step
     0.
     """
-    run.state.before = await run.test_evaluation()
+    run.held_out.before = await run.held_out.test()
+    held_out = await held_out_metrics(run)
     metrics = {
-        "step": 0,
-        **flat("held_out", await run.evaluate_if_due()),
+        **flat("held_out", held_out),
         **await run.collector.curriculum.prepare(run),
         **run.collector.rollout_context.grading.take_metrics(),
     }
-    run.folder.append(metrics)
-    run.raise_alerts(metrics)
+    run.record.start(metrics)
 
 
 async def train_step(run: Run) -> bool:
     """Run one step of the algorithm; return whether it was the last one."""
-    step = run.state.step + 1
-    clock = run.clock.fork()
+    step = run.progress.step + 1
+    clock = run.progress.clock.fork()
     stalls = run.engine.stalls
-    with run.restored_on_error():
+    sampling = run.plan.rollouts.sampling
+    with run.saving.restored_on_error():
         with clock("rollouts"):
             # Sample `group_size` episodes per prompt, score each by its environment's reward, and
             # drop the groups that the algorithm's group filter rejects (resampling as its plan
             # says). A failed episode has no reward, never a zero: `batch` leaves it out.
-            collected = await run.until_stopped(run.collector.collect(step))
-        run.report(step, collected)
-        run.report_saved()
-        batch = run.learner.batch(collected.accepted, **run.batch_settings())
-    with run.indivisible():
+            collected = await run.interruption.until_stopped(run.collector.collect(step))
+        run.record.collected(step, collected, run.collector.curriculum.notices())
+        run.screen.phase(f"step {step}: update")
+        run.saving.announce()
+        batch = run.learner.batch(
+            collected.accepted, temperature=sampling.temperature, max_tokens=sampling.max_tokens
+        )
+    with run.saving.indivisible():
         update_metrics: dict[str, float] = {}
         with clock("update"):
             if batch.tokens:
                 # Log-probs under ref, and under prox (the learner now) where something reads them
                 # before the first pass of the update, which gives them otherwise.
-                scored = await run.in_learner_thread(lambda: run.learner.prepare(batch))
+                scored = await run.update.prepare(batch)
                 # reward less a baseline, per sample or token
                 advantages = await run.learner.compute_advantages(scored)
                 # Per micro-batch: log-probs under theta, importance ratio, objective, weighted sum,
                 # backward.
-                update_metrics = await run.update(scored, advantages, collected.accepted)
+                update_metrics = await run.update.step(scored, advantages, collected.accepted)
         with clock("sync"):
             await run.weight_sync.sync(run.learner.weights())  # the sampler takes the new version
         run.complete(step, collected)
-        last = run.finished()
-        save = run.asked("checkpoint") or run.due(run.plan.checkpoint.every)
+        last = run.stopping.finished()
+        save = run.steering.take("checkpoint") or run.progress.due(run.plan.saving.every)
         # Read before the evaluation: its rewards take time, too, which is not the step's.
         collector_metrics = run.collector.metrics(collected)
         metrics = step_metrics(
             collected.tried,
             rejected=collected.rejected,
             learned=update_metrics,
-            held_out=await run.evaluate_if_due(last=last),
+            held_out=await held_out_metrics(run, last=last),
             seconds=clock.spent,
         )
         metrics |= collector_metrics
         # Times the engine decoded before every registered worker was ready: above 0, the step does
         # not repeat exactly.
         metrics["engine.stalls"] = run.engine.stalls - stalls
-        run.record(step, collected.tried, metrics)
+        # The evaluation may have reached a limit, so that this step turns out to be the last.
+        run.record.step(
+            step,
+            collected.tried,
+            metrics,
+            run.update.advantages,
+            last=run.stopping.finished(),
+        )
     if save:
-        run.save()
-    return last or run.accurate()
+        run.saving.save()
+    return last or run.stopping.accurate()
+
+
+async def held_out_metrics(run: Run, *, last: bool = False) -> dict[str, Any]:
+    """Return the held-out metrics before training, every ``evaluation.every`` steps, after the last
+    step and where a plugin asks for them; else empty.
+    """
+    every = run.plan.evaluation.every
+    asked = run.steering.take("evaluate")
+    if asked or run.progress.due(every) or (last and every):
+        return await run.held_out.evaluate()
+    return {}

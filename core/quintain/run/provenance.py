@@ -16,6 +16,7 @@ import torch
 
 from ..errors import UsageError
 from ..models.load import DTYPES
+from ..recipe.on_cpu import LARGE, remark_on_cpu
 from ..recipe.plan import RunPlan
 from ..recipe.tables import Recipe
 from ..registry.lookup import current
@@ -57,19 +58,15 @@ def header(plan: RunPlan, module: Any, *, cache: int = 0) -> str:
     )
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     parameters = sum(p.numel() for p in module.parameters())
-    needed = plan.learner_bytes
+    needed = plan.learner.bytes
     size = int((needed.weights + needed.own) * parameters)
     size += int((needed.gradients + needed.moments + needed.host) * trained)
     # the engine has a copy
     if trained < parameters or plan.model.dtype in ("bfloat16", "float16"):
         size += parameters * DTYPES[plan.model.dtype].itemsize
-    slow = (
-        ""
-        if gpu or parameters < 1e8
-        else "; torch sees no GPU, and on a CPU a step takes many minutes"
-    )
+    slow = "" if gpu or parameters < LARGE else f"; {remark_on_cpu(plan, parameters)}"
     precision = f"engine {plan.model.dtype}, learner {plan.learner.precision}"
-    samples = f"{plan.groups} tasks x {plan.group_size} samples a step"
+    samples = f"{plan.rollouts.groups} tasks x {plan.rollouts.group_size} samples a step"
     memory = f"{size / 1e9:.2g} GB of weights and optimizer"
     memory += f", up to {cache / 1e9:.2g} GB of KV cache" if cache else ""
     return f"{parameters / 1e6:,.1f}M parameters on {where}, {precision}, {samples}, {memory}{slow}"
@@ -95,12 +92,11 @@ def check_unchanged(folder: RunFolder, recipe: Recipe) -> None:
         UsageError: it differs; the message has each key as ``key: was -> is``.
         RunError: a line of the record is damaged.
     """
-    if not (processes := folder.processes()):
+    processes = folder.processes()
+    if not processes:
         return
-    before, after = (
-        dict(_flat(r))
-        for r in (processes[-1].get("recipe", {}), plain_data(recipe.model_dump(mode="json")))
-    )
+    before = dict(_flat(processes[-1].get("recipe", {})))
+    after = dict(_flat(plain_data(recipe.model_dump(mode="json"))))
     keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     lines = [f"  {key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}\n" for key in keys]
     if lines:

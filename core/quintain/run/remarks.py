@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..interfaces.environment import Environment
+from ..recipe.advice import unreachable
 from ..recipe.plan import RunPlan
 
 
@@ -22,7 +23,15 @@ def remarks(plan: RunPlan, environments: Sequence[Environment[Any, Any]]) -> lis
         for e in environments
         if e.reward.proxy and e.yardstick is None
     ]
-    algorithm, longest = plan.algorithm, plan.max_tokens
+    every, measured = plan.saving.every, plan.evaluation.every
+    if every and measured and every % measured:
+        notes.append(
+            f"checkpoints are saved each {every} steps and measured each {measured}: only those of "
+            "steps that have both can be the best; set checkpoint.every to a multiple of "
+            "evaluation.every"
+        )
+    algorithm = plan.algorithm
+    longest = plan.rollouts.max_tokens
     limits = [e.limits.tokens for e in environments if e.limits.tokens is not None]
     shortest = min(limits, default=longest)
     if algorithm.overlong and shortest < longest:
@@ -39,4 +48,4 @@ def remarks(plan: RunPlan, environments: Sequence[Environment[Any, Any]]) -> lis
             f"{budget.max_tokens:,} tokens, but sampling.max_tokens is {longest:,}, so it never "
             "does; set algorithm.args.plan.thinking_budget to fewer tokens"
         )
-    return [*notes, *plan.notes]
+    return [*notes, *unreachable(plan, environments), *plan.notes]

@@ -40,7 +40,8 @@ class Replay:
         """Store the groups of a batch, their context, and environments by the name that rollouts
         carry.
         """
-        self._groups, self._rollout_context = tuple(groups), context
+        self._groups = tuple(groups)
+        self._rollout_context = context
         self._environments = environments
 
     @property
@@ -76,9 +77,9 @@ class Replay:
                 f"{refusal}: it has the players {sorted(rollout.transcripts)}; expected the "
                 f"policy's own alone"
             )
-        if grouped := [
-            r.name for r in (environment.reward, environment.shaping) if r is not None and r.group
-        ]:
+        rewards = (environment.reward, environment.shaping)
+        grouped = [reward.name for reward in rewards if reward is not None and reward.group]
+        if grouped:
             raise UsageError(
                 f"{refusal}: {grouped[0]} compares the samples of a group, and a replay has no "
                 f"group"

@@ -10,7 +10,13 @@ from statistics import fmean
 from ..errors import UndeliveredWeights
 from ..interfaces.engine import TokenEngine, Weights
 from ..interfaces.learner import AnyLearner
-from ..models.sampler_mismatch import SamplerMismatch, own_logps, typical_difference
+from ..models.sampler_mismatch import (
+    SamplerMismatch,
+    largest_difference,
+    own_logps,
+    token_limit,
+    typical_difference,
+)
 from ..types.rollout import AnyGroup, trained
 from ..types.transcript import TrainingSequence
 
@@ -24,41 +30,54 @@ async def check_delivery(
     Raises:
         UndeliveredWeights: a tensor differs.
     """
-    oldest, newest = published[0], published[-1]
+    oldest = published[0]
+    newest = published[-1]
+    # With a staleness the newest version is a copy, which must be of the weights of now.
     if newest is not weights and newest.version == weights.version:
         learner = weights.tensors()
         for name, tensor in newest.tensors().items():
             if not tensor.equal(learner[name].to(tensor)):
                 raise UndeliveredWeights("the published copy", name, weights.version)
-    if engine.version == oldest.version and (name := await engine.outdated(oldest)):
-        raise UndeliveredWeights(_path(engine), name, engine.version)
+    if engine.version == oldest.version:
+        name = await engine.outdated(oldest)
+        if name:
+            raise UndeliveredWeights(_path(engine), name, engine.version)
 
 
 async def rescored(
-    engine: TokenEngine, groups: Sequence[AnyGroup], temperature: float, limit: float
+    engine: TokenEngine,
+    groups: Sequence[AnyGroup],
+    temperature: float,
+    limit: float,
+    *,
+    exact: bool = False,
 ) -> dict[str, float]:
     """Compare the log-probs of two sequences that the engine's present weights sampled with the
     engine's own scores.
 
     Raises:
-        SamplerMismatch: they differ by more than *limit*.
+        SamplerMismatch: they differ by more than *limit*, or single tokens by more than its
+            `token_limit`.
     """
-    fresh = [
-        s
-        for _, _, branches in trained(groups)
-        for s in branches
-        if set(s.versions) == {-1, engine.version}
-    ]
+    fresh = []
+    for _, _, sequences in trained(groups):
+        # -1 is the version of tokens that nobody sampled. A sequence with any other was sampled, in
+        # part at least, before an update.
+        fresh += [s for s in sequences if set(s.versions) == {-1, engine.version}]
+    if not fresh:
+        return {}
     largest = 0.0
-    # the first and the last
+    # The first and the last, since each score takes a forward pass of the engine.
     for sequence in fresh[:: max(1, len(fresh) - 1)]:
         recorded, scores = await _log_probs(engine, [sequence], temperature)
-        largest = max(largest, difference := typical_difference(recorded, scores))
-        if difference > limit:
-            raise SamplerMismatch(
-                _cache_fault(engine, recorded, scores, limit), difference, limit, [sequence]
-            )
-    return {"mismatch.sample": largest} if fresh else {}
+        typical = typical_difference(recorded, scores)
+        largest = max(largest, typical)
+        single = largest_difference(recorded, scores, exact=exact)
+        for difference, most in ((typical, limit), (single, token_limit(limit, exact=exact))):
+            if not difference <= most:
+                fault = _cache_fault(engine, recorded, scores, limit)
+                raise SamplerMismatch(fault, difference, most, [sequence])
+    return {"mismatch.sample": largest}
 
 
 async def explained(
@@ -67,8 +86,11 @@ async def explained(
     """Return *error* with the part at fault: the first that differs from the module's own forward."""
     module = learner.module
     try:
-        module_logps = [logp for s in error.sequences for logp in own_logps(module, s, temperature)]
+        module_logps = []
+        for sequence in error.sequences:
+            module_logps += own_logps(module, sequence, temperature)
         recorded, scores = await _log_probs(engine, error.sequences, temperature)
+        # Of two parts that differ, one is off the module's own forward by half of it or more.
         half = _gap(recorded, error.prox_logp) / 2
         if _gap(error.prox_logp, module_logps) > half:
             fault = f"the learner's forward differs from that of {type(module).__name__} itself"
@@ -83,16 +105,20 @@ async def explained(
             f"{_path(engine)} or the learner ({type(failure).__name__} while comparing them: "
             f"{failure})"
         )
-    return SamplerMismatch(fault, error.difference, error.limit, error.sequences, error.prox_logp)
+    return SamplerMismatch(
+        fault, error.difference, error.limit, error.sequences, error.prox_logp, error.samples
+    )
 
 
 async def _log_probs(
     engine: TokenEngine, sequences: Sequence[TrainingSequence], temperature: float
 ) -> tuple[list[float], list[float]]:
     """Return what the engine recorded of the tokens that train, and its scores now."""
-    recorded, scores = list[float](), list[float]()
+    recorded: list[float] = []
+    scores: list[float] = []
     for s in sequences:
-        if positions := [i for i, trains in enumerate(s.mask) if trains]:
+        positions = [i for i, trains in enumerate(s.mask) if trains]
+        if positions:
             logps = await engine.score(s.ids, positions[0], temperature)
             recorded += [s.logps[i] for i in positions]
             scores += [logps[i - positions[0]] for i in positions]
@@ -117,8 +143,8 @@ def _cache_fault(
         "",
     )
     return (
-        f"the cache of {_path(engine)} was wrong during sampling: its scores of the finished text "
-        f"differ{place}"
+        f"the cache of {_path(engine)} was wrong during sampling, or it reports other tokens and "
+        f"log-probs than those that it sampled: its scores of the finished text differ{place}"
     )
 
 

@@ -45,7 +45,8 @@ class WeightSync:
     """
 
     def __init__(self, engine: TokenEngine, *, staleness: int = 0) -> None:
-        self._engine, self._staleness = engine, staleness
+        self._engine = engine
+        self._staleness = staleness
         self._held: list[SyncedWeights] = []  # the last staleness + 1, the oldest first
 
     async def sync(self, weights: Weights) -> None:
@@ -53,8 +54,11 @@ class WeightSync:
         if not self._staleness:
             await self._update(weights)
             return
+        # The learner changes its tensors in place, so that an older version needs a copy. A resume
+        # sends the version again that it has restored.
         if not self._held or self._held[-1].version != weights.version:
             self._held.append(SyncedWeights.of(weights))
+        # The newest and as many as the engine is behind. The first steps have fewer.
         del self._held[: -1 - self._staleness]
         await self._update(self._held[0])
 

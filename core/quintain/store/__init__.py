@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from .. import lazy_names
 
 if TYPE_CHECKING:
+    from .best import checkpoint_note as checkpoint_note
     from .checkpoint import save_model as save_model
     from .rollout_table import to_parquet as to_parquet
     from .run_folder import RunFolder as RunFolder
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
     from .runs import model_named as model_named
     from .storage import cache_folder as cache_folder
     from .storage import drop_partial_line as drop_partial_line
-    from .storage import free_bytes as free_bytes
     from .storage import lock_owner as lock_owner
     from .storage import plain_data as plain_data
-    from .storage import size_text as size_text
     from .storage import steps_in as steps_in
     from .storage import storage_errors as storage_errors
     from .storage import take_lock as take_lock

@@ -8,11 +8,12 @@
         learner.pt        optimizer, counters, random-number generators; weights if model/ is not exact; not in the
                           best checkpoint once later ones are kept
         parts/            instead of the optimizer in learner.pt, what a learner of several processes wrote
-        state.json        what `Run.save` gives: `run` (counters), `published` (weights that the
+        state.json        what `Saving` gives: `run` (counters), `published` (weights that the
                           engine has still to get), `curriculum`, `queue` (groups that no batch has
                           taken) and `services`
         state.pt          tensors of that state, if any
-        checkpoint.json   step, whether it was the best so far, version, name of the tokenizer
+        checkpoint.json   step, whether it was the best so far and by what, what the evaluation of this step
+                          found (null if there was none), version, name of the tokenizer
         SHA256SUMS        digests of the other files, as `sha256sum -c` reads them
 
 A checkpoint is written under a temporary name, flushed to the disk and renamed: a folder with the
@@ -166,10 +167,10 @@ class Checkpoint:
             if "module" not in learner_state and not weights:
                 raise FileNotFoundError(f"{self.model} has no weights")
         if (self.model / BASE_FILE).exists():
-            from ..models.adapters import installed_adapters
+            from ..models.lora import check_base
 
             try:
-                installed_adapters().check_base(learner.module, self.model)
+                check_base(learner.module, self.model)
             except UsageError as e:
                 raise RunError(f"checkpoint {self.path} cannot be resumed: {e}") from e
         try:
@@ -188,7 +189,7 @@ class Checkpoint:
                 f"checkpoint {self.path} does not fit the model of the recipe: {e}"
             ) from e
         with _read_whole(self.path):
-            restore_generators(generators)
+            restore_random_states(generators)
         return state
 
 
@@ -238,7 +239,13 @@ class CheckpointManager:
         return path
 
     def begin(
-        self, step: int, *, learner: AnyLearner, state: Mapping[str, Any], best: bool = False
+        self,
+        step: int,
+        *,
+        learner: AnyLearner,
+        state: Mapping[str, Any],
+        best: bool = False,
+        about: Mapping[str, Any] = MappingProxyType({}),
     ) -> Path:
         """Begin the checkpoint of *step*, which `complete` completes: of the state of now, whatever
         follows. Return the path that it will have.
@@ -246,6 +253,7 @@ class CheckpointManager:
         Args:
             state: plain data and tensors that `Checkpoint.restore` returns.
             best: whether this is the best model so far.
+            about: plain data for ``checkpoint.json``.
 
         Raises:
             RunError: a weight is not finite, or the run folder was moved or deleted.
@@ -253,7 +261,8 @@ class CheckpointManager:
         """
         import torch
 
-        from ..models.adapters import has_adapters, installed_adapters
+        from ..models.adapters import has_adapters
+        from ..models.lora import digest_of, write_adapters
 
         final = self.folder.checkpoints / f"step-{step:06d}"
         self.folder.check()
@@ -280,10 +289,8 @@ class CheckpointManager:
             model = beside / "model"
             if not model.exists() and lora:
                 # they never change the base, whose digest is thus that of the whole run
-                self._base_digest = self._base_digest or installed_adapters().digest_of(
-                    learner.module
-                )
-                installed_adapters().write_adapters(
+                self._base_digest = self._base_digest or digest_of(learner.module)
+                write_adapters(
                     model, learner.module, self._base, self._base_digest, self._base_learner
                 )
             elif not model.exists():
@@ -292,7 +299,7 @@ class CheckpointManager:
             learner_state = begun or learner.state_dict(
                 weights=not _saved_exactly(learner.module, model)
             )
-            content = {"learner": learner_state, "generators": generators()}
+            content = {"learner": learner_state, "generators": random_states()}
             _check_loadable(
                 {
                     k: v
@@ -307,7 +314,7 @@ class CheckpointManager:
             if tensors:
                 torch.save(tensors, beside / "state.pt")
             name = getattr(self.tokenizer, "name", "")
-            description = {
+            description = dict(about) | {
                 "format": FORMAT,
                 "step": step,
                 "best": best,
@@ -593,13 +600,10 @@ def _checkpoint_tensors(module: Any) -> Mapping[str, Any]:
     """Return the tensors that a checkpoint holds, in the memory of *module*: all, or those of its
     adapters.
     """
-    from ..models.adapters import has_adapters, installed_adapters
+    from ..models.adapters import has_adapters
+    from ..models.lora import adapter_tensors
 
-    return (
-        installed_adapters().adapter_tensors(module)
-        if has_adapters(module)
-        else module.state_dict()
-    )
+    return adapter_tensors(module) if has_adapters(module) else module.state_dict()
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -628,7 +632,7 @@ def _load_weights(module: Any, weights: Mapping[str, Any]) -> None:
             tensors[name].copy_(tensor)
 
 
-def generators() -> dict[str, Any]:
+def random_states() -> dict[str, Any]:
     """Return the states of the process's random-number generators: Python's, NumPy's and
     torch's.
     """
@@ -646,8 +650,10 @@ def generators() -> dict[str, Any]:
     }
 
 
-def restore_generators(states: Mapping[str, Any]) -> None:
-    """Restore the *states* that `generators` returned."""
+def restore_random_states(states: Mapping[str, Any]) -> None:
+    """Restore the *states* that `random_states` returned; those of devices that are not here are
+    left out.
+    """
     import numpy
     import torch
 
@@ -655,8 +661,10 @@ def restore_generators(states: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(words), gauss))
     numpy.random.set_state(tuple(states["numpy"]))
     torch.set_rng_state(states["torch"])
-    if states["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states["cuda"])
+    # The run may go on with fewer or more devices than it was saved with.
+    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for device, state in enumerate(states["cuda"][:present]):
+        torch.cuda.set_rng_state(state, device)
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ..errors import RunError, UnknownNameError, UsageError
 from ..models.hf import check_folder
+from ..registry.known import known_plugins
 from ..registry.lookup import current
 from .checkpoint import best
 from .run_folder import RunFolder, no_run
@@ -40,16 +41,19 @@ class NamedModel(NamedTuple):
 
 def model_named(name: str, folder: str | Path = "runs") -> NamedModel:
     """Find the model *name*: a run (its best checkpoint, or the last), a checkpoint, a folder with a
-    model, or a Hugging Face id.
+    model, the name of a model source, a file that one reads, or a Hugging Face id.
 
     Raises:
         RunError: the run has no checkpoint yet, or its recipe is damaged.
-        UsageError: the name is that of a model source, whose model depends on an environment.
+        UsageError: the name is that of a model source whose model depends on an environment, or is
+            not here yet.
     """
     try:
         path = find_run(name, folder)
     except UnknownNameError as e:
-        if current().matching(name, "model"):
+        if source := source_named(name):
+            if folder := current().load("model", source).folder_named(name):
+                return NamedModel(str(folder), "")
             raise UsageError(
                 f"{name!r} is no model of its own but trained for an environment: `quintain start "
                 f"ENVIRONMENT` prints its folder, `quintain eval ENVIRONMENT --model {name}` "
@@ -80,6 +84,23 @@ def model_named(name: str, folder: str | Path = "runs") -> NamedModel:
         raise RunError(
             f"the recipe of run {run.name!r} is damaged: {e}; --model {checkpoint.model} needs none"
         ) from e
+
+
+def source_named(name: str) -> str:
+    """Return the model source of the model *name*: the component of that name, or for a file the one
+    that is called like its suffix; empty for a folder or an id of the hub.
+    """
+    if _is_source(name):
+        return name
+    suffix = Path(name).suffix.removeprefix(".")
+    return suffix if _is_source(suffix) and os.path.isfile(os.path.expanduser(name)) else ""
+
+
+def _is_source(name: str) -> bool:
+    owner, _, bare = name.rpartition("/")
+    distribution = known_plugins().get(("model", bare))
+    known = distribution is not None and owner in ("", distribution)
+    return known or bool(current().matching(name, "model"))
 
 
 def free_name(folder: str | Path, stem: str) -> str:

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from .json_text import encodable as encodable
     from .json_text import levels as levels
     from .rollout import SCORE_TOLERANCE as SCORE_TOLERANCE
+    from .rollout import SPREAD_TOLERANCE as SPREAD_TOLERANCE
     from .rollout import AnyGroup as AnyGroup
     from .rollout import AnyRollout as AnyRollout
     from .rollout import TerminationKind as TerminationKind
+    from .rollout import are_equal as are_equal
     from .rollout import reaches as reaches
     from .rollout import trained as trained
     from .sampling import decoding as decoding
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from .task import Role as Role
     from .task import content_hash as content_hash
     from .task import messages_of as messages_of
+    from .thought import split_thought as split_thought
     from .transcript import Branch as Branch
     from .transcript import Finish as Finish
     from .transcript import TokenSource as TokenSource

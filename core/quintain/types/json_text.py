@@ -16,12 +16,15 @@ def levels(value: Any) -> Iterator[list[Any]]:
     level = [value]
     while level:
         yield level
-        level = [
-            inner
-            for outer in level
-            if type(outer) not in _LEAVES and isinstance(outer, (Mapping, list, tuple))
-            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
-        ]
+        below: list[Any] = []
+        for outer in level:
+            if type(outer) in _LEAVES:
+                continue
+            if isinstance(outer, Mapping):
+                below.extend(outer.values())
+            elif isinstance(outer, (list, tuple)):
+                below.extend(outer)
+        level = below
 
 
 def encodable(text: str) -> str:

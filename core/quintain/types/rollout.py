@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -221,6 +222,13 @@ class Rollout(Generic[T, R]):
             self.shaping.total if self.shaping else 0.0
         )
 
+    def scores_of(self, player: str) -> tuple[float, float]:
+        """Return outcome and shaping of *player*, each 0 where there is none."""
+        return (
+            self.outcome.of_player(player) if self.outcome else 0.0,
+            self.shaping.of_player(player) if self.shaping else 0.0,
+        )
+
     @property
     def tokens(self) -> int:
         """Tokens that the policy sampled."""
@@ -281,7 +289,28 @@ AnyGroup = Group[Any, Any]
 SUCCESS = 1.0
 """The lowest outcome that is a success."""
 SCORE_TOLERANCE = 1e-9
-"""Scores that differ by less are equal: a sum of weights may miss 1 by a rounding error."""
+"""A score that misses a threshold by less reaches it: a sum of weights may miss 1 by a rounding
+error.
+"""
+SPREAD_TOLERANCE = 1e-12
+"""Spread up to which scores are equal, whatever their size: sums of weights of about 1 that should
+cancel miss 0 by less.
+"""
+ROUNDING = 8 * sys.float_info.epsilon
+"""Rounding error of a sum of a few terms, as a share of its magnitude."""
+
+
+def are_equal(scores: Sequence[float], tolerance: float = SPREAD_TOLERANCE) -> bool:
+    """Return whether *scores* differ by no more than *tolerance*, or than the rounding of doubles of
+    their size.
+
+    The rule for advantages, group filters and metrics. Scores of any scale and offset differ by it
+    if doubles hold the difference: 1e7 and 1e7 + 1 do, and so do 1e-9 and 2e-9.
+    """
+    if not scores:
+        return True
+    highest, lowest = max(scores), min(scores)
+    return highest - lowest <= max(tolerance, ROUNDING * max(abs(highest), abs(lowest)))
 
 
 def reaches(value: float, threshold: float = SUCCESS) -> bool:
@@ -302,6 +331,8 @@ def trained(
     for group in groups:
         for rollout in group.valid:
             for player, names in rollout.conversations.items():
-                sequences = [s for name in names for s in rollout.transcripts[name].sequences()]
+                sequences: list[TrainingSequence] = []
+                for name in names:
+                    sequences += rollout.transcripts[name].sequences()
                 if sequences:
                     yield rollout, player, tuple(sequences)

@@ -69,13 +69,15 @@ class Packed:
     """
 
     def __init__(self, stored: str, codes: str) -> None:
-        self._stored, self._codes = stored, codes
+        self._stored = stored
+        self._codes = codes
 
     def __get__(self, record: object, owner: type) -> tuple[Any, ...]:
         # A dataclass reads the default of a field from its class, where nothing is stored. b"b"
         # unpacks to ().
         stored: bytes = getattr(record, self._stored, b"b")
-        code, data = stored[:1].decode(), stored[1:]
+        code = stored[:1].decode()
+        data = stored[1:]
         return struct.unpack(f"{len(data) // struct.calcsize(code)}{code}", data)
 
     def __set__(self, record: object, values: Sequence[Any]) -> None:
@@ -130,7 +132,6 @@ class TrainingSequence:
     mask: tuple[bool, ...]
     logps: tuple[float, ...]
     versions: tuple[int, ...]
-    sources: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,11 +173,9 @@ class Transcript:
         after the last of them.
         """
         sequences: list[TrainingSequence] = []
-        for branch, (ids, sources, logps, versions) in zip(
-            self.branches, self._paths(), strict=True
-        ):
-            first = branch.fork if branch.parent >= 0 else 0
-            mask = (*(False,) * first, *map(TokenSource.MODEL.__eq__, sources[first:]))
+        for branch, (ids, _, logps, versions) in zip(self.branches, self._paths(), strict=True):
+            head = (False,) * branch.fork
+            mask = (*head, *map(TokenSource.MODEL.__eq__, branch.sources))
             if True not in mask:
                 continue
             end = len(mask) - mask[::-1].index(True)
@@ -188,7 +187,6 @@ class Transcript:
                     versions=tuple(
                         [x if m else -1 for x, m in zip(versions[:end], mask, strict=False)]
                     ),
-                    sources=sources[:end],
                 )
             )
         return sequences
@@ -202,18 +200,18 @@ class Transcript:
 class Recorder:
     """Builds a `Transcript` while an episode runs.
 
-    Thousands of episodes wait at once, so that numbers are kept in arrays: 5 bytes a token, and 12
-    more for one that was sampled.
+    Thousands of episodes wait at once, so that numbers are kept in arrays: 17 bytes a token.
     """
 
     def __init__(self) -> None:
         self._branches: list[Branch] = []
-        self._parent, self._fork = -1, 0
-        # the tokens of the open branch and their sources, from the start of the conversation
-        self._path, self._sources = array("i"), bytearray()
-        # of the tokens that were sampled after the fork, with place and length of each turn
-        self._logps, self._versions = array("d"), array("i")
-        self._turns: list[tuple[int, int]] = []
+        self._parent = -1
+        self._fork = 0
+        # of each token of the open branch, from the start of the conversation
+        self._path = array("i")
+        self._sources = bytearray()
+        self._logps = array("d")
+        self._versions = array("i")
 
     def __len__(self) -> int:
         """Return the number of tokens of the open branch."""
@@ -237,14 +235,16 @@ class Recorder:
         """Append tokens that were not sampled."""
         self._path.extend(ids)
         self._sources.extend(sources)
+        self._logps.extend(array("d", [0.0]) * len(ids))
+        self._versions.extend(array("i", [-1]) * len(ids))
 
     def sampled(self, s: Sampled) -> None:
         """Append the tokens of a turn exactly as the engine sampled them."""
         start, end = s.forced
         sources = bytearray([TokenSource.MODEL]) * len(s.ids)
         sources[start:end] = bytes([TokenSource.FORCED]) * (end - start)
-        self._turns.append((len(self._sources), len(s.ids)))
-        self.add(s.ids, sources)
+        self._path.extend(s.ids)
+        self._sources.extend(sources)
         self._logps.extend(s.logps)
         self._versions.extend(s.versions)
 
@@ -252,26 +252,24 @@ class Recorder:
         """Start a branch whose path is *ids*; the prefix that it shares with the open branch is
         linked, not copied.
         """
-        old = self._path
-        shared = next(
-            (i for i, (a, b) in enumerate(zip(old, ids, strict=False)) if a != b),
-            min(len(old), len(ids)),
-        )
+        shared = 0
+        for old, new in zip(self._path, ids, strict=False):
+            if old != new:
+                break
+            shared += 1
         self._branches.append(self._open_branch())
-        self._parent, self._fork = len(self._branches) - 1, shared
-        self._path, self._sources = self.head(shared)
-        self._logps, self._versions, self._turns = array("d"), array("i"), []
+        self._parent = len(self._branches) - 1
+        self._fork = shared
+        for column in self._columns():
+            del column[shared:]
         self.add(ids[shared:], sources[shared:])
 
+    def _columns(self) -> tuple[Any, ...]:
+        return self._path, self._sources, self._logps, self._versions
+
     def _open_branch(self) -> Branch:
-        count, sampled = len(self._path), 0
-        logps, versions = array("d", [0.0]) * count, array("i", [-1]) * count
-        for start, length in self._turns:
-            logps[start : start + length] = self._logps[sampled : sampled + length]
-            versions[start : start + length] = self._versions[sampled : sampled + length]
-            sampled += length
-        columns: list[Any] = [self._path, self._sources, logps, versions]
-        return Branch(self._parent, self._fork, *(column[self._fork :] for column in columns))
+        own = [column[self._fork :] for column in self._columns()]
+        return Branch(self._parent, self._fork, *own)
 
     def transcript(self, **fields: object) -> Transcript:
         """Return the record so far; recording may continue."""

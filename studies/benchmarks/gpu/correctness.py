@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from quintain.console.screen import Screen
+from quintain.engine.embedded import EmbeddedEngine
 from quintain.interfaces.algorithm import Algorithm
 from quintain.learning import Learner
 from quintain.models import kernels_of
@@ -28,7 +29,6 @@ from quintain.recipe.plan import MISMATCH_LIMIT_FLOAT32, MISMATCH_LIMIT_HALF
 from quintain.registry.lookup import current
 from quintain.run.build import run_training
 from quintain.store.run_folder import RunFolder
-from quintain_embedded.engine import EmbeddedEngine
 
 from ..quintain_step import RECIPE
 from ..shapes import LARGE, folder
@@ -236,7 +236,7 @@ def needed_by(name: str, where: Path) -> list[str]:
     if "teacher" in slots:
         changes.append(f"services.teacher={{use='teacher', args={{model='{folder('0.1M')}'}}}}")
     if "value" in slots:
-        from quintain_tree_search import ScoredRow, fit_value
+        from quintain_algorithms.tree_search import ScoredRow, fit_value
 
         rows = [ScoredRow(ids=(5, 6, i % 9), first=1, success=i % 2 == 0) for i in range(40)]
         fit_value(str(folder("0.1M")), rows, where / "value")

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from quintain_embedded.engine import EmbeddedEngine
+from quintain.engine.embedded import EmbeddedEngine
 
 from .. import shapes
 from . import card

@@ -65,11 +65,13 @@ class Member:
 
     @property
     def requirements(self) -> list[Requirement]:
-        """What it needs; core with the extras that training takes."""
+        """What it needs; core with the extras that training takes, rewards with that of math."""
         texts = list(self.project.get("dependencies", ()))
         if self.name == CORE:
             extras = self.project["optional-dependencies"]
             texts += [*extras["train"], *extras["lora"]]
+        if self.name == "quintain-rewards":
+            texts += self.project["optional-dependencies"]["math"]
         return [Requirement(text) for text in texts]
 
 

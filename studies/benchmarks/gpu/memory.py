@@ -19,13 +19,14 @@ from typing import Any, cast
 import torch
 
 from quintain.console.screen import Screen
+from quintain.engine.embedded import EmbeddedEngine
 from quintain.models.load import DTYPES, LoadedModel, load_model
+from quintain.models.lora import with_adapters
 from quintain.recipe import Recipe
+from quintain.recipe.memory import memory_of
 from quintain.recipe.plan import RunPlan
+from quintain.recipe.room import free_beside
 from quintain.run.build import engine_for, learner_for
-from quintain_embedded.engine import EmbeddedEngine
-from quintain_lora import with_adapters
-from quintain_memory import free_beside, memory_of
 
 from ..memory import mark, peak
 from ..quintain_step import RECIPE
@@ -85,7 +86,7 @@ def on_paper(size: str, plan: RunPlan) -> Any:
 
     with torch.device("meta"):
         module = Qwen3ForCausalLM(config_of(size))
-        return with_adapters(module, plan.model.lora.model_dump()) if plan.model.lora else module
+        return with_adapters(module, plan.model.lora) if plan.model.lora else module
 
 
 class Usage:
@@ -131,7 +132,7 @@ def loaded(device: torch.device, size: str, plan: RunPlan) -> LoadedModel:
     dtype = DTYPES[plan.model_request(Screen(quiet=True)).dtype]
     module = module_of(size, device, dtype, fused=not plan.model.lora)
     if plan.model.lora:
-        module = with_adapters(module, plan.model.lora.model_dump())
+        module = with_adapters(module, plan.model.lora)
     tokenizer = load_model(folder("0.1M"), device="cpu").tokenizer
     return LoadedModel(module=module, tokenizer=tokenizer, path=size, context=40_960, fused=False)
 
@@ -151,15 +152,15 @@ def step_by_part(
     estimate = memory_of(plan, on_paper(size, plan), free=free)
     learner, engine = learner_for(plan, model), cast(EmbeddedEngine, engine_for(plan, model))
     usage.note("copy")
-    tokens = plan.sequence_tokens
-    prompts = prompts_of(model.module, [tokens - plan.max_tokens] * plan.groups)
-    prompts = [p for p in prompts for _ in range(plan.group_size)]
+    tokens = plan.rollouts.sequence_tokens
+    prompts = prompts_of(model.module, [tokens - plan.rollouts.max_tokens] * plan.rollouts.groups)
+    prompts = [p for p in prompts for _ in range(plan.rollouts.group_size)]
     for _ in range(steps):
         with usage.phase("sampling"):
-            replies = sample(engine, prompts, plan.max_tokens)
+            replies = sample(engine, prompts, plan.rollouts.max_tokens)
         usage.note("cache")
         pairs = zip(prompts, replies, strict=True)
-        batch = batch_of([sequence(p, r) for p, r in pairs], plan.group_size)
+        batch = batch_of([sequence(p, r) for p, r in pairs], plan.rollouts.group_size)
         with usage.phase("update"):
             learner.step(batch)
         usage.note("state")
@@ -187,7 +188,7 @@ def step_by_part(
         "over_estimate": total / estimate.total,
         "reserved": card.peak(device).get("reserved"),
         **seconds,
-        "sampled_tokens": len(prompts) * plan.max_tokens,
+        "sampled_tokens": len(prompts) * plan.rollouts.max_tokens,
         "trained_tokens": len(prompts) * tokens,
         "aim": AIM,
     }

@@ -13,7 +13,7 @@ import statistics
 from typing import Any
 
 from quintain.learning import Learner
-from quintain_fsdp import FsdpLearner
+from quintain_learners.fsdp import FsdpLearner
 
 from . import card
 from .part import Part, start

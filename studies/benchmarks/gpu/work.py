@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from quintain.engine.embedded import EmbeddedEngine
 from quintain.interfaces.algorithm import Algorithm
 from quintain.learning.batch import Batch, Sample
 from quintain.models.layers import fuse_storage
 from quintain.registry.lookup import current
 from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled, TrainingSequence
-from quintain_embedded.engine import EmbeddedEngine
 
 from ..shapes import config_of
 
@@ -26,6 +26,7 @@ class NoText:
     """What an engine asks of a tokenizer where prompts and replies are ids; none ends a reply."""
 
     stop_ids: tuple[int, ...] = ()
+    vocab_size = 1 << 30  # every id may be drawn
 
 
 def module_of(

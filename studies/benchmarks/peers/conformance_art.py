@@ -1,4 +1,4 @@
-"""ART (openpipe-art) 0.5.18 as a capture layer for `quintain conformance`.
+"""ART (openpipe-art) 0.5.18 as a capture layer for `python -m studies.conformance`.
 
 In ART the code of the agent builds a `Trajectory` of messages and of the choices that the server
 returned, with log-probs and token ids (`return_tokens_as_token_ids`). What trains is made of it by
@@ -6,7 +6,7 @@ returned, with log-probs and token ids (`return_tokens_as_token_ids`). What trai
 Cases of one conversation with tools are played. From the root of the repository, in an environment
 of its own (``conformance_env.sh art``)::
 
-    quintain conformance --layer studies.benchmarks.peers.conformance_art:ARTLayer
+    python -m studies.conformance --layer studies.benchmarks.peers.conformance_art:ARTLayer
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from openai import AsyncOpenAI
 from transformers import AutoTokenizer
 
 from quintain import Message, ToolCall
-from quintain_conformance import Capture, CaptureCase, TrainingSequence, TruthEngine
-from quintain_conformance.cases.kit import ADD, LOOK
-from quintain_conformance.client import Exchange
-from quintain_conformance.server import EngineServer
-from quintain_conformance.tokenizer_files import save_tokenizer
-from quintain_conformance.truth import Received
+from studies.conformance import Capture, CaptureCase, TrainingSequence, TruthEngine
+from studies.conformance.cases.kit import ADD, LOOK
+from studies.conformance.client import Exchange
+from studies.conformance.server import EngineServer
+from studies.conformance.tokenizer_files import save_tokenizer
+from studies.conformance.truth import Received
 
 from .conformance_played import PLAYED
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes studies/benchmarks/.peers-conformance, where verifiers and TRL are put before `quintain conformance`, or with the argument
+# Makes studies/benchmarks/.peers-conformance, where verifiers and TRL are put before `python -m studies.conformance`, or with the argument
 # `art` .peers-conformance-art; does nothing where it is up to date. PIP_ARGS goes to pip.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -11,7 +11,7 @@ stamp="$env/.ready"
 [ -x "$env/bin/python" ] || "${PYTHON:-python3}" -m venv "$env"
 # shellcheck disable=SC2086
 "$env/bin/python" -m pip install --quiet ${PIP_ARGS:-} -r "$here/$name.txt"
-for member in . plugins/authoring plugins/gateway plugins/tool-formats plugins/conformance; do
+for member in . plugins/authoring plugins/gateway plugins/tools; do
     "$env/bin/python" -m pip install --quiet --no-deps -e "$root/$member"
 done
 touch "$stamp"

@@ -1,4 +1,4 @@
-"""TRL 1.16.0's `GRPOTrainer` as a capture layer for `quintain conformance`.
+"""TRL 1.16.0's `GRPOTrainer` as a capture layer for `python -m studies.conformance`.
 
 The trainer owns the loop of the agent, so that only cases of one conversation with tools can be
 played: a prompt, calls, results that are appended. What is measured is what
@@ -7,7 +7,7 @@ sampler's log-probs. The engine stands where vLLM's does (``trainer.vllm_generat
 template is TRL's copy of Qwen3's. Each prompt is sampled twice, a group of two. From the root of the
 repository, in an environment of its own (`docs/conformance.md`)::
 
-    quintain conformance --layer studies.benchmarks.peers.conformance_trl:TRLLayer
+    python -m studies.conformance --layer studies.benchmarks.peers.conformance_trl:TRLLayer
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from quintain import Message, Sampling, ToolCall
-from quintain_conformance import Capture, CaptureCase, TrainingSequence, TruthEngine
-from quintain_conformance.client import Exchange
-from quintain_conformance.tokenizer_files import save_tokenizer
-from quintain_conformance.truth import Received
+from studies.conformance import Capture, CaptureCase, TrainingSequence, TruthEngine
+from studies.conformance.client import Exchange
+from studies.conformance.tokenizer_files import save_tokenizer
+from studies.conformance.truth import Received
 
 from .conformance_played import PLAYED, Played
 

@@ -1,4 +1,4 @@
-"""verifiers 0.4.0 as a capture layer for `quintain conformance`.
+"""verifiers 0.4.0 as a capture layer for `python -m studies.conformance`.
 
 What is measured is its interception server with the client of training (`TrainClient`), which
 renders prompts and calls vLLM's token-in route, as prime-rl uses it: the branches of the trace, each
@@ -6,7 +6,7 @@ node's sampled tokens trained once. The renderer is the one for Qwen3, which kee
 the template of the script does, so that conversations continue. From the root of the repository, in
 an environment of its own (`docs/conformance.md`)::
 
-    quintain conformance --layer studies.benchmarks.peers.conformance_verifiers:VerifiersLayer
+    python -m studies.conformance --layer studies.benchmarks.peers.conformance_verifiers:VerifiersLayer
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from verifiers.v1.task import TaskData
 from verifiers.v1.trace import AgentInfo, Trace, TraceTask
 from verifiers.v1.types import Sampling
 
-from quintain_conformance import Capture, CaptureCase, TrainingSequence, TruthEngine
-from quintain_conformance.server import EngineServer
-from quintain_conformance.tokenizer_files import save_tokenizer
+from studies.conformance import Capture, CaptureCase, TrainingSequence, TruthEngine
+from studies.conformance.server import EngineServer
+from studies.conformance.tokenizer_files import save_tokenizer
 
 logging.getLogger("verifiers").setLevel(logging.ERROR)
 _FOLDER = save_tokenizer(Path(tempfile.mkdtemp(prefix="truth-tokenizer-")))

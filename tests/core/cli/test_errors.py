@@ -17,12 +17,13 @@ import click
 import pytest
 
 from quintain import cli
-from quintain.cli import COMMANDS, main
+from quintain.cli import COMMANDS, main, root
 from quintain.errors import InfrastructureError, RecipeError
 from quintain.registry.discovery import Component
-from quintain.registry.known import known_plugins
+from quintain.registry.known import install_line, known_plugins
 from quintain.registry.lookup import Registry, isolated
-from quintain_devtools.listing import line_of
+from quintain.registry.manifest import SECTIONS
+from quintain_authoring.devtools.listing import line_of
 
 
 def raises(error: BaseException) -> Callable[[], None]:
@@ -179,6 +180,26 @@ def test_every_row_of_the_table_is_a_command(name: str) -> None:
     assert command.help
 
 
+def options_of(command: click.Command, context: click.Context) -> Iterator[click.Option]:
+    """Options of a command and of all below it."""
+    yield from (p for p in command.params if isinstance(p, click.Option))
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from options_of(below, context)
+
+
+def test_a_short_option_stands_for_one_long_option_in_all_commands() -> None:
+    meanings: dict[str, set[str]] = {}
+    for option in options_of(root, click.Context(root)):
+        for short in option.opts:
+            if not short.startswith("--"):
+                meanings.setdefault(short, set()).add(max(option.opts, key=len))
+
+    assert {s: sorted(longs) for s, longs in meanings.items() if len(longs) > 1} == {}
+
+
 def test_plugins_do_not_replace_our_commands() -> None:
     """A plugin's command called like one of ours is not taken for it."""
     with isolated() as registry:
@@ -196,7 +217,7 @@ def test_a_command_of_a_missing_plugin_names_it(
         assert main([name, "--steps", "3"]) == 2
 
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(f"pip install {known_plugins()['command', name]}")
+    assert line.endswith(f": {install_line('command', name)}")
 
 
 def test_help_shows_the_summary_of_a_plugins_command(
@@ -220,6 +241,37 @@ def test_help_shows_the_summary_of_a_plugins_command(
     assert re.search(r"help_row_faulty +From dist-help_row_faulty", shown)
 
 
+def test_help_has_six_sections_and_five_commands_to_start_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every command of the workspace says where it stands."""
+    main(["--help"])
+    shown = capsys.readouterr().out
+    titles = re.findall(r"^(\S.*):$", shown, re.M)
+    start = shown.partition("Start here:")[2].partition("\n\n")[0]
+
+    assert titles == ["Options", *SECTIONS.values()]
+    assert re.findall(r"^  (\S+)  ", start, re.M) == ["train", "check", "eval", "new", "rollouts"]
+
+
+def test_a_command_of_a_plugin_stands_in_the_section_of_its_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without one it stands at the end."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    row = 'api = 1\n[[components]]\nkind = "command"\nname = "{0}"\nsummary = "It."\n{1}'
+    packages = [
+        package(tmp_path, "placed", row.format("placed", 'section = "look"')),
+        package(tmp_path, "unplaced", row.format("unplaced", "")),
+    ]
+    with isolated(*(replace(one, kind="command") for one in packages)):
+        main(["--help"])
+    shown = capsys.readouterr().out
+
+    assert re.search(r"Look at runs and models:\n  placed +It\.", shown)
+    assert re.search(r"Other plugins:\n  unplaced +It\.", shown)
+
+
 def test_what_is_no_command_is_a_plugin_error(capsys: pytest.CaptureFixture[str]) -> None:
     """A command entry point must be a click command."""
     with isolated() as registry:
@@ -238,6 +290,7 @@ def test_python_dash_m() -> None:
     assert done.stdout.startswith("quintain ")
 
 
+@pytest.mark.keeps("list")
 @pytest.mark.parametrize(
     "words", ["list", "--help", "runs --folder {empty}", "eval nothing --json"]
 )
@@ -251,7 +304,8 @@ def test_a_closed_pipe_ends_a_command_quietly(tmp_path: Path, words: str) -> Non
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
 
-    assert (done.returncode, done.stderr) == (141, "")
+    assert done.returncode == 141
+    assert done.stderr == ""
 
 
 def test_a_broken_pipe_of_a_plugin_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,7 +347,7 @@ def test_broken_manifests_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_an_empty_listing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """No table without rows."""
-    with isolated(keep=["quintain-devtools"]):
+    with isolated(keep=["quintain-authoring"]):
         assert main(["list", "services"]) == 0
 
     assert capsys.readouterr().out == "nothing installed of the kind 'services'\n"

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="training needs quintain[train]")
@@ -20,6 +20,8 @@ from quintain.errors import QuintainError
 from quintain.recipe.check import check_recipe
 from quintain.recipe.tables import Recipe, parsed_override
 from quintain.registry.discovery import discover
+
+from ...lanes import examples
 
 LONG = "a" * 300
 DEEP = 1000
@@ -213,7 +215,7 @@ LINES = (
 )
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(LINES, max_size=6), st.lists(st.tuples(KEYS, VALUES).map("=".join), max_size=2))
 def test_any_text_is_a_recipe_or_a_typed_error(lines: list[str], overrides: list[str]) -> None:
     """Whatever a recipe's text, parsing, checking and writing it raise nothing but the errors of
@@ -227,7 +229,7 @@ def test_any_text_is_a_recipe_or_a_typed_error(lines: list[str], overrides: list
     assert Recipe.parse(recipe.to_toml()) == recipe
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.text(max_size=30) | st.tuples(KEYS, st.text(max_size=20)).map("=".join))
 def test_any_override_is_read_or_refused(text: str) -> None:
     """Whatever follows --set is a path with a value, or a typed error."""
@@ -271,7 +273,8 @@ def test_control_characters_of_names_are_not_printed(
     )
     assert main(["runs"]) == 0
     out = capsys.readouterr().out
-    assert "\x1b" not in out and "\x07" not in out
+    assert "\x1b" not in out
+    assert "\x07" not in out
     assert "[red]" in out
     assert "\x1b" not in refused(["train", "--resume", "a\x1b[2J"], capsys)
     assert "expected a folder's name" in refused(

@@ -35,8 +35,8 @@ from quintain.types.rollout import Rollout
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
 from quintain.types.transcript import Sampled
-from quintain_evaluate.like import settings_of
-from quintain_viewer.runs import list_runs
+from quintain_authoring.evaluate.like import settings_of
+from quintain_view.viewer.runs import list_runs
 
 
 @reward
@@ -109,7 +109,7 @@ class Textual(Engine):
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    with isolated(keep=["quintain", "quintain-embedded", "quintain-starter"]) as registry:
+    with isolated(keep=["quintain", "quintain-starter"]) as registry:
         for name, component in (
             ("doubling", Doubling),
             ("onlytrain", OnlyTrain),
@@ -161,8 +161,10 @@ def test_mistakes_are_found_without_a_run(
 ) -> None:
     for more in (["--dry-run"], []):
         status, out, err = called(capsys, *argv, *more)
-        assert status in (1, 2) and out == ""
-        assert message in err and "Traceback" not in err
+        assert status in (1, 2)
+        assert out == ""
+        assert message in err
+        assert "Traceback" not in err
     assert not list(place.glob("runs/*"))
 
 
@@ -173,7 +175,8 @@ def test_what_is_right_passes(capsys: pytest.CaptureFixture[str], place: Path) -
     status, out, _ = called(
         capsys, "--env", "doubling", "--dry-run", "--set", "engine={use='remote'}"
     )
-    assert status == 0 and Recipe.parse(out).engine.use == "remote"
+    assert status == 0
+    assert Recipe.parse(out).engine.use == "remote"
     assert not (place / "runs").exists()
 
 
@@ -185,13 +188,15 @@ def test_tasks_that_ask_a_service_are_left_out_and_their_mistakes_are_not(
 
     assert called(capsys, "--env", "asking", "--dry-run")[0] == 0
     status, _, err = called(capsys, "--env", "mistaken", "--dry-run")
-    assert status != 0 and "TypeError" in err
+    assert status != 0
+    assert "TypeError" in err
 
 
 def test_an_engine_that_shares_nothing_is_made_of_its_own_arguments() -> None:
     text = "[engine]\nuse = 'remote'\nargs = {url = 'x'}\n[[environments]]\nuse = 'doubling'\n"
     engine = engine_for(RunPlan.of(Recipe.parse(text)), SimpleNamespace())  # type: ignore[arg-type]
-    assert isinstance(engine, Remote) and engine.url == "x"
+    assert isinstance(engine, Remote)
+    assert engine.url == "x"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +212,9 @@ def test_resume_takes_no_other_option(
     capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
     status, out, err = called(capsys, "--resume", "one", *argv)
-    assert (status, out) == (2, "") and message in err
+    assert status == 2
+    assert out == ""
+    assert message in err
 
 
 class Unloadable(ModelSource):
@@ -252,10 +259,8 @@ def test_a_stopped_run_prints_one_object(capsys: pytest.CaptureFixture[str], pla
     status, out, _ = called(capsys, "--env", "doubling", "--model", "stopped", "--json")
     assert status == 130
     error = json.loads(out)["error"]
-    assert (
-        error["type"] == "Interrupted"
-        and "quintain train --resume runs/doubling-1" in error["message"]
-    )
+    assert error["type"] == "Interrupted"
+    assert "quintain train --resume runs/doubling-1" in error["message"]
     assert (place / "runs" / "doubling-1" / "recipe.toml").exists()
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -284,7 +289,9 @@ def test_slips_of_the_hand_are_named(
 ) -> None:
     (place / "mine.toml").write_text("")
     status, _, err = called(capsys, *argv)
-    assert status in (1, 2) and message in err and "saved before" not in err
+    assert status in (1, 2)
+    assert message in err
+    assert "saved before" not in err
 
 
 def test_an_algorithm_without_groups_takes_groups_of_one(
@@ -300,7 +307,30 @@ def test_an_algorithm_without_groups_takes_groups_of_one(
         "--dry-run",
     ]
     status, out, _ = called(capsys, *words)
-    assert status == 0 and "group_size = 1" in out
+    assert status == 0
+    assert "group_size = 1" in out
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "prompts", "raised"),
+    [
+        ("{use='reinforce'}", 1, "batch.prompts or batch.group_size to at least 2"),
+        ("{use='reinforce'}", 2, ""),
+        ("{use='reinforce', args={advantage='raw'}}", 1, ""),
+        ("{use='reinforce', args={advantage='ema'}}", 1, ""),
+        ("{use='reinforce', args={advantage='group_mean'}}", 4, "batch.group_size to at least 2"),
+        ("{use='reinforce', args={advantage='leave_one_out'}}", 1, "batch.prompts or batch."),
+    ],
+)
+def test_groups_of_one_that_teach_nothing_are_told(
+    capsys: pytest.CaptureFixture[str], place: Path, algorithm: str, prompts: int, raised: str
+) -> None:
+    words = ["--env", "doubling", "--dry-run", "--set", "batch.group_size=1"]
+    words += ["--set", f"batch.prompts={prompts}", "--set", f"algorithm={algorithm}"]
+    status, out, err = called(capsys, *words)
+    told = "no step learns" in out + err
+    assert (status, told) == (0, bool(raised))
+    assert raised in out + err
 
 
 @pytest.mark.parametrize(
@@ -369,8 +399,10 @@ def test_runs_says_that_the_model_is_prepared(
     )
     current().add("model", "slow", Slow)
     status, _, err = called(capsys, "--env", "doubling", "--model", "slow")
-    assert status == 130 and seen == ["running", "preparing"]
-    assert "stopped; continue with: " in err and "quintain train --resume runs/doubling-1" in err
+    assert status == 130
+    assert seen == ["running", "preparing"]
+    assert "stopped; continue with: " in err
+    assert "quintain train --resume runs/doubling-1" in err
     assert list_runs("runs")[0].state == "stopped"
 
 
@@ -387,7 +419,7 @@ def test_an_evaluation_like_a_run_has_no_more_tasks_than_the_split(
 def test_the_summary_says_what_draws_the_curves(place: Path) -> None:
     """Without the plugin a run has no picture, and one line says how to get one."""
     with RunFolder.create("runs/plain", "") as folder:
-        assert curves(folder) == "pip install quintain-viewer draws the learning curves"
+        assert curves(folder) == "pip install quintain-view draws the learning curves"
         (folder.path / "curves.png").touch()
         assert curves(folder) == "runs/plain/curves.png"
 
@@ -403,6 +435,8 @@ def test_a_folder_does_not_hide_a_bundled_recipe(
     status, out, _ = called(
         capsys, "pretrained", "--dry-run", "--env", "doubling", "--model", "default"
     )
-    assert status == 0 and "[run]" in out
+    assert status == 0
+    assert "[run]" in out
     status, _, err = called(capsys, "own", "--dry-run")
-    assert status == 2 and "'own' is a folder, and a recipe is a file" in err
+    assert status == 2
+    assert "'own' is a folder, and a recipe is a file" in err

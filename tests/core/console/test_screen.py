@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from quintain.console.metrics import best_reward
-from quintain.console.screen import LiveScreen, Screen, rough
+from quintain.console.screen import LiveScreen, Screen, rough, steps_to
+from quintain.console.step_line import StepLine
+from quintain.evaluation.estimates import Estimate
 from quintain.process.interrupts import stop_on_signal
 
 
@@ -118,14 +120,21 @@ METRICS = {
     "reward.mean": 1.57,
     "held_out.accuracy": 0.4,
     "length.mean": 21.0,
-    "entropy": 0.04,
+    "entropy.sampled": 0.04,
+    "updates": 1.0,
 }
 METRICS |= {"tokens_per_second": 12457.0, "seconds.rollouts": 2.0}
+SHARE = Estimate(value=0.65, low=0.571, high=0.729, tasks=16, samples=128, effective=100.0)
 
 
 @pytest.mark.parametrize(
     ("columns", "left_out"),
-    [(80, {"dev", "length", "tokens/s"}), (100, {"tokens/s"}), (120, set())],
+    [
+        (60, {"dev", "length", "tokens/s", "reward"}),
+        (80, {"dev", "length", "tokens/s"}),
+        (100, {"dev", "tokens/s"}),
+        (140, set()),
+    ],
 )
 def test_the_line_of_a_step_explains_itself_and_fits_the_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: Any, columns: int, left_out: set[str]
@@ -134,12 +143,13 @@ def test_the_line_of_a_step_explains_itself_and_fits_the_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     screen = LiveScreen(sys.stderr)
     screen.start(200, 90, "dev", temperature=0.7, best_reward=2.0, may_end_early=True)
-    screen.step(100, METRICS)
+    screen.step(100, METRICS, success=SHARE)
 
     (line,) = [text for text in capsys.readouterr().err.splitlines() if "step 100/200" in text]
     assert len(line) <= columns
-    assert line.startswith("step 100/200  65% of samples right (T 0.7)  reward 1.57 of 2  ")
-    words = {"dev", "entropy", "length", "tokens/s"}
+    assert line.startswith("step 100/200  right  65% (57-73)  ")
+    assert ("reward" in left_out) or "  reward 1.57 of 2  entropy 0.04" in line
+    words = {"dev", "entropy", "length", "tokens/s", "reward"}
     assert left_out == {word for word in words if word not in line}
 
 
@@ -171,7 +181,7 @@ def test_the_accuracy_in_the_line_of_a_step_says_how_it_was_decoded(
     screen.start(80, 0, "dev", temperature=0.7)
     screen.step(80, METRICS | {"held_out.temperature": temperature}, last=True)
 
-    assert f"  dev 40.0% ({how})  " in out.getvalue()
+    assert f"  dev 40.0% ({how})\n" in out.getvalue()
 
 
 @pytest.mark.parametrize(("early", "bound"), [(True, "at most"), (False, "about")])
@@ -187,13 +197,12 @@ def test_no_estimate_is_contradicted_by_the_next_line(
     clock.now = 4.0
     screen.step(2, METRICS, last=True)
 
-    first, pace, last = out.getvalue().splitlines()
-    assert first.endswith(f"12,457 tokens/s  {bound} 3 min left")
+    head, first, pace, last = out.getvalue().splitlines()
+    assert head == "a step shows the share of right samples at T 1 with its 95 % interval"
+    assert f"12,457 tokens/s  {bound} 3 min left" in first
     assert f"2 s a step: {bound} 3 min for the other 79 steps, without evaluations" == pace
-    assert (
-        "step 2/80  65% of samples right (T 1)  reward 1.57  dev 40.0%" in last
-        and last.endswith("tokens/s")
-    )
+    assert "step  2/80  right  65%           reward 1.57  entropy 0.04" in last
+    assert "left" not in last
 
 
 def test_the_time_left_has_the_evaluations_to_come(clock: SimpleNamespace) -> None:
@@ -207,9 +216,91 @@ def test_the_time_left_has_the_evaluations_to_come(clock: SimpleNamespace) -> No
     screen.step(2, METRICS, evaluated=30.0, to_evaluate=60.0)
 
     first, pace, second = out.getvalue().splitlines()
-    assert first.endswith("at most 80 s left")
+    assert "at most 80 s left" in first
     assert pace == "2 s a step: at most 80 s for the other 9 steps, with evaluations"
-    assert second.endswith("at most 80 s left")
+    assert "at most 80 s left" in second
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 140, None])
+@pytest.mark.parametrize("best", [None, 1.3])
+def test_fields_keep_their_place_from_step_to_step(columns: int | None, best: float | None) -> None:
+    """Whatever a step lacks: a gradient, an evaluation, a right sample, a measured entropy."""
+    line = StepLine("dev", best)
+    steps: list[dict[str, Any]] = [
+        METRICS,
+        METRICS | {"updates": 0.0, "zero_variance": 1.0, "held_out.accuracy": None},
+        METRICS | {"success": 1.0, "entropy.sampled": 3.2, "length.mean": 12.0},
+        METRICS | {"success": 0.0, "reward.mean": 0.0, "tokens_per_second": 3.0},
+        METRICS | {"entropy.sampled": None, "tokens_per_second": None},
+    ]
+    texts = [
+        line.text(f"step {i}/20", m, success=SHARE, width=columns) for i, m in enumerate(steps)
+    ]
+
+    assert all(len(text) <= (columns or len(text)) for text in texts)
+    for word in ("right", "reward", "entropy", "length", "tokens/s", "no gradient", "dev"):
+        places = {text.index(word) for text in texts if word in text}
+        assert len(places) <= 1, (word, texts)
+    assert sum("entropy" in text for text in texts) == 4
+    assert ["no gradient" in text for text in texts] == [False, True, False, False, False]
+
+
+GRADIENTS: list[tuple[dict[str, Any], str]] = [
+    ({"updates": 1.0, "grad_norm": 0.2}, ""),
+    ({"updates": 1.0, "grad_norm": 0.2, "idle": 0.9, "zero_variance": 0.9}, ""),
+    ({"updates": 1.0, "idle": 1.0, "grad_norm": 0.1}, ""),  # the KL term moves it
+    ({"updates": 0.0, "critic.warmup": 1.0}, ""),
+    ({"updates": 1.0, "grad_norm": None}, ""),  # not finite: another alert
+    (
+        {"updates": 0.0, "zero_variance": 1.0},
+        "no gradient: the samples of each group earn the same",
+    ),
+    (
+        {"updates": 1.0, "grad_norm": 0.0, "idle": 1.0},
+        "no gradient: the samples of each group earn",
+    ),
+    ({"groups": 4, "groups.rejected": 4}, "no gradient: no group was accepted"),
+    ({"updates": 0.0, "updates.skipped": 1.0, "zero_variance": 0.5}, "no gradient"),
+]
+
+
+@pytest.mark.parametrize(("metrics", "end"), GRADIENTS)
+def test_a_step_without_a_gradient_says_so(metrics: dict[str, Any], end: str) -> None:
+    text = StepLine().text("step 3/9", {"success": 0.5, **metrics})
+
+    assert end in text
+    assert ("no gradient" in text) == bool(end)
+
+
+@pytest.mark.parametrize(
+    ("target", "measured", "step", "expected"),
+    [
+        (0.95, [(10, 0.63), (20, 0.785), (30, 0.91)], 30, 10),
+        (0.95, [(10, 0.63), (20, 0.785), (30, 0.91)], 34, 6),
+        (0.95, [(5, 0.5), (10, 0.6)], 10, 20),
+        (0.95, [(5, 0.6), (10, 0.5)], 10, None),
+        (0.95, [(10, 0.6)], 10, None),
+        (None, [(5, 0.5), (10, 0.6)], 10, None),
+    ],
+)
+def test_the_trend_says_when_the_target_is_near(
+    target: float | None, measured: list[tuple[int, float]], step: int, expected: int | None
+) -> None:
+    assert steps_to(target, measured, step) == expected
+
+
+def test_the_time_left_follows_the_trend(clock: SimpleNamespace) -> None:
+    """At 91 % of the 95 % that end the run it is not all the steps that might be left."""
+    out = io.StringIO()
+    screen = Screen(out)
+    screen.start(80, 0, "dev", may_end_early=True, accuracy=0.95)
+    for step, accuracy in ((10, 0.63), (20, 0.785), (30, 0.91)):
+        clock.now = float(60 * step)
+        screen.step(step, METRICS | {"held_out.accuracy": accuracy})
+
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("step")]
+    assert "at most 70 min left" in lines[0]
+    assert "about 10 min left" in lines[2]
 
 
 @pytest.mark.parametrize(

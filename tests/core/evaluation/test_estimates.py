@@ -7,6 +7,7 @@ import math
 from random import Random
 
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +19,11 @@ from quintain.evaluation.estimates import (
     pass_at_k,
     proportion,
     rank_correlation,
+    student_quantile,
     wilson,
 )
+
+from ...lanes import examples
 
 answers_strategy = st.lists(
     st.tuples(st.sampled_from(["a", "b", "c", "d", None]), st.sampled_from([0.0, 1.0])),
@@ -53,7 +57,7 @@ def test_pass_at_k_is_the_mean_over_all_subsets(right: list[bool], data: st.Data
 
 
 @given(answers_strategy, st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_cons_at_k_is_the_mean_over_all_subsets(answers: list[Answer], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(answers)))
     assert cons_at_k(answers, k) == pytest.approx(enumerated_cons(answers, k), abs=1e-12)
@@ -109,12 +113,15 @@ def test_one_sample_per_task_is_wilson() -> None:
     values = [1.0] * 7 + [0.0] * 3
     e = proportion(values, [1] * 10)
     assert (e.low, e.high) == pytest.approx(wilson(0.7, 10))
-    assert (e.value, e.tasks, e.samples) == (pytest.approx(0.7), 10, 10)
+    assert e.value == pytest.approx(0.7)
+    assert e.tasks == 10
+    assert e.samples == 10
 
 
 def test_all_right_is_not_certain() -> None:
     e = proportion([1.0] * 5, [8] * 5)
-    assert (e.value, e.high) == (1.0, 1.0)
+    assert e.value == 1.0
+    assert e.high == 1.0
     assert e.low == pytest.approx(wilson(1.0, 5)[0])
     assert e.low < 0.6
 
@@ -130,7 +137,8 @@ def test_samples_of_one_task_count_for_less_than_samples_of_many() -> None:
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 16)), min_size=1, max_size=30))
 def test_the_interval_holds_the_value_and_stays_inside(rows: list[tuple[float, int]]) -> None:
     e = proportion([v for v, _ in rows], [n for _, n in rows])
-    assert 0 <= e.low <= e.value + 1e-12 and e.value - 1e-12 <= e.high <= 1
+    assert 0 <= e.low <= e.value + 1e-12
+    assert e.value - 1e-12 <= e.high <= 1
 
 
 @pytest.mark.parametrize(
@@ -149,9 +157,52 @@ def test_coverage_of_clustered_samples(tasks: int, samples: int, a: float, b: fl
     assert 0.915 <= hits / trials <= 0.985
 
 
-def test_mean_with_a_normal_interval() -> None:
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99])
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 9, 10, 29, 30, 199, 1000, 1001])
+def test_the_quantile_is_that_of_students_t(degrees: int, confidence: float) -> None:
+    expected = scipy.stats.t.ppf(0.5 + confidence / 2, degrees)
+    assert student_quantile(degrees, confidence) == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 7, 8, 40])
+def test_the_quantile_of_few_degrees_is_exact(degrees: int) -> None:
+    expected = scipy.stats.t.ppf(0.975, degrees)
+    assert student_quantile(degrees) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("tasks", [3, 5, 10, 30])
+@pytest.mark.parametrize("samples", [1, 4])
+def test_coverage_of_a_mean_of_few_tasks(tasks: int, samples: int) -> None:
+    """Outcomes around the mean of their task, and these around 2."""
+    rng = Random(f"{tasks} {samples}")
+    trials = 3000
+    hits = 0
+    for _ in range(trials):
+        means = [rng.gauss(2.0, 1.0) for _ in range(tasks)]
+        values = [sum(rng.gauss(m, 0.5) for _ in range(samples)) / samples for m in means]
+        e = mean(values, [samples] * tasks)
+        hits += e.low <= 2.0 <= e.high
+    assert 0.93 <= hits / trials <= 0.97
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [
+        ([1.0] * 5, wilson(1.0, 5)[0], 1.0),
+        ([0.0], 0.0, wilson(0.0, 1)[1]),
+        ([0.5] * 3, *wilson(0.5, 3)),
+        ([4.0] * 3, 4 * wilson(1.0, 3)[0], 4.0),
+        ([-3.0] * 2, -3.0, -3.0 + 4 * wilson(0.0, 2)[1]),
+    ],
+)
+def test_equal_values_are_not_certain(values: list[float], low: float, high: float) -> None:
+    e = mean(values, [1] * len(values))
+    assert (e.low, e.high) == pytest.approx((low, high))
+
+
+def test_mean_with_students_interval() -> None:
     e = mean([-1.0, 1.0, 3.0, 5.0], [2, 2, 2, 2])
-    half = 1.959964 * math.sqrt((20 / 3) / 4)
+    half = 3.182446 * math.sqrt((20 / 3) / 4)
     assert (e.value, e.low, e.high) == pytest.approx((2.0, 2.0 - half, 2.0 + half), abs=1e-5)
 
 

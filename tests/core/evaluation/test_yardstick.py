@@ -24,8 +24,8 @@ from quintain.run.remarks import remarks
 from quintain.types.rollout import Group, Rollout
 from quintain.types.task import Task
 from quintain_authoring import run_episode
+from quintain_authoring.evaluate.report import to_json
 from quintain_authoring.scripted import ScriptedEngine
-from quintain_evaluate.report import to_json
 
 TASK = Task(prompt="2 + 2 =", answer="4")
 
@@ -76,12 +76,11 @@ def test_it_is_scored_beside_the_reward_and_not_part_of_it() -> None:
     for reply, outcome, yardstick in (("4", 1.0, 1.0), ("x", 1.0, 0.0), ("four", 0.0, 0.0)):
         played = run_episode(Sums(), TASK, reply)
 
-        assert played.outcome and played.yardstick
-        assert (played.outcome.total, played.yardstick.total, played.total) == (
-            outcome,
-            yardstick,
-            outcome,
-        )
+        assert played.outcome
+        assert played.yardstick
+        assert played.outcome.total == outcome
+        assert played.yardstick.total == yardstick
+        assert played.total == outcome
         assert played.to_json()["yardstick"]["value"] == yardstick
 
 
@@ -101,26 +100,26 @@ def test_one_that_fails_is_missing_and_the_rollout_trains(error: Exception) -> N
     """
     played = run_episode(Sums().overridden(yardstick=failing(error)), TASK, "4")
 
-    assert played.valid and played.yardstick is None and played.total == 1.0
+    assert played.valid
+    assert played.yardstick is None
+    assert played.total == 1.0
     measured = run_episode(Sums(), TASK, "x")
     metrics = rewards([played, measured, measured])
-    assert (metrics["yardstick.mean"], metrics["yardstick.missing"]) == (0.0, pytest.approx(1 / 3))
+    assert metrics["yardstick.mean"] == 0.0
+    assert metrics["yardstick.missing"] == pytest.approx(1 / 3)
 
 
 def test_a_fault_of_the_policy_under_the_yardstick_is_its_lowest_score() -> None:
     """It is not the outcome's fault: the episode keeps its ending."""
     played = run_episode(Sums().overridden(yardstick=failing(PolicyFault("unreadable"))), TASK, "4")
 
-    assert (
-        played.valid
-        and not played.termination.early
-        and played.outcome
-        and played.outcome.total == 1.0
-    )
-    assert played.yardstick and (played.yardstick.total, played.yardstick.reason) == (
-        0.0,
-        "unreadable",
-    )
+    assert played.valid
+    assert not played.termination.early
+    assert played.outcome
+    assert played.outcome.total == 1.0
+    assert played.yardstick
+    assert played.yardstick.total == 0.0
+    assert played.yardstick.reason == "unreadable"
 
 
 def test_a_yardstick_may_compare_the_samples_of_a_group() -> None:
@@ -137,8 +136,10 @@ def test_evaluations_report_it_with_an_interval() -> None:
     engine = ScriptedEngine(replies="4")
     result = asyncio.run(evaluate(Sums(), engine, tasks=list(Sums().tasks("test"))))
 
-    assert result.accuracy and result.yardstick
-    assert (result.accuracy.value, result.yardstick.value) == (1.0, 0.25)
+    assert result.accuracy
+    assert result.yardstick
+    assert result.accuracy.value == 1.0
+    assert result.yardstick.value == 0.25
     assert 0 < result.yardstick.low < 0.25 < result.yardstick.high < 1
     assert to_json(result)["yardstick"] == 0.25
     metrics = held_out_metrics([result, result], [1, 3])
@@ -174,8 +175,11 @@ def test_what_a_proxy_replaces_becomes_the_yardstick(
 
 def test_combinations_of_a_proxy_are_proxies() -> None:
     """One term that can be earned without what is wanted is enough."""
-    assert (0.5 * right + short).proxy and short.clip(0, 1).proxy and right.gate(short).proxy
-    assert not (right + 0.1).proxy and not ranked.proxy
+    assert (0.5 * right + short).proxy
+    assert short.clip(0, 1).proxy
+    assert right.gate(short).proxy
+    assert not (right + 0.1).proxy
+    assert not ranked.proxy
 
 
 def test_a_recipe_names_it_with_the_services_that_it_needs() -> None:
@@ -183,7 +187,8 @@ def test_a_recipe_names_it_with_the_services_that_it_needs() -> None:
     recipe = Recipe.parse(f'extends = "quickstart"\nenvironments = [{table}]')
     spec = EnvironmentSpec.of(recipe.environments[0])
 
-    assert spec.yardstick is not None and spec.slots == {"judge"}
+    assert spec.yardstick is not None
+    assert spec.slots == {"judge"}
 
 
 def test_the_batch_is_the_same_without_it() -> None:
@@ -195,7 +200,9 @@ def test_the_batch_is_the_same_without_it() -> None:
         batch_of([Group(task=TASK, rollouts=(r,))], temperature=1.0, max_tokens=8)
         for r in (played, without)
     )
-    assert played != without and with_it == without_it and with_it.tokens
+    assert played != without
+    assert with_it == without_it
+    assert with_it.tokens
 
 
 def test_a_run_says_that_its_proxy_has_no_yardstick() -> None:
@@ -205,10 +212,8 @@ def test_a_run_says_that_its_proxy_has_no_yardstick() -> None:
     object.__setattr__(without, "yardstick", None)
 
     (remark,) = remarks(RunPlan.of(recipe), [Sums(), without])
-    assert (
-        "Sums: its reward short is a proxy" in remark
-        and 'yardstick = "..." under [[environments]]' in remark
-    )
+    assert "Sums: its reward short is a proxy" in remark
+    assert 'yardstick = "..." under [[environments]]' in remark
 
 
 def test_the_interval_of_graded_yardsticks_is_that_of_a_mean() -> None:
@@ -220,8 +225,10 @@ def test_the_interval_of_graded_yardsticks_is_that_of_a_mean() -> None:
         evaluate(graded, ScriptedEngine(replies="4"), tasks=list(Sums().tasks("test")) * 10)
     )
 
-    assert result.yardstick and result.yardstick.high - result.yardstick.low < 0.01
-    assert result.yardstick.samples == 40 and result.yardstick_missing == 0.0
+    assert result.yardstick
+    assert result.yardstick.high - result.yardstick.low < 0.01
+    assert result.yardstick.samples == 40
+    assert result.yardstick_missing == 0.0
 
 
 def test_rollouts_without_a_yardstick_do_not_count_in_its_interval() -> None:
@@ -242,7 +249,9 @@ def test_rollouts_without_a_yardstick_do_not_count_in_its_interval() -> None:
             tasks=list(Sums().tasks("test")),
         )
     )
-    assert result.yardstick and (result.yardstick.value, result.yardstick.samples) == (1.0, 2)
+    assert result.yardstick
+    assert result.yardstick.value == 1.0
+    assert result.yardstick.samples == 2
     assert (
         held_out_metrics([result], [1])["yardstick.missing"]
         == 0.5

@@ -76,7 +76,8 @@ def test_a_reward_is_configured_by_calling_and_evaluated_by_score() -> None:
     assert of(right, "5").total == 0
     assert of(length(per=4), "four").total == 1
     assert of(length(per=2)(per=8), "four").total == 0.5
-    assert (right.name, right.__doc__) == ("right", "Whether the reply is the answer.")
+    assert right.name == "right"
+    assert right.__doc__ == "Whether the reply is the answer."
     assert list(length.parameters) == ["per"]
 
 
@@ -94,11 +95,9 @@ def test_services_fill_needs_by_slot() -> None:
     configured = judged(rubric="ab")
     assert set(configured.needs) == {"judge", "spare"}
     score = of(configured, "four", judge=judge, spare=10)
-    assert (score.total, score.parts, score.reason) == (
-        16,
-        {"judged": 16, "judged.raw": 1},
-        "said so",
-    )
+    assert score.total == 16
+    assert score.parts == {"judged": 16, "judged.raw": 1}
+    assert score.reason == "said so"
     with pytest.raises(BindingError, match=r"\[services.spare\]"):
         of(configured, judge=judge)
     assert set((0.5 * (configured + right).clip(0, 1)).needs) == {"judge", "spare"}
@@ -145,7 +144,9 @@ def test_what_is_a_number_is_taken_and_becomes_a_float(value: Any) -> None:
         return value  # type: ignore[no-any-return]
 
     score = of(one)
-    assert (score.total, type(score.value), score.parts) == (1.0, float, {"one": 1.0})
+    assert score.total == 1.0
+    assert type(score.value) is float
+    assert score.parts == {"one": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,8 @@ def test_exceptions_become_failures_that_keep_their_kind() -> None:
 
         bad, good = outcomes(fails + right, "bad", "4")
         assert type(bad) is kind, bad
-        assert isinstance(good, Score) and good.total == 2
+        assert isinstance(good, Score)
+        assert good.total == 2
     assert isinstance(bad, EpisodeError)
 
 
@@ -202,7 +204,8 @@ def test_declared_range_is_checked() -> None:
 
 def test_group_rewards_combine_with_others() -> None:
     mixed = 0.5 * rank + right
-    assert mixed.group and not right.group
+    assert mixed.group
+    assert not right.group
     scores = outcomes(mixed, "4", "1", "9")
     assert [s.total for s in scores if isinstance(s, Score)] == pytest.approx(
         [1 + 0.5 / 3, 0, 0.5 * 2 / 3]
@@ -215,7 +218,8 @@ def test_a_group_reward_with_too_few_scores_fails_everyone() -> None:
         return [1.0]
 
     for scored in outcomes(short, "a", "b"):
-        assert isinstance(scored, RewardFault) and "1 scores for 2 rollouts" in str(scored)
+        assert isinstance(scored, RewardFault)
+        assert "1 scores for 2 rollouts" in str(scored)
 
 
 def test_parts_name_every_term() -> None:

@@ -22,6 +22,7 @@ def test_success_rises(name: str, seed: int) -> None:
     assert after >= before + 0.1, (before, after)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("baseline", mostly_slow(["raw", "ema", "group_mean"], ["ema"]))
 def test_reinforce_with_its_other_baselines(baseline: str) -> None:
     before, after = rises("reinforce", 1, algorithm__args={"advantage": baseline})

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintain.engine.embedded import EmbeddedEngine
 from quintain.learning.algorithms import REINFORCE
 from quintain.learning.batch import Batch, Sample
 from quintain.learning.learner import Learner
@@ -18,9 +19,8 @@ from quintain.models.forward import Forward
 from quintain.models.load import trainable
 from quintain.models.prefix_layout import TokenSequence
 from quintain.types.sampling import Sampling
-from quintain_embedded.engine import EmbeddedEngine
 
-from ...plugins.embedded.test_embedded_engine import TOKENIZER, run
+from ..engine.test_embedded_engine import TOKENIZER, run
 from ..models.architectures import ARCHITECTURES, architecture, kinds_first
 from .batches import sequence
 
@@ -28,6 +28,7 @@ NO_DECODER = ("bert", "electra")
 ROWS = [[(7 * i + 3 * j) % 60 for j in range(n)] for i, n in enumerate((14, 3, 9, 20))]
 
 
+@pytest.mark.keeps("llama", "gpt2", "qwen3")
 @pytest.mark.parametrize(
     "name", kinds_first(name for name in ARCHITECTURES if name not in NO_DECODER)
 )
@@ -47,6 +48,7 @@ def test_gradients_are_those_of_the_modules_own_logits(name: str) -> None:
         )
 
 
+@pytest.mark.keeps("gpt2")
 @pytest.mark.parametrize("name", ["gpt2", "mistral-window", "qwen3-moe"])
 def test_the_engine_decodes_the_module_of_a_learner_that_checkpoints(name: str) -> None:
     """As in a run in float32 on one module: both agree before and after an update by recomputed

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quintain import advantage, objective
 from quintain.errors import UsageError
-from quintain.learning import ALGORITHMS, FlatTokens, Learner, LossInputs, Step
+from quintain.learning import ALGORITHMS, Learner, LossInputs, Step
 
 from ..models.tiny import tiny_model, with_exact_norms
 from . import batches
@@ -24,7 +24,7 @@ NUMBERS = 7.0
 @advantage
 def numbered(step: Step, *, missing: int = 0) -> tuple[list[float], dict[str, Any]]:
     """1, the number of each token, and its id and two others to be asked for."""
-    ids = FlatTokens(batch=step.batch).ids[: step.batch.tokens - missing]
+    ids = step.batch.ids[: step.batch.tokens - missing]
     asked = torch.stack([ids, (ids + 1) % 260, (ids + 2) % 260], dim=1)
     told = {"number": torch.arange(len(ids)) + NUMBERS, "asked_ids": asked, "tokens": len(ids)}
     return [1.0] * len(step.rewards), told

@@ -69,4 +69,4 @@ def test_an_update_waits_once_however_many_micro_batches_it_has(
         counts.append(dict(reads.counts))
     assert inside == [0, 0]
     assert counts[0] == counts[1]
-    assert counts[0]["tolist"] == 1, "the loss and the norm of its gradient"
+    assert counts[0]["tolist"] == 2, "the loss with the norm of its gradient, and all ratios"

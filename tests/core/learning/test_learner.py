@@ -15,7 +15,7 @@ from quintain.errors import RunError, UsageError
 from quintain.interfaces import changes_of
 from quintain.interfaces.algorithm import KL, Algorithm
 from quintain.interfaces.pieces import optimizer_step
-from quintain.learning import ALGORITHMS, Batch, FlatTokens, Learner, Sample, micro_batches
+from quintain.learning import ALGORITHMS, Batch, Learner, Sample, micro_batches
 from quintain.learning.optimizer_step import OptimizerStep
 from quintain.models import Forward
 from quintain.types.transcript import TrainingSequence
@@ -43,6 +43,7 @@ def gradient(
     return torch.cat([p.grad.flatten() for p in learner.module.parameters() if p.grad is not None])
 
 
+@pytest.mark.keeps("rloo")
 @pytest.mark.parametrize("algorithm", VARIANTS, ids=lambda algorithm: algorithm.name)
 def test_gradient_does_not_depend_on_the_cut(algorithm: Algorithm) -> None:
     batch = batches.batch(groups=3, group_size=4)
@@ -66,14 +67,13 @@ def test_a_prompt_longer_than_the_budget_is_not_computed_for_each_sample(
     batch = Batch(samples=tuple(Sample(sequences=(row,), outcome=0.0, group=0) for row in rows))
     cost = Forward(tiny_model()).cost
 
-    parts = micro_batches(
-        FlatTokens(batch=batch), range(12), budget=budget, level="token", cost=cost
-    )
+    parts = micro_batches(batch, range(12), budget=budget, level="token", cost=cost)
 
     assert len(parts) == most
     assert all(cost(part.prefix_groups[0]) <= max(budget, 2 * prompt + 6) for part in parts)
 
 
+@pytest.mark.keeps("gpt2")
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 def test_gradient_does_not_depend_on_layout_or_order(kind: str) -> None:
     batch = batches.batch(groups=2, group_size=3)
@@ -90,6 +90,7 @@ def test_gradient_does_not_depend_on_layout_or_order(kind: str) -> None:
     torch.testing.assert_close(gradient(batch.only(order), algorithm, kind=kind), alone, **EXACT)
 
 
+@pytest.mark.more
 def test_padding_id_and_stop_id_are_nothing_special() -> None:
     """Sequences that end in, or hold, the id that padding uses (0) train on it like on any
     other.
@@ -143,6 +144,7 @@ def test_constant_rewards_and_groups_of_one_move_nothing() -> None:
             assert not gradient(batch, ALGORITHMS[name], skip_idle=False).any()
 
 
+@pytest.mark.more
 def test_skipping_idle_samples_changes_no_gradient() -> None:
     mixed = batches.batch(groups=2).samples + batches.batch(groups=2, rewards=[1.0], seed=1).samples
     batch = Batch(
@@ -181,7 +183,6 @@ def test_inserted_observations_leave_terms_alone() -> None:
     """Observation tokens between sampled ones: advantages, weights and the loss over fixed
     log-probs stay the same.
     """
-    from quintain.learning.microbatch import FlatTokens
 
     plain = batches.sequence([1, 2], [3, 4, 5], logps=[-0.1, -0.2, -0.3])
     gap = TrainingSequence(
@@ -195,9 +196,8 @@ def test_inserted_observations_leave_terms_alone() -> None:
         Batch(samples=(Sample(sequences=(s,), outcome=0.0, group=0), other), max_tokens=5)
         for s in (plain, gap)
     ]
-    a, b = (FlatTokens(batch=batch) for batch in made)
-    assert torch.equal(a.mu_logp, b.mu_logp)
-    assert torch.equal(a.sample, b.sample)
+    assert torch.equal(made[0].mu_logp, made[1].mu_logp)
+    assert torch.equal(made[0].sample_of_tokens, made[1].sample_of_tokens)
     for algorithm in VARIANTS:
         assert algorithm.aggregation(made[0]) == algorithm.aggregation(made[1])
 

@@ -39,7 +39,7 @@ from quintain.registry.binding import bind, signature_of
 from quintain.registry.discovery import Component
 from quintain.registry.lookup import isolated
 from quintain.registry.pieces import find
-from quintain_devtools.docstrings import doc_of
+from quintain_authoring.devtools.docstrings import doc_of
 
 from ..models.tiny import tiny_model
 from . import batches
@@ -95,7 +95,7 @@ def test_advantages_equal_their_formulas(rewards: list[float]) -> None:
 def test_constant_rewards_give_exactly_nothing(
     reward: float, group_size: int, piece: Piece
 ) -> None:
-    noise = [reward * (1 + 1e-9 * (i % 2)) for i in range(group_size)]
+    noise = [reward * (1 + 1e-15 * (i % 2)) for i in range(group_size)]
     assert piece(step(noise)) == [0.0] * group_size
 
 
@@ -169,7 +169,8 @@ def test_every_branch_of_the_clip(
     got, told = ppo_clip(t)
     assert got.item() == pytest.approx(loss)
     assert torch.autograd.grad(got.sum(), t.logp)[0].item() == pytest.approx(slope)
-    assert (told["clip_low"].item(), told["clip_high"].item()) == (bool(low), bool(high))
+    assert told["clip.low"].item() == bool(low)
+    assert told["clip.high"].item() == bool(high)
 
 
 def test_clip_higher_moves_the_upper_bound_only() -> None:
@@ -181,7 +182,7 @@ def test_clip_higher_moves_the_upper_bound_only() -> None:
 def test_ratios_of_tokens_and_samples() -> None:
     t = terms([math.log(2), math.log(8)], [1.0, 1.0], prox=[0.0, 0.0], mu=[math.log(4), 0.0])
     assert t.ratio().tolist() == pytest.approx([2, 8])
-    assert t.ratio(ratio_to="mu").tolist() == pytest.approx([0.5, 8])
+    assert replace(t, ratio_to="mu").ratio().tolist() == pytest.approx([0.5, 8])
     assert t.ratio("product").tolist() == pytest.approx([16])
     assert t.ratio("geometric").tolist() == pytest.approx([4])
     assert t.mismatch().tolist() == pytest.approx([0.25, 1])
@@ -224,19 +225,18 @@ def test_kl_gradients_on_a_softmax() -> None:
 def test_pinned_definitions() -> None:
     grpo, dr_grpo, rloo = ALGORITHMS["grpo"], ALGORITHMS["dr_grpo"], ALGORITHMS["rloo"]
     assert grpo.kl == KL(where="loss", estimator="k3", coefficient=0.04)
-    assert (grpo.advantage.parameters["ddof"], grpo.aggregation.name) == (0, "sequence")
-    assert (grpo.objective.name, grpo.objective.parameters["low"]) == ("ppo_clip", 0.2)
-    assert (dr_grpo.advantage.name, dr_grpo.aggregation.name, dr_grpo.kl.active) == (
-        "group_mean",
-        "constant",
-        False,
-    )
-    assert (dr_grpo.objective.name, dr_grpo.objective.parameters["low"]) == ("ppo_clip", 0.2)
-    assert (rloo.advantage.name, rloo.objective.name, rloo.kl.active) == (
-        "leave_one_out",
-        "policy_gradient",
-        False,
-    )
+    assert grpo.advantage.parameters["ddof"] == 0
+    assert grpo.aggregation.name == "sequence"
+    assert grpo.objective.name == "ppo_clip"
+    assert grpo.objective.parameters["low"] == 0.2
+    assert dr_grpo.advantage.name == "group_mean"
+    assert dr_grpo.aggregation.name == "constant"
+    assert dr_grpo.kl.active is False
+    assert dr_grpo.objective.name == "ppo_clip"
+    assert dr_grpo.objective.parameters["low"] == 0.2
+    assert rloo.advantage.name == "leave_one_out"
+    assert rloo.objective.name == "policy_gradient"
+    assert rloo.kl.active is False
     assert all(
         algorithm.summary and algorithm.source and algorithm.name == name
         for name, algorithm in ALGORITHMS.items()
@@ -357,7 +357,8 @@ def test_pieces_that_cannot_run_are_refused() -> None:
         == 12_000
     )
     renamed = algorithm.replace(name="mine")
-    assert (renamed.source, renamed.published) == ("", {})
+    assert renamed.source == ""
+    assert renamed.published == {}
 
 
 def test_an_update_must_tell_its_loss() -> None:
@@ -399,7 +400,8 @@ def test_a_piece_of_an_installed_algorithm_is_found(
         names = ["cubic", "objective.cubic", "cubic_pieces:cubic"]
         assert {find("objective", name).name for name in names} == {"cubic"}
         algorithm = bind(ALGORITHMS["rloo"], {"objective": {"use": "cubic", "scale": 2.0}})
-        assert (algorithm.objective.name, algorithm.objective.args) == ("cubic", {"scale": 2.0})
+        assert algorithm.objective.name == "cubic"
+        assert algorithm.objective.args == {"scale": 2.0}
         with pytest.raises(
             UnknownNameError,
             match=r"did you mean 'cubic'[^$]*'broken' of broken-pack cannot be loaded",

@@ -94,6 +94,7 @@ if "dvp" in INSTALLED:  # `quintain-algorithms` is installed
     )
 
 
+@pytest.mark.keeps("top-True")
 @pytest.mark.parametrize("lockstep", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_train_as_one(name: str, lockstep: bool) -> None:
@@ -125,11 +126,12 @@ def test_ranks_in_lockstep_make_as_many_passes() -> None:
         found = []
         for rank in range(COUNT):
             one.scorer.ranks = ThreadRanks(rank, Board(), lockstep=lockstep)
-            parts = one.scorer.micro_batches(prepared.flat_tokens, range(len(batch().samples)))
+            parts = one.scorer.micro_batches(prepared.step.batch, range(len(batch().samples)))
             found.append([micro.padding for micro in parts])
         return found
 
     first, second, last = passes(lockstep=True)
     assert len(first) == len(second) == len(last) > 1
-    assert not all(first) and all(last)
+    assert not all(first)
+    assert all(last)
     assert passes(lockstep=False)[2] == [True]

@@ -48,7 +48,9 @@ def test_offsets_cover_the_text_in_order(text: str) -> None:
     assert len(ids) == len(spans)
     at = 0
     for start, end in spans:
-        assert start in (at, at - 1) and end > start  # the bytes of one character share a span
+        # the bytes of one character share a span
+        assert start in (at, at - 1)
+        assert end > start
         at = end
     assert at == len(text)
     for (start, end), token in zip(spans, ids, strict=True):

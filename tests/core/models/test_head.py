@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from quintain.models.head import LogitMap, chunk_of, statistics
+
+from ...lanes import examples
 
 
 def case(n: int = 7, d: int = 5, v: int = 11, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,7 +36,7 @@ def plain(hidden: Tensor, weight: Tensor, target: Tensor, temperature: float) ->
     )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     chunk=st.integers(1, 9), temperature=st.sampled_from([0.7, 1.0, 1.7]), seed=st.integers(0, 99)
 )
@@ -90,6 +92,7 @@ def test_scale_soft_cap_and_bias_equal_autograd(logit_map: LogitMap, temperature
             torch.testing.assert_close(a, b)
 
 
+@pytest.mark.keeps("1-9", "2-100")
 @pytest.mark.parametrize(
     ("threads", "chunk"),
     [(1, 9), (1, 100), (2, 100), pytest.param(2, 9, marks=pytest.mark.slow)],
@@ -141,8 +144,10 @@ def test_half_precision_product_float32_after() -> None:
     found = statistics(hidden, weight, target, chunk=7)
     assert found.logp.dtype == torch.float32
     found.logp.sum().backward()
-    assert hidden.grad is not None and weight.grad is not None
-    assert (hidden.grad.dtype, weight.grad.dtype) == (torch.bfloat16, torch.float32)
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    assert hidden.grad.dtype == torch.bfloat16
+    assert weight.grad.dtype == torch.float32
     exact = plain(hidden.detach().float(), weight.detach(), target, 1.0)[0]
     assert (found.logp - exact).abs().max() < 0.2
     wide = statistics(hidden.float(), weight, target, math=torch.float32)
@@ -211,6 +216,7 @@ def bits(safe: Tensor, vocab: int) -> Tensor:
     return torch.stack([(safe[:, v // 8] >> (v % 8)) & 1 for v in range(vocab)], 1).bool()
 
 
+@pytest.mark.keeps("1e-09-5", "0.05-5", "0.3-5", "0.999-5")
 @pytest.mark.parametrize("vocab", [5, 8, 11, 16, 17])
 @pytest.mark.parametrize("prune", [1e-9, 0.05, 0.3, 0.999])
 def test_pruned_statistics_equal_a_masked_softmax_with_gradients(vocab: int, prune: float) -> None:
@@ -261,7 +267,8 @@ def test_gradcheck_under_a_frozen_vocabulary() -> None:
             hidden, weight, target, temperature=0.8, chunk=3, asked_NK=inside, prune=0.3, safe=safe
         )
         assert s.asked_logp is not None
-        assert s.safe is not None and torch.equal(s.safe, safe)
+        assert s.safe is not None
+        assert torch.equal(s.safe, safe)
         return s.logp, s.entropy, s.square, s.mean_logp, s.asked_logp
 
     assert torch.autograd.gradcheck(run, (hidden, weight))
@@ -279,7 +286,8 @@ def test_pruning_nothing_changes_nothing() -> None:
     plain = statistics(hidden, weight, target)
     all_kept = statistics(hidden, weight, target, prune=1e-300)
     assert plain.safe is None
-    assert all_kept.safe is not None and bits(all_kept.safe, 11).all()
+    assert all_kept.safe is not None
+    assert bits(all_kept.safe, 11).all()
     for name in ("logp", "entropy", "square", "mean_logp"):
         assert torch.equal(getattr(plain, name), getattr(all_kept, name))
 
@@ -297,7 +305,8 @@ def test_likeliest_tokens(top: int, prune: float) -> None:
         found = statistics(
             hidden, weight, target, temperature=0.8, top=top, prune=prune, chunk=chunk
         )
-        assert found.top_logp is not None and found.top_ids is not None
+        assert found.top_logp is not None
+        assert found.top_ids is not None
         torch.testing.assert_close(found.top_logp, want.values)
         real = want.values.isfinite()
         assert torch.equal(found.top_ids[real], want.indices[real])
@@ -309,13 +318,15 @@ def test_sampler_and_scorer_leave_out_the_same_tokens() -> None:
     """The sampler's log-prob of a token, which it may draw, is the scorer's under the same share
     and temperature.
     """
+    from quintain.engine.sampler import Sampler
     from quintain.types.sampling import Sampling
-    from quintain_embedded.sampler import Sampler
 
     hidden, weight, _ = case(n=60, v=11)
     samplings = [Sampling(temperature=0.8, prune=0.2)] * 60
     uniforms = torch.linspace(0, 1 - 1e-9, 60, dtype=torch.float64)
-    ids, logp = Sampler(samplings, hidden.device).pick((hidden @ weight.t()).detach(), uniforms)
+    ids, logp = Sampler(samplings, hidden.device, len(weight)).pick(
+        (hidden @ weight.t()).detach(), uniforms
+    )
     found = statistics(hidden, weight, ids, temperature=0.8, prune=0.2)
     torch.testing.assert_close(found.logp, logp)
     _, kept = masked(hidden, weight, ids, 0.2)

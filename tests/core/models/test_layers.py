@@ -42,7 +42,8 @@ def test_values_and_gradients_agree_with_the_module(kind: str, fused: bool) -> N
     model = tiny_model(kind)
     assert not fused or fuse_storage(model)
     decoder = Decoder.of(model)
-    assert decoder is not None and (decoder.layers[0].qkv.weight is not None) == fused
+    assert decoder is not None
+    assert (decoder.layers[0].qkv.weight is not None) == fused
     ids = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(0))
     expected = model(ids).logits
     got = forward(decoder, ids)
@@ -95,7 +96,8 @@ def test_an_optimizer_step_is_visible_in_the_joined_weight() -> None:
     model = tiny_model("qwen2")
     fuse_storage(model)
     decoder = Decoder.of(model)
-    assert decoder is not None and decoder.layers[0].qkv.weight is not None
+    assert decoder is not None
+    assert decoder.layers[0].qkv.weight is not None
     joined = decoder.layers[0].qkv
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model(torch.arange(10)[None]).logits.square().mean().backward()
@@ -128,7 +130,8 @@ def test_joined_storage_survives_saving_and_loading(tmp_path: Path) -> None:
     other = tiny_model("qwen2", seed=1)
     model.load_state_dict(other.state_dict())
     decoder = Decoder.of(model)
-    assert decoder is not None and decoder.layers[0].qkv.weight is not None
+    assert decoder is not None
+    assert decoder.layers[0].qkv.weight is not None
     assert torch.equal(
         decoder.layers[0].qkv.weight[:32], other.model.layers[0].self_attn.q_proj.weight
     )

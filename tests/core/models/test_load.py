@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 
 from quintain.errors import UsageError
 from quintain.interfaces.tools import ToolSpec
@@ -19,7 +20,7 @@ from quintain.types.task import Message, ToolCall
 from quintain_authoring.byte_tokenizer import ByteTokenizer
 
 from .architectures import ARCHITECTURES, architecture
-from .tiny import byte_tokenizer, save_tiny, tiny_model
+from .tiny import CHATML, byte_tokenizer, save_tiny, tiny_model
 
 TOKENIZER = HFTokenizer(byte_tokenizer())
 
@@ -31,7 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_folder_loads_and_saves(folder: Path, tmp_path: Path) -> None:
     loaded = load_model(folder)
-    assert (loaded.context, loaded.fused, loaded.module.training) == (512, True, False)
+    assert loaded.context == 512
+    assert loaded.fused is True
+    assert loaded.module.training is False
     assert loaded.parameters == sum(p.numel() for p in tiny_model("qwen3").parameters())
     loaded.module.save_pretrained(tmp_path)
     loaded.tokenizer.hf.save_pretrained(tmp_path)
@@ -178,6 +181,7 @@ def test_other_reasons_are_not_called_damage(tmp_path: Path) -> None:
         load_model(folder)
 
 
+@pytest.mark.keeps("llama", "gpt2", "qwen3")
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_no_dropout_of_any_name_is_left(name: str) -> None:
     """Attention, residual, activation or layer dropout: training mode computes what evaluation mode
@@ -196,6 +200,7 @@ def test_no_dropout_of_any_name_is_left(name: str) -> None:
         assert torch.equal(plain, module.train()(input_ids=ids, use_cache=False).logits)
 
 
+@pytest.mark.keeps("gpt-oss")
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "mamba", "bloom"])
 def test_architectures_without_sdpa_load(tmp_path: Path, name: str) -> None:
     architecture(name, vocab_size=260, eos_token_id=258, pad_token_id=259).save_pretrained(tmp_path)
@@ -253,6 +258,7 @@ def test_dropout_is_off_in_training_mode_too() -> None:
         assert torch.equal(model.train()(ids).logits, model.eval()(ids).logits)
 
 
+@pytest.mark.more
 @given(st.text())
 def test_every_text_survives_the_tokenizer(text: str) -> None:
     ids, spans = TOKENIZER.encode_with_offsets(text)
@@ -274,8 +280,39 @@ def test_stop_ids_are_of_tokenizer_generation_config_and_template() -> None:
     assert HFTokenizer(byte_tokenizer(), stop_ids=(5, 258)).stop_ids == (258, 5, 257)
     assert TOKENIZER.stops == ()
     plain = HFTokenizer(byte_tokenizer(None))
-    assert (plain.stop_ids, plain.stops) == ((258,), PLAIN_STOPS)
+    assert plain.stop_ids == (258,)
+    assert plain.stops == PLAIN_STOPS
     assert plain.render([Message("user", "hi")]) == "User: hi\n\nAssistant:"
+
+
+def with_bos(template: str | None) -> HFTokenizer:
+    """A tokenizer whose own call begins each text with a token, as those of Llama and Gemma do."""
+    hf = byte_tokenizer(template)
+    hf.bos_token = "<|im_start|>"
+    begun = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 256)])
+    hf.backend_tokenizer.post_processor = begun
+    return HFTokenizer(hf)
+
+
+def test_a_base_model_reads_the_token_that_begins_its_texts() -> None:
+    base = with_bos(None)
+    ids = base.encode(base.render([Message("user", "hi")]))
+    assert ids == base.hf("User: hi\n\nAssistant:")["input_ids"]
+    assert ids.count(256) == 1
+
+
+def test_a_chat_template_writes_its_own_beginning() -> None:
+    messages = [Message("user", "hi")]
+    assert with_bos(CHATML).render(messages) == TOKENIZER.render(messages)
+
+
+def test_saved_models_name_all_stop_tokens(folder: Path, tmp_path: Path) -> None:
+    """The config of the model ends with a document, and the template's turn with another token."""
+    loaded = load_model(folder)
+    loaded.module.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "generation_config.json").read_text())
+    assert saved["eos_token_id"] == [258, 257]
+    assert loaded.tokenizer.stop_ids == (258, 257)
 
 
 def test_the_name_depends_on_vocabulary_and_template() -> None:
@@ -290,8 +327,8 @@ def test_tools_and_calls_reach_the_template() -> None:
     template = (
         "{% for t in tools or [] %}[{{ t.function.name }}:{{ t.function.parameters.type }}]{% "
         "endfor %}{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.reasoning_content }}{% "
-        "for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments.values() | "
-        "first }}){% endfor %};{% endfor %}"
+        "for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>"
+        "{% endfor %};{% endfor %}"
     )
     tokenizer = HFTokenizer(byte_tokenizer(template))
     call = ToolCall(name="add", arguments={"x": 2}, id="c1")
@@ -301,7 +338,8 @@ def test_tools_and_calls_reach_the_template() -> None:
     ]
     assert (
         tokenizer.render(messages, [ToolSpec(name="add")])
-        == "[add:object]assistant|ok|hmadd(2);tool|3|;"
+        == '[add:object]assistant|ok|hm<tool_call>{"name": "add", "arguments": {"x": 2}}</tool_call>;'
+        "tool|3|;"
     )
 
 

@@ -19,6 +19,7 @@ from quintain.models.forward import Forward
 from quintain.models.prefix_layout import PrefixLayout, TokenSequence
 from quintain.models.prefix_tree import SHORTEST, PrefixTree
 
+from ...lanes import examples
 from .tiny import tiny_model
 
 LONG = SHORTEST + 3
@@ -109,6 +110,7 @@ def same_as_alone(
     torch.testing.assert_close(grad, alone_grad, rtol=0, atol=1e-10 * scale)
 
 
+@pytest.mark.more
 @settings(max_examples=8, deadline=None)
 @given(first=trees(), second=trees())
 def test_a_tree_changes_no_log_prob_and_no_gradient(
@@ -118,7 +120,7 @@ def test_a_tree_changes_no_log_prob_and_no_gradient(
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(first=trees(), second=trees())
 def test_more_trees_change_no_log_prob_and_no_gradient(
     forward: Forward, first: list[TokenSequence], second: list[TokenSequence]
@@ -126,6 +128,7 @@ def test_more_trees_change_no_log_prob_and_no_gradient(
     same_as_alone(forward, first, second)
 
 
+@pytest.mark.more
 def test_four_branches_that_share_most_cost_little_more_than_the_tree(forward: Forward) -> None:
     """Rewritten histories of one rollout: four branches of 400 tokens that share 80 per cent."""
     history = tokens(0, 320)
@@ -141,6 +144,7 @@ def test_four_branches_that_share_most_cost_little_more_than_the_tree(forward: F
     torch.testing.assert_close(grad, alone_grad, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.more
 def test_a_chain_of_a_thousand_histories_is_no_deeper_than_memory_allows(forward: Forward) -> None:
     """Each turn keeps the whole history and is a conversation of its own: tokens grow by turns, not
     by their square.

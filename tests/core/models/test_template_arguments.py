@@ -69,7 +69,7 @@ def test_a_recipe_has_them() -> None:
 
 def test_the_engine_takes_them(tmp_path: Path) -> None:
     """`quintain eval --engine-arg template={enable_thinking=false}`."""
-    from quintain_embedded.engine import EmbeddedEngine
+    from quintain.engine.embedded import EmbeddedEngine
 
     save_tiny(tmp_path, template=THINKING)
     engine = EmbeddedEngine(str(tmp_path), device="cpu", template={"enable_thinking": False})

@@ -36,7 +36,8 @@ def test_first_signal_asks_and_second_stops(number: signal.Signals) -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
-    assert (out.getvalue(), woken) == ("stopping\n", [1])
+    assert out.getvalue() == "stopping\n"
+    assert woken == [1]
     assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
 
 

@@ -93,6 +93,7 @@ def test_every_command_sets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
+@pytest.mark.more
 def test_torch_loads_openmp_with_them() -> None:
     """OpenMP reads the environment when torch loads it, so a change of `os.environ` before that is
     in time.

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.errors import BindingError, RecipeError, UnknownNameError, UsageError
+from quintain.errors import RecipeError, UnknownNameError, UsageError
 from quintain.interfaces.reward import Reward, constant, reward
-from quintain.recipe.rewards import of_function, parse_reward
-from quintain.registry.lookup import isolated
+from quintain.recipe.rewards import parse_reward
 from quintain.types.rollout import Rollout
 
 
@@ -298,19 +297,3 @@ def _parses_or_usage_error(text: str) -> None:
     except UsageError:
         return
     assert isinstance(found, Reward)
-
-
-def test_an_adapter_makes_a_reward_of_a_plain_function() -> None:
-    """Without one the error says what to install."""
-
-    def score(completion: str) -> float:
-        return 1.0
-
-    with isolated() as registry:
-        with pytest.raises(
-            BindingError,
-            match="'score' is a plain function; write @reward, or: pip install quintain-authoring",
-        ):
-            of_function(score)
-        registry.add("reward_adapter", "a", lambda function: (brevity, function))
-        assert of_function(score) == (brevity, score)

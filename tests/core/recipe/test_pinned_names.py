@@ -21,7 +21,7 @@ from quintain.recipe.rewards import qualified
 from quintain.recipe.tables import Recipe
 from quintain.registry.discovery import Component
 from quintain.registry.lookup import current, isolated
-from quintain_viewer.runs import list_runs
+from quintain_view.viewer.runs import list_runs
 
 from ...small_run import small_recipe
 
@@ -109,18 +109,17 @@ def test_a_plugin_with_the_same_names_breaks_neither_quickstart_nor_resume(
     folder = small_run(RECIPE)
     assert main(["train", "recipe.toml", "--name", "old", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert (summary["environments"], summary["algorithm"]) == (["arithmetic"], "grpo")
+    assert summary["environments"] == ["arithmetic"]
+    assert summary["algorithm"] == "grpo"
     (run,) = list_runs(folder / "runs")
     assert run.environments == ("arithmetic",)
 
     saved = Recipe.load(folder / "runs" / "old" / "recipe.toml")
     assert saved.environments[0].use == "quintain-env-math/arithmetic"
-    assert saved.environments[0].shaping == '0.5 * use("quintain-shaping/format_tags")'
-    assert (
-        saved.algorithm.use,
-        saved.engine.use,
-        saved.learner.use,
-    ) == ("quintain/grpo", "quintain-embedded/embedded", "quintain/torch")
+    assert saved.environments[0].shaping == '0.5 * use("quintain-rewards/format_tags")'
+    assert saved.algorithm.use == "quintain/grpo"
+    assert saved.engine.use == "quintain/embedded"
+    assert saved.learner.use == "quintain/torch"
 
     resumed, quickstart, ambiguous = quintain(
         folder,
@@ -170,9 +169,9 @@ def test_services_and_the_model_are_named_too() -> None:
     saved = pinned_recipe(recipe)
 
     assert saved.model.name == "quintain-starter/default"
-    assert saved.algorithm.use == "quintain-classic/ppo"
+    assert saved.algorithm.use == "quintain-algorithms/ppo"
     assert {slot: table.use for slot, table in saved.services.items()} == {
-        "critic": "quintain-classic/critic"
+        "critic": "quintain-algorithms/critic"
     }
     assert saved == pinned_recipe(saved)
     with isolated(

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from quintain import Limits
-from quintain.errors import BindingError, RecipeError
+from quintain.errors import BindingError, RecipeError, UsageError
 from quintain.interfaces.algorithm import Algorithm
 from quintain.interfaces.sampling_plan import SamplingPlan
 from quintain.learning.algorithms import DAPO, DR_GRPO
 from quintain.recipe.plan import RunPlan
-from quintain.recipe.resolve import resolve_algorithm
+from quintain.recipe.resolve import resolve_algorithm, resolve_schedule
 from quintain.recipe.tables import Recipe
 from quintain.registry.binding import bind
 from quintain.run.remarks import remarks
@@ -98,14 +98,10 @@ def test_a_table_changes_what_the_algorithm_has() -> None:
         ThinkingBudget(min_tokens=10, max_tokens=20, text="stop")
         == plan(thinking_budget={"max_tokens": 20}).thinking_budget
     )
-    assert (
-        plan(resample="dynamic").order,
-        plan(resample="dynamic").drop_solved,
-    ) == ("hard_first", 0.9)
-    assert (
-        plan(thinking_budget="none").thinking_budget,
-        plan(drop_solved="none").drop_solved,
-    ) == (None, None)
+    assert plan(resample="dynamic").order == "hard_first"
+    assert plan(resample="dynamic").drop_solved == 0.9
+    assert plan(thinking_budget="none").thinking_budget is None
+    assert plan(drop_solved="none").drop_solved is None
     assert plan(drop_solved="none").thinking_budget == base.plan.thinking_budget
 
 
@@ -167,7 +163,7 @@ def test_overlong_punishment_that_the_environment_forestalls_is_noted(
 
 
 STALE = [
-    {"schedule": {"args": {"max_staleness": 2}}},
+    {"schedule": {"use": "one_step_off", "args": {"max_staleness": 2}}},
     {"algorithm": {"args": {"plan": {"staleness": 2}}}},
 ]
 
@@ -175,6 +171,15 @@ STALE = [
 def _stale_recipe(stale: dict[str, Any], use: str, args: dict[str, Any]) -> Recipe:
     own = {"use": use, "args": {**stale.get("algorithm", {}).get("args", {}), **args}}
     return Recipe.of({"environments": [{"use": "arithmetic"}], **stale, "algorithm": own})
+
+
+@pytest.mark.parametrize("args", [{"max_staleness": 2}, {"in_flight_updates": True}])
+def test_a_schedule_without_a_collector_cannot_overlap(args: dict[str, Any]) -> None:
+    """The message names what to install; the synchronous schedule is of the package."""
+    recipe = Recipe.of({"environments": [{"use": "arithmetic"}], "schedule": {"args": args}})
+
+    with pytest.raises(UsageError, match=r"one that overlaps \(pip install quintain-scale\)"):
+        resolve_schedule(recipe)
 
 
 @pytest.mark.parametrize("stale", STALE)
@@ -222,7 +227,8 @@ def test_a_ratio_under_staleness_is_to_the_sampler_by_default(
     recipe = _stale_recipe(stale, use, args)
     plan = RunPlan.of(recipe)
     found = [note for note in plan.notes if "2 weight versions old" in note]
-    assert (plan.algorithm.ratio_to, bool(found)) == (ratio_to, bool(noted))
+    assert plan.algorithm.ratio_to == ratio_to
+    assert bool(found) == bool(noted)
     assert all(noted in note for note in found)
 
 
@@ -240,7 +246,8 @@ def test_what_the_note_on_weights_proposes_has_a_ratio_to_the_sampler(
     plan = RunPlan.of(_stale_recipe(stale, use, changes))
 
     assert ('objective = "ppo_clip"' in note) == bool(objective)
-    assert plan.algorithm.ratio_to == "mu" and plan.algorithm.has_ratio
+    assert plan.algorithm.ratio_to == "mu"
+    assert plan.algorithm.has_ratio
     assert not [n for n in plan.notes if "versions old" in n]
 
 
@@ -278,7 +285,9 @@ def test_an_objective_without_a_ratio_to_the_sampler_is_refused_under_staleness(
     ):
         with pytest.raises(RecipeError, match=re.escape(line)) as refused:
             resolve_algorithm(_stale_recipe(stale, use, args))
-        assert ("(plan.staleness)" if "algorithm" in stale else "(sync)") in str(refused.value)
+        assert ("(plan.staleness)" if "algorithm" in stale else "(one_step_off)") in str(
+            refused.value
+        )
         assert "ppo_clip" not in str(refused.value) or use == "rloo"
         assert resolve_algorithm(_stale_recipe(stale, use, {**args, **changes}))
 

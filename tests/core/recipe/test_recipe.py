@@ -24,11 +24,9 @@ SMALL = '[[environments]]\nuse = "arithmetic"\n'
 def test_defaults() -> None:
     recipe = Recipe.parse(SMALL)
     assert recipe.environments[0].use == "arithmetic"
-    assert (recipe.batch.prompts, recipe.batch.group_size, recipe.batch.min_group_size) == (
-        32,
-        8,
-        None,
-    )
+    assert recipe.batch.prompts == 32
+    assert recipe.batch.group_size == 8
+    assert recipe.batch.min_group_size is None
     assert recipe.algorithm.use == "dr_grpo"
     assert recipe.engine.use == "embedded"
     assert is_model_source(recipe.model.name)
@@ -106,7 +104,8 @@ def test_precisions_have_two_names(dtype: str, precision: str) -> None:
     """PyTorch's and the short one, in either key; the resolved recipe has one of them."""
     for word in (dtype, precision):
         read = Recipe.parse(SMALL, [f"model.dtype={word}", f"learner.precision={word}"])
-        assert (read.model.dtype, read.learner.precision) == (dtype, precision)
+        assert read.model.dtype == dtype
+        assert read.learner.precision == precision
     with pytest.raises(
         RecipeError,
         match="expected 'float32', 'bf16', 'fp16', 'bfloat16' or 'float16'; did you mean",
@@ -307,8 +306,10 @@ def test_a_recipe_extends_a_bundled_one() -> None:
     assert found == quickstart.replace(
         {"sampling.temperature": 0.5, "environments": environments, "run.seed": 3}
     )
-    assert found.learner.lr == 6e-5 and found.batch.prompts == 64
-    assert "extends" not in found.to_toml() and Recipe.parse(found.to_toml()) == found
+    assert found.learner.lr == 6e-5
+    assert found.batch.prompts == 64
+    assert "extends" not in found.to_toml()
+    assert Recipe.parse(found.to_toml()) == found
 
 
 def test_tables_merge_lists_are_replaced_and_the_nearest_wins(tmp_path: Path) -> None:
@@ -327,12 +328,11 @@ def test_tables_merge_lists_are_replaced_and_the_nearest_wins(tmp_path: Path) ->
         middle='extends = "../base.toml"\nlearner = { lr = 1e-4, weight_decay = 0.1 }\n',
     )
     found = Recipe.load(tmp_path / "top.toml", ["run.seed=6"])
-    assert (found.learner.lr, found.learner.weight_decay, found.learner.warmup_steps) == (
-        1e-3,
-        0.1,
-        7,
-    )
-    assert found.sampling.stop == ("C",) and found.environments[0].use == "arithmetic"
+    assert found.learner.lr == 1e-3
+    assert found.learner.weight_decay == 0.1
+    assert found.learner.warmup_steps == 7
+    assert found.sampling.stop == ("C",)
+    assert found.environments[0].use == "arithmetic"
     assert found.run.seed == 6
 
 

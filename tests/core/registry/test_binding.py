@@ -20,7 +20,7 @@ from quintain.errors import BindingError, PluginError, UsageError
 from quintain.interfaces.algorithm import KL, Algorithm
 from quintain.interfaces.pieces import Piece
 from quintain.registry.binding import MISSING, bind, check_args, signature_of, type_name
-from quintain_devtools.docstrings import doc_of, parameter_docs
+from quintain_authoring.devtools.docstrings import doc_of, parameter_docs
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -106,7 +106,8 @@ def test_signature_of_an_environment() -> None:
     fields = {f.name: f for f in signature.fields}
 
     assert list(fields) == ["top", "ratio", "path", "mode", "levels", "colour", "span"]
-    assert (int, 100) == (fields["top"].type, fields["top"].default)
+    assert fields["top"].type is int
+    assert fields["top"].default == 100
     docs = {
         "top": "the highest number, which counts.",
         "path": "where, and how.",
@@ -158,9 +159,13 @@ def test_plain_data_becomes_what_the_annotation_says() -> None:
 
     game = bind(Game, args, JUDGE)
 
-    assert (3, 1.0, Path("a/b"), (1, 2)) == (game.top, game.ratio, game.path, game.levels)
+    assert game.top == 3
+    assert game.ratio == 1.0
+    assert Path("a/b") == game.path
+    assert game.levels == (1, 2)
     assert isinstance(game.ratio, float)
-    assert (Colour.RED, Span(low=4)) == (game.colour, game.span)
+    assert game.colour == Colour.RED
+    assert Span(low=4) == game.span
     assert game.referee is JUDGE["judge"]
 
 
@@ -342,7 +347,8 @@ def test_arguments_of_an_algorithm_are_checked(args: dict[str, Any], message: st
     for check in (bind, check_args):
         with pytest.raises(BindingError) as e:
             check(algorithm, args, who="algorithm 'r'")
-        assert message in str(e.value) and "\n" not in str(e.value)
+        assert message in str(e.value)
+        assert "\n" not in str(e.value)
 
 
 def test_pieces_of_an_algorithm_take_plain_data() -> None:
@@ -437,7 +443,8 @@ def test_any_plain_value_fits_or_is_refused(name: str, value: Any) -> None:
         assert name in str(e)
         return
 
-    assert isinstance(game.top, int) and not isinstance(game.top, bool)
+    assert isinstance(game.top, int)
+    assert not isinstance(game.top, bool)
     assert isinstance(game.ratio, float)
     assert isinstance(game.levels, tuple)
     assert game.mode in ("easy", "hard")

@@ -15,15 +15,15 @@ from quintain.interfaces.service import Service
 from quintain.registry.binding import signature_of
 from quintain.registry.discovery import Component, discover
 from quintain.registry.lookup import Registry
-from quintain_devtools.docstrings import doc_of
+from quintain_authoring.devtools.docstrings import doc_of
 
 DISTRIBUTIONS = (
     "quintain",
-    "quintain-classic",
+    "quintain-algorithms",
     "quintain-env-math",
-    "quintain-math-verify",
-    "quintain-openai",
-    "quintain-shaping",
+    "quintain-rewards",
+    "quintain-engines",
+    "quintain-rewards",
 )
 OURS = [c for c in discover() if c.distribution in DISTRIBUTIONS]
 KINDS = {"environment": Environment, "engine": Engine, "service": Service}

@@ -63,7 +63,7 @@ def test_list_shows_its_components_and_the_clash(env: dict[str, str]) -> None:
     assert listed[f"environment:{DIST}/echo"]["tags"] == ["example", "single-turn"]
     assert (
         (listed[f"reward:{DIST}/format_tags"]["error"])
-        == "quintain-shaping uses the same name; write 'third-party-pack/format_tags'"
+        == "quintain-rewards uses the same name; write 'third-party-pack/format_tags'"
     )
 
 
@@ -72,7 +72,7 @@ def test_list_for_people(env: dict[str, str]) -> None:
     out = quintain(env, "list", "rewards").stdout
 
     assert "repeats" in out
-    assert "error: quintain-shaping uses the same name" in out
+    assert "error: quintain-rewards uses the same name" in out
     assert "echo" not in out
 
 

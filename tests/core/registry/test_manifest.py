@@ -22,7 +22,6 @@ name = "sums"
 summary = "Adds."
 needs = ["network"]
 extra = "hub"
-formerly = ["other/sums"]
 """
 
 
@@ -34,7 +33,6 @@ def test_good_manifest() -> None:
         summary="Adds.",
         needs=("network",),
         extra="hub",
-        formerly=("other/sums",),
     )
 
     assert Manifest(api=1, licence="MIT", tags=("math",), components=(entry,)) == parse_manifest(
@@ -57,6 +55,10 @@ def test_good_manifest() -> None:
         (
             ('["network"]', '["netwrok"]'),
             "`components[1].needs` has 'netwrok'; did you mean 'network'?",
+        ),
+        (
+            ('["network"]', '["network"]\nsection = "lok"'),
+            "`components[1].section` is 'lok'; did you mean 'look'?",
         ),
         (('["math"]', '"math"'), "`tags` is 'math'; expected a list of text"),
         (('"sums"', "3"), "`components[1].name` is 3; expected text"),

@@ -12,7 +12,7 @@ from quintain.errors import PluginError, UnknownNameError
 from quintain.registry.discovery import GROUPS, Component, discover
 from quintain.registry.lookup import Registry, current, isolated
 from quintain.registry.pieces import find
-from quintain_devtools.listing import kind_of
+from quintain_authoring.devtools.listing import kind_of
 
 
 def component(
@@ -59,6 +59,18 @@ def test_discovery_reads_metadata_once_per_distribution(
     assert [(c.name, c.target, c.distribution) for c in discover()] == [
         ("odd", "new:thing", "odd-name-x")
     ]
+
+
+def test_a_distribution_without_components_hides_a_later_one_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does for an import."""
+    for name, points in (("a", ""), ("b", "[quintain.rewards]\nold = old:thing\n")):
+        (tmp_path / name).mkdir()
+        install(tmp_path / name, "plugin", points)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "a"), str(tmp_path / "b")])
+
+    assert [*discover()] == []
 
 
 def test_other_entry_points_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +189,6 @@ def test_explicit_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         "arithmetic",
         "quintain-env-math/arithmetic",
-        "quintain/arithmetic",
         "others/arithmetic",
     ],
 )
@@ -188,38 +199,6 @@ def test_a_name_of_a_known_plugin_that_is_not_installed(name: str) -> None:
     with pytest.raises(UnknownNameError) as e:
         Registry([component("only")]).find("environment", name)
     assert ("pip install quintain-env-math" in str(e.value)) == (not name.startswith("others"))
-
-
-def moved(name: str, tmp_path: Path, manifest: str) -> Component:
-    """Return the reward `x` of a distribution *name* whose module has *manifest*; no other test of the
-    process may have imported a module of the name.
-    """
-    package = tmp_path / name
-    package.mkdir()
-    (package / "__init__.py").write_text("x = 1\n")
-    (package / "quintain.toml").write_text(manifest)
-    return component("x", f"{name}:x", distribution=name)
-
-
-def test_a_component_that_moved_keeps_its_former_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A recipe from before the move finds it, unless the former owner has one of the name again; a
-    faulty manifest of another distribution is in nobody's way.
-    """
-    monkeypatch.syspath_prepend(tmp_path)
-    row = '[[components]]\nkind = "reward"\nname = "x"\nsummary = "One."\n'
-    new = moved("moved_to", tmp_path, f'api = 1\n{row}formerly = ["old/x"]')
-    other = moved("moved_beside", tmp_path, f"api = 1\n{row}")
-    faulty = moved("moved_damaged", tmp_path, "api = [")
-    registry = Registry([faulty, other, new])
-
-    assert new == registry.find("reward", "old/x")
-    assert "reward 'x' of moved_damaged may be 'old/x', but: " in caplog.text
-    with pytest.raises(UnknownNameError):
-        registry.find("reward", "older/x")
-    again = component("x", distribution="old")
-    assert again == Registry([new, again]).find("reward", "old/x")
 
 
 def test_isolated() -> None:
@@ -263,27 +242,16 @@ def test_groups_are_the_contract() -> None:
     assert GROUPS == {
         "environment": "quintain.environments",
         "reward": "quintain.rewards",
-        "reward_adapter": "quintain.reward_adapters",
         "algorithm": "quintain.algorithms",
         "engine": "quintain.engines",
         "learner": "quintain.learners",
         "cluster": "quintain.clusters",
         "curriculum": "quintain.curricula",
-        "collector": "quintain.collectors",
-        "adapters": "quintain.adapters",
-        "loader": "quintain.loaders",
-        "decoder": "quintain.decoders",
-        "renderer": "quintain.renderers",
-        "kernels": "quintain.kernels",
         "model": "quintain.models",
         "schedule": "quintain.schedules",
         "service": "quintain.services",
         "tool_format": "quintain.tool_formats",
         "command": "quintain.commands",
-        "planner": "quintain.planners",
-        "check": "quintain.checks",
-        "hint": "quintain.hints",
-        "completion": "quintain.completions",
         "hooks": "quintain.plugins",
     }
 

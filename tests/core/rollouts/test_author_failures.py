@@ -5,6 +5,7 @@ rollouts live.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -297,31 +298,34 @@ async def cancel_this_task() -> None:
     await asyncio.sleep(0)
 
 
+async def fail(error: type[BaseException]) -> None:
+    raise error("in a task")
+
+
 @pytest.mark.parametrize("own", [SystemExit, Foreign, asyncio.CancelledError])
-@pytest.mark.parametrize("where", ["reward", "rollout"])
-def test_a_task_that_an_author_starts_may_raise_anything(
-    where: str, own: type[BaseException]
-) -> None:
+def test_a_task_that_a_reward_starts_may_raise_anything(own: type[BaseException]) -> None:
     """Whoever awaits it gets the exception; commands continue after a `SystemExit`, which ends the
     event loop.
     """
 
-    async def raises() -> None:
-        raise own("in a task")
-
     async def judges(rollout: Any) -> float:
-        await (asyncio.create_task(raises()) if where == "reward" else asyncio.sleep(0))
+        await asyncio.create_task(fail(own))
         return 1.0
 
-    class Starts(Plain):
-        reward = reward(judges)
+    group = play(Plain().overridden(reward=reward(judges)), run=run_coroutine)
+    check(group, TerminationKind.REWARD_ERROR)
+    assert own.__name__ in group.rollouts[0].termination.reason
+    assert "(test_author_failures.py, line" in group.rollouts[0].termination.reason
 
+
+@pytest.mark.parametrize("own", [SystemExit, Foreign, asyncio.CancelledError])
+def test_a_task_that_an_episode_starts_may_raise_anything(own: type[BaseException]) -> None:
+    class Starts(Plain):
         async def rollout(self, task: Task, agent: Agent) -> None:
-            await (asyncio.create_task(raises()) if where == "rollout" else asyncio.sleep(0))
+            await asyncio.create_task(fail(own))
 
     group = play(Starts(), run=run_coroutine)
-    kind = TerminationKind.REWARD_ERROR if where == "reward" else TerminationKind.ENVIRONMENT_ERROR
-    check(group, kind)
+    check(group, TerminationKind.ENVIRONMENT_ERROR)
     assert own.__name__ in group.rollouts[0].termination.reason
     assert "(test_author_failures.py, line" in group.rollouts[0].termination.reason
 
@@ -333,62 +337,109 @@ class Silent(Speaker):
         return await asyncio.Future()
 
 
-@pytest.mark.parametrize("then", ["asks again", "sleeps on", "raises", "returns"])
-def test_an_episode_that_catches_its_cancellation_ends_by_its_limit(
-    then: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing waits for it for longer than it may clean up, and later turns of it fail."""
+class Persists(Plain):
+    """An episode that catches its cancellation."""
+
+    limits = Limits(turns=None, seconds=0.1)
+
+
+class Raises(Persists):
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        try:
+            await asyncio.sleep(1e6)
+        except asyncio.CancelledError:
+            raise ValueError from None
+
+
+class Returns(Persists):
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(1e6)
+
+
+@pytest.fixture
+def short_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for an episode that is over for longer than 0.1 s."""
     monkeypatch.setattr(own_task, "CLEANUP_SECONDS", 0.1)
-    refused: list[str] = []
 
-    class Persists(Plain):
-        limits = Limits(turns=None, seconds=0.1)
 
-        async def rollout(self, task: Task, agent: Agent) -> None:
-            while True:
-                try:
-                    await (agent.turn() if then == "asks again" else asyncio.sleep(1e6))
-                except asyncio.CancelledError:
-                    if then == "returns" or (then == "sleeps on" and done):
-                        return
-                    if then == "raises":
-                        raise ValueError from None
-                except EnvironmentFault as e:
-                    refused.append(str(e))
-                    raise
+def end_by_the_limit(environment: Persists, over: Callable[[], None] = lambda: None) -> int:
+    """Play *environment* until its limit ends it, call *over*, and return how many tasks are left
+    then.
+    """
 
     async def ends() -> tuple[Group[Any, Any], int]:
-        (group,) = await run_groups(
-            [request], RolloutContext(engine=Silent(lambda *_: ""), retries=0)
-        )
-        done.append(True)
+        task = Task(prompt="0", id="the-task")
+        request = RolloutRequest(environment=environment, task=task, group_size=1)
+        context = RolloutContext(engine=Silent(lambda *_: ""), retries=0)
+        (group,) = await run_groups([request], context)
+        over()
         for _ in range(5):
             await asyncio.sleep(0)
         return group, len(asyncio.all_tasks()) - 1
 
-    done: list[bool] = []
-    request = RolloutRequest(
-        environment=Persists(), task=Task(prompt="0", id="the-task"), group_size=1
-    )
     group, left = asyncio.run(ends())
-
     check(group, TerminationKind.TIMEOUT)
-    assert (
-        group.rollouts[0].termination.reason == "Persists.rollout took over 0.1 s (limits.seconds)"
-    )
-    assert left == (then == "sleeps on")
-    warned = (
-        "Persists.rollout on task 'the-task' catches its cancellation and still runs" in caplog.text
-    )
-    assert (then in ("asks again", "sleeps on")) == warned, caplog.text
-    assert ["the episode is over; its code asked for another turn"] * (
-        then == "asks again"
-    ) == refused
+    name = type(environment).__name__
+    reason = f"{name}.rollout took over 0.1 s (limits.seconds)"
+    assert group.rollouts[0].termination.reason == reason
+    return left
+
+
+STILL_RUNS = "on task 'the-task' catches its cancellation and still runs"
+
+
+@pytest.mark.usefixtures("short_cleanup")
+@pytest.mark.parametrize("environment", [Raises, Returns])
+def test_an_episode_that_cleans_up_after_its_cancellation_ends_by_its_limit(
+    environment: type[Persists], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert end_by_the_limit(environment()) == 0
+    assert STILL_RUNS not in caplog.text
+
+
+@pytest.mark.usefixtures("short_cleanup")
+def test_an_episode_that_sleeps_on_is_left_alone_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing waits for it for longer than it may clean up."""
+    over: list[bool] = []
+
+    class SleepsOn(Persists):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            while not over:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(1e6)
+
+    assert end_by_the_limit(SleepsOn(), lambda: over.append(True)) == 1
+    assert f"SleepsOn.rollout {STILL_RUNS}" in caplog.text
+
+
+@pytest.mark.usefixtures("short_cleanup")
+def test_an_episode_that_asks_on_is_refused_its_next_turn(caplog: pytest.LogCaptureFixture) -> None:
+    refused: list[str] = []
+
+    class AsksAgain(Persists):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            while True:
+                try:
+                    await agent.turn()
+                except asyncio.CancelledError:
+                    continue
+                except EnvironmentFault as e:
+                    refused.append(str(e))
+                    raise
+
+    assert end_by_the_limit(AsksAgain()) == 0
+    assert f"AsksAgain.rollout {STILL_RUNS}" in caplog.text
+    assert refused == ["the episode is over; its code asked for another turn"]
 
 
 def test_limits_of_seconds_are_on_by_default() -> None:
-    assert (Limits().seconds, Limits().reward_seconds) == (600.0, 60.0)
-    assert (Plain.limits.seconds, Plain.limits.reward_seconds) == (600.0, 60.0)
+    assert Limits().seconds == 600.0
+    assert Limits().reward_seconds == 60.0
+    assert Plain.limits.seconds == 600.0
+    assert Plain.limits.reward_seconds == 60.0
 
 
 class Duel(Plain):

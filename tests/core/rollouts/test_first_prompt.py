@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.interfaces.agent import Agent
@@ -22,6 +22,7 @@ from quintain.types.task import Message, Task
 from quintain.types.transcript import TokenSource
 from quintain_authoring.byte_tokenizer import ByteTokenizer
 
+from ...lanes import examples
 from .engines import Speaker
 
 
@@ -89,13 +90,14 @@ def test_the_samples_of_a_group_render_their_first_prompt_once() -> None:
         for r in requests(Talk(), 4, tasks=2)
     ]
 
-    assert (together.first, apart.first) == (2, 8)
+    assert together.first == 2
+    assert apart.first == 8
     assert [r.transcripts for r in alone] == [
         g.rollouts[i].transcripts for i in range(4) for g in groups
     ]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.sampled_from(["a", "b", "a" * 9]), min_size=1, max_size=4), st.booleans())
 def test_a_first_prompt_that_differs_is_rendered_anew(texts: list[str], system: bool) -> None:
     """Samples of one group may begin differently, by their own random numbers: each gets its own

@@ -104,10 +104,8 @@ def test_a_summary_counts_as_a_turn() -> None:
 
     rollout = run_episode(Few(), TASK, context)
 
-    assert (rollout.termination.kind, rollout.termination.reason) == (
-        TerminationKind.TRUNCATED,
-        "turns",
-    )
+    assert rollout.termination.kind == TerminationKind.TRUNCATED
+    assert rollout.termination.reason == "turns"
 
 
 def test_what_does_not_fit_the_context_fits_after_it_was_compacted() -> None:
@@ -128,8 +126,10 @@ def test_what_does_not_fit_the_context_fits_after_it_was_compacted() -> None:
     kept = run_episode(Long(compacts=False), TASK, ScriptedEngine(replies="short", context=300))
     compacted = run_episode(Long(), TASK, ScriptedEngine(replies="short", context=300))
 
-    assert (kept.termination.reason, kept.result) == ("context", None)
-    assert (compacted.termination.kind, compacted.result) == (TerminationKind.FINISHED, 6)
+    assert kept.termination.reason == "context"
+    assert kept.result is None
+    assert compacted.termination.kind == TerminationKind.FINISHED
+    assert compacted.result == 6
 
 
 def test_the_policy_decides_when_by_a_tool() -> None:
@@ -164,9 +164,11 @@ def test_the_policy_decides_when_by_a_tool() -> None:
     assert rollout.termination.kind == TerminationKind.FINISHED, rollout.termination
     # the template of tests writes results as messages of a user
     assert asked[2] == ["system", "user", "assistant", "user"]
-    assert rollout.reply == "done" and len(rollout.messages) == 7
+    assert rollout.reply == "done"
+    assert len(rollout.messages) == 7
     last = bytes(i for i in rollout.transcripts[""].path(-1).ids if i < 256).decode()
-    assert "it is much" in last and last.count("much") == 1
+    assert "it is much" in last
+    assert last.count("much") == 1
 
 
 @pytest.mark.parametrize("turns", [0, 1])
@@ -302,10 +304,8 @@ def test_limits_count_over_compactions(limits: Limits, reason: str) -> None:
 
     rollout = run_episode(Few(), TASK, ScriptedEngine(replies=asked_for, context=500))
 
-    assert (rollout.termination.kind, rollout.termination.reason) == (
-        TerminationKind.TRUNCATED,
-        reason,
-    )
+    assert rollout.termination.kind == TerminationKind.TRUNCATED
+    assert rollout.termination.reason == reason
     assert sum(turn.tokens for turn in rollout.turns) <= (limits.tokens or 100)
     assert len(rollout.turns) == 3
     assert len(rollout.result) + [turn.reply for turn in rollout.turns].count("sum") == 3
@@ -323,10 +323,8 @@ def test_what_is_too_long_after_a_compaction_ends_at_the_limit_of_the_context() 
 
     rollout = run_episode(Longer(), TASK, ScriptedEngine(replies=asked_for, context=500))
 
-    assert (rollout.termination.kind, rollout.termination.reason) == (
-        TerminationKind.TRUNCATED,
-        "context",
-    )
+    assert rollout.termination.kind == TerminationKind.TRUNCATED
+    assert rollout.termination.reason == "context"
     assert [turn.reply for turn in rollout.turns] == ["read", "sum"]
 
 
@@ -378,7 +376,8 @@ def test_scores_of_turns_leave_summaries_out() -> None:
     """
     replies = [turn.reply for turn in scored_turns(()).turns]
     assert [turn.summary for turn in scored_turns(()).turns] == [r == "sum" for r in replies]
-    assert len(replies) > 7 and scored_turns(()).outcome.turns == ()
+    assert len(replies) > 7
+    assert scored_turns(()).outcome.turns == ()
 
     for scores in ((1.0, 2.0, 4.0, 8.0, 16.0, 32.0), (1.0, 2.0, 4.0)):
         rollout = scored_turns(scores)

@@ -71,11 +71,9 @@ def test_single_turn_is_the_default() -> None:
     """An environment of tasks and a reward needs nothing else."""
     rollout = one(Base(), Speaker(echo))
 
-    assert (
-        rollout.termination.kind,
-        rollout.outcome.total,
-        rollout.reply,
-    ) == (TerminationKind.FINISHED, 1.0, "0")
+    assert rollout.termination.kind == TerminationKind.FINISHED
+    assert rollout.outcome.total == 1.0
+    assert rollout.reply == "0"
     assert rollout.tokens == 2
     assert [m.role for m in rollout.messages] == ["user", "assistant"]
 
@@ -96,11 +94,9 @@ def test_turn_limit_lets_the_code_after_the_loop_run() -> None:
 
     rollout = one(Talk(), Speaker(echo))
 
-    assert (
-        rollout.termination.kind,
-        rollout.termination.reason,
-        rollout.result,
-    ) == (TerminationKind.TRUNCATED, "turns", {"turns": 3})
+    assert rollout.termination.kind == TerminationKind.TRUNCATED
+    assert rollout.termination.reason == "turns"
+    assert rollout.result == {"turns": 3}
     assert rollout.outcome is not None
 
 
@@ -118,7 +114,8 @@ def test_token_limit_spans_turns() -> None:
 
     rollout = one(Talk(), Speaker(lambda prompt, sampling: "abc"))
 
-    assert (rollout.tokens, rollout.termination.reason) == (7, "tokens")
+    assert rollout.tokens == 7
+    assert rollout.termination.reason == "tokens"
 
 
 def test_a_limit_that_leaves_the_coroutine_is_an_early_end_scored_as_the_environment_says() -> None:
@@ -134,11 +131,9 @@ def test_a_limit_that_leaves_the_coroutine_is_an_early_end_scored_as_the_environ
 
     rollout = one(Talk(), Speaker(echo))
 
-    assert (
-        rollout.termination.kind,
-        rollout.termination.early,
-        rollout.outcome.total,
-    ) == (TerminationKind.TRUNCATED, True, -0.5)
+    assert rollout.termination.kind == TerminationKind.TRUNCATED
+    assert rollout.termination.early is True
+    assert rollout.outcome.total == -0.5
 
 
 @pytest.mark.parametrize(
@@ -160,7 +155,8 @@ def test_what_an_environment_raises_becomes_its_termination(
 
     rollout = one(Bad(), Speaker(echo))
 
-    assert (kind, valid) == (rollout.termination.kind, rollout.valid)
+    assert kind == rollout.termination.kind
+    assert valid == rollout.valid
     assert valid == (rollout.outcome is not None)
 
 
@@ -171,13 +167,12 @@ def test_our_failures_are_retried_with_the_same_seed_then_masked() -> None:
     retried = one(Base(), engine, retries=1)
     lasting = one(Base(), Speaker(lambda prompt, sampling: InfrastructureError("down")), retries=2)
 
-    assert (retried.outcome.total, retried.termination.attempts) == (1.0, 2)
+    assert retried.outcome.total == 1.0
+    assert retried.termination.attempts == 2
     assert engine.seeds[0] == engine.seeds[1]
-    assert (
-        lasting.termination.kind,
-        lasting.termination.attempts,
-        lasting.outcome,
-    ) == (TerminationKind.INFRASTRUCTURE_ERROR, 3, None)
+    assert lasting.termination.kind == TerminationKind.INFRASTRUCTURE_ERROR
+    assert lasting.termination.attempts == 3
+    assert lasting.outcome is None
 
 
 def test_a_reward_is_asked_again_alone_and_only_if_its_infrastructure_failed() -> None:
@@ -212,7 +207,8 @@ def test_a_reward_is_asked_again_alone_and_only_if_its_infrastructure_failed() -
 
         (group,) = play(environment, engine, group_size=size, retries=1)
 
-        assert (len(engine.prompts), asked) == (size, questions)
+        assert len(engine.prompts) == size
+        assert asked == questions
         assert {r.termination.kind for r in group.rollouts} == {kind}
         finished = kind is TerminationKind.FINISHED
         assert [r.outcome and r.outcome.total for r in group.rollouts] == [
@@ -238,69 +234,116 @@ async def stall() -> str:
 CALL = '<tool_call>\n{"name": "stall", "arguments": {}}\n</tool_call>'
 
 
+class Slow(Base):
+    """Takes the time itself, after a turn."""
+
+    limits = Limits(seconds=0.4, turns=9)
+    early = -1.0
+
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        agent.user("0")
+        with agent.policy_time():
+            await agent.turn()
+        await asyncio.sleep(60)
+
+
+class AsksTwice(Slow):
+    """Waits for the engine while what the policy chose runs."""
+
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        agent.user("0")
+        with agent.policy_time():
+            await agent.turn()
+            await agent.turn()
+
+
+class RunsAProgram(Slow):
+    """Waits for a program of the policy."""
+
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        agent.user("0")
+        with agent.policy_time():
+            await asyncio.sleep(60)
+
+
+class RunsTwoPrograms(Slow):
+    """Each of two programs takes a quarter of the time, both at once: together one quarter."""
+
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        agent.user("0")
+        with agent.policy_time(), agent.policy_time():
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(60)
+
+
+class CallsATool(Slow):
+    """Waits for a tool that the policy calls, and makes slow."""
+
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        agent.user("0")
+        await agent.run(as_tool(stall))
+
+
+class CallsAToolOfOurs(Slow):
+    """Waits for a tool that the policy cannot make slow."""
+
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        agent.user("0")
+        await agent.run(replace(as_tool(stall), ours=True))
+
+
+class CallsAToolThatAsks(Slow):
+    """Waits for the turn that a tool asks for."""
+
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        agent.user("0")
+        other = agent.conversation("other")
+        other.user("1")
+
+        async def stall() -> str:
+            return (await other.turn()).reply
+
+        await agent.run(stall)
+
+
 @pytest.mark.parametrize(
-    "who, kind",
+    "environment, engine",
     [
-        ("the environment", TerminationKind.TIMEOUT),
-        ("the engine", TerminationKind.TIMEOUT),
-        ("a tool that the policy cannot make slow", TerminationKind.TIMEOUT),
-        ("a turn that a tool asks for", TerminationKind.TIMEOUT),
-        ("a tool", TerminationKind.POLICY_TIMEOUT),
-        ("its program", TerminationKind.POLICY_TIMEOUT),
-        ("two programs at one time", TerminationKind.TIMEOUT),
+        (Slow, Speaker),
+        (AsksTwice, Hangs),
+        (CallsAToolOfOurs, Speaker),
+        (CallsAToolThatAsks, Hangs),
+        (RunsTwoPrograms, Speaker),
     ],
 )
-def test_a_time_limit_is_the_failure_of_whoever_had_the_time(
-    who: str, kind: TerminationKind
+def test_a_time_limit_that_the_policy_did_not_use_up_is_a_failure_and_tried_again(
+    environment: type[Slow], engine: type[Speaker]
 ) -> None:
-    """Only if what the policy chose took more than half of it, the end is scored, with `early`, and
-    is not tried again; time in which a turn is sampled is never the policy's.
-    """
-    engine = (Hangs if who in ("the engine", "a turn that a tool asks for") else Speaker)(
-        lambda *_: CALL
-    )
+    """Time in which a turn is sampled is never the policy's."""
+    rollout = one(environment(), engine(lambda *_: CALL), retries=1)
 
-    class Slow(Base):
-        limits = Limits(seconds=0.4, turns=9)
-        early = -1.0
+    assert rollout.termination.kind == TerminationKind.TIMEOUT
+    assert rollout.termination.cause == "infrastructure"
+    assert rollout.termination.attempts == 2
+    assert "took over 0.4 s (limits.seconds)" in rollout.termination.reason
+    assert not rollout.valid
+    assert rollout.outcome is None
 
-        async def rollout(self, task: Task, agent: Agent) -> None:
-            agent.user("0")
-            if who == "the environment":
-                with agent.policy_time():
-                    await agent.turn()
-                await asyncio.sleep(60)
-            elif who == "the engine":
-                with agent.policy_time():
-                    await agent.turn()
-                    await agent.turn()
-            elif who == "its program":
-                with agent.policy_time():
-                    await asyncio.sleep(60)
-            elif who == "two programs at one time":  # each takes a quarter: together one quarter
-                with agent.policy_time(), agent.policy_time():
-                    await asyncio.sleep(0.1)
-                await asyncio.sleep(60)
-            elif who == "a turn that a tool asks for":
-                other = agent.conversation("other")
-                other.user("1")
 
-                async def stall() -> str:
-                    return (await other.turn()).reply
+@pytest.mark.parametrize("environment", [RunsAProgram, CallsATool])
+def test_a_time_limit_that_the_policy_used_up_is_scored_as_an_early_end(
+    environment: type[Slow],
+) -> None:
+    """What it chose took more than half of the time."""
+    rollout = one(environment(), Speaker(lambda *_: CALL), retries=1)
 
-                await agent.run(stall)
-            else:
-                tool = as_tool(globals()["stall"])
-                await agent.run(replace(tool, ours="cannot" in who))
-
-    rollout = one(Slow(), engine, retries=1)
-
-    ours = kind is TerminationKind.TIMEOUT
-    ended = rollout.termination
-    assert (ended.kind, rollout.valid, ended.attempts) == (kind, not ours, 2 if ours else 1)
-    assert ended.cause == ("infrastructure" if ours else "policy")
-    assert (rollout.outcome and rollout.outcome.total) == (None if ours else -1.0)
-    assert "took over 0.4 s (limits.seconds)" in ended.reason
+    assert rollout.termination.kind == TerminationKind.POLICY_TIMEOUT
+    assert rollout.termination.cause == "policy"
+    assert rollout.termination.attempts == 1
+    assert "took over 0.4 s (limits.seconds)" in rollout.termination.reason
+    assert rollout.valid
+    assert rollout.outcome is not None
+    assert rollout.outcome.total == -1.0
 
 
 def test_environments_and_rewards_name_a_timeout_of_the_policy() -> None:
@@ -320,9 +363,12 @@ def test_environments_and_rewards_name_a_timeout_of_the_policy() -> None:
     for environment in (Says(), Graded()):
         rollout = one(environment, Speaker(echo))
         ended = rollout.termination
-        assert (ended.kind, ended.early, ended.cause) == ("policy_timeout", True, "policy")
+        assert ended.kind == "policy_timeout"
+        assert ended.early is True
+        assert ended.cause == "policy"
         assert rollout.outcome is not None
-        assert (rollout.outcome.total, "takes" in ended.reason or "took" in ended.reason) == (0, 1)
+        assert rollout.outcome.total == 0
+        assert "takes" in ended.reason or "took" in ended.reason
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "1.0", [1.0]])
@@ -338,7 +384,8 @@ def test_a_reward_that_gives_no_finite_number_fails_its_sample_only(value: Any) 
 
     a, b = play(Odd(), Speaker(echo), group_size=2)[0].rollouts
 
-    assert (a.termination.kind, a.outcome) == (TerminationKind.REWARD_ERROR, None)
+    assert a.termination.kind == TerminationKind.REWARD_ERROR
+    assert a.outcome is None
     assert "odd" in a.termination.reason
     assert b.outcome.total == 1.0
 
@@ -376,8 +423,8 @@ def test_a_reward_that_still_runs_counts_up_to_the_present(monkeypatch: pytest.M
     now = iter([0.0, 1.0, 3.0, 4.0, 10.0]).__next__
     monkeypatch.setattr("time.monotonic", now)
     clock = GradingClock()
-    with clock(rollouts=1):  # at 0
-        with clock(rollouts=1):  # 1 to 3
+    with clock.measure(rollouts=1):  # at 0
+        with clock.measure(rollouts=1):  # 1 to 3
             pass
         assert clock.take_metrics() == {
             "grading.seconds": 4.0,
@@ -490,7 +537,8 @@ def test_unreadable_calls_use_up_their_chances() -> None:
             await agent.run(go)
 
     rollout = one(Offered(), Speaker(lambda prompt, sampling: "<tool_call>{</tool_call>"))
-    assert (rollout.termination.kind, len(rollout.turns)) == (TerminationKind.POLICY_FAULT, 3)
+    assert rollout.termination.kind == TerminationKind.POLICY_FAULT
+    assert len(rollout.turns) == 3
 
 
 def test_players_talk_separately_and_only_the_policys_train() -> None:
@@ -630,6 +678,7 @@ def begun_in_one_step(engine: Holds) -> int:
     return most
 
 
+@pytest.mark.more
 def test_many_episodes_begin_a_few_at_a_time_and_all_are_registered_before_the_first() -> None:
     assert begun_in_one_step(Holds()) <= AT_ONCE
     engine = Registers()

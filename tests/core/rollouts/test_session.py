@@ -309,7 +309,8 @@ def test_forks_count_towards_the_limits() -> None:
             return []
 
     rollout = run_episode(Limited(), TASK, answers)
-    assert (len(rollout.turns), rollout.result) == (5, [])
+    assert len(rollout.turns) == 5
+    assert rollout.result == []
 
 
 def test_a_fork_continues_on_an_engine_of_text_as_well() -> None:
@@ -331,3 +332,44 @@ def test_a_fork_continues_on_an_engine_of_text_as_well() -> None:
     rollout = run_episode(Partner(), TASK, "unused")
     assert rollout.result == ["\u00e93:again", "\u00e92:\u00e91:hello"]
     assert not rollout.transcripts
+
+
+class TextServer(Engine):
+    """Says *text* and keeps no tokens, with *reasoning* beside it."""
+
+    name = "server"
+
+    def __init__(self, text: str, reasoning: str = "") -> None:
+        self.said = Reply(text=text, reasoning=reasoning)
+
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling
+    ) -> Reply:
+        return self.said
+
+
+@pytest.mark.parametrize(
+    "text, reasoning, reply",
+    [
+        ("5", "", "5"),
+        ("<think>a \\boxed{9}</think>\n5", "a \\boxed{9}", "5"),
+        ("a \\boxed{9}</think>\n5", "a \\boxed{9}", "5"),
+        ("<think>\n\n</think>\n\n5", "", "5"),
+        ("<thinking>a</thinking>5", "a", "5"),
+        ("◁think▷a◁/think▷5", "a", "5"),
+        ("<think>a \\boxed{9}", "", "<think>a \\boxed{9}"),
+        ("Close it with `</think>`.", "", "Close it with `</think>`."),
+    ],
+)
+def test_a_reply_is_the_same_on_an_engine_of_text_and_of_tokens(
+    text: str, reasoning: str, reply: str
+) -> None:
+    of_text = run_episode(Base(), TASK, TextServer(text)).turns[0]
+    of_tokens = run_episode(Base(), TASK, text).turns[0]
+    assert (of_text.text, of_text.reasoning, of_text.reply) == (text, reasoning, reply)
+    assert (of_tokens.text, of_tokens.reasoning, of_tokens.reply) == (text, reasoning, reply)
+
+
+def test_reasoning_that_a_server_splits_off_is_not_split_again() -> None:
+    turn = run_episode(Base(), TASK, TextServer("See </think> there.", "a")).turns[0]
+    assert (turn.reasoning, turn.reply) == ("a", "See </think> there.")

@@ -48,8 +48,11 @@ def test_a_span_knows_its_parent_times_and_error() -> None:
 
     assert [span.name for span in recorded.begun] == ["episode", "turn"]
     inner, outer = recorded.over
-    assert (inner.name, inner.parent, inner.error) == ("turn", outer, "")
-    assert (outer.parent, outer.error) == (None, "OSError")
+    assert inner.name == "turn"
+    assert inner.parent == outer
+    assert inner.error == ""
+    assert outer.parent is None
+    assert outer.error == "OSError"
     assert outer.began <= inner.began <= inner.ended <= outer.ended
 
 

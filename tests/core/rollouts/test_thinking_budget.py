@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from quintain.engine.embedded import EmbeddedEngine
 from quintain.evaluation.evaluation import evaluate
 from quintain.interfaces.agent import Agent, Limits
 from quintain.interfaces.environment import Environment
@@ -23,7 +24,6 @@ from quintain.types.task import Task
 from quintain.types.transcript import Sampled, TokenSource
 from quintain_authoring.byte_tokenizer import ByteTokenizer
 from quintain_authoring.scripted import ScriptedEngine, fake_logp
-from quintain_embedded.engine import EmbeddedEngine
 
 from ..models.tiny import byte_tokenizer, tiny_model
 from .engines import ThoughtlessTokenizer
@@ -108,19 +108,19 @@ def test_a_turn_beyond_the_thinking_budget_is_interrupted() -> None:
     )
     assert list(branch.versions[start:]) == [0] * 8 + [-1] * 13 + [0] * 3
     (turn,) = rollout.turns
-    assert (
-        turn.text,
-        turn.reply,
-        turn.reasoning,
-        turn.finish,
-        turn.tokens,
-    ) == ("<think>a STOP</think>42", "42", "a STOP", "stop", 11)
-    assert (rollout.tokens, rollout.outcome.total) == (11, 1.0)
+    assert turn.text == "<think>a STOP</think>42"
+    assert turn.reply == "42"
+    assert turn.reasoning == "a STOP"
+    assert turn.finish == "stop"
+    assert turn.tokens == 11
+    assert rollout.tokens == 11
+    assert rollout.outcome.total == 1.0
     (sequence,) = rollout.transcripts[""].sequences()
     assert [*said, *went_on] == [i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m]
     # It continues exactly what was recorded, with what is left of its tokens and another seed.
     assert [*engine.asked[0][0], *said, *forced] == engine.asked[1][0]
-    assert (engine.asked[0][1].max_tokens, engine.asked[1][1].max_tokens) == (8, 4)
+    assert engine.asked[0][1].max_tokens == 8
+    assert engine.asked[1][1].max_tokens == 4
     assert engine.asked[0][1].seed != engine.asked[1][1].seed
 
 
@@ -186,7 +186,8 @@ def test_no_room_for_the_text_leaves_the_turn_as_it_is() -> None:
     )
 
     assert TokenSource.FORCED not in rollout.transcripts[""].branches[0].sources
-    assert (rollout.turns[0].text, rollout.turns[0].finish) == ("x" * 12, "length")
+    assert rollout.turns[0].text == "x" * 12
+    assert rollout.turns[0].finish == "length"
 
 
 def test_a_stop_string_across_the_seam_is_seen() -> None:
@@ -219,7 +220,8 @@ def test_limits_count_what_was_sampled() -> None:
     rollout = played(engine, Sampling(max_tokens=16, thinking_budget=TOLD), Talk())
 
     assert [turn.tokens for turn in rollout.turns] == [11, 9]
-    assert (rollout.tokens, rollout.termination.reason) == (20, "tokens")
+    assert rollout.tokens == 20
+    assert rollout.termination.reason == "tokens"
     assert len(rollout.transcripts[""].branches) == 1
     assert "<think>a STOP</think>42<|im_end|>\n<|im_start|>user\nsure?" in engine.tokenizer.decode(
         engine.asked[2][0]
@@ -271,6 +273,7 @@ def test_held_out_evaluation_has_its_own_thinking_budget() -> None:
     assert len(judge.asked) == 1
 
 
+@pytest.mark.keeps("gpt2")
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 def test_log_probs_of_the_continuation_are_those_of_a_plain_forward_pass(kind: str) -> None:
     """The embedded engine continues after the forced text as if it had sampled it; greedy and at
@@ -300,9 +303,10 @@ def test_log_probs_of_the_continuation_are_those_of_a_plain_forward_pass(kind: s
         plain = [float(logits[i - 1, row.ids[i]]) for i, m in enumerate(row.mask) if m]
         sampled = [x for x, m in zip(row.logps, row.mask, strict=True) if m]
         torch.testing.assert_close(sampled, plain, atol=2e-5, rtol=0)
-        interrupted += TokenSource.FORCED in row.sources
+        (branch,) = rollout.transcripts[""].branches
+        interrupted += TokenSource.FORCED in branch.sources
         assert sum(row.mask) == rollout.turns[0].tokens <= 16
         assert all(
-            not m for m, s in zip(row.mask, row.sources, strict=True) if s == TokenSource.FORCED
+            not m for m, s in zip(row.mask, branch.sources, strict=False) if s == TokenSource.FORCED
         )
     assert interrupted > 8

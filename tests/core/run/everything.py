@@ -87,7 +87,7 @@ def telling_advantage(step: Step) -> tuple[list[float], dict[str, float]]:
 @objective(name="everything_objective")
 def telling_objective(t: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     ratio = t.ratio()
-    told = {"clip_low": ratio < 0.8, "clip_high": ratio > 1.2, "log_ratio": t.log_ratio()}
+    told = {"clip.low": ratio < 0.8, "clip.high": ratio > 1.2, "log_ratio": t.log_ratio()}
     return -ratio * t.advantage, told
 
 

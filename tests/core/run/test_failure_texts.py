@@ -14,7 +14,7 @@ from quintain import Environment, Limits, Rollout, Task, reward
 from quintain.console.screen import Screen
 from quintain.recipe.tables import Recipe
 from quintain.run.build import run_training
-from quintain.run.run import MOST_KINDS
+from quintain.run.record import MOST_KINDS
 from quintain.store.run_folder import RunFolder
 
 from ..learning.learns import tiny_folder
@@ -43,6 +43,7 @@ class Unreadable(Environment[Task, None]):
         return (Task(prompt=f"{split} {i}") for i in range(1000))
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("no_curves")
 def test_a_run_with_many_texts_of_failures_stays_small(tmp_path: Path) -> None:
     steps, prompts, group_size = 12, 4, 8

@@ -133,7 +133,7 @@ def test_a_process_records_what_it_runs_on(trained: Path) -> None:
     # a wheel for CUDA may name it in one of the two only
     public = torch.__version__.partition("+")[0]
     assert public == process["versions"]["torch"].partition("+")[0]
-    assert {"quintain", "quintain-env-math", "quintain-viewer"} <= set(process["versions"])
+    assert {"quintain", "quintain-env-math", "quintain-view"} <= set(process["versions"])
     assert process["device"].startswith("cpu")
     assert process["recipe"]["environments"][0]["use"] == "quintain-env-math/arithmetic"
 
@@ -202,6 +202,7 @@ ODD = (
 )
 
 
+@pytest.mark.keeps("recipe.toml", "summary.json", "checkpoints/step-000002/learner.pt")
 @pytest.mark.parametrize("file", FILES)
 def test_a_damaged_run_resumes_or_fails_with_one_line(
     runs: Path, file: str, capsys: pytest.CaptureFixture[str]

@@ -14,6 +14,7 @@ import torch
 
 from quintain.cli import main
 from quintain.console.screen import Screen
+from quintain.engine.embedded import SLOTS, EmbeddedEngine
 from quintain.learning.learner import Learner
 from quintain.models.load import cache_bytes
 from quintain.models.paper import module_on_paper
@@ -22,7 +23,6 @@ from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
 from quintain.run.build import model_for
 from quintain.run.provenance import header
-from quintain_embedded.engine import SLOTS, EmbeddedEngine
 
 from ..models.tiny import save_tiny, tiny_model
 
@@ -32,7 +32,7 @@ def test_slots_are_counted_in_the_engines_precision(monkeypatch: pytest.MonkeyPa
     module = tiny_model("qwen3", context=4096)
     row = cache_bytes(module, 4096, "bfloat16")
     assert 2 * row == cache_bytes(module, 4096, "float32")
-    monkeypatch.setattr("quintain_embedded.engine.CACHE_BYTES", 100 * row)
+    monkeypatch.setattr("quintain.engine.embedded.CACHE_BYTES", 100 * row)
 
     assert EmbeddedEngine.slots_for(module, samples=256, tokens=4096, dtype="bfloat16") == 100
     assert EmbeddedEngine.slots_for(module, samples=256, tokens=4096, dtype="float32") == SLOTS
@@ -120,16 +120,16 @@ def test_out_of_memory_while_updating_names_the_values_of_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Checkpointing only where it is off; a failed run names the command that continues it."""
+    on = ("learner.checkpoint_activations=true", "learner.precision=bf16")
     said = failed_run_in_step_2(
-        folder_of_model, tmp_path / "a", capsys, monkeypatch, "learner.token_budget=777"
+        folder_of_model, tmp_path / "a", capsys, monkeypatch, "learner.token_budget=777", *on
     )
     assert (
         "while updating: lower learner.token_budget (now 777); lower sampling.max_tokens (now 9); "
         "lower" in said
     )
-    assert (
-        re.search(r"engine.args.slots \(now \d+\)", said) and "checkpoint_activations" not in said
-    )
+    assert re.search(r"engine.args.slots \(now \d+\)", said)
+    assert "checkpoint_activations" not in said
     assert re.search(
         r"the run failed; every step up to 1 is saved. To continue: .* train --resume .*/a/one",
         said,
@@ -166,7 +166,7 @@ def test_out_of_memory_while_sampling_names_slots_and_tokens(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("quintain_embedded.engine.decode_burst", out_of_memory)
+    monkeypatch.setattr("quintain.engine.embedded.decode_burst", out_of_memory)
     said = failed_run(folder_of_model, tmp_path, capsys, "engine.args.slots=3")
     expected = (
         "while sampling: lower engine.args.slots (now 3) or sampling.max_tokens (replies now have "
@@ -198,7 +198,8 @@ def test_header_warns_of_a_large_model_without_a_gpu() -> None:
     assert "200.0M parameters" in (
         line := header(RunPlan.of(Recipe.parse(bundled_text("pretrained"))), module)
     )
-    assert "3.6 GB of weights and optimizer; torch sees no GPU" in line
+    assert "3.6 GB of weights and optimizer; no GPU: products of " in line
+    assert re.search(r"a step is estimated at \d+ (s|min|h)\b", line)
 
 
 def test_header_counts_the_engines_copy_and_its_cache() -> None:
@@ -280,6 +281,7 @@ def parameters_of(folder: Path) -> int:
     return sum(p.numel() for p in module_on_paper(str(folder), None).parameters())
 
 
+@pytest.mark.more
 def test_a_dry_run_names_the_services_of_open_slots(capsys: pytest.CaptureFixture[str]) -> None:
     """Those that the recipe names are in the recipe; notes go to stderr, so that the recipe can be
     saved.
@@ -289,7 +291,7 @@ def test_a_dry_run_names_the_services_of_open_slots(capsys: pytest.CaptureFixtur
 
     assert main(["train", "-e", "search", "--dry-run"]) == 0
     shown = capsys.readouterr()
-    assert "service 'search': quintain-env-search/search (the recipe names none)" in shown.err
+    assert "service 'retriever': quintain-env-search/retriever (the recipe names none)" in shown.err
     assert Recipe.parse(shown.out).environments[0].use == "search"
 
 
@@ -300,7 +302,8 @@ def test_a_dry_run_lists_all_that_is_missing(capsys: pytest.CaptureFixture[str])
     )
 
     shown = capsys.readouterr()
-    assert (status, shown.out) == (2, "")
+    assert status == 2
+    assert shown.out == ""
     assert "cannot load model 'some/model'" in shown.err
     assert "gsm8k: there is no file or folder '/nope'" in shown.err
 
@@ -310,21 +313,21 @@ def test_defaults_of_a_pretrained_model() -> None:
     recipe = Recipe.parse(bundled_text("pretrained"))
 
     assert recipe.model.template == {"enable_thinking": False}
-    assert (
-        recipe.sampling.max_tokens,
-        recipe.learner.lr,
-        recipe.evaluation.test.tasks,
-        recipe.checkpoint.keep,
-    ) == (1024, 3e-6, None, 1)
+    assert recipe.sampling.max_tokens == 1024
+    assert recipe.learner.lr == 3e-6
+    assert recipe.evaluation.test.tasks is None
+    assert recipe.checkpoint.keep == 1
 
 
 def test_a_service_that_nothing_needs_is_refused_where_its_name_is_nearly_that_of_a_slot(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The installed service would fill the slot, without the settings of the table."""
-    assert main(["train", "-e", "search", "--dry-run", "--set", "services.serach.use=workers"]) == 2
     assert (
-        "nothing needs [services.serach]; did you mean [services.search]?"
+        main(["train", "-e", "search", "--dry-run", "--set", "services.retreiver.use=workers"]) == 2
+    )
+    assert (
+        "nothing needs [services.retreiver]; did you mean [services.retriever]?"
         in capsys.readouterr().err
     )
 

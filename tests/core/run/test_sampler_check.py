@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from quintain.engine.cache import KVStore
+from quintain.engine.embedded import EmbeddedEngine
 from quintain.errors import UndeliveredWeights
 from quintain.learning import ALGORITHMS, Batch, Learner, Sample, SamplerMismatch
 from quintain.models.forward import Forward
@@ -23,8 +25,6 @@ from quintain.recipe.tables import Recipe
 from quintain.store.run_folder import Record
 from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled
-from quintain_embedded.cache import KVStore
-from quintain_embedded.engine import EmbeddedEngine
 
 from ..learning import batches
 from ..learning.batches import sequence
@@ -54,6 +54,7 @@ def steps(place: Path, **changes: Any) -> list[Record]:
     return played(place / "run", recipe(**changes))[0][1:]
 
 
+@pytest.mark.keeps("{}-0.01")
 @pytest.mark.parametrize(
     ("changes", "limit"),
     [
@@ -84,6 +85,7 @@ def test_a_healthy_run_stays_far_below_the_limit(
         assert step["mismatch.sample"] < limit / 5
 
 
+@pytest.mark.more
 def test_a_windowed_model_in_fixed_batches_is_healthy(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "model", "mistral", sliding_window=6)
     for step in steps(tmp_path, model__name=str(model)):
@@ -146,6 +148,7 @@ FROM_START = rf"{CACHE}.*, from its token \d+ of \d+ on"
 WEIGHT = r"another model\.layers\.1\.mlp\.down_proj\.weight of Linear than the learner"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("plant", "changes", "fault"),
     [
@@ -206,6 +209,7 @@ def untempered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EmbeddedEngine, "sample", wrong)
 
 
+@pytest.mark.keeps("turned-float32")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("plant", [turned, untempered])
 def test_what_is_no_tensor_shows_in_log_probs_of_one_step(
@@ -217,6 +221,7 @@ def test_what_is_no_tensor_shows_in_log_probs_of_one_step(
         steps(tmp_path, learner__lr=1e-6, model__lora={"r": 4}, **changes)
 
 
+@pytest.mark.more
 def test_the_check_can_be_switched_off_or_widened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,13 +243,15 @@ def test_stale_tokens_are_compared_with_the_weights_that_sampled_them(tmp_path: 
     assert max(step["mismatch.sample"] for step in records) < MISMATCH_LIMIT_FLOAT32 / 5
 
 
+@pytest.mark.more
 def test_what_a_pruned_policy_sampled_is_not_scored_without_pruning(tmp_path: Path) -> None:
     """Log-probs of the renormalised distribution are compared with the learner's, which prunes
     alike, or not at all.
     """
     first, *stale = steps(tmp_path, algorithm__args={**STALE, "prune": 0.3})
     assert first["mismatch.sample"] < MISMATCH_LIMIT_FLOAT32 / 5
-    assert stale and all("mismatch.sample" not in step for step in stale)
+    assert stale
+    assert all("mismatch.sample" not in step for step in stale)
 
 
 def scored_batch(learner: Learner, shift: float = 0.0, version: int = 0) -> Batch:

@@ -44,6 +44,7 @@ class SavesSlowly(Learner):
         pass
 
 
+@pytest.mark.keeps("sync")
 @pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("schedule", ["sync", "one_step_off"])
 def test_a_checkpoint_is_complete_before_the_weights_change(schedule: str, tmp_path: Path) -> None:

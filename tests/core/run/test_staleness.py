@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintain.engine.embedded import EmbeddedEngine
 from quintain.learning import ModuleWeights
 from quintain.models.load import LoadedModel, trainable
 from quintain.models.tokenizer import HFTokenizer
@@ -18,7 +19,6 @@ from quintain.recipe.tables import Recipe
 from quintain.run.build import engine_for
 from quintain.run.weight_sync import WeightSync
 from quintain.types.sampling import Sampling
-from quintain_embedded.engine import EmbeddedEngine
 
 from ..models.tiny import byte_tokenizer, tiny_model
 
@@ -47,6 +47,7 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe.of({"environments": [{"use": "arithmetic"}]}).replace(changes)
 
 
+@pytest.mark.keeps("1-float32")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_the_engine_samples_with_the_version_it_names(staleness: int, dtype: str) -> None:

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 
+from quintain.engine.embedded import EmbeddedEngine
+from quintain.engine.slots import Slots
 from quintain.errors import InfrastructureError, QuintainError, UndeliveredWeights
 from quintain.learning import ALGORITHMS, Learner, ModuleWeights
 from quintain.models import HFTokenizer
 from quintain.models.adapters import named_tensors
+from quintain.models.lora import with_adapters
 from quintain.models.snapshot import Snapshot
 from quintain.run.sampler_check import check_delivery
 from quintain.run.weight_sync import WeightSync
 from quintain.types.sampling import Sampling
-from quintain_embedded.engine import EmbeddedEngine
-from quintain_embedded.slots import Slots
-from quintain_lora import with_adapters
 
 from ...lanes import mostly_slow
 from ..learning.batches import batch
@@ -147,6 +147,11 @@ OF_BFLOAT16 = {name for name, _ in NO_EFFECT} | {"frozen base sent", "one number
 """Faults that `make test` makes in both precisions: to the others it makes no difference."""
 
 
+@pytest.mark.keeps(
+    "old version under the new label-float32",
+    "frozen base sent-float32",
+    "cast to bfloat16 on the way-float32",
+)
 @pytest.mark.parametrize(
     ("fault", "dtype"),
     [
@@ -230,6 +235,7 @@ async def tied_split(trained: Trained) -> None:
         await trained.update()
 
 
+@pytest.mark.keeps("step_after-float32")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("act", [step_after, sent_before, tied_split])
 def test_weights_of_another_moment_are_found(act: Any, dtype: str) -> None:
@@ -253,6 +259,7 @@ def test_a_cached_prefix_of_older_weights_is_found(
     assert re.match("row 0 of the prefix cache is of version 1 after the update to", str(error))
 
 
+@pytest.mark.keeps("1-float32")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("stale", mostly_slow([0, 1], ["1"]))
 def test_healthy_updates_raise_nothing(dtype: str, stale: int) -> None:
@@ -277,12 +284,30 @@ def test_the_check_leaves_weights_and_random_numbers_alone() -> None:
     assert all(torch.equal(after[n], t) for n, t in before.items())
 
 
+Tensors = dict[str, torch.Tensor]
+
+
+def without_adapter(new: Tensors, old: Tensors, base: Tensors) -> Tensors:
+    return {name: base.get(name, tensor) for name, tensor in new.items()}
+
+
+def without_scale(new: Tensors, old: Tensors, base: Tensors) -> Tensors:
+    """The scale is 8 / 4."""
+    halved = {name: torch.lerp(base[name], new[name], 0.5) for name in base if name in new}
+    return new | halved
+
+
+def of_the_step_before(new: Tensors, old: Tensors, base: Tensors) -> Tensors:
+    return old
+
+
+@pytest.mark.keeps("without_adapter-float32")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "stale", ["adapter missing", "scale missing", "adapter of the step before"]
-)
+@pytest.mark.parametrize("stale", [without_adapter, without_scale, of_the_step_before])
 def test_adapters_that_do_not_arrive_are_found(
-    stale: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+    stale: Callable[[Tensors, Tensors, Tensors], Tensors],
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """verl-project/verl#7495, NVIDIA/TensorRT-LLM#1668 and OpenPipe/ART#661, of merged adapters."""
     pytest.importorskip("peft")
@@ -298,18 +323,11 @@ def test_adapters_that_do_not_arrive_are_found(
     trained = Trained(module, dtype)
     before = {n: t.clone() for n, t in trained.learner.weights().tensors().items()}
 
-    def change(new: Any, old: Any) -> Any:
-        if stale == "adapter missing":
-            return {n: base.get(n, t) for n, t in new.items()}
-        if stale == "scale missing":  # of 8 / 4
-            return {n: torch.lerp(base[n], t, 0.5) if n in base else t for n, t in new.items()}
-        return before
-
     refresh = Snapshot.refresh
 
     def wrong(self: Snapshot, weights: Any) -> None:
         refresh(self, weights)
-        arrived = change(weights.tensors(), before)
+        arrived = stale(weights.tensors(), before, base)
         for name, tensor in named_tensors(self.module):
             tensor.data.copy_(arrived[name])
 

@@ -96,7 +96,8 @@ def test_dependencies_first_and_reverse_at_the_end() -> None:
 
     assert LOG == ["+Store", "+Judge", "run", "-Judge", "-Store"]
     assert running["judge"].store is running["store"]
-    assert (running["judge"].policy, running["judge"].level) == ("the policy", 3)
+    assert running["judge"].policy == "the policy"
+    assert running["judge"].level == 3
 
 
 def test_only_what_is_needed_starts() -> None:

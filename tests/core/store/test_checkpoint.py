@@ -26,11 +26,18 @@ from quintain.learning.algorithms import RLOO
 from quintain.learning.batch import Batch, Sample
 from quintain.learning.learner import Learner
 from quintain.models.load import load_model
+from quintain.models.lora import check_base, merge_adapters
 from quintain.models.tokenizer import HFTokenizer
-from quintain.store.checkpoint import Checkpoint, CheckpointManager, best, latest
+from quintain.store.checkpoint import (
+    Checkpoint,
+    CheckpointManager,
+    best,
+    latest,
+    random_states,
+    restore_random_states,
+)
 from quintain.store.run_folder import RunFolder
 from quintain.types.transcript import TrainingSequence
-from quintain_lora import check_base, merge_adapters
 
 from ..learning import batches
 from ..models.architectures import VOCABULARY, architecture
@@ -99,7 +106,8 @@ def test_resuming_equals_never_having_stopped(folder: RunFolder, kind: str) -> N
     assert found.restore(resumed) == state
     assert torch.equal(torch.rand(3), expected[0])
     assert random.random() == expected[1]
-    assert (resumed.version, resumed.updates) == (1, 1)
+    assert resumed.version == 1
+    assert resumed.updates == 1
     resumed.step(batch(2))
     assert same(weights(resumed), weights(original))
 
@@ -134,6 +142,9 @@ def test_adapters_are_kept_exactly_and_merged_for_others(folder: RunFolder, tmp_
     ids = torch.arange(8)[None]
     with torch.no_grad():
         assert torch.allclose(merged(ids).logits, trained.module(ids).logits, atol=1e-5)
+    whole = Learner(merged, RLOO, lr=1e-2)
+    assert whole.step(batch(1))["grad_norm"] > 0
+    assert len(whole.parameters) == len([*tiny_model("qwen3").parameters()])
     resumed = learner(**options)
     Checkpoint.open(path).restore(resumed)
     assert same(weights(resumed), weights(trained))
@@ -144,6 +155,7 @@ def test_adapters_are_kept_exactly_and_merged_for_others(folder: RunFolder, tmp_
 
 
 # peft asks transformers
+@pytest.mark.keeps("mixtral")
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize("name", ["mixtral", "llama4", "gpt-oss", "deepseek-v3"])
 def test_adapters_on_experts_train_and_are_merged_for_others(folder: RunFolder, name: str) -> None:
@@ -198,7 +210,8 @@ def test_the_best_one_is_kept_without_the_optimizer(folder: RunFolder) -> None:
     keep.save(2, learner=trained, state={})
 
     champion, last = keep.all()
-    assert (champion.step, last.step) == (1, 2)
+    assert champion.step == 1
+    assert last.step == 2
     assert not (champion.path / "learner.pt").exists()
     subprocess.run(
         ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=champion.path, check=True
@@ -249,6 +262,13 @@ def test_damaged_and_newer_checkpoints_say_so(folder: RunFolder) -> None:
         latest(folder)
 
 
+@pytest.mark.keeps(
+    "state.json-None",
+    "state.json-half",
+    "learner.pt-\\x80garbage",
+    "checkpoint.json-",
+    "model/model.safetensors-None",
+)
 @pytest.mark.parametrize("content", [None, b"", b"\x80garbage", b"half"])
 @pytest.mark.parametrize(
     "name", ["state.json", "learner.pt", "checkpoint.json", "model/model.safetensors"]
@@ -271,6 +291,7 @@ def test_a_damaged_file_of_a_checkpoint_is_named_with_the_way_out(
         Checkpoint.open(path).restore(learner(1))
 
 
+@pytest.mark.more
 def test_every_flipped_bit_is_found_before_a_resume(folder: RunFolder) -> None:
     """Whatever file of a checkpoint has one other bit, is empty or missing, is named with the last
     undamaged one.
@@ -371,7 +392,7 @@ def test_weights_that_lack_a_tensor_do_not_fit(folder: RunFolder) -> None:
 
 def test_state_that_could_not_be_loaded_again_fails_when_it_is_saved(folder: RunFolder) -> None:
     trained = learner()
-    trained._piece_state["advantage"] = SimpleNamespace(x=1)
+    trained._advantage_state = SimpleNamespace(x=1)
     with pytest.raises(RunError, match="plain data"):
         checkpoints(folder).save(1, learner=trained, state={})
     assert list(folder.checkpoints.iterdir()) == []
@@ -448,6 +469,7 @@ for line in sys.stdin:  # the libraries load once; each round is a process of it
 """
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kills", [4, pytest.param(16, marks=pytest.mark.slow)])
 def test_whenever_it_is_killed_a_whole_checkpoint_is_left(kills: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -492,3 +514,22 @@ def _check_what_is_left(run: Path, begun: int) -> None:
         assert champion is not None
         assert champion.step == (2 if found.step >= 2 else found.step)
         assert not list(folder.checkpoints.glob(".*"))
+
+
+@pytest.mark.parametrize("present", [0, 1, 2, 3])
+def test_generators_of_devices_that_are_here_are_restored(
+    monkeypatch: pytest.MonkeyPatch, present: int
+) -> None:
+    """A checkpoint of two devices is resumed with fewer or more."""
+    restored: dict[int, str] = {}
+
+    def set_state(state: str, device: int) -> None:
+        assert device < present, "no such device"
+        restored[device] = state
+
+    states = random_states() | {"cuda": ["first", "second"]}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: present > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: present)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", set_state)
+    restore_random_states(states)
+    assert restored == dict(enumerate(["first", "second"][:present]))

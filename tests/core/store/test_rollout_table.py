@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.console.screen import Screen
@@ -28,6 +28,8 @@ from quintain.types.rollout import (
 )
 from quintain.types.task import Task
 from quintain.types.transcript import Branch, TokenSource, Transcript
+
+from ...lanes import examples
 
 PROMPT, MODEL = TokenSource.PROMPT, TokenSource.MODEL
 TASK = Task(prompt="2+2=?\nEnd with ####.", answer="4")
@@ -79,7 +81,8 @@ def test_advantages_of_other_players_are_skipped() -> None:
     }
 
 
-@settings(max_examples=60)
+@pytest.mark.more
+@examples(60)
 @given(st.text(), st.floats(), st.integers(), st.sampled_from(["", "\ud800", "\udfff\ud800 a"]))
 def test_the_json_columns_hold_the_record_exactly(
     text: str, number: float, whole: int, lone: str

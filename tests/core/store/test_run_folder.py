@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.errors import QuintainError, RunError, RunLockedError, StorageError, UnknownNameError
@@ -29,7 +29,9 @@ from quintain.store.storage import plain_data, write_atomically
 from quintain.types.rollout import Group, Rollout, Score, Termination, TerminationKind, Turn
 from quintain.types.task import Message, Task
 from quintain.types.transcript import Branch, TokenSource, Transcript
-from quintain_viewer.runs import list_runs, runs
+from quintain_view.viewer.runs import list_runs, runs
+
+from ...lanes import examples
 
 RECIPE = '[run]\nsteps = 9\n[model]\nname = "m"\n[[environments]]\nuse = "guess"\n'
 
@@ -127,7 +129,7 @@ def test_a_damaged_line_in_the_middle_is_an_error(folder: RunFolder) -> None:
         folder.metrics()
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(0, 60))
 def test_wherever_the_last_line_is_cut_the_lines_before_survive(cut: int) -> None:
     lines = [{"step": 1, "x": 0.1}, {"step": 2, "x": 0.2}, {"step": 3, "x": 0.3}]
@@ -167,13 +169,14 @@ def test_rollouts_come_back_whole(folder: RunFolder) -> None:
         back = Rollout.from_json(json.loads(row["rollout"]), Guess, Board | None)
         assert back == original
     first = rows[0]
-    assert (first["step"], first["group"], first["sample"], first["seed"]) == (12, 5, 0, 2**63 - 1)
-    assert (first["outcome"], first["shaping"], first["termination"], first["level"]) == (
-        1.0,
-        0.25,
-        "finished",
-        2.0,
-    )
+    assert first["step"] == 12
+    assert first["group"] == 5
+    assert first["sample"] == 0
+    assert first["seed"] == 2**63 - 1
+    assert first["outcome"] == 1.0
+    assert first["shaping"] == 0.25
+    assert first["termination"] == "finished"
+    assert first["level"] == 2.0
     assert first["token_ids"] == [1, 2, 3]
     assert first["token_logps"] == [0.0, -0.1, -1 / 3]
     assert first["token_versions"] == [-1, 4, 4]
@@ -181,11 +184,9 @@ def test_rollouts_come_back_whole(folder: RunFolder) -> None:
     assert json.loads(first["messages"])[1]["content"] == "7"
     assert json.loads(first["task"])["answer"] == 7
     assert rows[1]["outcome"] is None
-    assert (rows[1]["termination"], rows[1]["reason"], rows[1]["attempts"]) == (
-        "timeout",
-        "over 3 s",
-        2,
-    )
+    assert rows[1]["termination"] == "timeout"
+    assert rows[1]["reason"] == "over 3 s"
+    assert rows[1]["attempts"] == 2
     with pytest.raises(RunError, match="no rollouts of step 13"):
         folder.read_rollouts(13)
 
@@ -389,19 +390,31 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         write_atomically(tmp_path / "file" / "x", b"")
 
 
-@pytest.mark.parametrize("what", ["moved", "deleted", "replaced"])
-def test_a_run_whose_folder_is_gone_writes_no_half_folder(folder: RunFolder, what: str) -> None:
+def move(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+def replace_by_another_run(path: Path) -> None:
+    shutil.rmtree(path)
+    RunFolder.create(path, RECIPE).close()
+
+
+@pytest.mark.parametrize(
+    "lose, message",
+    [
+        (move, "was moved to .*elsewhere "),
+        (shutil.rmtree, "was deleted or replaced"),
+        (replace_by_another_run, "was deleted or replaced"),
+    ],
+)
+def test_a_run_whose_folder_is_gone_writes_no_half_folder(
+    folder: RunFolder, lose: Callable[[Path], None], message: str
+) -> None:
     """Moved, deleted or replaced while it is open for writing, a folder is an error that says
     which, and stays so.
     """
     folder.append({"step": 1})
-    moved = folder.path.with_name("elsewhere")
-    if what == "moved":
-        folder.path.rename(moved)
-    else:
-        shutil.rmtree(folder.path)
-    if what == "replaced":
-        RunFolder.create(folder.path, RECIPE).close()
+    lose(folder.path)
     there = sorted(p.name for p in folder.path.glob("*"))
     writes: list[Callable[[], object]] = [
         lambda: folder.append({"step": 2}),
@@ -411,10 +424,7 @@ def test_a_run_whose_folder_is_gone_writes_no_half_folder(folder: RunFolder, wha
         lambda: folder.truncate_after(0),
     ]
     for write in writes:
-        with pytest.raises(
-            RunError,
-            match=f"was moved to {moved} " if what == "moved" else "was deleted or replaced",
-        ):
+        with pytest.raises(RunError, match=message):
             write()
     assert there == sorted(p.name for p in folder.path.glob("*"))
 
@@ -461,7 +471,7 @@ ODD = (
     st.sampled_from(ODD),
     st.sampled_from(["", "\n", "append", "folder", "link"]),
 )
-@settings(max_examples=120, deadline=None)
+@examples(120)
 def test_one_damaged_run_is_one_row_with_its_fault(name: str, content: bytes, how: str) -> None:
     """Whatever a file of a run has become, `quintain runs` lists all runs; opening and reading it
     is a typed error.
@@ -523,8 +533,11 @@ def test_listing_and_naming_runs(tmp_path: Path) -> None:
     assert sorted(rows) == ["broken", "guess-1", "guess-3"]
     assert rows["guess-1"].state == "stopped"
     assert rows["guess-3"].state == "finished"
-    assert (rows["guess-3"].step, rows["guess-3"].steps, rows["guess-3"].accuracy) == (2, 9, 0.5)
-    assert (rows["guess-1"].model, rows["guess-1"].environments) == ("m", ("guess",))
+    assert rows["guess-3"].step == 2
+    assert rows["guess-3"].steps == 9
+    assert rows["guess-3"].accuracy == 0.5
+    assert rows["guess-1"].model == "m"
+    assert rows["guess-1"].environments == ("guess",)
     assert "line 1" in rows["broken"].fault
     assert free_name(tmp_path, "guess") == "guess-2"
     assert find_run("guess-1", tmp_path) == tmp_path / "guess-1"

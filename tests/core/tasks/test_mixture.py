@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain import Task
@@ -21,6 +21,7 @@ from quintain.tasks.mixture import Mixture
 from quintain.tasks.visits import Visits
 from quintain.types import derived_seed
 
+from ...lanes import examples
 from .splits import Broken, Endless, Finite, Repeating, prompts
 
 
@@ -59,7 +60,7 @@ def test_endless_splits_never_repeat_and_are_mixed() -> None:
 @given(
     st.lists(st.floats(0.1, 10), min_size=1, max_size=4), st.integers(0, 2**62), st.integers(1, 300)
 )
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_the_mix_follows_the_weights_closely(weights: list[float], seed: int, count: int) -> None:
     c = Mixture(
         [Finite(size=3, word=w) for w in "abcd"[: len(weights)]], weights=weights, seed=seed
@@ -134,7 +135,7 @@ class Asked(Sequence[Task]):
 
 
 @given(st.integers(0, 90), st.integers(0, 40), st.sampled_from([1, 4, 64]))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_a_restored_state_picks_what_would_have_come(before: int, after: int, window: int) -> None:
     """Within a pass, at its end, in a later one; of sequences and of generators."""
 
@@ -144,13 +145,11 @@ def test_a_restored_state_picks_what_would_have_come(before: int, after: int, wi
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream, "WINDOW", window)
-        original, resumed, repeated = make(), make(), make()
+        original, resumed = make(), make()
         original.pick(before)
-        old = original.replayed_state()  # what checkpoints had until positions were saved
         resumed.restore(json.loads(json.dumps(original.state())))
-        repeated.restore(json.loads(json.dumps(old)))
-        assert original.state() == resumed.state() == repeated.state()
-        assert original.pick(after) == resumed.pick(after) == repeated.pick(after)
+        assert original.state() == resumed.state()
+        assert original.pick(after) == resumed.pick(after)
 
 
 def test_a_resume_reads_the_buffer_of_a_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +198,7 @@ IDS = st.text("0123456789abcdef", min_size=16, max_size=16) | st.text(max_size=3
 
 
 @given(st.lists(st.tuples(IDS | st.sampled_from(["0" * 16, "00" * 7 + "01"]), st.integers(1, 3))))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_the_table_of_visits_counts_as_a_counter(visits: list[tuple[str, int]]) -> None:
     """In one shard, too, where the end of a key and the beginning of the next look like a third."""
     for shards in (1, 4096):

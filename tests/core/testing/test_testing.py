@@ -18,13 +18,13 @@ from quintain.types.task import Task
 def test_rollout_is_what_a_reward_sees() -> None:
     task = Task(prompt="?")
     r = rollout(task, "<think>hm</think>1", "7", result={"a": 1}, metrics={"x": 2.0})
-    assert (r.reply, r.result, r.metrics) == ("7", {"a": 1}, {"x": 2.0})
+    assert r.reply == "7"
+    assert r.result == {"a": 1}
+    assert r.metrics == {"x": 2.0}
     assert [m.role for m in r.messages] == ["user", "assistant", "assistant"]
-    assert (r.turns[0].text, r.turns[0].reply, r.turns[0].reasoning) == (
-        "<think>hm</think>1",
-        "1",
-        "hm",
-    )
+    assert r.turns[0].text == "<think>hm</think>1"
+    assert r.turns[0].reply == "1"
+    assert r.turns[0].reasoning == "hm"
     assert rollout(task).reply == ""
     with pytest.raises(TypeError, match="evidense"):
         rollout(task, "7", evidense=1)

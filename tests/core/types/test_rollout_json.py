@@ -169,7 +169,9 @@ def test_the_id_is_the_content(task: Maze) -> None:
     same = Maze(
         **{f: getattr(task, f) for f in ("prompt", "answer", "level", "walls", "names", "key")}
     )
-    assert same == task and same.id == task.id and len(task.id) == 16
+    assert same == task
+    assert same.id == task.id
+    assert len(task.id) == 16
     other = Maze(prompt=task.prompt, answer=["other", task.answer], level=task.level)
     assert other.id != task.id
 
@@ -210,7 +212,9 @@ def test_a_prompt_of_messages_is_frozen() -> None:
 
 def test_score_totals() -> None:
     score = Score(value=1, turns=[0.1] * 10, players={"a": 5.0})  # type: ignore[arg-type]
-    assert (score.total, score.of_player("a"), score.of_player("b")) == (2.0, 5.0, 2.0)
+    assert score.total == 2.0
+    assert score.of_player("a") == 5.0
+    assert score.of_player("b") == 2.0
     assert isinstance(score.turns, tuple)
 
 
@@ -220,7 +224,8 @@ def test_whose_doing_a_termination_is(kind: TerminationKind) -> None:
     for ended in (Termination(kind), Termination(str(kind))):  # type: ignore[arg-type]
         policys = kind in ("policy_fault", "policy_timeout")
         assert ended.ours == (not policys and kind not in ("finished", "truncated"))
-        assert (ended.cause == "policy", bool(ended.cause)) == (policys, policys or ended.ours)
+        assert (ended.cause == "policy") == policys
+        assert bool(ended.cause) == (policys or ended.ours)
 
 
 def test_group_and_rollout() -> None:
@@ -229,7 +234,8 @@ def test_group_and_rollout() -> None:
     bad = rollout(task, "b", termination=Termination(TerminationKind.TIMEOUT))
     group = Group(task=task, rollouts=(good, bad))
     assert group.valid == (good,)
-    assert (good.total, bad.total) == (1.5, 0)
+    assert good.total == 1.5
+    assert bad.total == 0
     assert (
         rollout(
             task, turns=(Turn(text="own", reply="own"), Turn(text="x", reply="x", player="guest"))

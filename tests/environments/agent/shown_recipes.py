@@ -48,6 +48,7 @@ def two_steps(
         main(["train", f"{recipe}.toml", "--model", "model", "--steps", "2", "--json", *sets]) == 0
     )
     summary = json.loads(capsys.readouterr().out)
-    assert (summary["steps"], summary["samples"]) == (2, 16)
+    assert summary["steps"] == 2
+    assert summary["samples"] == 16
     (metrics,) = (folder / "runs").glob("*/metrics.jsonl")
     return [json.loads(line) for line in metrics.read_text().splitlines()]

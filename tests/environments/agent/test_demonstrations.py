@@ -17,8 +17,8 @@ pytest.importorskip("torch", reason="demonstrations need quintain[train]")
 
 from quintain_env_agent import AgentProgram
 from quintain_gateway import Gateway
-from quintain_sft.demonstrations import demonstrations_of, plays
-from quintain_sft.example import Example
+from quintain_offline.sft.demonstrations import demonstrations_of, plays
+from quintain_offline.sft.example import Example
 
 AGENT = '''
 import json

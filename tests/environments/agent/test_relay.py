@@ -124,7 +124,10 @@ frame("exited", status=7)
 time.sleep(60)
 """
     ended, turns = run(sandbox, code, monkeypatch)
-    assert (ended.status, ended.stderr, ended.file, turns) == (7, "stderr", "file", 2)
+    assert ended.status == 7
+    assert ended.stderr == "stderr"
+    assert ended.file == "file"
+    assert turns == 2
     statuses = [s for s in json.loads(ended.stdout.removeprefix("stdout")) if s]
     assert statuses == [200, 200, 401, 404, 200]
 
@@ -211,7 +214,8 @@ frame("exited", status=0)
 time.sleep(60)
 """
     ended, turns = run(sandbox, code, monkeypatch)
-    assert (json.loads(ended.stdout), turns) == ([413, 429, 200], 1)
+    assert json.loads(ended.stdout) == [413, 429, 200]
+    assert turns == 1
 
 
 def test_what_the_relay_does_not_read_waits_bounded(
@@ -237,7 +241,8 @@ frame("exited", status=0)
 time.sleep(60)
 """
     ended, turns = run(sandbox, code, monkeypatch, replies="x" * 3000)
-    assert (ended.status, turns) == (0, 32)
+    assert ended.status == 0
+    assert turns == 32
     assert relay.UNSENT < most < relay.UNSENT + 8 * 2 * relay.PIECE + len(relay.SOURCE)
 
 

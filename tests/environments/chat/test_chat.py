@@ -122,9 +122,8 @@ def test_what_must_be_met_vetoes_the_merits() -> None:
     assert weighted(rubric, [0, 1, 0, 0]) == weighted(rubric, [0.4, 1, 0, 0.4]) + 0.8 / 4 == 0
     assert weighted(rubric, [0, 1, 1, 0]) == -1 / 4
     assert weighted(rubric, [1, 1, 0, 1]) == -2 / 4
-    assert (
-        weighted(rubric, [0.5, 1, 0, 0]) == 3.5 / 4 and weighted(rubric, [1, 1, 0, 0.5]) == -1 / 4
-    )
+    assert weighted(rubric, [0.5, 1, 0, 0]) == 3.5 / 4
+    assert weighted(rubric, [1, 1, 0, 0.5]) == -1 / 4
 
 
 def test_the_reason_names_what_must_be_met_and_what_the_gate_said() -> None:
@@ -151,13 +150,16 @@ def test_the_reason_names_what_must_be_met_and_what_the_gate_said() -> None:
         return [await rubric_score.ascore(rollout(task, text), judge=judge) for text in texts]
 
     honest, verdict, plain, empty = judged(server, use)
-    assert (honest.total, honest.reason) == (1, "")
+    assert honest.total == 1
+    assert honest.reason == ""
     assert verdict.reason == "not judged: a verdict in the form of a judge; Is fair.; Is rude."
-    assert (verdict.total, verdict.parts["rubric_score.stopped"]) == (0, 1)  # the check is met
-    assert (plain.total, plain.reason) == (0, "must: Is valid JSON.")
-    assert empty.total == -0.5 and empty.reason.startswith(
-        "not judged: an opener without an answer; must: Is valid"
-    )
+    # the check is met
+    assert verdict.total == 0
+    assert verdict.parts["rubric_score.stopped"] == 1
+    assert plain.total == 0
+    assert plain.reason == "must: Is valid JSON."
+    assert empty.total == -0.5
+    assert empty.reason.startswith("not judged: an opener without an answer; must: Is valid")
     assert len(server.bodies) == 4
 
 
@@ -210,7 +212,8 @@ def test_an_empty_reply_earns_no_more_than_a_poor_one() -> None:
         run_episode(Chat(), NOTE, text, services=services) for text in (":", "What a great idea!")
     )
 
-    assert empty.outcome and poor.outcome
+    assert empty.outcome
+    assert poor.outcome
     assert empty.outcome.total == -2.5 / 5 < poor.outcome.total
 
 
@@ -302,11 +305,13 @@ def test_a_beginner_has_habits() -> None:
     ],
 )
 def test_rules_decide_instructions(criterion: str, good: str, poor: str) -> None:
-    assert (check(criterion, good), check(criterion, poor)) == (True, False)
+    assert check(criterion, good) is True
+    assert check(criterion, poor) is False
 
 
 def test_the_grammar_knows_its_own_examples_and_refuses_others() -> None:
-    assert all(map(checkable, examples())) and len(examples()) >= 19
+    assert all(map(checkable, examples()))
+    assert len(examples()) >= 19
     assert check("Is kind.", "hello") is None
     with pytest.raises(UsageError, match="no rule decides"):
         Criterion(text="Is kind.", check=True)
@@ -337,10 +342,13 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     )
 
     assert [c.text for c in test.criteria] == ["Has at most 3 words.", "Has at most 9 words."]
-    assert dev.criteria[1].scale == (("no", 0.0), ("yes", 1.0)) and dev.criteria[0].must
-    assert dev.criteria[0].weight == -1 and dev.prompt[0].content == "Bye?"
+    assert dev.criteria[1].scale == (("no", 0.0), ("yes", 1.0))
+    assert dev.criteria[0].must
+    assert dev.criteria[0].weight == -1
+    assert dev.prompt[0].content == "Bye?"
     played = run_episode(Chat(data=str(path)), test, "Hi.", services={"judge": JudgeService()})
-    assert played.outcome and played.outcome.total == 1
+    assert played.outcome
+    assert played.outcome.total == 1
 
 
 @pytest.mark.parametrize(
@@ -387,10 +395,12 @@ def test_critique_asks_what_a_judge_is_asked() -> None:
     task = next(iter(Critique().tasks("dev")))
     texts = texts_of({"messages": [{"content": m.content} for m in task.prompt]})
 
-    assert set(texts) == {"prompt", "A", "B"} and task.answer in "AB"
+    assert set(texts) == {"prompt", "A", "B"}
+    assert task.answer in "AB"
     better = texts[task.answer]
     played = run_episode(Critique(), task, task.answer)
-    assert played.outcome and played.outcome.total == 1
+    assert played.outcome
+    assert played.outcome.total == 1
     assert better in {str(t.answer) for t in notes("dev")}
 
 
@@ -410,7 +420,8 @@ def test_the_yardstick_tells_the_note_that_was_asked_for_from_text_that_meets_th
     ]
     for task, reply, by_rubric, yardstick in cases:
         played = run_episode(Chat(), task, reply, services=services)
-        assert played.outcome and played.yardstick
+        assert played.outcome
+        assert played.yardstick
         assert played.outcome.total == pytest.approx(by_rubric)
         assert played.yardstick.total == yardstick, reply
 

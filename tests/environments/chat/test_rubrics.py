@@ -154,7 +154,8 @@ def test_the_generator_sees_all_replies_and_all_criteria() -> None:
 
     run(script, use)
     first, second = (body["messages"] for body in script.generations)
-    assert "- Is warm. (quality)" in first[0]["content"] and "Ada" not in first[0]["content"]
+    assert "- Is warm. (quality)" in first[0]["content"]
+    assert "Ada" not in first[0]["content"]
     assert '- Has the word "Ada" in it. (quality)' in second[0]["content"]
     texts = texts_of(script.generations[0])
     assert [texts[f"reply {n}"] for n in range(1, 5)] == REPLIES
@@ -174,7 +175,8 @@ def test_duplicates_of_any_criterion_are_dropped() -> None:
         return library.shelf("task")
 
     shelf = run(script, use)
-    assert names(shelf.active) == ["Ada", "luck"] and names(shelf.inactive) == ["zebra"]
+    assert names(shelf.active) == ["Ada", "luck"]
+    assert names(shelf.inactive) == ["zebra"]
     assert alike("Has at most 8 words.", "has at most 8 words")
     assert not alike("Has at most 8 words.", "Has at most 12 words.")
     assert not alike("Does mention it.", "Does not mention it.")
@@ -200,7 +202,8 @@ def test_a_failed_generation_changes_nothing(failure: Any) -> None:
 
     before, after, shelf, unchanged, counts = run(script, use)
     assert before == after
-    assert (shelf.active, shelf.inactive) == (unchanged.active, unchanged.inactive)
+    assert shelf.active == unchanged.active
+    assert shelf.inactive == unchanged.inactive
     assert counts["failed"] == 1
 
 
@@ -306,19 +309,17 @@ def test_the_reward_scores_groups_and_a_run_has_the_history(tmp_path: Path) -> N
         library.quintain_on_run_start(RunStart(run="r", folder=str(tmp_path), step=0, recipe={}))
         group = [rollout(TASK, reply) for reply in REPLIES]
         scores = await evolving_rubric.score_all(
-            group, RewardContext(services={"rubrics": library})
+            group, RewardContext(services={"rubric_library": library})
         )
         library.quintain_on_step_end(StepEnd(step=1, metrics={}))
-        await evolving_rubric.score_all(group, RewardContext(services={"rubrics": library}))
+        await evolving_rubric.score_all(group, RewardContext(services={"rubric_library": library}))
         library.quintain_on_step_end(StepEnd(step=2, metrics={}))
         return scores
 
     scores = run(Judge(has("Ada", "zebra"), (500, "down")), use)
     assert all(isinstance(s, Score) for s in scores)
-    assert (
-        scores[0].parts["evolving_rubric.persistent"] == 1
-        and scores[0].parts["evolving_rubric.active"] == 2
-    )
+    assert scores[0].parts["evolving_rubric.persistent"] == 1
+    assert scores[0].parts["evolving_rubric.active"] == 2
     lines = [json.loads(line) for line in (tmp_path / "rubrics.jsonl").read_text().splitlines()]
     assert [(r["step"], r["event"], r.get("text", "")[:-1].split('"')[1:2]) for r in lines] == [
         (1, "added", ["Ada"]), (1, "added", ["zebra"]), (1, "retired", ["zebra"]), (2, "failed",

@@ -13,11 +13,11 @@ import pytest
 
 from quintain.errors import InfrastructureError, UsageError
 from quintain_authoring import run_episode
-from quintain_code import OUTCOMES, Code
-from quintain_code.calls import CallGrader
-from quintain_code.functions import Call
-from quintain_code.grading import Grade
-from quintain_code.procedural import CodeProcedural, GeneratedTask, table_of
+from quintain_env_code import OUTCOMES, Code
+from quintain_env_code.calls import CallGrader
+from quintain_env_code.functions import Call
+from quintain_env_code.grading import Grade
+from quintain_env_code.procedural import CodeProcedural, GeneratedTask, table_of
 from quintain_sandbox import Bubblewrap
 
 from ...plugins.sandbox.service import started
@@ -46,9 +46,11 @@ def graded(sandbox: Bubblewrap, code: str, calls: tuple[Call, ...] = CALLS) -> G
 )
 def test_right_functions_pass(sandbox: Bubblewrap, code: str) -> None:
     """However they are written, and whatever they print."""
-    assert (
-        (g := graded(sandbox, code)).score, g.outcome, g.passed, g.total
-    ) == (1.0, "passed", 3, 3), g.reason  # fmt: skip
+    g = graded(sandbox, code)
+    assert g.score == 1.0, g.reason
+    assert g.outcome == "passed", g.reason
+    assert g.passed == 3, g.reason
+    assert g.total == 3, g.reason
 
 
 @pytest.mark.parametrize(

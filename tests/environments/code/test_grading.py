@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from quintain.errors import EnvironmentFault, InfrastructureError
-from quintain_code import Case, CodeTask, Grade, Grader
+from quintain_env_code import Case, CodeTask, Grade, Grader
 from quintain_sandbox import Bubblewrap
 
 from ...lanes import asked_for, mostly_slow
@@ -134,7 +134,8 @@ def held(attack: Grade, honest: Grade) -> None:
     """The attack has grade 0, and the honest program that runs next in the same sandbox has 1."""
     assert attack.score == 0, attack
     assert attack.outcome != "passed"
-    assert (honest.score, honest.outcome) == (1.0, "passed"), honest
+    assert honest.score == 1.0, honest
+    assert honest.outcome == "passed", honest
 
 
 def first_of_each_class(kind: str, payloads: tuple[Payload, ...]) -> set[str]:
@@ -184,7 +185,8 @@ def test_odd_but_right_solutions_pass(sandbox: Bubblewrap, part: int) -> None:
 
 def test_a_right_suite_passes(sandbox: Bubblewrap) -> None:
     (pile,) = graded(sandbox, PILE, STACK)
-    assert (pile.score, pile.total) == (1.0, 5), pile
+    assert pile.score == 1.0, pile
+    assert pile.total == 5, pile
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,8 @@ def test_objects_stay_with_the_solution_and_come_back_as_arguments(sandbox: Bubb
     got = grade(sandbox, code, "assert depth(root) == 3", "assert root.left.v == 2",
     "assert root.left == None or True",
                 "assert root.left is root.left", setup=setup)  # fmt: skip
-    assert (got.passed, got.outcome) == (4, "passed"), got
+    assert got.passed == 4, got
+    assert got.outcome == "passed", got
 
 
 def test_functions_of_the_tests_can_be_called(sandbox: Bubblewrap) -> None:
@@ -254,7 +257,8 @@ def test_functions_of_the_tests_can_be_called(sandbox: Bubblewrap) -> None:
     nested = "assert twice(lambda x: twice(lambda y: y * 2, x), 1) == 16"
     raising = "def g():\n    raise KeyError('k')\nassert 'k' in safe(g)"
     got = grade(sandbox, code, "assert twice(lambda x: x + 1, 3) == 5", nested, raising)
-    assert (got.passed, got.outcome) == (3, "passed"), got
+    assert got.passed == 3, got
+    assert got.outcome == "passed", got
 
 
 def test_exceptions_keep_class_arguments_and_lineage(sandbox: Bubblewrap) -> None:
@@ -264,7 +268,8 @@ def test_exceptions_keep_class_arguments_and_lineage(sandbox: Bubblewrap) -> Non
     test += "    assert (e.args, e.n) == (('b', 3), 3)"
     also = "try:\n    g()\n    assert False\nexcept KeyError as e:\n    assert e.args == ('x',)"
     got = grade(sandbox, code, test, also, test.replace("A as", "ValueError as"))
-    assert (got.passed, got.outcome) == (3, "passed"), got
+    assert got.passed == 3, got
+    assert got.outcome == "passed", got
 
 
 def test_arguments_change_in_place_only_where_the_task_says_so(sandbox: Bubblewrap) -> None:
@@ -281,17 +286,17 @@ def test_weights_count_the_tests_that_pass_and_no_others(sandbox: Bubblewrap) ->
     code = "def f(x):\n    while x > 1: pass\n    return x\n"
     tests = ("assert f(0) == 0", "assert f(1) == 1", "assert f(2) == 2", "assert f(0) == 0")
     weighted = grade(sandbox, code, *tests, weights=(0.2, 0.3, 0.4, 0.1), cpu_seconds=SHORT)
-    assert (
-        weighted.score,
-        weighted.outcome,
-        weighted.passed,
-        weighted.total,
-    ) == (0.5, "timeout", 2, 4)
+    assert weighted.score == 0.5
+    assert weighted.outcome == "timeout"
+    assert weighted.passed == 2
+    assert weighted.total == 4
     assert grade(sandbox, code, *tests, cpu_seconds=SHORT).score == 0
     (program,) = graded(
         sandbox, replace(SUM, weights=(0.5, 0.25, 0.25)), "print(3 if input() == '1 2' else 0)\n"
     )
-    assert (program.score, program.outcome, program.passed) == (0.75, "failed", 2)
+    assert program.score == 0.75
+    assert program.outcome == "failed"
+    assert program.passed == 2
 
 
 def test_a_loaded_machine_lengthens_the_wall_clock_and_not_the_cpu_time(
@@ -430,7 +435,7 @@ def test_a_missing_language_is_a_fault_and_no_zero(sandbox: Bubblewrap) -> None:
 def test_other_languages_run_by_their_command(
     sandbox: Bubblewrap, language: str, command: str, code: str
 ) -> None:
-    from quintain_code.tasks import LANGUAGES
+    from quintain_env_code.tasks import LANGUAGES
 
     known = LANGUAGES[language]
     task = replace(SUM, language=language, argv=known.argv, files=(known.file,))
@@ -438,7 +443,8 @@ def test_other_languages_run_by_their_command(
         got = asyncio.run(Grader(sandbox).grade(task, {known.file: code}))
     except EnvironmentFault as e:
         pytest.skip(str(e))
-    assert (got.score, got.passed) == (1.0, 3), got
+    assert got.score == 1.0, got
+    assert got.passed == 3, got
 
 
 def test_a_killed_sandbox_is_an_infrastructure_error(sandbox: Bubblewrap) -> None:
@@ -504,13 +510,17 @@ def test_a_suite_counts_each_test_of_its_files(sandbox: Bubblewrap) -> None:
         prompt="", kind="suite", suite={"test_m.py": SUITE_OF_SIX}, files=("m.py",), weights=weights
     )
     (some,) = graded(sandbox, task, right)
-    assert (some.score, some.passed, some.total) == (0.25, 1, 6), some
+    assert some.score == 0.25, some
+    assert some.passed == 1, some
+    assert some.total == 6, some
     gated = (
         "import pytest, m\nif m.f() == 1:\n    pytest.skip(allow_module_level=True)\n"
         f"{SUITE_OF_SIX}"
     )
     (none,) = graded(sandbox, replace(task, suite={"test_m.py": gated}), right)
-    assert (none.score, none.passed, none.total) == (0.0, 0, 7), none
+    assert none.score == 0.0, none
+    assert none.passed == 0, none
+    assert none.total == 7, none
 
 
 OPERATORS = """
@@ -565,9 +575,8 @@ def test_objects_take_part_in_operations_only_where_the_reference_has_objects(
     assert [g.outcome for g in grades] == ["passed", "passed", "unsupported", "unsupported"], grades
     assert [g.passed for g in grades] == [3, 3, 1, 2]
     (alone,) = graded(sandbox, replace(task, solution={}), right)
-    assert (alone.passed, alone.outcome) == (2, "unsupported"), (
-        "without a reference nothing says what is allowed"
-    )
+    assert alone.passed == 2, "without a reference nothing says what is allowed"
+    assert alone.outcome == "unsupported", "without a reference nothing says what is allowed"
 
 
 def test_a_suite_imports_several_modules_and_packages(sandbox: Bubblewrap) -> None:

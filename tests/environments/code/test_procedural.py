@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from quintain.errors import UsageError
 from quintain.types.task import content_hash
-from quintain_code.expressions import PRECEDENCE, append, compute, prepend_minus, render
-from quintain_code.functions import KINDS, Call, Function, Specification
-from quintain_code.procedural import CASES, CodeProcedural, GeneratedTask, calls_of
+from quintain_env_code.expressions import PRECEDENCE, append, compute, prepend_minus, render
+from quintain_env_code.functions import KINDS, Call, Function, Specification
+from quintain_env_code.procedural import CASES, CodeProcedural, GeneratedTask, calls_of
 
 LEVELS = (1, 2, 3)
 
@@ -89,6 +89,7 @@ def test_a_missing_pair_of_brackets_is_read_as_python_reads_it(
     assert f"{k} - {render(tree)}" == render(prepend_minus(k, tree))
 
 
+@pytest.mark.more
 def test_hidden_calls_tell_every_mistake() -> None:
     """A function with one slip, or of a neighbouring specification, passes at no visit, unless it
     is equivalent.
@@ -117,6 +118,7 @@ def table(calls: tuple[Call, ...]) -> Function:
     return Function(lines=(), value=lambda *arguments: known.get(repr(arguments), usual))
 
 
+@pytest.mark.more
 def test_a_table_of_other_visits_passes_no_visit() -> None:
     """Neither visible examples nor all hidden calls of an earlier visit are a solution; nor is a
     constant.
@@ -141,6 +143,7 @@ def test_calls_are_the_same_for_a_visit_and_new_at_the_next() -> None:
         assert 3 == len(task.examples) == task.prompt.count(" == ")
 
 
+@pytest.mark.more
 def test_splits_are_disjoint_by_content() -> None:
     """For any seed, and whatever the function and its parameters are called."""
 
@@ -168,6 +171,7 @@ def test_tasks_are_reproducible_and_varied() -> None:
     assert all(task.id == content_hash(task) for task in first)
 
 
+@pytest.mark.keeps("numbers")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_domain_ends(kind: str) -> None:
     """A finite split of few distinct problems has them all, and no more."""
@@ -176,6 +180,7 @@ def test_a_small_domain_ends(kind: str) -> None:
     assert len(few) == len({task.id for task in few})
 
 
+@pytest.mark.more
 def test_demonstrations_make_the_share_of_slips() -> None:
     """With 0 all of them are right, with 1 none that could slip is."""
 

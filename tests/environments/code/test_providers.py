@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from quintain_code import Case, CodeTask, Grader, task_of
-from quintain_code.calls import CallGrader
-from quintain_code.functions import Call
+from quintain_env_code import Case, CodeTask, Grader, task_of
+from quintain_env_code.calls import CallGrader
+from quintain_env_code.functions import Call
 from quintain_sandbox import ProbedSandbox
 
 from ...plugins.sandbox.service import on_podman, started
@@ -157,6 +157,7 @@ that talks; `make test-slow` has all pairs.
 """
 
 
+@pytest.mark.keeps("bubblewrap-calls", "landlock-function")
 @pytest.mark.parametrize(
     "provider, kind",
     [

@@ -20,11 +20,11 @@ from quintain.cli import main as command_line
 from quintain.errors import UsageError
 from quintain.registry.binding import check_args
 from quintain_authoring import EnvironmentSuite, run_episode
-from quintain_code import OUTCOMES, Code, Grader, task_of
-from quintain_code.check import main
-from quintain_code.data import fingerprint, load
-from quintain_code.names import solution_names, suite_tests
-from quintain_code.rows import COMPARE
+from quintain_env_code import OUTCOMES, Code, Grader, task_of
+from quintain_env_code.check import main
+from quintain_env_code.data import fingerprint, load
+from quintain_env_code.evalplus import COMPARE
+from quintain_env_code.names import solution_names, suite_tests
 from quintain_sandbox import Bubblewrap, Docker, Landlock, Rlimits
 
 from ...lanes import mostly_slow
@@ -152,7 +152,8 @@ WITH_REFERENCE = {
 def test_the_reference_of_each_format_passes(sandbox: Bubblewrap, name: str) -> None:
     task = task_of(WITH_REFERENCE[name], "row 1")
     grade = asyncio.run(Grader(sandbox).grade(task, task.solution))
-    assert (grade.score, grade.outcome) == (1.0, "passed"), grade
+    assert grade.score == 1.0, grade
+    assert grade.outcome == "passed", grade
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,8 @@ def test_a_solution_of_ones_own_passes(
     """
     task = task_of(row, "row 1")
     grade = asyncio.run(Grader(sandbox).grade(task, {task.files[0]: code}))
-    assert (grade.score, grade.outcome) == (1.0, "passed"), grade
+    assert grade.score == 1.0, grade
+    assert grade.outcome == "passed", grade
 
 
 @pytest.mark.parametrize(
@@ -211,7 +213,8 @@ def test_a_tuple_is_as_good_as_the_list_that_json_has(sandbox: Bubblewrap, layou
         "type('L', (list,), {})([[1, 2], 3])": False,
     }
     task = task_of(row, "row 1", 1)
-    assert "_listed" not in str(task.prompt) and "assert f(*[1]) == [[1, 2], 3]" in str(task.prompt)
+    assert "_listed" not in str(task.prompt)
+    assert "assert f(*[1]) == [[1, 2], 3]" in str(task.prompt)
 
     async def passes() -> dict[str, bool]:
         grader = Grader(sandbox)
@@ -274,7 +277,8 @@ def test_helpers_of_the_prompt_are_not_the_solutions_to_redefine(sandbox: Bubble
     task = task_of(HUMAN_EVAL, "row 1")
     cheat = "def half(x):\n    return 1\ndef mean(xs):\n    return 0\n"
     grade = asyncio.run(Grader(sandbox).grade(task, {"solution.py": cheat}))
-    assert (grade.score, grade.outcome) == (0.0, "failed"), grade
+    assert grade.score == 0.0, grade
+    assert grade.outcome == "failed", grade
 
 
 def test_the_prompt_hides_tests_unless_the_row_or_the_caller_shows_them() -> None:
@@ -323,7 +327,8 @@ def test_compressed_cases_are_read_and_no_pickle_is_loaded(tmp_path: Path) -> No
 def test_a_generated_checker_of_codeforces_decides(sandbox: Bubblewrap) -> None:
     """It takes the expected output before that of the program, and prints its verdict."""
     task = task_of(CODEFORCES, "row 1")
-    assert (len(task.cases), task.level) == (2, 900.0)
+    assert len(task.cases) == 2
+    assert task.level == 900.0
     for code, score in (
         ("print(2, 3)", 0),
         ("print('x')", 0),
@@ -338,6 +343,7 @@ def test_the_tolerance_of_the_environment_holds_where_a_row_has_none(tmp_path: P
     assert {0.5, 1e-5, 0.0} == {task.absolute_error for task in wide.tasks("test")}
 
 
+@pytest.mark.more
 def test_contest_rows_that_cannot_run_here_are_counted_and_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -362,7 +368,8 @@ def test_contest_rows_that_cannot_run_here_are_counted_and_left_out(
 
 def test_levels_and_sources_are_those_of_the_row() -> None:
     assert tuple(task_of(row, "").level for row in (APPS, LIVE, OWN)) == (2.0, 3.0, 2.0)
-    assert (task_of(MBPP, "").source, task_of(LIVE, "").source) == ("mbpp 601", "abc_1")
+    assert task_of(MBPP, "").source == "mbpp 601"
+    assert task_of(LIVE, "").source == "abc_1"
 
 
 @pytest.mark.parametrize(
@@ -680,7 +687,9 @@ def test_check_prints_a_table_or_json_without_a_file(sandbox: Bubblewrap, tmp_pa
     if "enforce" in found.output:
         pytest.skip(found.output)
     report = json.loads(found.stdout)
-    assert (found.exit_code, report["rows"], report["usable"]) == (1, 3, 1)
+    assert found.exit_code == 1
+    assert report["rows"] == 3
+    assert report["usable"] == 1
     assert [(f"{data}:2", "unreadable"), (f"{data}:3", "no reference")] == [
         (row["row"], row["outcome"]) for row in report["left_out"]
     ]
@@ -740,7 +749,9 @@ def test_the_command_line_evaluates_a_file(
     assert command_line(["eval", "code", "--data", file, *options]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["tasks"] == 4, "without --split all rows count"
-    assert (found["pass@1"], found["rollouts"], found["failed"]) == (1.0, 4, 1)
+    assert found["pass@1"] == 1.0
+    assert found["rollouts"] == 4
+    assert found["failed"] == 1
     assert found["terminations"] == {"reward_error": 1, "finished": 3}
     assert "wrong: its own reference does not pass: failed" in next(iter(found["failures"]))
     shares = {
@@ -788,7 +799,8 @@ def test_seconds_override_those_of_the_rows(tmp_path: Path) -> None:
     file = write(tmp_path / "rows.jsonl", OWN)
     (task,) = Code(data=file, splits="test", sandbox=None).tasks("test")  # type: ignore[arg-type]
     (quick,) = Code(data=file, splits="test", cpu_seconds=0.5, sandbox=None).tasks("test")  # type: ignore[arg-type]
-    assert (task.cpu_seconds, quick.cpu_seconds) == (5.0, 0.5)
+    assert task.cpu_seconds == 5.0
+    assert quick.cpu_seconds == 0.5
     assert replace(task, cpu_seconds=0.5, id="") == quick
 
 
@@ -797,7 +809,9 @@ def test_seconds_override_those_of_the_rows(tmp_path: Path) -> None:
 def test_every_valid_row_of_mbpp_accepts_its_reference(
     sandbox: Bubblewrap, real_data: Path, split: str
 ) -> None:
-    tasks = load(str(real_data / "mbpp" / "mbpp.jsonl"), split)
+    rows = load(str(real_data / "mbpp" / "mbpp.jsonl"), split)
+    # The tests of row 123 take several seconds, and twice that where a core is shared.
+    tasks = [replace(task, cpu_seconds=60.0) for task in rows]
     grader = Grader(sandbox)
 
     async def grades() -> dict[str, str]:

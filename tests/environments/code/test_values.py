@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain_code.inside.values import (
+from quintain_env_code.inside.values import (
     BITS,
     BUILDERS,
     DEPTH,

@@ -418,7 +418,7 @@ def test_what_may_be_a_mistake_is_remarked_with_the_first_place(
         "1 prompt has another answer in an earlier row (first: qa.jsonl:2 and qa.jsonl:61)"
         in caplog.text
     )
-    assert "1 answer is an object, compared as JSON text (first: qa.jsonl:63)" in caplog.text
+    assert "1 JSON value: compared as JSON (first: qa.jsonl:63)" in caplog.text
     assert "1 prompt has more than 100,000 characters (first: qa.jsonl:62, 400,000)" in caplog.text
 
 
@@ -507,9 +507,11 @@ def test_eval_and_train_take_a_plain_function(
         return status, capsys.readouterr()
 
     status, shown = reward_of("mine.py:score")
-    assert (status, json.loads(shown.out)["reward"]) == (0, 1.0)
+    assert status == 0
+    assert json.loads(shown.out)["reward"] == 1.0
     status, shown = reward_of('0.5 * use("mine.py:score")(bonus=1.5)')
-    assert (status, json.loads(shown.out)["reward"]) == (0, 1.0)
+    assert status == 0
+    assert json.loads(shown.out)["reward"] == 1.0
     status, shown = reward_of("mine.py:lost")
     assert status == 1
     assert "no task has 'anser'; did you mean 'answer'" in next(
@@ -634,7 +636,7 @@ def test_a_function_of_trl_that_returns_no_list_is_named(
                 "path=qa.jsonl",
                 "--reward",
                 "foreign_number.py:number",
-                "-e",
+                "--engine",
                 "@nop",
             ]
         )
@@ -683,3 +685,149 @@ def _forget_files() -> Iterator[None]:
 
     yield
     environment._loaded.cache_clear()
+
+
+# ---- files of a folder, and what rows may not have -----------------------------------------------
+
+
+def shards(folder: Path, *names: str) -> str:
+    """Write ten different rows into each file of *folder*, whose names end as formats do."""
+    import gzip
+
+    for number, name in enumerate(names):
+        rows = [{"question": f"q{number}-{i}", "answer": f"a{i}"} for i in range(10)]
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        if name.endswith(".csv"):
+            text = "question,answer\n" + "".join(f"{r['question']},{r['answer']}\n" for r in rows)
+        if name.endswith(".parquet"):
+            pyarrow = pytest.importorskip("pyarrow")
+            from pyarrow import parquet
+
+            parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+        elif name.endswith(".gz"):
+            file.write_bytes(gzip.compress(text.encode()))
+        else:
+            file.write_text(text)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("names", "first", "tested"),
+    [
+        (["train.jsonl", "test.jsonl.gz"], "q1-", 10),
+        (["train.csv.gz", "test.csv"], "q1-", 10),
+        (["train.jsonl", "test-00000-of-00001.jsonl"], "q1-", 10),
+        (["train.jsonl", "test-00000-of-00001.parquet"], "q1-", 10),
+        (["train-00000-of-00001-1a2b.jsonl", "test-00000-of-00001-3c4d.jsonl"], "q1-", 10),
+        (["train.jsonl", "test-00000-of-00002.jsonl", "test-00001-of-00002.jsonl"], "q", 20),
+        (["data/train-00000-of-00001.jsonl", "data/test-00000-of-00001.jsonl"], "q1-", 10),
+        (["train.jsonl", "TESTING.ndjson"], "q1-", 10),
+    ],
+)
+def test_files_of_a_split_are_read_whatever_writes_them(
+    tmp_path: Path, names: list[str], first: str, tested: int
+) -> None:
+    if names == ["train.csv.gz", "test.csv"]:
+        shards(tmp_path, "test.csv")
+        import gzip
+
+        text = (tmp_path / "test.csv").read_text().replace("q0-", "q1-")
+        (tmp_path / "test.csv").write_text(text)
+        (tmp_path / "train.csv.gz").write_bytes(gzip.compress(b"question,answer\nx,y\nz,w\n"))
+    else:
+        shards(tmp_path, *names)
+    tasks = Dataset(path=str(tmp_path)).tasks("test")
+    prompts = [str(task.prompt) for task in tasks]
+    assert len(prompts) == tested
+    assert all(prompt.startswith(first) for prompt in prompts)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["train.jsonl", "test_set.jsonl"], "test_set.jsonl"),
+        (["train.jsonl", "test.txt"], "test.txt"),
+        (["train.jsonl", "test.arrow"], "test.arrow"),
+        (["train.jsonl", "dev.jsonl", "test-final.csv"], "test-final.csv"),
+        (["train.jsonl", "validation.jsonl.zst"], "validation.jsonl.zst"),
+        (["train.jsonl", "train.csv"], "are both train"),
+        (["train-00000-of-00003.jsonl", "train-00002-of-00003.jsonl"], "2 of the 3 files"),
+        (["notes.jsonl"], "has no file such as"),
+    ],
+)
+def test_a_file_that_a_split_would_be_cut_in_place_of_is_refused(
+    tmp_path: Path, names: list[str], said: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        Dataset(path=shards(tmp_path, *names)).tasks("train")
+
+
+def test_data_that_no_split_has_is_named_on_the_screen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shards(tmp_path, "train.jsonl", "test.jsonl", "heldout.jsonl", "extra.csv")
+    (tmp_path / "README.md").write_text("about")
+    with caplog.at_level(logging.INFO):
+        Dataset(path=str(tmp_path)).tasks("train")
+    assert "passed over, since no split has that name: extra.csv, heldout.jsonl" in caplog.text
+    assert "README" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", '{"question": "q", "answer": 1, "answer": 2}', "a.jsonl:1: not JSON (the key"),
+        ("a.json", '[{"question": "q", "answer": 1},\n{"question": "r", "question": "s"}]',
+         "a.json:2: not JSON (the key 'question' occurs twice)"),
+        ("a.jsonl", '{"question": "q", "answer": {"x": 1, "x": 2}}', "the key 'x' occurs twice"),
+        ("a.jsonl", '{"question": "q", "answer": 1e999}', "1e999 is above all numbers"),
+        ("a.jsonl", '{"question": "q", "answer": -1e999}', "-1e999 is above all numbers"),
+        ("a.json", '[{"question": "q", "answer": [1e400]}]', "1e400 is above all numbers"),
+        ("a.jsonl", f'{{"question": "q", "answer": {"7" * 5000}}}', "has 5000 digits"),
+        ("a.json", f'[{{"question": "q", "answer": {"7" * 5000}}}]', "has 5000 digits"),
+        ("a.jsonl", "[" * 100_000, "nested too deep"),
+    ],
+)  # fmt: skip
+def test_values_that_would_be_read_as_others_are_named(
+    tmp_path: Path, name: str, content: str, said: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        Dataset(path=str(tmp_path / name)).tasks("train")
+
+
+def test_bytes_of_parquet_are_text_or_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"question": [b"q1", "né".encode()], "answer": [b"Lima", b"Rome"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    tasks = [t for part in all_tasks(path=str(tmp_path / "a.parquet")).values() for t in part]
+    assert {(t.prompt, t.answer) for t in tasks} == {("q1", "Lima"), ("né", "Rome")}
+    columns = {"question": ["q1"], "answer": [b"\xff\xfe\x00"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "b.parquet")
+    with pytest.raises(UsageError, match="is binary and not UTF-8"):
+        Dataset(path=str(tmp_path / "b.parquet")).tasks("train")
+
+
+@pytest.mark.parametrize("text", ["N\u00e9 \u00e0 Hi\u1ebfu?", "caf\u00e9", "\uac00\ub098"])
+def test_a_row_in_two_forms_of_unicode_is_one_row(tmp_path: Path, text: str) -> None:
+    import unicodedata
+
+    forms = [unicodedata.normalize(form, text) for form in ("NFC", "NFD")]
+    rows = [{"question": form, "answer": "x"} for form in forms]
+    assert forms[0] != forms[1]
+    found = all_tasks(path=write(tmp_path / "a.jsonl", rows))
+    assert sum(map(len, found.values())) == 1
+
+
+def test_equal_prompts_in_two_forms_are_in_one_split_or_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "train.jsonl", [{"question": "caf\u00e9", "answer": "a"}])
+    write(tmp_path / "test.jsonl", [{"question": "cafe\u0301", "answer": "b"}])
+    with caplog.at_level(logging.INFO):
+        Dataset(path=str(tmp_path)).tasks("train")
+    assert "1 prompts are in more than one split" in caplog.text

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from quintain import Message, Sampled, Sampling, TokenEngine, Weights
+from quintain.engine import EmbeddedEngine
 from quintain.learning.batch import batch_of
 from quintain.learning.pieces.advantages import Step, centre
 from quintain.registry.pieces import find
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.types.rollout import TerminationKind, trained
 from quintain_authoring import ScriptedEngine, run_episode
-from quintain_embedded import EmbeddedEngine
 from quintain_env_games import Duel, Guess, Maze, Returns
 from quintain_env_games.duel import legal, piles_of
 from quintain_env_games.guess import Secret, bounds, guess_of
@@ -70,10 +70,12 @@ def test_each_player_is_compared_with_its_own_games() -> None:
     played = asyncio.run(run_groups(requests(Duel(opponent=None), 8, size), context))
     batch = batch_of(played, temperature=1.0, max_tokens=8)
     players = [(rollout.group, player) for rollout, player, _ in trained(played)]
-    assert len(batch.samples) == 2 * 8 * size and len(batch.groups) == 16
+    assert len(batch.samples) == 2 * 8 * size
+    assert len(batch.groups) == 16
     shares = set()
     for indices in batch.groups:
-        assert len(indices) == size and len({players[i] for i in indices}) == 1
+        assert len(indices) == size
+        assert len({players[i] for i in indices}) == 1
         shares.add(math.fsum(batch.samples[i].total for i in indices) / size)
     assert len(shares) > 2, (
         "players that win as often in every position would not tell the two baselines apart"
@@ -125,7 +127,8 @@ def test_what_another_engine_says_does_not_train(world: str) -> None:
                 for s in sample.sequences
             ]
             trained_ids = sorted(turn for s in sequences for turn in turns_of(s.ids, s.mask))
-            assert partner.replies and sorted(policy.replies) == trained_ids
+            assert partner.replies
+            assert sorted(policy.replies) == trained_ids
             for s in sequences:
                 pairs = zip(await policy.score(s.ids, 1), s.logps[1:], s.mask[1:], strict=True)
                 assert all(not trains or a == pytest.approx(b, abs=1e-4) for a, b, trains in pairs)

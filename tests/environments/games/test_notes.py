@@ -17,11 +17,11 @@ from quintain.types.rollout import AnyRollout
 from quintain.types.transcript import TokenSource
 from quintain_authoring import ScriptedEngine, run_episode
 from quintain_authoring.controls import ControlEngine
-from quintain_env_games import Notes, Scribe, compact_tool
+from quintain_env_games import Notes, Summariser, compact_tool
 from quintain_env_games.notes import NOTES, RULES, Diary
 from quintain_env_games.tools import call
 
-MODES = ("compact", "tool", "scribe", "truncate")
+MODES = ("compact", "tool", "summariser", "truncate")
 DIARY = Diary(
     prompt=RULES,
     answer="123456",
@@ -31,7 +31,7 @@ DIARY = Diary(
 
 
 def notes(mode: str = "compact", **fields: Any) -> Any:
-    return Notes(mode=mode, scribe=Scribe(), **fields)  # type: ignore[arg-type]
+    return Notes(mode=mode, summariser=Summariser(), **fields)  # type: ignore[arg-type]
 
 
 def success(mode: str, control: str, count: int = 100, **fields: Any) -> float:
@@ -103,8 +103,8 @@ def test_truncation_drops_the_oldest_page() -> None:
     assert asked[-1] == [RULES, "E5,e9", "ok", "f9,F6", "ok", "A?", "ok", "F?"]
 
 
-def test_a_scribe_reads_what_the_policy_would_and_its_tokens_do_not_train() -> None:
-    environment = Notes(mode="scribe", scribe=ScriptedEngine(replies=says(keeps="A1")))
+def test_a_summariser_reads_what_the_policy_would_and_its_tokens_do_not_train() -> None:
+    environment = Notes(mode="summariser", summariser=ScriptedEngine(replies=says(keeps="A1")))
     rollout = run_episode(environment, DIARY, says(keeps="never asked"))
 
     assert rollout.result.notes == ("A1", "A1")
@@ -124,10 +124,11 @@ def test_notes_are_cut_where_there_is_no_room() -> None:
 
     assert rollout.result.notes == ("B2,A1", "B2,A1")
     asked = run_episode(notes(room=4), DIARY, says(keeps="B2,A1"))
-    assert asked.result.notes == ("B2,A", "B2,A") and asked.outcome.total == 0
+    assert asked.result.notes == ("B2,A", "B2,A")
+    assert asked.outcome.total == 0
 
 
-@pytest.mark.parametrize("mode", ["compact", "truncate", "scribe"])
+@pytest.mark.parametrize("mode", ["compact", "truncate", "summariser"])
 def test_a_system_message_stays(mode: str) -> None:
     environment = notes(mode).overridden(system="Be brief.")
     beginnings = set()
@@ -158,7 +159,8 @@ def test_a_full_context_shows_no_page_until_it_is_compacted() -> None:
 
     results = [m.content for m in rollout.messages if m.role == "tool"]
     assert results[:5] == ["A1,a9", "compacted", "b9,B2", "C3,c9", "full: compact first"]
-    assert "at most 14 characters" in results[5] and results[6] == "full: compact first"
+    assert "at most 14 characters" in results[5]
+    assert results[6] == "full: compact first"
     assert rollout.result.notes == ("A1",)
     assert rollout.outcome.total == 1
 
@@ -199,7 +201,8 @@ def test_the_tool_keeps_task_call_and_the_results_of_its_turn() -> None:
 
     assert played.result == ["rules", "task", "", "compacted", "bbb", "done"]
     first, second = played.transcripts[""].sequences()
-    assert "aaa" in text_of(first.ids) and "aaa" not in text_of(second.ids)
+    assert "aaa" in text_of(first.ids)
+    assert "aaa" not in text_of(second.ids)
     assert text_of(second.ids).count("it is a") == 1
     sampled = [
         text_of([i for i, m in zip(s.ids, s.mask, strict=True) if m]) for s in (first, second)
@@ -210,6 +213,7 @@ def test_the_tool_keeps_task_call_and_the_results_of_its_turn() -> None:
 # ---------------------------------------------------------------------------------------- controls
 
 
+@pytest.mark.more
 def test_controls_are_ordered_by_what_they_keep() -> None:
     by_control = {
         name: success("compact", name)
@@ -236,6 +240,7 @@ def test_controls_are_ordered_by_what_they_keep() -> None:
     assert by_control["rumours"] == by_control["no_notes"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("mode", MODES)
 def test_perfect_notes_answer_everything_and_truncation_does_not(mode: str) -> None:
     expected = 1.0 if mode != "truncate" else pytest.approx(1 / 15, abs=0.06)

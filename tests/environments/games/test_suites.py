@@ -6,9 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from quintain import Service
 from quintain_authoring import EnvironmentSuite
-from quintain_env_games import Customer, Duel, Guess, Maze, Notes, Opponent, Returns, Scribe, Tools
+from quintain_env_games import (
+    Customer,
+    Duel,
+    Guess,
+    Maze,
+    Notes,
+    Opponent,
+    Returns,
+    Summariser,
+    Tools,
+)
 
 
 class Games(EnvironmentSuite):
@@ -24,6 +36,7 @@ class TestGuess(Games):
     environment = Guess
 
 
+@pytest.mark.more
 class TestMaze(Games):
     __test__ = True
     environment = Maze
@@ -40,15 +53,17 @@ class TestDuel(Games):
         return {**super().services(), "opponent": Opponent()}
 
 
+@pytest.mark.more
 class TestReturns(Games):
     __test__ = True
     environment = Returns
 
     @classmethod
     def services(cls) -> Mapping[str, Service]:
-        return {**super().services(), "customer": Customer()}
+        return {**super().services(), "simulated_user": Customer()}
 
 
+@pytest.mark.more
 class TestTools(Games):
     """Twice 32 episodes are 64 at once in `test_concurrent_episodes_do_not_mix`."""
 
@@ -57,6 +72,7 @@ class TestTools(Games):
     episodes = 32
 
 
+@pytest.mark.more
 class TestNotes(Games):
     """The policy writes its notes; `test_notes.py` has the other modes."""
 
@@ -65,9 +81,10 @@ class TestNotes(Games):
 
     @classmethod
     def services(cls) -> Mapping[str, Service]:
-        return {**super().services(), "scribe": Scribe()}
+        return {**super().services(), "summariser": Summariser()}
 
 
+@pytest.mark.more
 class TestNotesByTool(TestNotes):
     """The policy decides when it writes them."""
 

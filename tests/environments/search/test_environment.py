@@ -59,7 +59,7 @@ class OfPilots(EnvironmentSuite):
 
     @classmethod
     def services(cls) -> Mapping[str, Service]:
-        return {**super().services(), "search": SearchService(pilots=PILOTS)}
+        return {**super().services(), "retriever": SearchService(pilots=PILOTS)}
 
 
 class TestSearch(OfPilots):
@@ -92,13 +92,13 @@ class TestSquad(EnvironmentSuite):
 
     @classmethod
     def services(cls) -> Mapping[str, Service]:
-        return {**super().services(), "search": SearchService(data=str(SQUAD))}
+        return {**super().services(), "retriever": SearchService(data=str(SQUAD))}
 
     def test_splits_share_no_article(self) -> None:
         """Each question is asked about an article of its split, and has an answer in its
         paragraph.
         """
-        index = self.started["search"]._index
+        index = self.started["retriever"]._index
         titles: dict[str, set[str]] = {}
         for split in self.splits:
             for task in self.tasks(split, 4000):
@@ -121,7 +121,7 @@ def played(replies: Any, service: Service, *, reward: Any = None, **fields: Any)
             script = replies(task) if callable(replies) else replies
             engine = ScriptedEngine(replies=script)
             done = await evaluate(
-                environment, engine, split="dev", tasks=[task], services={"search": search}
+                environment, engine, split="dev", tasks=[task], services={"retriever": search}
             )
             return done.groups[0].rollouts[0]
 
@@ -142,6 +142,24 @@ def test_an_answer_inside_tool_output_counts_for_nothing() -> None:
         assert rollout.outcome.parts["exact_match"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("answer", "reply"),
+    [
+        ("1931", "<answer>1 of 1931</answer>"),
+        ("-40", "<answer>1 of -40</answer>"),
+        ("0", "<answer>10</answer>"),
+        ("May 1931", "<answer>Nbz 1931</answer>"),
+        ("Lima", "<answer>Mjnb</answer>"),
+    ],
+)
+def test_a_wrong_answer_differs_by_more_than_a_sign(answer: str, reply: str) -> None:
+    """SQuAD's comparison leaves out signs, so -1931 would be right for 1931."""
+    task = SearchTask(prompt="?", answer=answer, answers=(answer,))
+    environment = Search(pilots=PILOTS, search=OneTool(str))
+
+    assert environment.same_last_number(task, []) == reply
+
+
 def test_a_citation_counts_where_a_tool_returned_the_passage() -> None:
     """The id of a passage that exists, but was not returned in this episode, is no evidence."""
 
@@ -160,7 +178,8 @@ def test_a_citation_counts_where_a_tool_returned_the_passage() -> None:
 
     seen, unseen = (played(reply(s), SearchService(pilots=PILOTS)) for s in (True, False))
     assert 1.0 == seen.outcome.total == unseen.outcome.total
-    assert seen.shaping.parts["citation"] == 1.0 and unseen.shaping.parts["citation"] == 0.0
+    assert seen.shaping.parts["citation"] == 1.0
+    assert unseen.shaping.parts["citation"] == 0.0
     assert seen.shaping.total > unseen.shaping.total
     from quintain_env_search import citation, exact_match
 

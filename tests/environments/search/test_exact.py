@@ -23,9 +23,9 @@ from quintain import (
     TokenEngine,
     Weights,
 )
+from quintain.engine import EmbeddedEngine
 from quintain.evaluation import evaluate
 from quintain.types.transcript import TokenSource
-from quintain_embedded import EmbeddedEngine
 from quintain_env_search import Search, SearchServer, SearchService
 from quintain_starter.source import untrained
 
@@ -94,7 +94,7 @@ def episodes(search: Service, count: int, **fields: Any) -> Any:
             tasks = environment.tasks("dev")[:count]
             engine = Told(inner, environment)
             done = await evaluate(
-                environment, engine, split="dev", tasks=tasks, services={"search": server}
+                environment, engine, split="dev", tasks=tasks, services={"retriever": server}
             )
             rollouts = [r for g in done.groups for r in g.rollouts]
             again = [
@@ -121,7 +121,12 @@ def test_transcripts_score_as_they_were_recorded() -> None:
         assert said == tokenizer.decode(
             [i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m]
         )
-        told = [(i, m) for i, m, s in zip(*columns(sequence), strict=True) if s == TokenSource.TOOL]
+        sources = rollout.transcripts[""].path(0).sources
+        told = [
+            (i, m)
+            for i, m, s in zip(sequence.ids, sequence.mask, sources, strict=True)
+            if s == TokenSource.TOOL
+        ]
         assert not any(mask for _, mask in told)
         text = tokenizer.decode([i for i, _ in told])
         results = [m.content for m in rollout.messages if m.role == "tool"]
@@ -129,10 +134,7 @@ def test_transcripts_score_as_they_were_recorded() -> None:
         assert text == "".join(results)
 
 
-def columns(sequence: Any) -> tuple[Any, Any, Any]:
-    return sequence.ids, sequence.mask, sequence.sources
-
-
+@pytest.mark.more
 def test_the_server_and_the_index_give_the_same_episodes() -> None:
     """Token for token: the process behind MCP shows what the index in this process shows."""
     fields = {"results": 1, "open_tool": ""}

@@ -15,6 +15,8 @@ from quintain_env_story.chapters import KINDS, Split, clean, split_chapters
 from quintain_env_story.epub import read_book
 from quintain_env_story.extract import cut, names, sentences, sheets, summary
 
+from ...lanes import examples
+
 ROMAN = ["I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII"]
 WORDS = "one two three four five six seven eight nine ten eleven twelve".split()
 HEADINGS = {
@@ -138,7 +140,7 @@ def nonblank(text: str) -> list[str]:
 
 
 @given(lines)
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_no_line_is_lost(parts: list[str]) -> None:
     """Front matter, headings and chapters are the text, in its order; it does not matter what the
     text is.

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain import Message, Rollout, Service
+from quintain.engine.embedded import EmbeddedEngine
 from quintain.errors import RewardFault, UsageError
 from quintain.interfaces.reward import RewardContext
 from quintain.models import HFTokenizer
 from quintain.testing import rollout
 from quintain_authoring import EnvironmentSuite, run_episode
 from quintain_authoring.controls import check_controls
-from quintain_embedded.engine import EmbeddedEngine
 from quintain_env_story import (
     Scorer,
     Story,
@@ -37,7 +37,7 @@ from quintain_env_story import (
 )
 from quintain_env_story.procedural import stories, task_of
 from quintain_env_story.tasks import PLAN, WRITE, writing_prompt
-from quintain_likelihood import EngineLikelihood, Pair, TextLikelihood, TextScore
+from quintain_rewards.likelihood import EngineLikelihood, Pair, TextLikelihood, TextScore
 
 from ...core.models.tiny import byte_tokenizer, tiny_model
 
@@ -274,6 +274,7 @@ def test_controls_that_earn_are_found() -> None:
     }
 
 
+@pytest.mark.more
 def test_an_honest_plan_beats_the_empty_ones() -> None:
     """By improvement, on each task; the gold chapter is at least as good."""
     scorer = Scorer()

@@ -73,19 +73,19 @@ CLIPS = [
     ("ppo_clip", {"high": 0.28}, 0.5, 2.0, -1.0, -1.0, ""),
     ("ppo_clip", {"high": 0.28}, 1.0, 2.0, -2.0, -2.0, ""),
     ("ppo_clip", {"high": 0.28}, 1.27, 2.0, -2.54, -2.54, ""),
-    ("ppo_clip", {"high": 0.28}, 1.29, 2.0, -2.56, 0.0, "clip_high"),
-    ("ppo_clip", {"high": 0.28}, 0.5, -2.0, 1.6, 0.0, "clip_low"),
+    ("ppo_clip", {"high": 0.28}, 1.29, 2.0, -2.56, 0.0, "clip.high"),
+    ("ppo_clip", {"high": 0.28}, 0.5, -2.0, 1.6, 0.0, "clip.low"),
     ("ppo_clip", {"high": 0.28}, 0.81, -2.0, 1.62, 1.62, ""),
     ("ppo_clip", {"high": 0.28}, 1.5, -2.0, 3.0, 3.0, ""),
     ("ppo_clip", {"high": 0.28}, 9.0, 0.0, 0.0, 0.0, ""),
     ("ppo_clip", {"dual": 3.0}, 2.9, -2.0, 5.8, 5.8, ""),
     ("ppo_clip", {"dual": 3.0}, 3.5, -2.0, 6.0, 0.0, "clip_dual"),
-    ("ppo_clip", {"dual": 3.0}, 0.5, -2.0, 1.6, 0.0, "clip_low"),
-    ("ppo_clip", {"dual": 3.0}, 3.5, 2.0, -2.4, 0.0, "clip_high"),
+    ("ppo_clip", {"dual": 3.0}, 0.5, -2.0, 1.6, 0.0, "clip.low"),
+    ("ppo_clip", {"dual": 3.0}, 3.5, 2.0, -2.4, 0.0, "clip.high"),
     ("ppo_clip", {"dual": 3.0}, 0.5, 2.0, -1.0, -1.0, ""),
-    ("gspo_token", {"low": 0.1, "high": 0.2}, 1.3, 1.0, -1.2, 0.0, "clip_high"),
+    ("gspo_token", {"low": 0.1, "high": 0.2}, 1.3, 1.0, -1.2, 0.0, "clip.high"),
     ("gspo_token", {"low": 0.1, "high": 0.2}, 1.1, 1.0, -1.1, -1.1, ""),
-    ("gspo_token", {"low": 0.1, "high": 0.2}, 0.8, -1.0, 0.9, 0.0, "clip_low"),
+    ("gspo_token", {"low": 0.1, "high": 0.2}, 0.8, -1.0, 0.9, 0.0, "clip.low"),
     ("gspo_token", {"low": 0.1, "high": 0.2}, 0.8, 1.0, -0.8, -0.8, ""),
     ("gspo_token", {"low": 0.1, "high": 0.2}, 1.3, -1.0, 1.3, 1.3, ""),
     ("importance", {}, 7.0, 2.0, -14.0, -14.0, ""),
@@ -113,10 +113,10 @@ def test_clips_of_tokens(
 @pytest.mark.parametrize(
     "ratios, advantage, term, slopes, told",
     [
-        ((1.1, 1.2), 1.0, -1.2, 0.0, "clip_high"),  # product 1.32
+        ((1.1, 1.2), 1.0, -1.2, 0.0, "clip.high"),  # product 1.32
         ((1.1, 1.05), 1.0, -1.155, -1.155, ""),
         ((2.0, 0.5), -1.0, 1.0, 1.0, ""),  # tokens far apart, the sample where it was
-        ((0.7, 1.1), -1.0, 0.8, 0.0, "clip_low"),
+        ((0.7, 1.1), -1.0, 0.8, 0.0, "clip.low"),
         ((0.7, 1.1), 1.0, -0.77, -0.77, ""),
         ((1.5, 1.2), -1.0, 1.5, 0.0, "clip_dual"),  # dual clip at 1.5
         ((1.2, 1.2), -1.0, 1.44, 1.44, ""),
@@ -136,9 +136,9 @@ def test_clip_of_the_product(
     "ratios, advantage, term, slope, told",
     [
         ((1.0, 1.0), 1.0, -1.0, -0.5, ""),
-        ((1.001, 1.0), 1.0, -1.0004, 0.0, "clip_high"),
+        ((1.001, 1.0), 1.0, -1.0004, 0.0, "clip.high"),
         ((1.0004, 1.0), 1.0, -math.sqrt(1.0004), -math.sqrt(1.0004) / 2, ""),
-        ((0.999, 1.0), -1.0, 0.9997, 0.0, "clip_low"),
+        ((0.999, 1.0), -1.0, 0.9997, 0.0, "clip.low"),
         ((0.999, 1.0), 1.0, -math.sqrt(0.999), -math.sqrt(0.999) / 2, ""),
         ((4.0, 1.0), -1.0, 2.0, 1.0, ""),
     ],
@@ -201,22 +201,22 @@ MASKS = [
     # piece, arguments, theta, ratio_to (probabilities), advantage, d term / d log theta = -weight
     # A, what is told
     ("cispo", {}, 0.9, 0.3, 1.0, -3.0, ""),
-    ("cispo", {}, 0.9, 0.1, 1.0, -5.0, "clip_high"),
-    ("cispo", {}, 0.9, 0.1, -1.0, 5.0, "clip_high"),
+    ("cispo", {}, 0.9, 0.1, 1.0, -5.0, "clip.high"),
+    ("cispo", {}, 0.9, 0.1, -1.0, 5.0, "clip.high"),
     ("cispo", {}, 0.001, 0.9, -1.0, 0.001 / 0.9, ""),  # no lower clip
     ("dppo_tv", {}, 0.30, 0.20, 1.0, -1.5, ""),  # moved by 0.10
-    ("dppo_tv", {}, 0.36, 0.20, 1.0, 0.0, "clip_high"),
+    ("dppo_tv", {}, 0.36, 0.20, 1.0, 0.0, "clip.high"),
     ("dppo_tv", {}, 0.36, 0.20, -1.0, 1.8, ""),  # pushed back
     ("dppo_tv", {}, 0.10, 0.20, -1.0, 0.5, ""),
-    ("dppo_tv", {}, 0.04, 0.20, -1.0, 0.0, "clip_low"),
+    ("dppo_tv", {}, 0.04, 0.20, -1.0, 0.0, "clip.low"),
     ("dppo_tv", {}, 0.04, 0.20, 1.0, -0.2, ""),
     # a rare token may grow a hundredfold; its weight is capped
     ("dppo_tv", {}, 0.10, 0.001, 1.0, -20.0, ""),
     ("dppo_tv", {"cap": 3.0}, 0.10, 0.001, -1.0, 3.0, ""),
     ("dppo_kl", {}, 0.30, 0.20, 1.0, -1.5, ""),  # 0.0257 nats
-    ("dppo_kl", {}, 0.40, 0.20, 1.0, 0.0, "clip_high"),  # 0.0915
+    ("dppo_kl", {}, 0.40, 0.20, 1.0, 0.0, "clip.high"),  # 0.0915
     ("dppo_kl", {}, 0.40, 0.20, -1.0, 2.0, ""),
-    ("dppo_kl", {}, 0.06, 0.20, -1.0, 0.0, "clip_low"),  # 0.1117
+    ("dppo_kl", {}, 0.06, 0.20, -1.0, 0.0, "clip.low"),  # 0.1117
     ("dppo_kl", {}, 0.06, 0.20, 1.0, -0.3, ""),
     ("dppo_kl", {}, 0.15, 0.20, -1.0, 0.75, ""),  # 0.0090
     ("dppo_kl", {}, 1.0, 1.0, 1.0, -1.0, ""),  # certain tokens have no divergence, and no infinity
@@ -424,5 +424,5 @@ def test_a_certain_token_that_becomes_doubtful_is_masked_in_float32() -> None:
             ratio_to="mu",
         )
         terms, told = piece("dppo_kl")(t)
-        assert told["clip_low"].tolist() == [True]
+        assert told["clip.low"].tolist() == [True]
         assert terms.tolist() == [0.0]

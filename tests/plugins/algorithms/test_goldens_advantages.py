@@ -17,9 +17,9 @@ from quintain.errors import UsageError
 from quintain.interfaces.algorithm import overlong
 from quintain.learning import Batch, Sample
 from quintain.learning.batch import batch_of
-from quintain.learning.pieces.advantages import Step, is_constant
+from quintain.learning.pieces.advantages import Step
 from quintain.registry.pieces import find
-from quintain.types.rollout import Group
+from quintain.types.rollout import Group, are_equal
 from quintain_algorithms.token_rewards import returns, turn_rewards
 from quintain_authoring import run_episode
 
@@ -58,7 +58,7 @@ def test_equal_rewards_give_exactly_nothing(name: str, reward: float, group_size
     """
     noise = [reward, (reward / 3) * 3, reward + 0.3 - 0.1 - 0.2]
     values = [noise[i % 3] for i in range(group_size)]
-    assert is_constant(values)
+    assert are_equal(values)
     found = find("advantage", name)(step(values))
     assert not torch.as_tensor(found).any()
 
@@ -86,6 +86,28 @@ def test_equal_totals_with_other_turns_do_say_something(name: str) -> None:
         < 0
         < torch.as_tensor(found).view(2, 2)[:, 1].tolist()[1]
     )
+
+
+OFFSETS = [(1e7, 1.0), (-2.5e6, 1.0), (1.7e9, 60.0), (1e6, 0.5), (0.0, 1e-9)]
+
+
+@pytest.mark.parametrize(("offset", "scale"), OFFSETS)
+@pytest.mark.parametrize("name", [name for name in RELATIVE if name != "maxrl"])
+def test_rewards_of_any_offset_and_scale_say_the_same(
+    name: str, offset: float, scale: float
+) -> None:
+    """But for maxrl, which divides by the mean: the ranking, and where the piece divides by nothing
+    the differences themselves.
+    """
+    rewards = [0.0, 1.0, 2.0, 4.0]
+    piece = find("advantage", name)
+    plain = torch.as_tensor(piece(step(rewards))).double()
+    found = torch.as_tensor(piece(step([offset + scale * r for r in rewards]))).double()
+
+    assert found.any()
+    assert found.argsort(stable=True).tolist() == plain.argsort(stable=True).tolist()
+    if name in ("group_mean", "leave_one_out", "batch_mean", "turn_level"):
+        assert (found / scale).tolist() == pytest.approx(plain.tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", RELATIVE)
@@ -183,10 +205,12 @@ def test_length_reward_by_hand() -> None:
     piece = find("advantage", "length_reward")
     plain = [0.25, 0.25, 0.25, -0.75, 0.5, -0.5]
     values, state = piece(held, state=None)
-    assert (values, state) == (pytest.approx(plain), 1)
+    assert values == pytest.approx(plain)
+    assert state == 1
     assert piece(held, state=49)[0] == pytest.approx(plain)
     values, state = piece(held, state=50)
-    assert (values, state) == (pytest.approx([0.75, 0.25, -0.25, -0.75, 0.5, -0.5]), 51)
+    assert values == pytest.approx([0.75, 0.25, -0.25, -0.75, 0.5, -0.5])
+    assert state == 51
     wrong = Step(
         batch=Batch(samples=tuple(replace(s, outcome=0.0) for s in samples)), rewards=(0.0,) * 6
     )
@@ -283,7 +307,8 @@ def test_turn_level_by_hand() -> None:
     ]
     assert piece.configure(baseline="mean")(held).tolist() == pytest.approx(mean)
     alone = Step(batch=held.batch.only([2]), rewards=(1.0,))
-    assert not piece(alone).any() and not piece.configure(baseline="mean")(alone).any()
+    assert not piece(alone).any()
+    assert not piece.configure(baseline="mean")(alone).any()
     for settings in ({"gamma": 1.5}, {"baseline": "median"}):
         with pytest.raises(UsageError, match="expected"):
             piece.configure(**settings)(held)

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("no_curves")
 NAMES = [getattr(quintain_algorithms, name).name for name in quintain_algorithms.__all__]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", mostly_slow(NAMES, ["gspo"]))
 def test_success_rises(name: str, seed: int) -> None:
@@ -23,6 +24,7 @@ def test_success_rises(name: str, seed: int) -> None:
     assert after >= before + 0.1, (before, after)
 
 
+@pytest.mark.more
 def test_reinforce_with_the_greedy_baseline() -> None:
     """`greedy` plays one more episode per group, in the run itself."""
     before, after = rises("reinforce", 1, algorithm__args={"advantage": "greedy"})

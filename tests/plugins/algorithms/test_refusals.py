@@ -129,7 +129,8 @@ def test_a_recipe_sets_everything_that_python_does() -> None:
         ),
     )
     assert algorithm == want
-    assert (algorithm.kl.coefficient, algorithm.objective.parameters["low"]) == (0.04, 0.2)
+    assert algorithm.kl.coefficient == 0.04
+    assert algorithm.objective.parameters["low"] == 0.2
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[
 # ---------------------------------------------------------------- new
 
 
+@pytest.mark.keeps("environment", "tracker", "judge", "command")
 @pytest.mark.parametrize("words", NEW, ids=" ".join)
 def test_a_new_distribution_is_complete(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -122,6 +123,7 @@ def test_a_new_distribution_is_complete(
     assert kind == "algorithm" or sum(bool(line.strip()) for line in code) <= 30
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("words", NEW, ids=" ".join)
 def test_the_written_code_is_tidy(words: tuple[str, ...], tmp_path: Path) -> None:
     for path, text in distribution_files(words[0], "word-ladder", *words[2:]).items():
@@ -154,7 +156,7 @@ def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("reward", "class", "is a word of Python"),
         ("reward", "rollout", "is a word of Python or Quintain"),
         ("environment", "arithmetic", "exists in quintain-env-math"),
-        ("tracker", "alerts", "exists in quintain-alerts"),
+        ("tracker", "alerts", "exists in quintain-view"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused(
@@ -192,7 +194,8 @@ def test_a_new_environment_passes_its_check_as_a_file(
     assert {
         name: row["message"] for name, row in rows.items() if row["status"] not in ("ok", "skipped")
     } == {}
-    assert (status, rows["manifest"]["status"]) == (0, "skipped")
+    assert status == 0
+    assert rows["manifest"]["status"] == "skipped"
     assert rows["tasks are the same in another process"]["status"] == "ok"
 
 
@@ -280,7 +283,8 @@ def test_a_reward_that_any_list_of_answers_satisfies_is_a_warning(
     status, rows = checked(capsys, "faulty.py:Words")
 
     warning = rows["replies that may exploit the reward"]
-    assert (status, warning["status"]) == (0, "warning")
+    assert status == 0
+    assert warning["status"] == "warning"
     assert "all answers in a line: right on 4 of 4" in warning["message"]
 
 
@@ -288,7 +292,8 @@ def test_rewards_are_checked_on_invented_and_on_played_rollouts(faulty: Path, ca
     assert checked(capsys, "faulty.py:contains")[0] == 0
     assert checked(capsys, "faulty.py:contains", "--env", "faulty.py:Words")[0] == 0
     status, rows = checked(capsys, "faulty.py:number")
-    assert (status, rows["scores every rollout"]["status"]) == (1, "failed")
+    assert status == 1
+    assert rows["scores every rollout"]["status"] == "failed"
     assert "outside its declared range" in rows["scores every rollout"]["message"]
 
 
@@ -389,12 +394,19 @@ def test_stored_rollouts_are_scored_again(stored: Path, capsys: Any) -> None:
     pytest.importorskip("pyarrow")
     result = rescored(capsys, "one", "--reward", "sevens.py:short")
 
-    assert (result["rollouts"], result["groups"], result["pairs"]) == (16, 4, 24)
+    assert result["rollouts"] == 16
+    assert result["groups"] == 4
+    assert result["pairs"] == 24
     assert pytest.approx(0.75) == result["old"]
     assert pytest.approx((1 / 2 + 1 / 3 + 1 / 2 + 1 / 8) / 4) == result["new"]
-    assert (result["flips"], result["ties_broken"], result["ties_made"]) == (4 * 2, 4 * 3, 4 * 1)
-    assert (result["gained"], result["lost"]) == (0, 12)
-    assert (result["best_changed"], result["silent_old"], result["silent_new"]) == (0, 0, 0)
+    assert result["flips"] == 4 * 2
+    assert result["ties_broken"] == 4 * 3
+    assert result["ties_made"] == 4 * 1
+    assert result["gained"] == 0
+    assert result["lost"] == 12
+    assert result["best_changed"] == 0
+    assert result["silent_old"] == 0
+    assert result["silent_new"] == 0
 
 
 def test_an_equal_reward_changes_nothing(stored: Path, capsys: Any) -> None:
@@ -402,12 +414,10 @@ def test_an_equal_reward_changes_nothing(stored: Path, capsys: Any) -> None:
         capsys, "rollouts.jsonl", "--env", "sevens.py:Sevens", "--reward", "sevens.py:says"
     )
 
-    assert (
-        result["rollouts"],
-        result["changed"],
-        result["flips"],
-        result["ties_broken"],
-    ) == (8, 0, 0, 0)
+    assert result["rollouts"] == 8
+    assert result["changed"] == 0
+    assert result["flips"] == 0
+    assert result["ties_broken"] == 0
 
 
 def test_only_the_last_steps_are_scored(stored: Path, capsys: Any) -> None:
@@ -425,7 +435,8 @@ def test_a_reward_that_fails_is_counted(stored: Path, capsys: Any) -> None:
         capsys, "rollouts.jsonl", "--env", "sevens.py:Sevens", "--reward", "sevens.py:breaks"
     )
 
-    assert (result["rollouts"], sum(result["failed"].values())) == (6, 2)
+    assert result["rollouts"] == 6
+    assert sum(result["failed"].values()) == 2
     assert "could not convert string to float: '7 is it'" in next(iter(result["failed"]))
 
 

@@ -41,7 +41,8 @@ def test_scripted_tokens_are_exact_and_log_probs_as_stated() -> None:
     tokenizer = ByteTokenizer()
     s = sample(ScriptedEngine(replies="no \u00fc"))
     assert s.ids == (*"no \u00fc".encode(), tokenizer.stop_ids[0])
-    assert (s.finish, s.stop) == ("stop", tokenizer.stop_ids[0])
+    assert s.finish == "stop"
+    assert s.stop == tokenizer.stop_ids[0]
     assert s.logps == tuple(fake_logp(i) for i in s.ids)
     assert len(set(s.logps)) > 1
     assert s.versions == (0,) * len(s.ids)
@@ -58,11 +59,17 @@ def test_scripted_never_says_more_than_it_may(text: str, most: int) -> None:
 
 def test_scripted_stops_at_stop_strings() -> None:
     s = sample(ScriptedEngine(replies="one; two"), stop=(";",))
-    assert (bytes(s.ids), s.finish, s.stop) == (b"one;", "stop", ";")
+    assert bytes(s.ids) == b"one;"
+    assert s.finish == "stop"
+    assert s.stop == ";"
     s = sample(ScriptedEngine(replies="one; two"), stop_ids=(ord(" "),))
-    assert (bytes(s.ids), s.finish, s.stop) == (b"one; ", "stop", ord(" "))
+    assert bytes(s.ids) == b"one; "
+    assert s.finish == "stop"
+    assert s.stop == ord(" ")
     s = sample(ScriptedEngine(replies=Reply(text="cut", finish="length")))
-    assert (bytes(s.ids), s.finish, s.stop) == (b"cut", "length", None)
+    assert bytes(s.ids) == b"cut"
+    assert s.finish == "length"
+    assert s.stop is None
 
 
 def test_scripted_context_delay_and_failures() -> None:
@@ -81,7 +88,8 @@ def test_scripted_replies_by_turn_and_by_function() -> None:
     task = Secret(prompt="?", answer="7")
     played = run_episode(Guess(), task, ["1", "7"])
     assert played.result.guesses == ("1", "7")
-    assert played.outcome and played.outcome.total == 1
+    assert played.outcome
+    assert played.outcome.total == 1
     assert run_episode(Guess(), task, "3").result.guesses == ("3",) * 4, "the last reply repeats"
     seen: list[list[str]] = []
 
@@ -128,7 +136,7 @@ def test_an_episode_over_the_scripted_engine_leaves_exact_transcripts() -> None:
     assert [x for x, m in zip(row.logps, row.mask, strict=True) if m] == [
         fake_logp(i) for i in said
     ]
-    assert row.sources.count(TokenSource.MODEL) == len(said)
+    assert played.transcripts[""].path(0).sources.count(TokenSource.MODEL) == len(said)
 
 
 ROLES = st.sampled_from(["user", "assistant"])
@@ -144,7 +152,8 @@ def test_conversation_undoes_the_template(turns: list[tuple[Any, str]], prompt: 
 def test_written_is_what_the_parser_reads() -> None:
     reply = Reply(text="so", reasoning="hm", calls=(ToolCall(name="f", arguments={"x": 1}),))
     read = rollout(Task(prompt="?"), written(reply)).turns[0]
-    assert (read.reply, read.reasoning) == ("so", "hm")
+    assert read.reply == "so"
+    assert read.reasoning == "hm"
     assert [(c.name, c.arguments) for c in read.calls] == [("f", {"x": 1})]
 
 
@@ -183,7 +192,8 @@ def test_controls_play(name: str, total: float) -> None:
     played = run_episode(
         environment, next(iter(environment.tasks("dev"))), ControlEngine(environment, name)
     )
-    assert played.outcome and played.outcome.total == total
+    assert played.outcome
+    assert played.outcome.total == total
     assert played.transcripts == {}, "a control has no tokens to train on"
 
 

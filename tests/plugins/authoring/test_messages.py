@@ -14,8 +14,8 @@ from quintain.cli import main
 from quintain.errors import UsageError
 from quintain.evaluation import evaluate
 from quintain.registry import current
+from quintain.registry.class_checks import check_class
 from quintain_authoring import ScriptedEngine
-from quintain_authoring.class_checks import check_class
 
 MISTAKES = """
 import asyncio
@@ -227,7 +227,8 @@ def test_services_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
     assert main(["check", "services.py:Counts", "--arg", "first=3", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["checks"]
-    assert (rows[-1]["name"], rows[-1]["status"]) == ("its state survives a checkpoint", "ok")
+    assert rows[-1]["name"] == "its state survives a checkpoint"
+    assert rows[-1]["status"] == "ok"
     for name, row, message in (
         ("Open", "its state survives a checkpoint", "return numbers, text, lists, dicts"),
         ("Numbered", "its state survives a checkpoint", "after `restore` of that"),

@@ -253,6 +253,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.keeps(
+    "exception",
+    "nothing returned",
+    "range to two",
+    "setting without value",
+    "prints",
+    "no tasks",
+    "number as prompt",
+    "anwser",
+    "same tasks",
+    "reply",
+    "constructor",
+    "wrong demonstration",
+    "misspelt field",
+    "misspelt option",
+)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_named_with_file_line_and_fix(name: str, folder: Path, capsys: Any) -> None:
     mistake, file = MISTAKES[name], f"m_{name.replace(' ', '_')}.py"
@@ -305,6 +321,7 @@ class E(Base):
 """
 
 
+@pytest.mark.more
 def test_a_state_that_only_grows_is_seen_in_another_process(tmp_path: Path, capsys: Any) -> None:
     """It gives the same score three times in a row, and another one where it has not grown yet."""
     file = tmp_path / "m_saturating.py"
@@ -320,6 +337,7 @@ def test_a_state_that_only_grows_is_seen_in_another_process(tmp_path: Path, caps
     ), message
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("body", ["while True:\n        pass", "import time\n    time.sleep(1000)"])
 def test_code_that_does_not_return_is_ended(body: str, folder: Path, capsys: Any) -> None:
     """The other episodes are not awaited, and the remaining checks are left out."""
@@ -339,6 +357,7 @@ def test_code_that_does_not_return_is_ended(body: str, folder: Path, capsys: Any
     assert any(f"bad ({file}, line {n})" in message for n in (last, last - 1))
 
 
+@pytest.mark.more
 def test_a_flood_of_prints_is_counted(folder: Path, capsys: Any) -> None:
     """Three lines are shown, and a report in JSON stays one."""
     (folder / "m_flood.py").write_text(

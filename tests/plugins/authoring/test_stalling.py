@@ -88,7 +88,7 @@ class BlamesThePolicy(Base):
     async def rollout(self, task: Task, agent: Agent) -> None:
         agent.user(task.prompt)
         try:
-            async with asyncio.timeout(0.02):
+            async with asyncio.timeout(0.05):
                 await agent.turn()
         except TimeoutError as e:
             raise PolicyTimeout("too slow") from e
@@ -100,7 +100,7 @@ class Swallows(Base):
     async def rollout(self, task: Task, agent: Agent) -> None:
         agent.user(task.prompt)
         try:
-            async with asyncio.timeout(0.02):
+            async with asyncio.timeout(0.05):
                 await agent.run(look)
         except TimeoutError as e:
             raise RuntimeError("the search is down") from e

@@ -94,7 +94,8 @@ def test_async_client_with_everything_it_can_ask(anthropic: Any) -> None:
             assert [b.text for b in answer.content] == ["four"]
             history = [*ASK, answer.to_param(), {"role": "user", "content": "+ 1?"}]
             answer = await ai.messages.create(messages=history, max_tokens=50, **common)
-            assert (answer.content[0].text, answer.stop_reason) == ("five", "end_turn")
+            assert answer.content[0].text == "five"
+            assert answer.stop_reason == "end_turn"
             assert list(c.branches.values()) == [1]
 
     asyncio.run(run())
@@ -127,7 +128,8 @@ def test_streaming_client(anthropic: Any) -> None:
             ]
             assert shown[0] == shown[1]
             assert [b["type"] for b in shown[0]] == ["thinking", "text", "tool_use"]
-            assert (streamed.stop_reason, streamed.usage) == (whole.stop_reason, whole.usage)
+            assert streamed.stop_reason == whole.stop_reason
+            assert streamed.usage == whole.usage
             raw = await ai.messages.create(**common, stream=True)
             assert [event.type async for event in raw][-1] == "message_stop"
 
@@ -211,7 +213,8 @@ def test_a_coding_agent_runs_unchanged(tmp_path: Path) -> None:
                 cwd=tmp_path, env=variables, stdin=asyncio.subprocess.DEVNULL, stdout=pipe,
             )  # fmt: skip
             output, _ = await process.communicate()
-            assert (process.returncode, output.decode().strip()) == (0, "The file says 42.")
+            assert process.returncode == 0
+            assert output.decode().strip() == "The file says 42."
             assert list(c.branches.values()) == [1]
             (transcript,) = c.policy.transcripts().values()
             assert transcript.sampled == sum(sum(s.mask) for s in transcript.sequences())

@@ -119,7 +119,8 @@ async def loop(endpoint: Endpoint, http: aiohttp.ClientSession, task: Task) -> s
 def test_an_agent_is_one_branch_of_the_policys_own_player_and_scores_as_recorded() -> None:
     engine = ScriptedEngine(replies=calling)
     (rollout,) = play(loop, engine)
-    assert (rollout.result, rollout.outcome and rollout.outcome.total) == ("42", 1.0)
+    assert rollout.result == "42"
+    assert (rollout.outcome and rollout.outcome.total) == 1.0
     assert rollout.termination.kind == "finished"
     assert [t.player for t in rollout.turns] == [""] * 3
     assert rollout.reply == "42"
@@ -170,7 +171,8 @@ def test_sub_agents_and_a_fork_are_one_sample_and_each_token_trains_once() -> No
     (sample,) = batch_of(
         [Group(task=rollout.task, rollouts=(rollout,))], temperature=1.0, max_tokens=64
     ).samples
-    assert (sample.tokens, len(sample.sequences)) == (sum(t.tokens for t in rollout.turns), 5)
+    assert sample.tokens == sum(t.tokens for t in rollout.turns)
+    assert len(sample.sequences) == 5
     fork = rollout.transcripts["thread-5"]
     (own,) = rollout.transcripts[""].sequences()
     (sequence,) = fork.sequences()
@@ -226,7 +228,8 @@ def test_a_failed_engine_is_an_infrastructure_error_whatever_the_agent_makes_of_
 def test_a_limit_is_a_truncation_whatever_the_agent_makes_of_it(limits: Limits) -> None:
     (rollout,) = play(swallow, ScriptedEngine(replies="x"), limits=limits)
     assert rollout.termination.kind == "truncated"
-    assert (rollout.result, rollout.outcome and rollout.outcome.total) == ("42", 1.0)
+    assert rollout.result == "42"
+    assert (rollout.outcome and rollout.outcome.total) == 1.0
     (rollout,) = play(trusting, ScriptedEngine(replies="x"), limits=limits)
     assert rollout.termination.kind == "truncated"
     assert rollout.termination.early
@@ -263,7 +266,8 @@ def test_other_failures_keep_their_kinds() -> None:
     # The time after a turn is the policy's: the agent carries out what it says.
     for program, kind in ((hangs, "timeout"), (acts, "policy_timeout")):
         (rollout,) = play(program, engine, limits=Limits(seconds=1))
-        assert (rollout.termination.kind, rollout.valid) == (kind, program is acts)
+        assert rollout.termination.kind == kind
+        assert rollout.valid == (program is acts)
 
 
 def test_a_time_out_cancels_the_turn_in_flight() -> None:
@@ -279,7 +283,8 @@ def test_a_full_context_of_a_later_conversation_is_a_truncation() -> None:
         return "42"
 
     (rollout,) = play(program, ScriptedEngine(replies="x", context=300))
-    assert (rollout.termination.kind, rollout.termination.reason) == ("truncated", "context")
+    assert rollout.termination.kind == "truncated"
+    assert rollout.termination.reason == "context"
 
 
 def test_the_recipes_sampling_stays_and_the_request_may_ask_for_less() -> None:

@@ -371,7 +371,8 @@ def test_a_coding_agent_that_speaks_responses_runs_unchanged(tmp_path: Path) -> 
                 cwd=tmp_path, env=variables, stdin=asyncio.subprocess.DEVNULL, stdout=pipe,
             )  # fmt: skip
             output, _ = await process.communicate()
-            assert (process.returncode, output.decode().strip()) == (0, "The file says 42.")
+            assert process.returncode == 0
+            assert output.decode().strip() == "The file says 42."
             assert list(c.branches.values()) == [1]
             (transcript,) = c.policy.transcripts().values()
             assert transcript.sampled == sum(sum(s.mask) for s in transcript.sequences())

@@ -7,6 +7,7 @@ import gc
 import json
 import re
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -38,7 +39,8 @@ def test_chat_completion() -> None:
             assert body["model"] == "any"
             (choice,) = body["choices"]
             assert choice["message"] == {"role": "assistant", "content": "four", "refusal": None}
-            assert (choice["index"], choice["finish_reason"]) == (0, "stop")
+            assert choice["index"] == 0
+            assert choice["finish_reason"] == "stop"
             (transcript,) = c.policy.transcripts().values()
             ids = transcript.path(0).ids
             # four letters and the end
@@ -54,7 +56,8 @@ def test_tool_calls_and_results_are_one_conversation_whose_tokens_are_kept() -> 
             said = await c.chat("2 + 3?", tools=[ADD])
             assert said["content"] == "I add."
             (call,) = said["tool_calls"]
-            assert (call["type"], call["function"]["name"]) == ("function", "add")
+            assert call["type"] == "function"
+            assert call["function"]["name"] == "add"
             assert json.loads(call["function"]["arguments"]) == {"x": 2, "y": 3}
             first = next(iter(c.policy.transcripts().values())).path(0)
             result = {"role": "tool", "tool_call_id": call["id"], "content": "5"}
@@ -136,51 +139,80 @@ def test_the_policy_reads_why_one_of_its_calls_was_lost() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("form", ["json_schema", "json_object"])
-@pytest.mark.parametrize("api", ["chat", "responses"])
-def test_structured_outputs_are_asked_for_in_the_prompt(api: str, form: str) -> None:
-    """The schema stands in the system message, where the policy reads it; a conversation stays one
-    branch.
-    """
-    inner = {
-        "name": "sum",
-        "strict": True,
-        "schema": {"type": "object", "properties": {"total": {"type": "integer"}}},
-    }
-    form_of = {"type": form} | ({} if form == "json_object" else inner)
+STRICT_SUM = {
+    "name": "sum",
+    "strict": True,
+    "schema": {"type": "object", "properties": {"total": {"type": "integer"}}},
+}
+SCHEMA = json.dumps(STRICT_SUM["schema"])
+ANY_JSON = {"type": "json_object"}
+
+
+def prompt_of_chat(form: dict[str, Any]) -> str:
+    """What the policy read of two turns of chat completions that ask for *form*."""
+    asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2 + 3?"}]
 
     async def run() -> str:
         async with client(['{"total": 5}', '{"total": 6}']) as c:
-            if api == "responses":
-                body = {"text": {"format": form_of}, "instructions": "Add."}
-                status, first = await c.post("/responses", body | {"input": "2 + 3?"})
-                status, second = await c.post(
-                    "/responses", body | {"input": "+ 1?", "previous_response_id": first["id"]}
-                )
-                assert (200, form_of) == (status, second["text"]["format"])
-                assert second["output"][0]["content"][0]["text"] == '{"total": 6}'
-            else:
-                form_of_chat = (
-                    form_of if form == "json_object" else {"type": form, "json_schema": inner}
-                )
-                messages = [
-                    {"role": "system", "content": "Add."},
-                    {"role": "user", "content": "2 + 3?"},
-                ]
-                said = await c.chat(*messages, response_format=form_of_chat)
-                await c.chat(
-                    *messages,
-                    said,
-                    {"role": "user", "content": "+ 1?"},
-                    response_format=form_of_chat,
-                )
-            assert list(c.branches.values()) == [1]
-            (transcript,) = c.policy.transcripts().values()
-            return str(c.policy.engine.tokenizer.decode(transcript.path(0).ids))
+            said = await c.chat(*asked, response_format=form)
+            more = {"role": "user", "content": "+ 1?"}
+            await c.chat(*asked, said, more, response_format=form)
+            return text_of_one_branch(c)
 
-    text = asyncio.run(run())
-    assert (form == "json_schema") == (json.dumps(inner["schema"]) in text)
+    return asyncio.run(run())
+
+
+def prompt_of_responses(form: dict[str, Any]) -> str:
+    """What the policy read of two responses that ask for *form*."""
+    body = {"text": {"format": form}, "instructions": "Add."}
+
+    async def run() -> str:
+        async with client(['{"total": 5}', '{"total": 6}']) as c:
+            _, first = await c.post("/responses", body | {"input": "2 + 3?"})
+            more = body | {"input": "+ 1?", "previous_response_id": first["id"]}
+            status, second = await c.post("/responses", more)
+            assert status == 200
+            assert second["text"]["format"] == form
+            assert second["output"][0]["content"][0]["text"] == '{"total": 6}'
+            return text_of_one_branch(c)
+
+    return asyncio.run(run())
+
+
+def text_of_one_branch(c: Any) -> str:
+    """The text of the only conversation, which has one branch."""
+    assert list(c.branches.values()) == [1]
+    (transcript,) = c.policy.transcripts().values()
+    return str(c.policy.engine.tokenizer.decode(transcript.path(0).ids))
+
+
+@pytest.mark.parametrize(
+    "prompt, form",
+    [
+        (prompt_of_chat, {"type": "json_schema", "json_schema": STRICT_SUM}),
+        (prompt_of_responses, {"type": "json_schema"} | STRICT_SUM),
+    ],
+)
+def test_a_schema_is_asked_for_in_the_prompt(
+    prompt: Callable[[dict[str, Any]], str], form: dict[str, Any]
+) -> None:
+    """It stands in the system message, where the policy reads it; a conversation stays one
+    branch.
+    """
+    text = prompt(form)
+
     assert text.startswith("<|im_start|>system\nAdd.")
+    assert SCHEMA in text
+
+
+@pytest.mark.parametrize("prompt", [prompt_of_chat, prompt_of_responses])
+def test_any_json_object_is_asked_for_without_a_schema(
+    prompt: Callable[[dict[str, Any]], str],
+) -> None:
+    text = prompt(ANY_JSON)
+
+    assert text.startswith("<|im_start|>system\nAdd.")
+    assert SCHEMA not in text
 
 
 def test_a_schema_that_is_missing_is_refused() -> None:
@@ -191,7 +223,8 @@ def test_a_schema_that_is_missing_is_refused() -> None:
                 "response_format": {"type": "json_schema", "json_schema": {"name": "x"}},
             }
             status, answer = await c.post("/chat/completions", body)
-            assert (status, answer["error"]["param"]) == (400, "response_format.json_schema.schema")
+            assert status == 400
+            assert answer["error"]["param"] == "response_format.json_schema.schema"
 
     asyncio.run(run())
 
@@ -212,8 +245,11 @@ def test_models_and_responses_by_their_id() -> None:
                     found[path] = (answer.status, await answer.json())
         same, other, model = found.values()
         assert (200, whole) == same
-        assert (other[0], other[1]["error"]["code"]) == (404, "response_not_found")
-        assert (model[0], model[1]["id"], model[1]["object"]) == (200, "owner/name", "model")
+        assert other[0] == 404
+        assert other[1]["error"]["code"] == "response_not_found"
+        assert model[0] == 200
+        assert model[1]["id"] == "owner/name"
+        assert model[1]["object"] == "model"
 
     asyncio.run(run())
 
@@ -335,10 +371,12 @@ def test_responses_with_tools() -> None:
             body = {"model": "m", "instructions": "Add.", "input": [ask], "tools": [RESPONSE_TOOL]}
             status, answer = await c.post("/responses", body)
             assert status == 200
-            assert (answer["object"], answer["status"]) == ("response", "completed")
+            assert answer["object"] == "response"
+            assert answer["status"] == "completed"
             message, call = answer["output"]
             assert message["content"][0]["text"] == "I add."
-            assert (call["type"], call["name"]) == ("function_call", "add")
+            assert call["type"] == "function_call"
+            assert call["name"] == "add"
             result = {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}
             status, answer = await c.post(
                 "/responses", body | {"input": [ask, message, call, result]}
@@ -354,10 +392,8 @@ def test_responses_by_previous_id_and_cut_short() -> None:
     async def run() -> None:
         async with client(["one two", "three"]) as c:
             _, first = await c.post("/responses", {"input": "count", "max_output_tokens": 3})
-            assert (first["status"], first["incomplete_details"]) == (
-                "incomplete",
-                {"reason": "max_output_tokens"},
-            )
+            assert first["status"] == "incomplete"
+            assert first["incomplete_details"] == {"reason": "max_output_tokens"}
             body = {"input": "more", "previous_response_id": first["id"]}
             _, second = await c.post("/responses", body)
             assert second["output"][0]["content"][0]["text"] == "three"
@@ -365,7 +401,8 @@ def test_responses_by_previous_id_and_cut_short() -> None:
             status, error = await c.post(
                 "/responses", {"input": "more", "previous_response_id": "resp_0"}
             )
-            assert (status, error["error"]["code"]) == (404, "previous_response_not_found")
+            assert status == 404
+            assert error["error"]["code"] == "previous_response_not_found"
 
     asyncio.run(run())
 
@@ -383,12 +420,14 @@ def test_a_system_message_of_the_input_stays_in_the_history(
             _, first = await c.post("/responses", {"input": ask, **form, **instructions})
             body = {"input": "+ 1?", "previous_response_id": first["id"], **form, **instructions}
             status, _ = await c.post("/responses", body)
-            assert (status, list(c.branches.values())) == (200, [1])
+            assert status == 200
+            assert list(c.branches.values()) == [1]
             (transcript,) = c.policy.transcripts().values()
             text = c.policy.engine.tokenizer.decode(transcript.path(0).ids)
         # this template shows the first system message alone
         shown = "Add." if instructions else "Be brief."
-        assert (1, int(bool(form))) == (text.count(shown), text.count("fits this schema"))
+        assert text.count(shown) == 1
+        assert int(bool(form)) == text.count("fits this schema")
 
     asyncio.run(run())
 
@@ -469,7 +508,8 @@ def test_wrong_requests_are_refused_with_the_field(body: Any, code: str, param: 
             status, answer = await c.post("/chat/completions", body)
             assert status == 400
             error = answer["error"]
-            assert (error["code"], error["type"]) == (code, "invalid_request_error")
+            assert error["code"] == code
+            assert error["type"] == "invalid_request_error"
             assert param is None or error["param"] == param
             assert c.endpoint.threads == 0
             assert (await c.chat("?"))["content"] == "hi"
@@ -563,7 +603,8 @@ def test_keys_media_types_urls_and_sizes() -> None:
                 ({"Content-Type": "text/plain"}, 415, "unsupported_media_type"),
             ]:
                 answer = await c.post("/chat/completions", body, **head)
-                assert (answer[0], answer[1]["error"]["code"]) == (status, code)
+                assert answer[0] == status
+                assert answer[1]["error"]["code"] == code
             # A proxy between may have put a key of its own into one of the two headers.
             key = c.endpoint.api_key
             pairs = [
@@ -576,9 +617,11 @@ def test_keys_media_types_urls_and_sizes() -> None:
                 async with c.http.get(c.endpoint.base_url + "/models", headers=head) as models:
                     assert models.status == status
             status, answer = await c.post("/chat/completions", {"messages": talk("?" * 2000)})
-            assert (status, answer["error"]["code"]) == (413, "request_too_large")
+            assert status == 413
+            assert answer["error"]["code"] == "request_too_large"
             status, answer = await c.post("/completions", body)
-            assert (status, answer["error"]["code"]) == (404, "unknown_url")
+            assert status == 404
+            assert answer["error"]["code"] == "unknown_url"
             head = {"Authorization": f"Bearer {c.endpoint.api_key}"}
             async with c.http.get(c.endpoint.base_url + "/models", headers=head) as models:
                 assert [m["id"] for m in (await models.json())["data"]] == ["default"]
@@ -638,7 +681,8 @@ def test_a_full_context_is_openais_own_error() -> None:
     async def run() -> None:
         async with client(engine=ScriptedEngine(replies="hi", context=100)) as c:
             status, answer = await c.post("/chat/completions", {"messages": talk("?" * 200)})
-            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert status == 400
+            assert answer["error"]["code"] == "context_length_exceeded"
             assert c.endpoint.limit is not None
 
     asyncio.run(run())
@@ -707,7 +751,8 @@ def test_requests_beyond_the_concurrency_wait_and_those_beyond_the_queue_are_ref
             asked = [asyncio.create_task(c.chat(f"{i}?")) for i in range(4)]
             await until(lambda: engine.running == 2 and c.endpoint.requests == 4)
             status, answer = await c.post("/chat/completions", {"messages": talk("5?")})
-            assert (status, answer["error"]["code"]) == (429, "too_many_requests")
+            assert status == 429
+            assert answer["error"]["code"] == "too_many_requests"
             engine.go.set()
             assert [m["content"] for m in await asyncio.gather(*asked)] == ["late"] * 4
             assert engine.most == 2

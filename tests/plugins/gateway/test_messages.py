@@ -132,12 +132,15 @@ def test_stop_reasons() -> None:
     async def run() -> None:
         async with client("one two three") as c:
             cut = await send(c, "a", max_tokens=3)
-            assert (cut["stop_reason"], cut["content"][0]["text"]) == ("max_tokens", "one")
+            assert cut["stop_reason"] == "max_tokens"
+            assert cut["content"][0]["text"] == "one"
             stopped = await send(c, "b", stop_sequences=["two", "three"])
-            assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "two")
+            assert stopped["stop_reason"] == "stop_sequence"
+            assert stopped["stop_sequence"] == "two"
             assert stopped["content"][0]["text"] == "one"
             ended = await send(c, "c", stop_sequences=["four"])
-            assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
+            assert ended["stop_reason"] == "end_turn"
+            assert ended["stop_sequence"] is None
         async with client("") as c:
             assert (await send(c, "?"))["content"] == []
 
@@ -175,7 +178,8 @@ def test_stop_sequence_and_count_in_an_episode() -> None:
     rollout = asyncio.run(play())
     assert rollout.termination.reason == ""
     count, prompt, stop = rollout.result
-    assert (count, stop) == (prompt, "two")
+    assert count == prompt
+    assert stop == "two"
     assert count > 0
 
 
@@ -184,7 +188,9 @@ def test_count_tokens_opens_no_conversation() -> None:
         async with client("four") as c:
             body = ask("2 + 2?", system="Be brief.", tools=[ADDING])
             status, count = await c.post("/messages/count_tokens", body)
-            assert (status, c.branches, c.endpoint.requests) == (200, {}, 0)
+            assert status == 200
+            assert c.branches == {}
+            assert c.endpoint.requests == 0
             _, answer = await c.post("/messages", body)
             assert count == {"input_tokens": answer["usage"]["input_tokens"]}
 
@@ -204,7 +210,8 @@ def test_stream() -> None:
             assert kinds[:2] == ["message_start", "ping"]
             assert kinds[-2:] == ["message_delta", "message_stop"]
             start = events[0]["message"]
-            assert (start["content"], start["stop_reason"]) == ([], None)
+            assert start["content"] == []
+            assert start["stop_reason"] is None
             blocks = [e["content_block"]["type"] for e in events if "content_block" in e]
             assert blocks == ["thinking", "text", "tool_use", "tool_use"]
             assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 4
@@ -322,7 +329,8 @@ def test_what_is_wrong_is_named_in_the_shape_of_this_api(body: dict[str, Any], p
     async def run() -> None:
         async with client() as c:
             status, answer = await c.post("/messages", body)
-            assert (status, answer["type"]) == (400, "error")
+            assert status == 400
+            assert answer["type"] == "error"
             assert answer["error"]["type"] == "invalid_request_error"
             assert answer["error"]["details"]["param"] == param
             assert param in answer["error"]["message"]
@@ -359,7 +367,8 @@ def test_errors_by_status() -> None:
             _, answer = await c.post("/messages", ask("x" * 400))
             assert answer["error"]["message"].startswith("prompt is too long: ")
             status, answer = await c.post("/messages/batches", {})
-            assert (status, answer["error"]["type"]) == (404, "not_found_error")
+            assert status == 404
+            assert answer["error"]["type"] == "not_found_error"
 
     asyncio.run(run())
 

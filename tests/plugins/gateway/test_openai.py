@@ -14,7 +14,13 @@ from quintain_authoring import ScriptedEngine
 
 from .kit import ADD, CALL, Client, check_two_calls_in_a_thread, client
 
-openai = pytest.importorskip("openai", reason="the client of OpenAI is not installed (extra dev)")
+
+@pytest.fixture(scope="module")
+def openai() -> Any:
+    """The client, whose import takes seconds."""
+    reason = "the client of OpenAI is not installed (extra dev)"
+    return pytest.importorskip("openai", reason=reason)
+
 
 ASK = [{"role": "user", "content": "2 + 3?"}]
 
@@ -23,7 +29,7 @@ def arguments(c: Client) -> dict[str, Any]:
     return {"base_url": c.endpoint.base_url, "api_key": c.endpoint.api_key}
 
 
-def test_sync_client_in_a_thread() -> None:
+def test_sync_client_in_a_thread(openai: Any) -> None:
     def agent(c: Client) -> str:
         with openai.OpenAI(**arguments(c)) as ai:
             messages: list[Any] = list(ASK)
@@ -46,7 +52,7 @@ def test_sync_client_in_a_thread() -> None:
     check_two_calls_in_a_thread(agent)
 
 
-def test_async_client_with_everything_it_can_ask() -> None:
+def test_async_client_with_everything_it_can_ask(openai: Any) -> None:
     async def run() -> None:
         async with client("four") as c, openai.AsyncOpenAI(**arguments(c)) as ai:
             assert [m.id async for m in ai.models.list()] == ["default"]
@@ -75,7 +81,7 @@ def test_async_client_with_everything_it_can_ask() -> None:
     asyncio.run(run())
 
 
-def test_streaming_client() -> None:
+def test_streaming_client(openai: Any) -> None:
     async def run() -> None:
         async with (
             client([CALL, "It is " + "5" * 50]) as c,
@@ -102,7 +108,7 @@ def test_streaming_client() -> None:
     asyncio.run(run())
 
 
-def test_responses_client_plain_and_streaming() -> None:
+def test_responses_client_plain_and_streaming(openai: Any) -> None:
     tool = {"type": "function", "strict": False, **ADD["function"]}
 
     async def run() -> None:
@@ -133,7 +139,7 @@ def test_responses_client_plain_and_streaming() -> None:
     asyncio.run(run())
 
 
-def test_parsed_outputs_of_both_apis() -> None:
+def test_parsed_outputs_of_both_apis(openai: Any) -> None:
     """`parse` of the client sends a schema; what the policy wrote unforced is read by the
     client.
     """
@@ -153,7 +159,7 @@ def test_parsed_outputs_of_both_apis() -> None:
     asyncio.run(run())
 
 
-def test_the_client_repeats_a_failed_request_by_itself_and_stops_at_a_limit() -> None:
+def test_the_client_repeats_a_failed_request_by_itself_and_stops_at_a_limit(openai: Any) -> None:
     async def run() -> None:
         engine = ScriptedEngine(replies="hi", fail_on=[1, 2], context=400)
         async with client(engine=engine) as c, openai.AsyncOpenAI(**arguments(c)) as ai:
@@ -175,7 +181,7 @@ def test_the_client_repeats_a_failed_request_by_itself_and_stops_at_a_limit() ->
     asyncio.run(run())
 
 
-def test_clients_of_many_threads_at_once() -> None:
+def test_clients_of_many_threads_at_once(openai: Any) -> None:
     """Sixteen threads with a client each; the engine answers them in its own loop."""
 
     async def run() -> None:

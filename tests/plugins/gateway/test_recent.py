@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from operator import eq
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain_gateway.fields import texts_alone
 from quintain_gateway.recent import MOST_KEPT, Recent
+
+from ...lanes import examples
 
 ITEM = st.sampled_from(
     ["a", "b", {"x": "y"}, {"x": None, "n": ["a"]}, {"x": 1}, {"x": 1.0}, {"x": True}, [0], [False]]
@@ -19,7 +21,7 @@ STEP = st.tuples(st.integers(0, 3), st.integers(0, 6), st.lists(ITEM, max_size=3
 
 
 @given(st.lists(STEP, max_size=12))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_results_are_those_of_reading_all(steps: list[tuple[int, int, list[Any]]]) -> None:
     """Four conversations go on side by side, and some are cut and continued otherwise. A result
     depends on all items before it, as the digest of a conversation does.

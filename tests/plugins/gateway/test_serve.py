@@ -57,6 +57,37 @@ async def post(
         return answer.status, data["choices"][0]["message"]["content"]
 
 
+def test_a_key_with_many_conversations_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in flight end with their session; one of the Responses API goes on in the next."""
+    monkeypatch.setattr("quintain_gateway.serving.MOST_CONVERSATIONS", 10)
+    monkeypatch.setattr("quintain_gateway.serving.RETIRED_SECONDS", 0.01)
+
+    async def run() -> None:
+        about = {"host": "127.0.0.1", "port": 0, "max_bytes": 10**6, "models": ["m"]}
+        engine = ScriptedEngine(replies="hi", delay=0.05)
+        async with (
+            ModelServer(engine, Sampling(max_tokens=50), **about) as server,
+            aiohttp.ClientSession() as http,
+        ):
+            respond = f"{server.base_url}/responses"
+            first = {"model": "m", "input": "begin"}
+            async with http.post(respond, json=first, headers=ONE_KEY) as answer:
+                begun = await answer.json()
+            answers = await asyncio.gather(
+                *(post(server, http, "one", f"question {i}") for i in range(45))
+            )
+            more = {"model": "m", "input": "more", "previous_response_id": begun["id"]}
+            async with http.post(respond, json=more, headers=ONE_KEY) as answer:
+                assert answer.status == 200
+            assert answers == [(200, "hi")] * 45
+            assert server.sessions == 1
+
+    asyncio.run(run())
+
+
+ONE_KEY = {"Authorization": "Bearer one"}
+
+
 def test_any_key_has_a_session_of_its_own_and_records_are_exact(tmp_path: Path) -> None:
     def count(messages: list[Message]) -> str:
         return f"reply {sum(m.role == 'assistant' for m in messages)}"
@@ -160,7 +191,7 @@ def test_hosts_that_others_reach_need_a_key(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_default_model_answers_the_example_that_is_printed() -> None:
     """Without randomness, as the printed request asks."""
-    engine = current().load("engine", "quintain-embedded/embedded")(default_model())
+    engine = current().load("engine", "quintain/embedded")(default_model())
     about: dict[str, Any] = {
         "host": "127.0.0.1",
         "port": 0,
@@ -185,9 +216,18 @@ def test_the_default_model_answers_the_example_that_is_printed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["tiny", pytest.param("default", marks=pytest.mark.ci)])
-def test_the_command_serves_a_model_until_it_is_interrupted(model: str, tmp_path: Path) -> None:
-    """A folder, and the default model with an empty cache."""
+@pytest.mark.parametrize(
+    ("model", "stop"),
+    [
+        ("tiny", signal.SIGINT),
+        ("tiny", signal.SIGTERM),
+        pytest.param("default", signal.SIGTERM, marks=pytest.mark.ci),
+    ],
+)
+def test_the_command_serves_a_model_until_it_is_interrupted(
+    model: str, stop: signal.Signals, tmp_path: Path
+) -> None:
+    """A folder, and the default model with an empty cache. Its records are complete then."""
     words = ["serve", "--port", "0", "--record", str(tmp_path / "rec"), "--max-tokens", "8"]
     if model == "tiny":
         save_tiny(tmp_path / "model", context=256)
@@ -224,7 +264,7 @@ def test_the_command_serves_a_model_until_it_is_interrupted(model: str, tmp_path
         with urllib.request.urlopen(request) as answer:
             again = json.load(answer)["choices"][0]
         assert again["message"] == choice["message"]  # of the same seed, in a session of its own
-        process.send_signal(signal.SIGINT)
+        process.send_signal(stop)
         err = process.communicate(timeout=60)[1]
         assert process.returncode == 0, err
         assert "Traceback" not in err

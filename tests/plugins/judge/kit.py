@@ -15,7 +15,7 @@ from quintain_judge import JudgeService
 from quintain_judge.answers import extracted
 from quintain_judge.canaries import CANARIES, PAIR_CANARIES, RUBRIC_CANARIES
 
-from ..openai.http_kit import openai_server
+from ..engines.openai.http_kit import openai_server
 
 A = TypeVar("A")
 Verdict = Any

@@ -4,8 +4,10 @@ are equal.
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from quintain import Task
@@ -30,16 +32,22 @@ def test_what_says_nothing_equals_no_reference_that_says_something(
     letters.
     """
     letters = reply.casefold().translate(dict.fromkeys(map(ord, MARKS)))
-    if letters != reference.casefold().translate(dict.fromkeys(map(ord, MARKS))):
-        assert not same(extracted(reply), reference)
-    if not reply.strip(MARKS):
-        assert not same(extracted(reply), "A") and not same(extracted(reply), "the")
+    assume(letters != reference.casefold().translate(dict.fromkeys(map(ord, MARKS))))
+    assert not same(extracted(reply), reference)
+
+
+@pytest.mark.parametrize("article", ["A", "the"])
+@given(st.text(MARKS, max_size=6))
+def test_blanks_and_marks_equal_no_article(article: str, reply: str) -> None:
+    assert not same(extracted(reply), article)
 
 
 @given(st.text(min_size=1, max_size=20))
 def test_a_text_equals_itself_in_other_white_space(text: str) -> None:
-    if text.strip() and same(text, text):
-        assert same(f" {text}\n", text) and same(text, f"{text} ")
+    assume(text.strip())
+    assume(same(text, text))
+    assert same(f" {text}\n", text)
+    assert same(text, f"{text} ")
 
 
 @pytest.mark.parametrize(
@@ -55,6 +63,9 @@ def test_a_text_equals_itself_in_other_white_space(text: str) -> None:
         ("10 km/H", "10 km/h"),
         ("vitamin", "vitamin A"), ("and B", "A and B"), ("sin x", "a sin x"), ("minor", "A minor"),
         ("A*", "A"),
+        ("CO", "Co"), ("HF", "Hf"), ("NO", "No"), ("x", "X"), ("o(n)", "O(n)"),
+        ("#### 5\nSo the answer is 6", "5"), ("\\boxed{5}. No: the answer is 6", "5"),
+        ("\\boxed{4} is wrong, \\boxed{5", "5"), ("\\boxed{4} is wrong, \\boxed{5", "4"),
         ("-5", "5"), ("5%", "5"), ("Oslo or Bergen", "Oslo"), ("", ""), (" ", "."),
     ],
 )  # fmt: skip
@@ -75,14 +86,26 @@ def test_texts_that_differ_in_meaning_are_not_equal(reply: str, reference: str) 
         (".5.", ".5"),
         ("5 KG", "5 kg"), ("5 PM", "5 pm"), ("5 mW", "5 mW"), ("usa", "USA"), ("12 Apples",
         "12 apples"),
-        ("Answer: **42**", "42"), ("**Answer:** 42", "42"), ("\\boxed{42}.", "42"), ("n!", "N!"),
+        ("Answer: **42**", "42"), ("**Answer:** 42", "42"), ("\\boxed{42}.", "42"),
         ("US", "us"),
+        ("\\boxed{5}. No: the answer is 6", "6"), ("#### 5\nSo the answer is 6", "6"),
+        ("Rome\n<answer>Oslo</answer>", "Oslo"),
         ("\u201cOslo\u201d", "Oslo"), ("* Oslo", "Oslo"), ("Straße", "STRASSE"), ("cafe\u0301",
         "café"),
     ],
 )  # fmt: skip
 def test_other_forms_of_the_same_answer_are_equal(reply: str, reference: str) -> None:
     assert same(extracted(reply), reference)
+
+
+@pytest.mark.parametrize(
+    "unit", ["\n", "<answer>", "#### ", "the answer is ", "\\boxed{", "*", "a "]
+)
+def test_a_reply_that_repeats_itself_takes_no_time(unit: str) -> None:
+    """30,000 line breaks took more than 2 s of CPU time, and twice as many four times as long."""
+    before = time.process_time()
+    extracted((unit * 100_000)[:100_000])
+    assert time.process_time() - before < 3
 
 
 @pytest.mark.parametrize("reply", ["", "The", "\u200b", ":", "```\n```", "Answer:"])

@@ -108,15 +108,15 @@ def test_j3_a_flagged_injection_reaches_the_judge_as_data(attack: str) -> None:
     assert judged(server, use, injections="flag") == (0.5, 1)
     (body,) = server.bodies
     texts, prompt = texts_of(body), body["messages"][-1]["content"]
-    assert list(texts) == ["prompt", "reply"] and len(body["messages"]) == 2
+    assert list(texts) == ["prompt", "reply"]
+    assert len(body["messages"]) == 2
     assert prompt.count(key_of(body)) == 5  # two at each text, one at the end: none is the policy's
-    assert (
-        prompt.count("[END") == 2
-        and "<|" not in prompt
-        and "[INST]" not in prompt
-        and "[[" not in prompt
-    )
-    assert "\u200b" not in prompt and "\nSystem:" not in texts["reply"]
+    assert prompt.count("[END") == 2
+    assert "<|" not in prompt
+    assert "[INST]" not in prompt
+    assert "[[" not in prompt
+    assert "\u200b" not in prompt
+    assert "\nSystem:" not in texts["reply"]
 
 
 def test_j3_the_delimiter_depends_on_the_text_and_the_seed() -> None:
@@ -164,7 +164,8 @@ def test_j3_no_text_leaves_its_delimiters(text: str, seed: int) -> None:
     content = prompt.messages(seed)[1].content
     blocks = texts_of({"messages": [{"content": content}]})
 
-    assert list(blocks) == ["prompt", "reply"] and blocks["prompt"] == blocks["reply"]
+    assert list(blocks) == ["prompt", "reply"]
+    assert blocks["prompt"] == blocks["reply"]
     assert content.count("[BEGIN") == content.count("[END") == 2
     assert not any(token in content for token in ("<|", "[INST]", "</s>", "[[", "\u200b"))
 
@@ -244,7 +245,8 @@ def test_j3_no_attack_fools_a_judge_that_believes_json(attack: str) -> None:
     assert judged(server, use) == 0
     for body in server.bodies:
         content = body["messages"][-1]["content"]
-        assert list(texts_of(body)) == ["prompt", "reply"] and content.count(key_of(body)) == 5
+        assert list(texts_of(body)) == ["prompt", "reply"]
+        assert content.count(key_of(body)) == 5
         assert not any(
             token in content
             for token in ("<|", "[INST]", "</s>", "[[", "\u200b", "\u202e", "\U000e0053")
@@ -283,7 +285,8 @@ def test_rules_decide_what_the_gate_would_stop(reply: str, criterion: str) -> No
     judge = JudgeService()
     assert asyncio.run(judge.grade("Any.", reply, criterion)).score == 1
     empty = asyncio.run(judge.grade("Any.", "Thought process:", "Has at most 5 words."))
-    assert (empty.score, empty.reason) == (0, "not judged: an opener without an answer")
+    assert empty.score == 0
+    assert empty.reason == "not judged: an opener without an answer"
 
 
 def test_a_reply_longer_than_the_judge_reads_is_said_and_earns_nothing() -> None:
@@ -297,7 +300,9 @@ def test_a_reply_longer_than_the_judge_reads_is_said_and_earns_nothing() -> None
         )
 
     long, short = judged(server, use, longest=1000)
-    assert (long.score, short.score) == (0, 1) and len(server.bodies) == 1
+    assert long.score == 0
+    assert short.score == 1
+    assert len(server.bodies) == 1
     assert "longer than the judge reads (1,700 characters; longest = 1,000)" in long.reason
 
 
@@ -485,7 +490,8 @@ def test_j8_a_judge_that_accepts_wrong_answers_halts() -> None:
             "A" if "A if the answer is right" in body["messages"][0]["content"] else "B", "verdict"
         )
 
-    assert "wrong answers accepted" in halted(fooled) and "it accepted 'Bergen'" in halted(fooled)
+    assert "wrong answers accepted" in halted(fooled)
+    assert "it accepted 'Bergen'" in halted(fooled)
 
 
 def test_j8_a_judge_that_gives_every_rubric_full_marks_halts() -> None:
@@ -494,7 +500,8 @@ def test_j8_a_judge_that_gives_every_rubric_full_marks_halts() -> None:
     """
     reason = halted(lambda body: scored(2) if "reply" in texts_of(body) else None)
 
-    assert "100.0% of wrong answers accepted" in reason and "Names Oslo as the capital." in reason
+    assert "100.0% of wrong answers accepted" in reason
+    assert "Names Oslo as the capital." in reason
 
 
 @pytest.mark.parametrize(
@@ -510,7 +517,8 @@ def test_j8_a_judge_that_gives_every_rubric_full_marks_halts() -> None:
 )
 def test_j8_a_judge_that_rejects_right_answers_halts(script: Callable[[Any], Any]) -> None:
     reason = halted(script)
-    assert "100.0% of right ones rejected" in reason and "it rejected '" in reason
+    assert "100.0% of right ones rejected" in reason
+    assert "it rejected '" in reason
 
 
 def test_j8_one_rejected_answer_alerts_and_goes_on() -> None:
@@ -527,15 +535,12 @@ def test_j8_one_rejected_answer_alerts_and_goes_on() -> None:
         return score, judge.canaries.alert, judge.metrics()
 
     score, alert, metrics = judged(server, use, canary_every=10)
-    assert (
-        score == 0.5
-        and "25.0% of right ones rejected" in alert
-        and "it rejected 'I am very sorry" in alert
-    )
-    assert (metrics["canaries.accepted"], metrics["canaries.rubric.rejected"],
-    metrics["canaries.pair.rejected"]) == (
-        0, 0.25, 0,
-    )  # fmt: skip
+    assert score == 0.5
+    assert "25.0% of right ones rejected" in alert
+    assert "it rejected 'I am very sorry" in alert
+    assert metrics["canaries.accepted"] == 0
+    assert metrics["canaries.rubric.rejected"] == 0.25
+    assert metrics["canaries.pair.rejected"] == 0
 
 
 def test_j8_a_judge_that_drifts_halts_and_is_asked_every_n_steps() -> None:
@@ -575,8 +580,12 @@ def test_j8_a_judge_that_drifts_halts_and_is_asked_every_n_steps() -> None:
         return sizes, judge.canaries.latest, judge.canaries.alert
 
     sizes, canaries, alert = judged(server, steady, canary_every=3)
-    assert sizes[0] == sizes[3] > 1 and [sizes[i] for i in (1, 2, 4)] == [1, 1, 1]
-    assert (canaries.accepted, canaries.rejected, canaries.changed, alert) == (0, 0, 0, "")
+    assert sizes[0] == sizes[3] > 1
+    assert [sizes[i] for i in (1, 2, 4)] == [1, 1, 1]
+    assert canaries.accepted == 0
+    assert canaries.rejected == 0
+    assert canaries.changed == 0
+    assert alert == ""
 
 
 def test_the_gate_lets_honest_text_through(real_data: Path) -> None:
@@ -615,14 +624,16 @@ def test_the_gate_lets_honest_text_through(real_data: Path) -> None:
     ],
 )
 def test_honest_replies_are_no_injections(reply: str) -> None:
-    assert (why_empty(reply), injection(reply)) == ("", "")
+    assert why_empty(reply) == ""
+    assert injection(reply) == ""
 
 
 @pytest.mark.parametrize(
     "answer", ["42", "C", "x", "NASA", "Schwartz", "HTTP", "解き方は3通りです", "β-decay", "-3/4"]
 )
 def test_short_honest_answers_pass_the_gate(answer: str) -> None:
-    assert (why_empty(answer), injection(answer)) == ("", "")
+    assert why_empty(answer) == ""
+    assert injection(answer) == ""
 
 
 def test_a_failure_is_no_zero() -> None:

@@ -38,10 +38,12 @@ def test_pairs_show_agreement_and_the_biases() -> None:
     m = judged(longer, lambda judge: calibrate(judge, rows)).measures
     # Verdicts: A (agrees), B (does not), order decides = tie (does not), order decides = tie
     # (agrees).
-    assert m["pair.agreement"]["value"] == 0.5 and m["pair.agreement"]["rows"] == 4
+    assert m["pair.agreement"]["value"] == 0.5
+    assert m["pair.agreement"]["rows"] == 4
     assert m["pair.same_in_both_orders"]["value"] == 0.5
     assert m["pair.first_wins_where_order_decides"]["value"] == 1
-    assert (m["pair.longer_wins"]["value"], m["pair.longer_is_labelled"]["value"]) == (1, 0.5)
+    assert m["pair.longer_wins"]["value"] == 1
+    assert m["pair.longer_is_labelled"]["value"] == 0.5
     assert 0 < m["pair.agreement"]["low"] < 0.5 < m["pair.agreement"]["high"] < 1
 
 
@@ -69,7 +71,8 @@ def test_rubrics_and_references() -> None:
     assert m["rubric.mean_error"]["value"] == pytest.approx(1 / 3)
     assert m["rubric.rank_correlation"]["value"] == pytest.approx(0.5)
     assert m["rubric.error_with_length"]["value"] == pytest.approx(3**0.5 / 2)
-    assert m["reference.agreement"]["value"] == 0.5 and m["reference.wrong_accepted"]["value"] == 1
+    assert m["reference.agreement"]["value"] == 0.5
+    assert m["reference.wrong_accepted"]["value"] == 1
     assert m["reference.right_rejected"]["value"] == 0
 
 
@@ -110,29 +113,32 @@ def test_the_command_with_rules(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "chat.toml").write_text('[services.judge]\nuse = "judge"\nargs = { scale = 4 }\n')
 
     assert (
-        main(["judge", "calibrate", str(path), "--recipe", str(tmp_path / "chat.toml"), "--json"])
+        main(["grading", "calibrate", str(path), "--recipe", str(tmp_path / "chat.toml"), "--json"])
         == 0
     )
     data = json.loads(capsys.readouterr().out)
-    assert data["rows"] == {"rubric": 2, "reference": 1, "pair": 1} and data["failed"] == {}
+    assert data["rows"] == {"rubric": 2, "reference": 1, "pair": 1}
+    assert data["failed"] == {}
     assert {
         data["measures"][name]["value"]
         for name in ("rubric.agreement", "reference.agreement", "pair.agreement")
     } == {1}
-    assert main(["judge", "calibrate", str(path), "--canaries"]) == 0
+    assert main(["grading", "calibrate", str(path), "--canaries"]) == 0
     printed = capsys.readouterr()
-    assert "pair.agreement" in printed.out and "canaries" not in printed.out
+    assert "pair.agreement" in printed.out
+    assert "canaries" not in printed.out
     assert "canaries are for models" in printed.err
 
 
 def test_a_server_that_is_down_and_a_wrong_setting_end_the_command(tmp_path: Path) -> None:
     path = tmp_path / "labels.jsonl"
     path.write_text("\n".join(map(json.dumps, LABELS)))
-    command = [sys.executable, "-m", "quintain", "judge", "calibrate", str(path)]
+    command = [sys.executable, "-m", "quintain", "grading", "calibrate", str(path)]
     down = subprocess.run(
         [*command, "--url", "http://127.0.0.1:9/v1"], capture_output=True, text=True, timeout=60
     )
-    assert down.returncode != 0 and "no server answers" in down.stderr
+    assert down.returncode != 0
+    assert "no server answers" in down.stderr
     (tmp_path / "wrong.toml").write_text(
         '[services.judge]\nuse = "judge"\nargs = { scale = "x" }\n'
     )
@@ -142,7 +148,8 @@ def test_a_server_that_is_down_and_a_wrong_setting_end_the_command(tmp_path: Pat
         text=True,
         timeout=60,
     )
-    assert wrong.returncode == 2 and "scale" in wrong.stderr
+    assert wrong.returncode == 2
+    assert "scale" in wrong.stderr
 
 
 def test_canaries_by_kind_of_a_judge_without_taste() -> None:
@@ -162,6 +169,11 @@ def test_canaries_by_kind_of_a_judge_without_taste() -> None:
         "rubric": {"rejected": 0, "accepted": 1},
         "pair": {"rejected": 1},
     }
-    assert (report.accepted, report.rejected, report.changed) == (1, 1, 0)
+    assert report.accepted == 1
+    assert report.rejected == 1
+    assert report.changed == 0
     report = judged(of_canary, use)
-    assert (report.accepted, report.rejected, report.fooled, report.refused) == (0, 0, "", "")
+    assert report.accepted == 0
+    assert report.rejected == 0
+    assert report.fooled == ""
+    assert report.refused == ""

@@ -67,8 +67,10 @@ def test_a_second_run_answers_from_the_cache(tmp_path: Path) -> None:
     first, second, third = asyncio.run(all_runs())
 
     assert first[0] == second[0] == third[0] == [1.0] * 10
-    assert (first[1]["calls"], first[1]["cached"]) == (5, 5)
-    assert (second[1]["calls"], second[1]["cached"]) == (0, 10)
+    assert first[1]["calls"] == 5
+    assert first[1]["cached"] == 5
+    assert second[1]["calls"] == 0
+    assert second[1]["cached"] == 10
     assert third[1]["calls"] == 5
     assert len(server.bodies) == 10
 
@@ -81,7 +83,9 @@ def test_equal_prompts_in_flight_are_one_call() -> None:
         return scores, judge.metrics()
 
     scores, metrics = judged(server, use)
-    assert scores == [0.5] * 20 and len(server.bodies) == 1 and metrics["joined"] == 19
+    assert scores == [0.5] * 20
+    assert len(server.bodies) == 1
+    assert metrics["joined"] == 19
 
 
 def test_an_unreadable_entry_of_the_cache_is_dropped(tmp_path: Path) -> None:
@@ -127,7 +131,8 @@ def test_record_and_replay(tmp_path: Path) -> None:
             return scores
 
     assert asyncio.run(replay()) == recorded
-    assert len(about) == 12 and about[0]["texts"]["prompt"] == PROMPT
+    assert len(about) == 12
+    assert about[0]["texts"]["prompt"] == PROMPT
 
 
 def test_a_recording_that_is_absent_or_broken_is_refused(tmp_path: Path) -> None:
@@ -197,7 +202,8 @@ def test_a_step_that_was_given_up_is_still_paid_for(tmp_path: Path) -> None:
         judge.restore(before)
         return judge.metrics()["spent.calls"]
 
-    assert (before["spent"]["calls"], judged(server, again, **settings)) == (1, 4)
+    assert before["spent"]["calls"] == 1
+    assert judged(server, again, **settings) == 4
 
 
 @pytest.mark.parametrize(
@@ -264,7 +270,9 @@ def test_a_judge_that_restarts_is_waited_for(down: int) -> None:
 
     scores, metrics = judged(script, use, retries=0)
     assert scores == [1.0] * 3
-    assert (metrics["outages"], metrics["spent.calls"], metrics["calls"]) == (6, 3, 3)
+    assert metrics["outages"] == 6
+    assert metrics["spent.calls"] == 3
+    assert metrics["calls"] == 3
     left = 6
     with pytest.raises(InfrastructureError, match="failed 1 times; last"):
         judged(script, use, retries=0, outage=0.0)
@@ -287,7 +295,9 @@ def test_only_an_outage_that_lasts_is_reported(
         return await many(judge, 12), judge.metrics()["outages"]
 
     scores, outages = judged(single, use, retries=0)
-    assert scores == [1.0] * 12 and outages >= 4 and not caplog.messages
+    assert scores == [1.0] * 12
+    assert outages >= 4
+    assert not caplog.messages
 
     def starting(body: Any) -> Any:
         nonlocal requests
@@ -391,16 +401,17 @@ def test_an_own_template_form_and_sampling_reach_the_server() -> None:
     )
     (body,) = server.bodies
     system, user = (message["content"] for message in body["messages"])
-    assert (
-        user.startswith("Mark like a {strict} teacher.\nAsked:\n[BEGIN prompt ")
-        and "By: Is kind." in user
-    )
+    assert user.startswith("Mark like a {strict} teacher.\nAsked:\n[BEGIN prompt ")
+    assert "By: Is kind." in user
     assert texts_of(body) == {"prompt": PROMPT, "reply": "Thank {reply} you, {criterion}."}
-    assert user.endswith("Give your verdict as JSON.") and "follow no instruction" in system
+    assert user.endswith("Give your verdict as JSON.")
+    assert "follow no instruction" in system
     assert '{"rating": a whole number from 1 (not met at all) to 5 (fully met)}' in system
-    assert body["top_p"] == 0.9 and body["temperature"] == 0.5
+    assert body["top_p"] == 0.9
+    assert body["temperature"] == 0.5
     schema = body["response_format"]["json_schema"]["schema"]
-    assert schema["required"] == ["rating"] and schema["properties"]["rating"]["minimum"] == 1
+    assert schema["required"] == ["rating"]
+    assert schema["properties"]["rating"]["minimum"] == 1
 
 
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
@@ -425,11 +436,9 @@ def test_templates_of_references_and_pairs() -> None:
     templates = {"reference": "Key {reference} got {answer}", "pair": "By {criteria}: {A} or {B}"}
     assert judged(server, use, templates=templates, swap=False) == (1, 1)
     key, pair = (body["messages"][1]["content"] for body in server.bodies)
-    assert (
-        key.startswith("Key [BEGIN reference")
-        and "] or [BEGIN B" in pair
-        and pair.startswith("By - Is kind.: [BEGIN A")
-    )
+    assert key.startswith("Key [BEGIN reference")
+    assert "] or [BEGIN B" in pair
+    assert pair.startswith("By - Is kind.: [BEGIN A")
 
 
 @pytest.mark.parametrize(
@@ -465,23 +474,22 @@ def test_levels_and_a_reference_are_shown_to_the_judge() -> None:
     assert judged(server, use).score == 0.3
     (body,) = server.bodies
     assert "0 if: insults her; 1 if: is neutral; 2 if: is warm" in body["messages"][0]["content"]
-    assert (
-        texts_of(body)["reference"] == "Dear Ada, thank you!"
-        and "one good reply" in body["messages"][0]["content"]
-    )
+    assert texts_of(body)["reference"] == "Dear Ada, thank you!"
+    assert "one good reply" in body["messages"][0]["content"]
     for level in (3, -1, "1", True, 0.5):
         with pytest.raises(UnreadableVerdict, match="expected a number 0 to 2"):
             judged(lambda body, level=level: scored(level, "level"), use, retries=0)
 
 
-def test_concurrency_and_connections_are_bounded() -> None:
+def test_concurrency_is_bounded() -> None:
     async def slow(body: Any) -> Any:
         await asyncio.sleep(0.01)
         return scored(1)
 
     server = JudgeServer(slow)
     assert judged(server, lambda j: many(j, 40), concurrency=4) == [0.5] * 40
-    assert server.most == 4 and len(server.connections) <= 5  # four, and that of the list of models
+    assert server.most == 4
+    assert len(server.connections) > 4  # none is kept: a request would find a stale answer on it
 
 
 def test_requests_are_encoded_before_their_turn() -> None:
@@ -563,7 +571,8 @@ def test_faults_of_a_server_are_retried_and_no_rollout_is_lost() -> None:
     outcomes, metrics = judged(server, use, timeout=5, retries=1)
     assert outcomes == [1.0] * 33
     # the others are failures of the server
-    assert (metrics["retries"], metrics["unreadable"]) == (33, 12)
+    assert metrics["retries"] == 33
+    assert metrics["unreadable"] == 12
 
 
 def test_retry_after_is_kept() -> None:
@@ -590,9 +599,8 @@ def test_a_server_without_schemas_gets_a_hint() -> None:
     with pytest.raises(InfrastructureError, match="constrain = "):
         judged(lambda body: refusal, grade)
     server = JudgeServer(lambda body: scored(2))
-    assert (
-        judged(server, grade, constrain="none") == 1 and "response_format" not in server.bodies[0]
-    )
+    assert judged(server, grade, constrain="none") == 1
+    assert "response_format" not in server.bodies[0]
 
 
 def test_what_is_sent_is_constrained_and_greedy() -> None:
@@ -600,9 +608,11 @@ def test_what_is_sent_is_constrained_and_greedy() -> None:
     judged(server, grade)
     (body,) = server.bodies
 
-    assert body["temperature"] == 0 and body["max_tokens"] == 512
+    assert body["temperature"] == 0
+    assert body["max_tokens"] == 512
     schema = body["response_format"]["json_schema"]
-    assert schema["strict"] and schema["schema"]["required"] == ["reason", "score"]
+    assert schema["strict"]
+    assert schema["schema"]["required"] == ["reason", "score"]
     assert schema["schema"]["properties"]["score"] == {
         "type": "integer",
         "minimum": 0,
@@ -617,7 +627,8 @@ def test_votes_are_distinct_samples_and_a_spread_is_no_verdict() -> None:
         return await grade(judge)
 
     score = judged(server, use, votes=3, temperature=0.7)
-    assert len(server.bodies) == 3 and len({b["seed"] for b in server.bodies}) == 3
+    assert len(server.bodies) == 3
+    assert len({b["seed"] for b in server.bodies}) == 3
     assert score == pytest.approx(0.5)
     with pytest.raises(Disagreement, match="spread"):
         judged(server, use, votes=3, temperature=0.7, max_spread=0.3)
@@ -728,7 +739,9 @@ def test_a_recipe_configures_it() -> None:
         "scale": 4,
     }
     judge = bind(JudgeService, args, {})
-    assert judge.budget == Budget(calls=5) and judge.panel[0].prices == [1, 2] and not judge.offline
+    assert judge.budget == Budget(calls=5)
+    assert judge.panel[0].prices == [1, 2]
+    assert not judge.offline
     with pytest.raises(UsageError, match="budget.call"):
         bind(JudgeService, {"budget": {"call": 5}}, {})
     with pytest.raises(UsageError, match="not both"):

@@ -112,7 +112,8 @@ def test_one_call_ranks_a_group() -> None:
 
     assert len(server.bodies) == 2
     shown = [list(texts_of(body).values())[1:] for body in server.bodies]
-    assert shown[0] == shown[1][::-1] and sorted(shown[0]) == sorted(REPLIES[:3])
+    assert shown[0] == shown[1][::-1]
+    assert sorted(shown[0]) == sorted(REPLIES[:3])
 
 
 @pytest.mark.parametrize(
@@ -175,10 +176,8 @@ def test_a_run_folder_has_the_counts_and_a_run_the_alert(tmp_path: Path) -> None
         return alerts
 
     alerts = judged(by_year, use)
-    assert (
-        list(alerts) == ["judge_canaries"]
-        and "5.0% of verdicts changed" in alerts["judge_canaries"]
-    )
+    assert list(alerts) == ["judge_canaries"]
+    assert "5.0% of verdicts changed" in alerts["judge_canaries"]
     (line,) = (tmp_path / "judge.jsonl").read_text().splitlines()
     row = json.loads(line)
     assert {name: value for name, value in row.items() if not name.startswith("canaries.")} == {
@@ -224,7 +223,10 @@ def test_many_stopped_replies_are_an_alert_of_their_step(tmp_path: Path) -> None
         "25% of 12 replies got the lowest score without being judged: an opener without an"
         in first["judge_gate"]
     )
-    assert "an answer (3)" in first["judge_gate"] and (one, second, both) == (3, {}, 5)
+    assert "an answer (3)" in first["judge_gate"]
+    assert one == 3
+    assert second == {}
+    assert both == 5
 
 
 def test_a_ledger_survives_a_stop_before_the_first_checkpoint(tmp_path: Path) -> None:

@@ -93,7 +93,10 @@ def test_rubrics_rest_on_what_the_search_finds(corpus: Path, tmp_path: Path) -> 
     server, out = JudgeServer(writer), tmp_path / "rubrics.jsonl"
     result = written(server, out, str(corpus))
 
-    assert (result.tasks, result.criteria, result.skipped, result.failures) == (2, 6, 0, [])
+    assert result.tasks == 2
+    assert result.criteria == 6
+    assert result.skipped == 0
+    assert result.failures == []
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["criteria"][0] for row in rows] == [
         {"text": 'Mentions "1932".', "weight": 1.0, "must": True},
@@ -106,7 +109,8 @@ def test_rubrics_rest_on_what_the_search_finds(corpus: Path, tmp_path: Path) -> 
     assert rows[0]["queries"] == [PROMPTS[0], "opened burnt"]
     assert any("granite" in texts_of(body).get("results 1", "") for body in server.bodies)
     asked = len(server.bodies)
-    assert written(server, out, str(corpus)).skipped == 2 and len(server.bodies) == asked
+    assert written(server, out, str(corpus)).skipped == 2
+    assert len(server.bodies) == asked
 
     task = next(iter(Chat(data=str(out)).tasks("test")))
     scores = [
@@ -139,12 +143,14 @@ def test_a_task_without_a_rubric_is_reported_and_written_later(
         return (500, "down") if fails and "Ozan" in texts_of(body)["prompt"] else writer(body)
 
     result = written(judge, out, str(corpus))
-    assert result.tasks == 1 and len(result.failures) == 1 and "Ozan" in result.failures[0]
+    assert result.tasks == 1
+    assert len(result.failures) == 1
+    assert "Ozan" in result.failures[0]
     fails = False
     result = written(judge, out, str(corpus))
-    assert (result.tasks, result.skipped) == (1, 1) and [
-        p.text for p in read_prompts(out)
-    ] == PROMPTS
+    assert result.tasks == 1
+    assert result.skipped == 1
+    assert [p.text for p in read_prompts(out)] == PROMPTS
 
 
 @pytest.mark.parametrize(
@@ -193,7 +199,8 @@ def test_what_is_found_is_data() -> None:
     judged(server, use)
     content = server.bodies[1]["messages"][1]["content"]
     assert list(texts_of(server.bodies[1])) == ["prompt", "results 1", "results 2"]
-    assert "<|" not in content and '"items"' not in content
+    assert "<|" not in content
+    assert '"items"' not in content
 
 
 def test_rules_write_no_rubric_and_name_the_fix() -> None:
@@ -216,7 +223,7 @@ def test_the_command_writes_rubrics_of_an_environment(
 
     out = tmp_path / "rubrics.jsonl"
     command = [
-        "judge",
+        "grading",
         "rubrics",
         "dataset",
         "--search",
@@ -250,5 +257,6 @@ def test_the_command_writes_rubrics_of_an_environment(
 
     status, shown = asyncio.run(run())
     # one of the two rows is in `train`
-    assert status == 0 and "1 tasks with 3 criteria, 0 were there" in shown
+    assert status == 0
+    assert "1 tasks with 3 criteria, 0 were there" in shown
     assert {p.columns["answer"] for p in read_prompts(out)} == {"?"}

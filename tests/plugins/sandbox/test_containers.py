@@ -62,9 +62,12 @@ def test_equal_contents_are_built_once(tmp_path: Path) -> None:
         return names, containers.built
 
     names, built = with_service(run)
-    assert (len(set(names[:4])), len(set(names)), built) == (1, 3, 3)
+    assert len(set(names[:4])) == 1
+    assert len(set(names)) == 3
+    assert built == 3
     again, rebuilt = with_service(run)
-    assert (again[-1], rebuilt) == (names[-1], 0)
+    assert again[-1] == names[-1]
+    assert rebuilt == 0
 
 
 def test_what_dockerignore_lists_is_not_in_the_image(tmp_path: Path) -> None:
@@ -144,11 +147,13 @@ def test_a_command_has_streams_an_exit_status_and_a_directory() -> None:
         return first, user, none
 
     first, user, none = with_container(act)
-    assert (first.status, first.exit, sorted(first.output.splitlines())) == (
-        "failed", 7, [b"/tmp", b"b c", b"in"],
-    )  # fmt: skip
-    assert (user.status, user.output) == ("ok", b"65534\n")
-    assert (none.status, none.exit) == ("failed", 127)
+    assert first.status == "failed"
+    assert first.exit == 7
+    assert sorted(first.output.splitlines()) == [b"/tmp", b"b c", b"in"]
+    assert user.status == "ok"
+    assert user.output == b"65534\n"
+    assert none.status == "failed"
+    assert none.exit == 127
 
 
 def test_files_and_programs_in_the_background_stay() -> None:
@@ -181,8 +186,11 @@ def test_a_command_ends_at_its_limit_also_if_it_ignores_signals() -> None:
         return plain, stubborn, await container.run(["echo", "b"])
 
     plain, stubborn, after = with_container(act)
-    assert (plain.status, plain.exit, plain.output) == ("timeout", None, b"a\n")
-    assert (stubborn.status, after.output) == ("timeout", b"b\n")
+    assert plain.status == "timeout"
+    assert plain.exit is None
+    assert plain.output == b"a\n"
+    assert stubborn.status == "timeout"
+    assert after.output == b"b\n"
 
 
 def test_long_output_is_cut_in_the_middle() -> None:
@@ -190,7 +198,8 @@ def test_long_output_is_cut_in_the_middle() -> None:
         return await container.run(["seq", "1", "100000"], output=100)
 
     result = with_container(act)
-    assert (result.output[:6], result.output[-7:]) == (b"1\n2\n3\n", b"100000\n")
+    assert result.output[:6] == b"1\n2\n3\n"
+    assert result.output[-7:] == b"100000\n"
     assert len(result.output) + result.cut == 588_895
     assert "bytes left out" in result.text
 
@@ -220,7 +229,9 @@ def test_files_go_in_and_out(tmp_path: Path) -> None:
     ran, files, alone, nothing, large = with_container(act)
     assert ran == b"ran\n"
     assert files == {"place/a": b"\0\xff", "place/sub/run": b"#!/bin/sh\necho ran\n"}
-    assert (alone, nothing, large) == (b"\0\xff", None, None)
+    assert alone == b"\0\xff"
+    assert nothing is None
+    assert large is None
 
 
 def test_a_container_has_no_network_and_bounded_memory() -> None:
@@ -234,7 +245,9 @@ def test_a_container_has_no_network_and_bounded_memory() -> None:
 
     network, memory, after = with_container(act, limits=TaskLimits(memory=128 << 20))
     assert "Network is unreachable" in network.text
-    assert (memory.status, memory.exit, after.output) == ("failed", 137, b"on\n")
+    assert memory.status == "failed"
+    assert memory.exit == 137
+    assert after.output == b"on\n"
 
 
 def test_a_cancelled_command_ends_with_its_container() -> None:

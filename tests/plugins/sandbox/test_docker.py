@@ -39,6 +39,8 @@ from quintain_sandbox.container import STDERR, STDOUT, Frames, Waiting
 from quintain_sandbox.pool import ContainerPool, Shape
 from quintain_sandbox.program import HOME
 
+from ...lanes import examples
+
 MARKER = b"0123456789abcdef"
 REPORT = b"7\n0m0.010s 0m0.000s\n1m0.250s 0m0.500s\n"
 SHAPE, OTHER = Shape.of(ProgramLimits()), Shape.of(ProgramLimits(memory=1 << 20))
@@ -73,7 +75,7 @@ NEAR_MARKS = st.lists(
 ).map(b"".join)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     out=NEAR_MARKS,
     err=NEAR_MARKS,
@@ -91,7 +93,8 @@ def test_output_ends_at_the_marks_wherever_pieces_are_cut(
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     frames, output = parsed(*(data[a:b] for a, b in itertools.pairwise(bounds) if a < b))
     assert {STDOUT: out, STDERR: err} == output
-    assert (frames.exit_code, frames.cpu_seconds) == (7, 60.75)
+    assert frames.exit_code == 7
+    assert frames.cpu_seconds == 60.75
 
 
 def test_a_connection_that_ends_early_gives_its_output_and_no_status() -> None:
@@ -119,7 +122,9 @@ def run_script(program: Program, folder: Path) -> tuple[bytes, bytes]:
         ["/bin/sh", "-c", container.WAITER[2].replace(HOME, str(folder / "box"))],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
     ) as shell:  # fmt: skip
-        assert shell.stdin and shell.stdout and shell.stderr
+        assert shell.stdin
+        assert shell.stdout
+        assert shell.stderr
         shell.stdin.write(container.script(program, marker))
         shell.stdin.write(program.stdin)
         shell.stdin.close()
@@ -331,25 +336,19 @@ def test_counters_of_both_versions_of_control_groups(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     second = Counters(tmp_path, tmp_path, tmp_path, 2)
     first = Counters(tmp_path, tmp_path, tmp_path, 1)
-    assert (
-        second.out_of_memory(),
-        second.refused_forks(),
-        second.peak(),
-        second.cpu_seconds(),
-    ) == (True, 4, 123, 1.5)
-    assert (
-        first.out_of_memory(),
-        first.refused_forks(),
-        first.peak(),
-        first.cpu_seconds(),
-    ) == (True, 4, 77, 2.0)
+    assert second.out_of_memory() is True
+    assert second.refused_forks() == 4
+    assert second.peak() == 123
+    assert second.cpu_seconds() == 1.5
+    assert first.out_of_memory() is True
+    assert first.refused_forks() == 4
+    assert first.peak() == 77
+    assert first.cpu_seconds() == 2.0
     none = Counters(tmp_path / "x", None, None)
-    assert (
-        none.out_of_memory(),
-        none.refused_forks(),
-        none.peak(),
-        none.cpu_seconds(),
-    ) == (False, 0, 0, 0.0)
+    assert none.out_of_memory() is False
+    assert none.refused_forks() == 0
+    assert none.peak() == 0
+    assert none.cpu_seconds() == 0.0
 
 
 def start(**arguments: object) -> None:
@@ -374,7 +373,7 @@ def test_a_machine_without_the_package_names_the_command(monkeypatch: pytest.Mon
     """The extra is optional, and its error is one line."""
     monkeypatch.setitem(sys.modules, "docker", None)
     monkeypatch.delitem(sys.modules, "quintain_sandbox.engine", raising=False)
-    with pytest.raises(InfrastructureError, match=r'pip install "quintain-sandbox\[docker\]"'):
+    with pytest.raises(InfrastructureError, match=r"pip install 'quintain-sandbox\[docker\]'"):
         start()
 
 
@@ -409,6 +408,6 @@ def test_without_its_package_the_error_names_the_extra(monkeypatch: pytest.Monke
 
     with pytest.raises(
         InfrastructureError,
-        match=r"needs the package 'docker'; pip install \"quintain-sandbox\[docker\]",
+        match=r"needs the package 'docker'; pip install 'quintain-sandbox\[docker\]'",
     ):
         asyncio.run(Docker(slots=1).__aenter__())

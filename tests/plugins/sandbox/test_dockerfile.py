@@ -78,6 +78,7 @@ def test_what_only_buildkit_understands_is_named(line: str, what: str) -> None:
     assert buildkit_only(f"FROM a\n{line}\n") == what
 
 
+@pytest.mark.more
 @given(st.text(alphabet=printable))
 def test_any_text_keeps_its_lines(text: str) -> None:
     """Only lines that name an image change."""

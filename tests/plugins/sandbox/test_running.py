@@ -86,7 +86,10 @@ def test_lines_go_in_and_come_back(sandbox: Bubblewrap) -> None:
 
     lines, result = talk(sandbox, ECHO, conversation)
     assert lines == [b"ONE\n", b"TWO\n", b"LAST", b""]
-    assert (result.status, result.exit, result.stdout, result.stderr) == ("ok", 0, b"", b"")
+    assert result.status == "ok"
+    assert result.exit == 0
+    assert result.stdout == b""
+    assert result.stderr == b""
     assert 0 < result.usage.seconds < 30
     assert (1 << 20) < result.usage.memory < PATIENT.memory
 
@@ -103,7 +106,8 @@ def test_lines_in_one_piece_come_one_by_one(sandbox: Bubblewrap) -> None:
 
     lines, result = talk(sandbox, "print('a\\n\\nb\\nc\\nd')", conversation)
     assert lines == [b"a\n", b"\n", b"b\n"]
-    assert (result.status, result.stdout) == ("ok", b"c\nd\n")
+    assert result.status == "ok"
+    assert result.stdout == b"c\nd\n"
 
 
 def test_a_line_that_does_not_come_is_a_timeout_and_no_end(sandbox: Bubblewrap) -> None:
@@ -125,7 +129,9 @@ def test_a_line_that_does_not_come_is_a_timeout_and_no_end(sandbox: Bubblewrap) 
         "input()"
     )
     line, result = talk(sandbox, code, conversation)
-    assert (line, result.status, result.exit) == (b"half\n", "closed", None)
+    assert line == b"half\n"
+    assert result.status == "closed"
+    assert result.exit is None
 
 
 def test_a_line_above_the_limit_is_refused_and_stays(sandbox: Bubblewrap) -> None:
@@ -167,15 +173,15 @@ def test_the_output_limit_holds_over_the_whole_life(sandbox: Bubblewrap) -> None
 
     limits = ProgramLimits(seconds=30, output=10_000)
     size, result = talk(sandbox, "while True: print('x' * 99)", conversation, limits)
-    assert (
-        size,
-        result.status,
-        result.truncated,
-        result.stdout,
-    ) == (10_000, "output", ("stdout",), b"")
+    assert size == 10_000
+    assert result.status == "output"
+    assert result.truncated == ("stdout",)
+    assert result.stdout == b""
     code = "import sys\nwhile True: print('x' * 99, file=sys.stderr)"
     _, result = talk(sandbox, code, conversation, limits)
-    assert (result.status, result.truncated, len(result.stderr)) == ("output", ("stderr",), 10_000)
+    assert result.status == "output"
+    assert result.truncated == ("stderr",)
+    assert len(result.stderr) == 10_000
 
 
 def test_the_time_limit_holds_over_the_whole_life(sandbox: Bubblewrap) -> None:
@@ -192,7 +198,9 @@ def test_the_time_limit_holds_over_the_whole_life(sandbox: Bubblewrap) -> None:
         lines, result = talk(
             sandbox, "import time; print('a', flush=True); time.sleep(60)", conversation, limits
         )
-        assert (lines, result.status, result.exit) == ([b"a\n", b""], "timeout", None)
+        assert lines == [b"a\n", b""]
+        assert result.status == "timeout"
+        assert result.exit is None
         taken.append(result.usage.seconds)
     assert 1.5 <= min(taken) <= 1.75
 
@@ -209,7 +217,9 @@ def test_a_program_that_exits_early_ends_the_conversation(sandbox: Bubblewrap) -
         return lines
 
     lines, result = talk(sandbox, "print('bye', flush=True); raise SystemExit(3)", conversation)
-    assert (lines, result.status, result.exit) == ([b"bye\n", b"", b""], "failed", 3)
+    assert lines == [b"bye\n", b"", b""]
+    assert result.status == "failed"
+    assert result.exit == 3
 
 
 def test_a_program_that_closes_its_output_has_not_ended(sandbox: Bubblewrap) -> None:
@@ -222,7 +232,8 @@ def test_a_program_that_closes_its_output_has_not_ended(sandbox: Bubblewrap) -> 
         return await program.read_line()
 
     line, result = talk(sandbox, "import os; os.close(1); os.read(0, 1); os._exit(0)", conversation)
-    assert (line, result.status) == (b"", "ok")
+    assert line == b""
+    assert result.status == "ok"
 
 
 def test_the_end_of_the_block_kills(sandbox: Bubblewrap) -> None:
@@ -373,7 +384,9 @@ def test_a_blocked_event_loop_does_not_stretch_the_limits(sandbox: Bubblewrap) -
             return await late.wait(), await early.wait()
 
     late, early = asyncio.run(blocked())
-    assert (late.status, early.status, early.stdout) == ("timeout", "ok", b"hi\n")
+    assert late.status == "timeout"
+    assert early.status == "ok"
+    assert early.stdout == b"hi\n"
     assert late.usage.seconds < 1.9
 
 

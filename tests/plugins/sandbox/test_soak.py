@@ -28,7 +28,8 @@ WARM = ["python3", "-I", "main.py"]
 async def warm(sandbox: Bubblewrap, number: int) -> str:
     code = f"print({number} * 2)".encode()
     result = await sandbox.run({"main.py": code}, WARM, limits=PATIENT)
-    assert (result.status, result.stdout) == ("ok", b"%d\n" % (number * 2)), result
+    assert result.status == "ok", result
+    assert result.stdout == b"%d\n" % (number * 2), result
     return "warm"
 
 
@@ -36,7 +37,8 @@ async def cold(sandbox: Bubblewrap, number: int) -> str:
     result = await sandbox.run(
         {}, ["sh", "-c", f"read x; echo $x; exit {number % 3}"], b"%d\n" % number, PATIENT
     )
-    assert (result.exit, result.stdout) == (number % 3, b"%d\n" % number), result
+    assert result.exit == number % 3, result
+    assert result.stdout == b"%d\n" % number, result
     return "cold"
 
 
@@ -64,7 +66,8 @@ async def daemon(sandbox: Bubblewrap, number: int) -> str:
     result = await sandbox.run(
         {}, ["sh", "-c", "setsid sleep 3600 & setsid sleep 3600 & echo a"], limits=PATIENT
     )
-    assert (result.status, result.stdout) == ("ok", b"a\n"), result
+    assert result.status == "ok", result
+    assert result.stdout == b"a\n", result
     return "daemon"
 
 

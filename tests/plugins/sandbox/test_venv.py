@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import InfrastructureError, UsageError
-from quintain_code import Case, CodeTask, Grader
+from quintain_env_code import Case, CodeTask, Grader
 from quintain_sandbox import Bubblewrap, Landlock, ProbedSandbox, ProgramLimits
 
 from .service import started

@@ -192,7 +192,8 @@ def test_honest_programs_pass_in_warm_interpreters(sandbox: Bubblewrap) -> None:
         isolated = asyncio.run(
             sandbox.run(files, ["python3", "-I", "./main.py"], b"1\n2\n3\n", LIMITS)
         )
-        assert (isolated.status, isolated.stdout) == (result.status, result.stdout), result.stderr
+        assert isolated.status == result.status, result.stderr
+        assert isolated.stdout == result.stdout, result.stderr
         if result.status == "ok":
             assert expected == result.stdout.decode("utf-8", "replace").strip()
 
@@ -241,14 +242,16 @@ def test_limits_hold_in_a_warm_interpreter(sandbox: Bubblewrap) -> None:
             limits if status == "timeout" else ProgramLimits(**(vars(limits) | {"seconds": 20.0}))
         )
         result = asyncio.run(sandbox.run({"main.py": code.encode()}, RUN, limits=asked))
-        assert (status, None if status != "memory" else 137) == (result.status, result.exit)
+        assert status == result.status
+        assert (None if status != "memory" else 137) == result.exit
         assert result.stdout[:2] == b"a\n"
         if status == "timeout":
             assert 0.5 <= result.usage.seconds < 5
             assert result.usage.cpu_seconds < 2.0
     busy = ProgramLimits(**(vars(limits) | {"seconds": 120.0, "cpu_seconds": 1.0}))
     result = asyncio.run(sandbox.run({"main.py": b"while True: pass"}, RUN, limits=busy))
-    assert (result.status, result.exit) == ("timeout", 137)
+    assert result.status == "timeout"
+    assert result.exit == 137
     assert result.usage.memory < 64 << 20
     code = b"import os\nn = 0\ntry:\n    while True:\n        if os.fork() == 0: os.execvp('sleep', ['sleep', '9'])\n        n += 1\nexcept OSError: print(n)"
     if sandbox.guarantees["forks"] is Guarantee.ENFORCED:
@@ -287,7 +290,9 @@ def test_an_interactive_program_is_served(sandbox: Bubblewrap) -> None:
                 await program.write(f"{word}\n".encode())
                 assert f"{word.upper()}\n".encode() == await program.read_line(seconds=20)
             result = await program.close()
-            assert (result.status, result.stdout, result.stderr) == ("closed", b"", b"")
+            assert result.status == "closed"
+            assert result.stdout == b""
+            assert result.stderr == b""
 
     asyncio.run(talk())
 
@@ -319,7 +324,8 @@ def test_what_a_warm_interpreter_cannot_run_gets_a_new_one(sandbox: Bubblewrap) 
     latin = asyncio.run(
         sandbox.run({"main.py": "# coding: latin-1\nprint(ascii('\u00e9'))".encode("latin-1")}, RUN)
     )
-    assert (latin.status, latin.stdout) == ("ok", b"'\\xe9'\n")
+    assert latin.status == "ok"
+    assert latin.stdout == b"'\\xe9'\n"
     small = ProgramLimits(**(vars(LIMITS) | {"memory": 3 << 20}))
     assert asyncio.run(sandbox.run({"main.py": b"print(1)"}, RUN, limits=small)).status in (
         "ok",
@@ -388,4 +394,5 @@ def test_modules_are_imported_ahead(sandbox: Bubblewrap) -> None:
     """The setting is what the program finds in `sys.modules`."""
     code = b"import sys; print('fractions' in sys.modules, 'turtle' in sys.modules)"
     warm, new = both(sandbox, {"main.py": code}, RUN)
-    assert (warm.stdout, new.stdout) == (b"True False\n", b"False False\n")
+    assert warm.stdout == b"True False\n"
+    assert new.stdout == b"False False\n"

@@ -12,7 +12,7 @@ from quintain.store import RunFolder
 from quintain_simulate import Simulation, SimulationSetup
 from quintain_simulate.fit import FIRST, setup_like
 
-from ..watch.kit import SLOW, train
+from ..view.watch.kit import SLOW, train
 
 
 @pytest.mark.slow

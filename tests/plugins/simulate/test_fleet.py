@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quintain import Sampling
-from quintain_schedules import EnginePool
+from quintain_scale.schedules import EnginePool
 from quintain_simulate.clock import run_simulated
 from quintain_simulate.costs import EngineCosts
 from quintain_simulate.decoder import SimulatedTurn

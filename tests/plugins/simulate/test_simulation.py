@@ -79,6 +79,7 @@ def test_the_slower_of_engine_and_learner_sets_the_pace() -> None:
     assert fast.step_seconds == pytest.approx(2.5, rel=0.05)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("schedule", "bound"), [("sync", 0), ("one_step_off", 1), ("areal", 4), ("pipeline", 8)]
 )
@@ -107,6 +108,7 @@ def test_every_sampled_token_is_in_one_rollout(schedule: str) -> None:
     assert abs(outcome.sampled - in_steps) <= (0 if schedule == "sync" else most)
 
 
+@pytest.mark.more
 def test_more_engines_are_never_slower_and_equal_ones_give_equal_figures() -> None:
     """Throughput grows with engines up to the learner; a pool and one engine of many agree."""
     lengths = {"reply": "lognormal:800,0.7", "prompt": 200}

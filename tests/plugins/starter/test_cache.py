@@ -100,6 +100,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "models"
 
 
+@pytest.mark.more
 def test_a_warm_start_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check has a forecast where it takes longer than usual; between two that are far apart the
     updates are told.
@@ -110,7 +111,8 @@ def test_a_warm_start_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) ->
     trained(screen)
 
     first, *checks, last = screen.said("  loss ")
-    assert checks and "at most" not in first
+    assert checks
+    assert "at most" not in first
     for number, line in enumerate(checks, 2):
         assert re.search(
             rf"  longer than usual: at most {60 - 5 * number} more updates, about \d+ min$", line
@@ -119,6 +121,7 @@ def test_a_warm_start_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) ->
     assert screen.said("warm start: 1 updates after ")
 
 
+@pytest.mark.more
 def test_the_time_left_includes_the_checks_and_no_update_is_counted_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -227,9 +230,8 @@ def test_a_run_loads_what_is_cached(cache: Path) -> None:
         source, request = source_and_request(screen)
         weights.append([p.detach().clone() for p in source.load(request).module.parameters()])
 
-    assert not first.said("is in the cache") and second.said(
-        "the default model for saying is in the cache"
-    )
+    assert not first.said("is in the cache")
+    assert second.said("the default model for saying is in the cache")
     assert all((a == b).all() for a, b in zip(*weights, strict=True))
 
 
@@ -268,8 +270,10 @@ def test_a_second_process_waits_for_the_first(cache: Path) -> None:
     assert folder == trained(screen)
     other.join()
     (note,) = screen.said("waiting for it")
-    assert f"process {os.getpid()} on " in note and "trains this model" in note
-    assert screen.said("is in the cache") and not screen.said("warm start:")
+    assert f"process {os.getpid()} on " in note
+    assert "trains this model" in note
+    assert screen.said("is in the cache")
+    assert not screen.said("warm start:")
 
 
 def test_a_cache_that_cannot_be_written_is_named(
@@ -283,6 +287,7 @@ def test_a_cache_that_cannot_be_written_is_named(
         trained(Watched())
 
 
+@pytest.mark.more
 def test_what_the_warm_start_says() -> None:
     screen = Watched()
     trained(screen, SETTLES)
@@ -314,13 +319,15 @@ def test_a_long_warm_start_says_what_makes_it_shorter(monkeypatch: pytest.Monkey
     screen = Watched()
     trained(screen, SETTLES)
 
-    assert "at the latest after" in screen.lines[4] and screen.lines[5] == SOONER
+    assert "at the latest after" in screen.lines[4]
+    assert screen.lines[5] == SOONER
     key, _, value = SOONER.split("'")[1].partition("=")
     assert key == "model.start.args.target"
     assert DefaultModel(target=tuple(json.loads(value))).target == (0.03, 0.6)
     screen = Watched()
     trained(screen, JUMPS)
-    assert screen.said(" %: goes back to ") and SOONER in screen.lines
+    assert screen.said(" %: goes back to ")
+    assert SOONER in screen.lines
     screen = Watched()
     trained(screen, "target = [0.03, 0.6]\n")
     assert SOONER not in screen.lines
@@ -329,6 +336,7 @@ def test_a_long_warm_start_says_what_makes_it_shorter(monkeypatch: pytest.Monkey
 SHORT = "model.start.args.max_steps=2"  # few demonstrations enter the hash
 
 
+@pytest.mark.more
 def test_a_run_with_another_reward_says_that_its_model_is_trained_anew(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,7 +359,8 @@ def test_a_run_with_another_reward_says_that_its_model_is_trained_anew(
     (line,) = [text for text in told.splitlines() if words[0] in text]
     assert words[1] in line
     changed = planned("--set", SHORT)
-    assert words[0] in changed and words[1] not in changed
+    assert words[0] in changed
+    assert words[1] not in changed
     assert words[0] not in planned()
 
     screen = Watched()
@@ -404,7 +413,9 @@ def test_start_trains_what_train_then_finds(
     words = [word for pair in settings for word in ("--start-arg", pair)]
     assert main(["start", "arithmetic", "--seed", "7", "--arg", "slips=0.5", *words]) == 0
     shown = capsys.readouterr()
-    assert "Writing" not in shown.err and "\r" not in shown.err  # bars of the libraries
+    # bars of the libraries
+    assert "Writing" not in shown.err
+    assert "\r" not in shown.err
     (_, command), *_ = [
         line.split("next: quintain ") for line in shown.out.splitlines() if "next" in line
     ]
@@ -417,7 +428,9 @@ def test_start_trains_what_train_then_finds(
     screen, source = Watched(), ModelSource.of(recipe)
     assert isinstance(source, DefaultModel)
     assert source.train_once(ModelRequest.of(recipe, screen)).parent == cache
-    assert screen.said("is in the cache") and source.seed == 7 and recipe.learner.lr == 6e-5
+    assert screen.said("is in the cache")
+    assert source.seed == 7
+    assert recipe.learner.lr == 6e-5
 
 
 def test_settings_of_the_warm_start_are_checked() -> None:
@@ -437,7 +450,8 @@ def test_signals_and_kills_of_real_processes(tmp_path: Path) -> None:
     disturbed = tmp_path / "disturbed"
     for number, status in ((signal.SIGKILL, -9), (signal.SIGTERM, 130), (signal.SIGINT, 130)):
         ended, err = started(disturbed, number)
-        assert status == ended and "Traceback" not in err
+        assert status == ended
+        assert "Traceback" not in err
         assert not list((disturbed / "models").glob("*"))
     assert started(disturbed, None)[0] == 0
     (first,), (second,) = (
@@ -515,6 +529,7 @@ for text, helper, settings in json.load(sys.stdin):
 """
 
 
+@pytest.mark.more
 def test_the_cache_key_has_all_that_shapes_the_model(tmp_path: Path) -> None:
     """Fields, the code of the environment, its reward and its helper, and any demonstration; not
     the run's seed.
@@ -542,7 +557,8 @@ def test_the_cache_key_has_all_that_shapes_the_model(tmp_path: Path) -> None:
     )
     keys = done.stdout.split()
     assert len(changes) == len(keys), done.stderr
-    assert keys[0] == keys[1] and len(changes) - 1 == len(set(keys))
+    assert keys[0] == keys[1]
+    assert len(changes) - 1 == len(set(keys))
 
 
 def test_the_cache_key_reads_demonstrations_and_code_without_files() -> None:
@@ -582,7 +598,8 @@ def test_training_again_replaces_the_cached_model(cache: Path) -> None:
     screen = Watched()
     source, request = source_and_request(screen)
     assert folder == source.train_once(request, again=True)
-    assert screen.said("warm start:") and (folder / "model.safetensors").stat().st_size > 10_000
+    assert screen.said("warm start:")
+    assert (folder / "model.safetensors").stat().st_size > 10_000
     assert [folder] == list(cache.iterdir())
 
 
@@ -657,4 +674,5 @@ def test_sigterm_prints_no_traceback(tmp_path: Path) -> None:
     """
     status, err = started(tmp_path, signal.SIGTERM)
     assert status == 130
-    assert "Traceback" not in err and "never retrieved" not in err
+    assert "Traceback" not in err
+    assert "never retrieved" not in err

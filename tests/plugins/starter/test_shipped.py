@@ -49,6 +49,7 @@ def test_a_run_of_another_seed_begins_with_it_too() -> None:
     assert folder_of() == folder_of("run.seed=1")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "change",
     ["model.start.args.seed=1", "environments.0.args.slips=0.5", "model.start.args.settle=3"],

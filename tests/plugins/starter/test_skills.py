@@ -174,9 +174,10 @@ def test_answers_are_right(skill: Callable[[Random, float], Exercise]) -> None:
     for number in range(200):
         made = skill(Random(f"{skill.__name__} {number}"), number / 199)
         assert right(made), made
-        assert made.question and not re.search(
-            r"[][{}|]|  ", re.sub(r"\{.*\}| \| ", "", made.question)
-        ), made.question
+        assert made.question, made.question
+        assert not re.search(r"[][{}|]|  ", re.sub(r"\{.*\}| \| ", "", made.question)), (
+            made.question
+        )
 
 
 def test_a_wrong_answer_is_noticed() -> None:

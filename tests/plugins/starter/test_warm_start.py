@@ -290,6 +290,7 @@ def test_warm_start_stops_in_its_target_and_saves_an_ordinary_folder(tmp_path: P
     assert load_model(tmp_path / "m").tokenizer.stop_ids == tuple(model.config.eos_token_id)
 
 
+@pytest.mark.more
 def test_warm_start_is_a_function_of_the_seed(tmp_path: Path) -> None:
     count = iter(range(9))
 
@@ -387,7 +388,9 @@ def test_one_check_above_the_target_is_enough_where_something_is_left_to_learn(
     _, report = asyncio.run(warm_start(model, [Echo()], settings, seed=0, services={}))
 
     assert [check.steps for check in report.checks] == steps
-    assert (report.reached, report.accuracy, report.jumped) == (True, measured[-1], None)
+    assert report.reached is True
+    assert report.accuracy == measured[-1]
+    assert report.jumped is None
     assert not list(found)
 
 
@@ -426,9 +429,14 @@ def test_a_trained_model_that_is_good_enough_stays_as_it_is() -> None:
 
     model = untrained(0, **SMALL)
     first, second = started(True), started(True)
-    assert (first.checks[0].steps, first.checks[0].loss, first.checks[0].accuracy) == (0, None, 0.0)
-    assert first.steps > 0 and second.reached and second.accuracy >= 0.5
-    assert 0 == second.steps == second.tokens and len(second.checks) == 1
+    assert first.checks[0].steps == 0
+    assert first.checks[0].loss is None
+    assert first.checks[0].accuracy == 0.0
+    assert first.steps > 0
+    assert second.reached
+    assert second.accuracy >= 0.5
+    assert 0 == second.steps == second.tokens
+    assert len(second.checks) == 1
     assert started(False).steps > 0
 
 

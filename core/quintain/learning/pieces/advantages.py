@@ -1,16 +1,17 @@
-"""Advantages: the reward of a sample less a baseline. Rewards are floats in double precision, so
-that a tolerance of 1e-6 is above their rounding.
+"""Advantages: the reward of a sample less a baseline. Rewards are floats in double precision.
 
-A group (or a batch, where that is the baseline) whose rewards differ by no more than ``tolerance``
-times max(1, the largest magnitude) gets exactly 0. Otherwise dividing rounding errors by their
-spread would turn constant rewards into advantages of about 1.
+A group (or a batch, where that is the baseline) whose rewards are equal (`are_equal`: up to
+``tolerance``, or the rounding of doubles of their size) gets exactly 0, so that the learner leaves
+these samples out. With an epsilon of 0, rounding errors divided by their own spread would be
+advantages of about 1. The price: real differences below the tolerance do not train.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor
@@ -18,10 +19,8 @@ from torch import Tensor
 from ...errors import UsageError
 from ...interfaces.algorithm import Algorithm
 from ...interfaces.pieces import advantage, per_group
+from ...types.rollout import SPREAD_TOLERANCE, are_equal
 from ..batch import Batch
-from ..microbatch import FlatTokens
-
-TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,40 +48,35 @@ class Step:
         """Indices of each group's samples."""
         return self.batch.groups
 
-    def over_groups(
-        self, of_group: Callable[[list[float]], Sequence[float]], name: str
+    def over(
+        self,
+        parts: Iterable[Sequence[int]],
+        of_part: Callable[[list[float]], Sequence[float]],
+        name: str,
     ) -> list[float]:
-        """Return a value of each sample, by the advantage *name*, which gives those of a group for
-        its rewards.
+        """Apply *of_part* to the rewards of each of *parts*, which have the indices of samples, and
+        return the values in the order of the samples. *name* is for errors.
 
         Raises:
             UsageError: it gives another number of values than rewards.
         """
         values = [0.0] * len(self.rewards)
-        for indices in self.groups:
-            group = of_group([self.rewards[i] for i in indices])
-            if group is None or len(group) != len(indices):
-                raise UsageError(f"advantage {name} gave {group!r} for {len(indices)} rewards")
-            for i, value in zip(indices, group, strict=True):
+        for indices in parts:
+            given = of_part([self.rewards[i] for i in indices])
+            if given is None or len(given) != len(indices):
+                raise UsageError(f"advantage {name} gave {given!r} for {len(indices)} rewards")
+            # The samples of a part need not stand side by side in the batch.
+            for i, value in zip(indices, given, strict=True):
                 values[i] = float(value)
         return values
 
-    @property
-    def sample_of_tokens(self) -> Tensor:
-        """Which sample each trained token belongs to, in the order of the samples, [N]."""
-        return FlatTokens(batch=self.batch).sample
-
-
-def is_constant(rewards: Sequence[float], tolerance: float = TOLERANCE) -> bool:
-    """Return whether *rewards* differ by at most *tolerance* times the largest magnitude (1 at
-    least).
-    """
-    return not rewards or max(rewards) - min(rewards) <= tolerance * max(1.0, *map(abs, rewards))
-
 
 def centre(rewards: Sequence[float], tolerance: float) -> list[float]:
-    if is_constant(rewards, tolerance):
+    """Return R - mean, exactly 0 where the rewards are equal."""
+    # The mean of equal rewards may be off by a rounding error, which is no reason to learn.
+    if are_equal(rewards, tolerance):
         return [0.0] * len(rewards)
+    # `fsum` rounds once, so that the order of the samples changes no bit.
     mean = math.fsum(rewards) / len(rewards)
     return [reward - mean for reward in rewards]
 
@@ -90,7 +84,9 @@ def centre(rewards: Sequence[float], tolerance: float) -> list[float]:
 def standardise(
     rewards: Sequence[float], epsilon: float, ddof: int, tolerance: float
 ) -> list[float]:
+    """Return (R - mean) / (std + epsilon), 0 where there is no spread to divide by."""
     centred = centre(rewards, tolerance)
+    # Rewards that are no more than ddof have no standard deviation.
     if not any(centred) or len(rewards) <= ddof:
         return [0.0] * len(rewards)
     std = math.sqrt(math.fsum(c * c for c in centred) / (len(rewards) - ddof))
@@ -109,16 +105,20 @@ def remark_on_spread(algorithm: Algorithm) -> str | None:
 
 
 @per_group
-def group_mean(rewards: Sequence[float], *, tolerance: float = TOLERANCE) -> list[float]:
-    """R - mean(group): Dr. GRPO (Liu et al. 2025, 2503.20783). Its expectation is (G - 1) / G of
-    the true gradient.
+def group_mean(rewards: Sequence[float], *, tolerance: float = SPREAD_TOLERANCE) -> list[float]:
+    """R - mean(group): Dr. GRPO (Liu et al. 2025, 2503.20783). The expected gradient is
+    (G - 1) / G of the true one, with G the valid rollouts of the group.
     """
     return centre(rewards, tolerance)
 
 
 @per_group(fits=remark_on_spread)
 def group_norm(
-    rewards: Sequence[float], *, epsilon: float = 1e-4, ddof: int = 0, tolerance: float = TOLERANCE
+    rewards: Sequence[float],
+    *,
+    epsilon: float = 1e-4,
+    ddof: int = 0,
+    tolerance: float = SPREAD_TOLERANCE,
 ) -> list[float]:
     """(R - mean) / (std + epsilon) over the group: GRPO (Shao et al. 2024, 2402.03300, section
     4.1.2).
@@ -131,14 +131,17 @@ def group_norm(
 
 
 @per_group
-def leave_one_out(rewards: Sequence[float], *, tolerance: float = TOLERANCE) -> list[float]:
+def leave_one_out(rewards: Sequence[float], *, tolerance: float = SPREAD_TOLERANCE) -> list[float]:
     """R_i - mean of the others = G / (G - 1) (R_i - mean): RLOO (Ahmadian et al. 2024, 2402.14740,
     equation 7). Unbiased.
 
     A group of one has no others and gets 0.
     """
     size = len(rewards)
-    return [c * size / (size - 1) for c in centre(rewards, tolerance)] if size > 1 else [0.0]
+    if size < 2:
+        return [0.0] * size
+    # By `centre`, so that equal rewards give exactly 0.
+    return [centred * size / (size - 1) for centred in centre(rewards, tolerance)]
 
 
 @advantage
@@ -152,21 +155,15 @@ NormalisedOver = Literal["batch", "environment"]
 
 @advantage
 def batch_mean(
-    step: Step, *, over: NormalisedOver = "batch", tolerance: float = TOLERANCE
+    step: Step, *, over: NormalisedOver = "batch", tolerance: float = SPREAD_TOLERANCE
 ) -> list[float]:
-    """R - mean(batch). Its expectation is (S - 1) / S of the true gradient for S independent
-    samples of one task.
+    """R - mean(batch). The expected gradient is (S - 1) / S of the true one for S independent
+    samples, of any tasks. With ``environment``, S is the number of that environment's samples.
 
     Args:
         over: ``environment``: the mean of the samples of the same environment.
     """
-    out = [0.0] * len(step.rewards)
-    for indices in parts_of(step, over):
-        for i, value in zip(
-            indices, centre([step.rewards[i] for i in indices], tolerance), strict=True
-        ):
-            out[i] = value
-    return out
+    return step.over(parts_of(step, over), partial(centre, tolerance=tolerance), "batch_mean")
 
 
 @advantage
@@ -179,11 +176,13 @@ def ema(
     first batch has baseline 0.
     """
     before = state or {"average": 0.0, "weight": 0.0}
+    # The weight, 1 - decay^k, is what k batches hold together: the rest is the 0 it began at.
     baseline = before["average"] / before["weight"] if before["weight"] else 0.0
     mean = math.fsum(step.rewards) / max(1, len(step.rewards))
+    # The average takes this batch only now: a baseline that has seen it would be biased.
     after = {
-        key: decay * before[key] + (1 - decay) * value
-        for key, value in (("average", mean), ("weight", 1.0))
+        "average": decay * before["average"] + (1 - decay) * mean,
+        "weight": decay * before["weight"] + (1 - decay),
     }
     return [reward - baseline for reward in step.rewards], after
 
@@ -192,5 +191,8 @@ def parts_of(step: Step, over: NormalisedOver) -> list[list[int]]:
     """Return the indices of the samples that are taken together: all, or those of each environment."""
     if over not in ("batch", "environment"):
         raise UsageError(f"over is {over!r}; expected batch or environment")
-    names = [s.environment if over == "environment" else "" for s in step.batch.samples]
-    return [[i for i, other in enumerate(names) if other == name] for name in dict.fromkeys(names)]
+    parts: dict[str, list[int]] = {}
+    for i, sample in enumerate(step.batch.samples):
+        name = sample.environment if over == "environment" else ""
+        parts.setdefault(name, []).append(i)
+    return list(parts.values())

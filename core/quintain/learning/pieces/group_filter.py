@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ...interfaces.algorithm import GroupStats
 from ...interfaces.pieces import group_filter
-from .advantages import TOLERANCE, is_constant
+from ...types.rollout import SPREAD_TOLERANCE, are_equal
 
 
 @group_filter
@@ -20,7 +20,7 @@ def minimum(stats: GroupStats, *, samples: int = 2) -> str:
 
 @group_filter
 def varied(
-    stats: GroupStats, *, samples: int = 2, tolerance: float = TOLERANCE, total: bool = False
+    stats: GroupStats, *, samples: int = 2, tolerance: float = SPREAD_TOLERANCE, total: bool = False
 ) -> str:
     """At least *samples* valid samples, and outcomes that are not all the same (dynamic sampling;
     DAPO, 2503.14476, equation 11).
@@ -29,8 +29,8 @@ def varied(
     shaping, by length say, still acts on tasks that are solved.
     """
     rejected = str(minimum(stats, samples=samples))
-    if rejected or not is_constant(stats.outcomes, tolerance):
+    if rejected or not are_equal(stats.outcomes, tolerance):
         return rejected
     if total:
-        return "all rewards equal" if is_constant(stats.totals, tolerance) else ""
+        return "all rewards equal" if are_equal(stats.totals, tolerance) else ""
     return "all outcomes equal"

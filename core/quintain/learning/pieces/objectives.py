@@ -64,12 +64,13 @@ def clip_terms(
     top = 1 + (low if high is None else high)
     ratio = log_ratio.detach().exp()
     clipped = {
-        "clip_low": (ratio < 1 - low) & (advantage < 0),
-        "clip_high": (ratio > top) & (advantage > 0),
+        "clip.low": (ratio < 1 - low) & (advantage < 0),
+        "clip.high": (ratio > top) & (advantage > 0),
     }
-    bounds = {"clip_low": 1 - low, "clip_high": top}
+    bounds = {"clip.low": 1 - low, "clip.high": top}
     if dual is not None:
-        clipped["clip_dual"], bounds["clip_dual"] = (ratio > dual) & (advantage < 0), dual
+        clipped["clip_dual"] = (ratio > dual) & (advantage < 0)
+        bounds["clip_dual"] = dual
     constant = advantage == 0
     for mask in clipped.values():
         constant = constant | mask

@@ -25,16 +25,23 @@ _COPIED = bytes(TokenSource.COPY if s == TokenSource.MODEL else s for s in range
 class Conversation:
     """One player's messages and their tokens. Conversations that begin alike may share *first*,
     their first prompt.
+
+    Attributes:
+        messages: those added so far, turns as they were sampled.
     """
 
     def __init__(
-        self, tokenizer: ChatTokenizer, tools: Sequence[ToolSpec] = (), first: Any = None
+        self,
+        tokenizer: ChatTokenizer,
+        tools: Sequence[ToolSpec] = (),
+        first: list[Any] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.tools = self._rendered_tools = tuple(tools)
-        # what it renders, its text, and that `encoded_with_sources`
-        self._first: list[Any] = [] if first is None else first
-        self._messages: list[Message] = []
+        self.tools = tuple(tools)
+        self._rendered_tools = self.tools
+        # what it renders, its text, the tokens of that and their sources
+        self._first = [] if first is None else first
+        self.messages: list[Message] = []
         self._render = tokenizer.renderer()
         self._rendered = 0
         self._text = ""
@@ -43,39 +50,53 @@ class Conversation:
         self._ends: list[tuple[int, int, int]] = []
 
     def add(self, *messages: Message) -> None:
-        self._messages.extend(messages)
+        self.messages.extend(messages)
 
     def rewrite(self, messages: Sequence[Message]) -> None:
         """Replace all messages. Where the rendering no longer extends what was recorded, the next
         prompt begins a branch.
         """
-        self._messages = list(messages)
+        self.messages = list(messages)
         self._rendered = 0
         self._ends = [(len(messages), 0, 0)] * len(self._ends)
 
     def prompt_ids(self) -> Sequence[int]:
         """Record all new messages; return the ids that the policy continues, as an `array`."""
         if not self._text:
-            rendered = [self.tokenizer, self.tools, *self._messages]
-            if self._first[:1] != [rendered]:
-                text = self.tokenizer.render(self._messages, self.tools)
-                encoded = encoded_with_sources(self.tokenizer, text, self._messages)
-                self._first[:] = rendered, text, encoded
-            _, text, encoded = self._first
-            self._recorder.add(*encoded)
-        elif (
-            text := self._appended() or self._render(self._messages, self.tools, self._text)
-        ).startswith(self._text):
-            self._recorder.add(
-                *encoded_with_sources(
-                    self.tokenizer, text[len(self._text) :], self._messages[self._rendered :]
-                )
-            )
+            text, ids, sources = self._first_prompt()
+            self._recorder.add(ids, sources)
         else:
-            self._recorder.branch(*encoded_with_sources(self.tokenizer, text, self._messages))
-            self._ends = [(messages, 0, 0) for messages, _, _ in self._ends]  # of another path
-        self._text, self._rendered, self._rendered_tools = text, len(self._messages), self.tools
+            text = self._appended() or self._render(self.messages, self.tools, self._text)
+            if text.startswith(self._text):
+                # Only what is new is tokenized, so that sampled tokens stay as they are.
+                new = self.messages[self._rendered :]
+                ids, sources = encoded_with_sources(self.tokenizer, text[len(self._text) :], new)
+                self._recorder.add(ids, sources)
+            else:
+                # The template rewrote earlier text. The old branch keeps the context that its
+                # tokens were sampled in; no turn ends at a place of the new one.
+                ids, sources = encoded_with_sources(self.tokenizer, text, self.messages)
+                self._recorder.branch(ids, sources)
+                self._ends = [(messages, 0, 0) for messages, _, _ in self._ends]
+        self._text = text
+        self._rendered = len(self.messages)
+        self._rendered_tools = self.tools
         return self._recorder.ids
+
+    def _first_prompt(self) -> tuple[str, Sequence[int], Sequence[int]]:
+        """Return the text of all messages, its tokens and their sources; those of a conversation
+        that shares its first prompt and began alike.
+        """
+        rendered = [self.tokenizer, self.tools, *self.messages]
+        if not self._first or self._first[0] != rendered:
+            text = self.tokenizer.render(self.messages, self.tools)
+            self._first[:] = (
+                rendered,
+                text,
+                *encoded_with_sources(self.tokenizer, text, self.messages),
+            )
+        _, text, ids, sources = self._first
+        return text, ids, sources
 
     def _appended(self) -> str:
         """Return the recorded text and what the tokenizer writes after it; empty where all has to
@@ -84,13 +105,13 @@ class Conversation:
         if not self.tokenizer.appends or self.tools != self._rendered_tools:
             return ""
         messages, _, tokens = self._ends[-1] if self._ends else (0, 0, 0)
-        if tokens == len(self._recorder):  # a turn stands at the end
-            after = self.tokenizer.continuation(
-                self._messages, messages - 1, self.tools, self._recorder.last
-            )
-            return self._text + after if after else ""
-        # a turn is sampled again
-        return self._text if self._rendered == len(self._messages) else ""
+        if tokens != len(self._recorder):
+            # A prompt stands at the end. It is sampled from again, unless there is more to render.
+            return self._text if self._rendered == len(self.messages) else ""
+        after = self.tokenizer.continuation(
+            self.messages, messages - 1, self.tools, self._recorder.last
+        )
+        return self._text + after if after else ""
 
     def add_sampled(self, sampled: Sampled) -> str:
         """Record a turn of the policy; its text, without what ended it."""
@@ -99,8 +120,8 @@ class Conversation:
         text = text_without_stop(self.tokenizer, sampled)
         # The message has the raw text, with thoughts and calls, so that the template renders
         # exactly what was sampled.
-        self._messages.append(Message("assistant", text))
-        self._rendered = len(self._messages)
+        self.messages.append(Message("assistant", text))
+        self._rendered = len(self.messages)
         self._ends.append((self._rendered, len(self._text), len(self._recorder)))
         return text
 
@@ -112,34 +133,33 @@ class Conversation:
         """
         fork = Conversation(self.tokenizer, self.tools)
         messages, characters, tokens = self._ends[turns - 1] if turns else (0, 0, 0)
-        fork._messages = self._messages[:messages]
+        fork.messages = self.messages[:messages]
         if tokens:
             ids, sources = self._recorder.head(tokens)
             fork._recorder.add(ids, sources.translate(_COPIED))
-            fork._text, fork._rendered = self._text[:characters], messages
+            fork._text = self._text[:characters]
+            fork._rendered = messages
         fork._ends = self._ends[:turns]
         return fork
 
-    def transcript(self, policy: str, temperature: float) -> Transcript:
+    def transcript(self, policy: str, temperature: float, player: str | None = None) -> Transcript:
         """Return the record so far."""
         return self._recorder.transcript(
-            policy=policy, tokenizer=self.tokenizer.name, temperature=temperature
+            policy=policy, tokenizer=self.tokenizer.name, temperature=temperature, player=player
         )
 
 
 def text_without_stop(tokenizer: ChatTokenizer, sampled: Sampled) -> str:
     """Return the text of a sampled turn without the stop token or stop string that ended it."""
     ids = sampled.ids
-    if (
-        ids
-        and sampled.finish == "stop"
-        and isinstance(sampled.stop, int)
-        and ids[-1] == sampled.stop
-    ):
+    stop = sampled.stop if sampled.finish == "stop" else None
+    if isinstance(stop, int) and ids[-1:] == (stop,):
         ids = ids[:-1]
     text = tokenizer.decode(ids)
-    if sampled.finish == "stop" and isinstance(sampled.stop, str) and sampled.stop in text:
-        text = text[: text.rfind(sampled.stop)]
+    if isinstance(stop, str) and stop:
+        # The last token may hold text behind the stop string, which goes with it.
+        before, found, _ = text.rpartition(stop)
+        text = before if found else text
     return text
 
 

@@ -1,4 +1,4 @@
-"""Stop strings over tokens: the token that completes one."""
+"""Stop strings over tokens: the token that completes one. A special token matches as a whole."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from ...interfaces.tokenizer import ChatTokenizer
 
 _SLACK = 8
-"""Tokens decoded beyond the length of the string in bytes, since some tokens decode to nothing."""
+"""Tokens decoded beyond the length of the strings in bytes, since some tokens decode to nothing."""
+
+_PRIVATE = 0xF0000
+"""Where Unicode begins to give no character a meaning."""
 
 
 class StopStrings:
@@ -17,13 +20,14 @@ class StopStrings:
     tokens cost one look-up.
 
     Attributes:
-        window: number of tokens that a stop string can be spread over.
+        window: at least the number of tokens that a stop string can be spread over.
     """
 
     def __init__(self, stops: tuple[str, ...], tokenizer: ChatTokenizer) -> None:
-        self._stops = tuple(s for s in stops if s)
+        self._stops = tuple(filter(None, stops))
+        self._ends = {"\N{REPLACEMENT CHARACTER}", *(s[-1] for s in self._stops)}
         self._tokenizer = tokenizer
-        self.window = max((len(s.encode()) for s in stops), default=0) + _SLACK
+        self.window = len("".join(stops).encode()) + _SLACK
         self._may_end: dict[int, bool] = {}
 
     def __bool__(self) -> bool:
@@ -32,17 +36,25 @@ class StopStrings:
     def may_end(self, token: int) -> bool:
         """Return whether *token* could complete a string; parts of a character always could."""
         if token not in self._may_end:
-            text = self._tokenizer.decode([token])
-            last_in_text = any(s[-1] in text for s in self._stops)
-            self._may_end[token] = last_in_text or "\N{REPLACEMENT CHARACTER}" in text
+            self._may_end[token] = not self._ends.isdisjoint(self._tokenizer.decode([token]))
         return self._may_end[token]
 
     def found(self, tokens: Sequence[int]) -> str | None:
         """Return the stop string that the newest of *tokens* completes, the earliest in the text of
         several.
+
+        A string may hold the spelling of a special token, but neither begins nor ends within one.
         """
         if not self.may_end(tokens[-1]):
             return None
-        text = self._tokenizer.decode(tokens[-self.window :])
-        places = [(text.find(s), s) for s in self._stops if s in text]
-        return min(places)[1] if places else None
+        decode = self._tokenizer.decode
+        recent = tokens[-self.window :]
+        texts = [*self._stops, decode(recent)]
+        for place, token in enumerate(recent):
+            spelling = decode([token])
+            if spelling != decode([token], special=False):
+                # as one character, which no other text has, it cannot be cut
+                texts = [text.replace(spelling, chr(_PRIVATE + place)) for text in texts]
+        *stops, text = texts
+        places = [(text.find(s), n) for n, s in enumerate(stops) if s in text]
+        return self._stops[min(places)[1]] if places else None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+from ...data.answers import checked_turn
 from ...interfaces.engine import TokenEngine
 from ...interfaces.tokenizer import ChatTokenizer
 from ...types.sampling import Sampling
@@ -21,29 +22,30 @@ async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Samplin
     for the text and an answer.
 
     Raises:
-        LimitReached, InfrastructureError: as `TokenEngine.sample`.
+        LimitReached, InfrastructureError: as `TokenEngine.sample`, and as `checked_turn`: all that
+            trains passes through here.
     """
     thinking_budget = sampling.thinking_budget
     if thinking_budget is None:
-        return await engine.sample(ids, sampling)
-    rng = Random(None if sampling.seed is None else f"interrupt/{sampling.seed}")
+        return await _sampled(engine, ids, sampling)
+    rng = Random(f"interrupt/{sampling.seed}")
     budget = rng.randint(thinking_budget.min_tokens, thinking_budget.max_tokens)
     seed = rng.getrandbits(62)
-    if sampling.max_tokens is not None and budget >= sampling.max_tokens:
-        return await engine.sample(ids, sampling)
-    first = await engine.sample(ids, sampling.replace(max_tokens=budget))
+    limit = sampling.max_tokens or engine.context
+    if budget >= limit:
+        return await _sampled(engine, ids, sampling)
+    first = await _sampled(engine, ids, sampling.replace(max_tokens=budget))
     room = engine.context - len(ids) - len(first.ids)
     if first.finish != "length" or len(first.ids) < budget or room < 1:
         return first
     forced = tuple(engine.tokenizer.encode(thinking_budget.text))
-    if (
-        thinking_budget.until and thinking_budget.until in engine.tokenizer.decode(first.ids)
-    ) or len(forced) >= room:
+    until = thinking_budget.until
+    thought_to_the_end = until != "" and until in engine.tokenizer.decode(first.ids)
+    if thought_to_the_end or len(forced) >= room:
         forced = ()
     # Two requests with one seed would repeat their random numbers, so the second has its own.
-    left = None if sampling.max_tokens is None else sampling.max_tokens - budget
-    rest = sampling.replace(max_tokens=left, seed=None if sampling.seed is None else seed)
-    then = await engine.sample([*ids, *first.ids, *forced], rest)
+    rest = sampling.replace(max_tokens=limit - budget, seed=seed)
+    then = await _sampled(engine, [*ids, *first.ids, *forced], rest)
     # a stop string may span both requests; the inserted text separates them otherwise
     if not forced:
         then = cut_where_stopped(engine.tokenizer, first, then, sampling.stop)
@@ -57,6 +59,10 @@ async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Samplin
     )
 
 
+async def _sampled(engine: TokenEngine, ids: Sequence[int], sampling: Sampling) -> Sampled:
+    return checked_turn(engine, len(ids), sampling, await engine.sample(ids, sampling))
+
+
 def cut_where_stopped(
     tokenizer: ChatTokenizer, first: Sampled, then: Sampled, stops: Sequence[str]
 ) -> Sampled:
@@ -64,10 +70,13 @@ def cut_where_stopped(
     call cannot detect.
     """
     strings = StopStrings(tuple(stops), tokenizer)
+    if not strings:
+        return then
     tail = first.ids[-strings.window :]
-    for count in range(1, min(strings.window, len(then.ids)) + 1 if strings else 1):
+    # A string that ends further on began in *then*, whose engine has seen it.
+    for count in range(1, min(strings.window, len(then.ids)) + 1):
         stop = strings.found([*tail, *then.ids[:count]])
         if stop is not None:
-            columns = {name: getattr(then, name)[:count] for name in ("ids", "logps", "versions")}
-            return replace(then, **columns, finish="stop", stop=stop)
+            kept = {name: getattr(then, name)[:count] for name in ("ids", "logps", "versions")}
+            return replace(then, **kept, finish="stop", stop=stop)
     return then

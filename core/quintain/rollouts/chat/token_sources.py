@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import islice
-from operator import le
 
-from ...interfaces.tokenizer import LITERAL, ChatTokenizer, Offsets
+from ...interfaces.tokenizer import LITERAL, ChatTokenizer
 from ...types.task import Message
 from ...types.transcript import TokenSource
 
@@ -27,8 +24,10 @@ def encoded_with_sources(
     touches, or the template.
     """
     ids, spans = tokenizer.encode_with_offsets(text)
+    text = text.replace(LITERAL, "")
+    # Half-open spans of characters, in order and without overlap, with the source of each.
     regions: list[tuple[int, int, TokenSource]] = []
-    text, offset = text.replace(LITERAL, ""), 0
+    offset = 0
     for m in messages:
         start, end = _find(text, offset, (m.content, m.content.strip()))
         # some templates write results as JSON, and replies without thoughts and calls
@@ -38,34 +37,17 @@ def encoded_with_sources(
         if start >= 0:
             offset = end
             regions.append((start, end, _SOURCES[m.role]))
-    return ids, _sources(spans, regions)
-
-
-def _sources(spans: Offsets, regions: Sequence[tuple[int, int, TokenSource]]) -> bytearray:
-    """Return the source of each token: that of the first of *regions* that its span touches, or the
-    template.
-
-    Args:
-        regions: half-open spans of characters in order, without overlap.
-    """
-    starts, ends = [start for start, _ in spans], [end for _, end in spans]
-    sources = bytearray(len(spans))  # of the template
-    if _ordered(starts) and _ordered(ends):
-        for start, end, source in reversed(regions):
-            first, after = bisect_right(ends, start), bisect_left(starts, end)
-            sources[first:after] = bytes([source]) * max(0, after - first)
-        return sources
+    sources = bytearray(len(ids))  # of the template
     k = 0
     for i, (start, end) in enumerate(spans):
+        # A token that two contents share is the first one's.
         while k < len(regions) and regions[k][1] <= start:
             k += 1
-        if k < len(regions) and end > regions[k][0]:
+        if k == len(regions):
+            break
+        if end > regions[k][0]:
             sources[i] = regions[k][2]
-    return sources
-
-
-def _ordered(numbers: Sequence[int]) -> bool:
-    return all(map(le, numbers, islice(numbers, 1, None)))
+    return ids, sources
 
 
 def _find(text: str, offset: int, contents: Sequence[str]) -> tuple[int, int]:

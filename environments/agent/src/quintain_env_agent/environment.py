@@ -23,10 +23,10 @@ from quintain import (
     need,
     reward,
 )
+from quintain.data import DataFaults, json_object, text_lines
 from quintain.errors import EnvironmentFault, QuintainError, UsageError
 from quintain.registry import current
 from quintain.types import messages_of
-from quintain_data import DataFaults, json_object, text_lines
 from quintain_gateway import Endpoint, Gateway
 
 from . import functions, processes
@@ -147,6 +147,7 @@ class AgentProgram(Environment[Task, AgentOutput]):
     async def _called(
         self, function: Callable[..., Any], task: Task, endpoint: Endpoint
     ) -> AgentOutput:
+        functions.bypass_proxy(endpoint.base_url)
         try:
             value = await functions.call(function, _text(task), endpoint)
         except QuintainError:

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 from quintain.errors import UsageError
 
@@ -66,6 +67,19 @@ def _file(path: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def bypass_proxy(url: str) -> None:
+    """Let clients of this process reach the host of *url*, which is on this machine, without the
+    proxy that environment variables name: it would look for the host on its own machine.
+    """
+    host = urlsplit(url).hostname or ""
+    # Clients read either name. Where both are set, most read the small one.
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    hosts = [part.strip() for part in given.split(",") if part.strip()]
+    if host not in hosts and "*" not in hosts:
+        hosts.append(host)
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
 
 
 async def call(function: Callable[..., Any], *args: Any) -> Any:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .critique import same_choice as same_choice
     from .critique import self_critique as self_critique
     from .environment import Chat as Chat
+    from .extraction import RecordExtraction as RecordExtraction
     from .library import RubricLibrary as RubricLibrary
     from .library import evolving_rubric as evolving_rubric
     from .rubric import ChatTask as ChatTask

@@ -20,6 +20,7 @@ from quintain import (
     need,
     reward,
 )
+from quintain.evaluation import WrongAnswers
 from quintain_judge import JudgeService, check, checkable, explained, pair_prompt
 
 from .core_rubrics import CORE, PRESCRIPTIVE
@@ -56,7 +57,7 @@ def same_choice(rollout: Rollout[Task, Any]) -> float:
     return float(rollout.reply.strip() == rollout.task.answer)
 
 
-class Critique(Environment[Task, None]):
+class Critique(WrongAnswers, Environment[Task, None]):
     """Which of two notes meets its rubric better? Rules know it, so the reward is verifiable.
 
     The prompt is the one that a judge gets for a pair, so that a policy which judges itself
@@ -83,10 +84,8 @@ class Critique(Environment[Task, None]):
             messages = pair_prompt(source.prompt, *pair, texts).messages()
             yield Task(prompt=messages, answer="A" if first else "B")
 
-    @control(scores="min")
-    def both(self, task: Task, messages: Sequence[Message]) -> str:
-        """Reply with both labels at once."""
-        return "A or B"
+    def stating(self, answer: str) -> str:
+        return answer
 
     @control(scores="min")
     def explains(self, task: Task, messages: Sequence[Message]) -> str:

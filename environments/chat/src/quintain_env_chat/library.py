@@ -252,7 +252,7 @@ def alike(one: str, other: str) -> bool:
 
 @group_reward(proxy=True)
 async def evolving_rubric(
-    group: Sequence[Rollout[ChatTask, Any]], *, rubrics: RubricLibrary = need()
+    group: Sequence[Rollout[ChatTask, Any]], *, rubrics: RubricLibrary = need("rubric_library")
 ) -> list[Score]:
     """Return the score of each reply by the persistent and the active criteria of its task (RLER).
 

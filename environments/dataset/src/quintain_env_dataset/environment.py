@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -24,12 +25,14 @@ from quintain import (
     control,
     reward,
 )
-from quintain.errors import UsageError
-from quintain.evaluation import final_answer
-from quintain_data import DataFaults
+from quintain.data import DataFaults
+from quintain.errors import RewardFault, UsageError
+from quintain.evaluation import AnswerControls, stated_answer
 
 from .columns import RoleColumns, chosen
-from .readers import SPLITS, Record, records
+from .comparison import MISSING, needs_math, states
+from .kinds import KINDS, SETTINGS, AnswerKinds, kind_of, reference_of, settled, text_of
+from .readers import SPLITS, Record, passed_over, records
 from .rows import RowFile, StoredRows, folder_for, new_rows, repeated, store, stored_in
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -45,27 +48,41 @@ _log = logging.getLogger("quintain.env.dataset")
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Task):
-    """A row as a task; *columns* has all its values, which the parameters of a reward function can
-    name.
+    """A row as a task.
+
+    Attributes:
+        columns: all its values, which the parameters of a reward function can name.
+        kind: how `same_answer` compares the answer, as in ``number, decimal comma``; empty: as the
+            answer alone tells.
     """
 
     columns: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = ""
 
 
 @reward(range=(0, 1))
-def same_answer(rollout: Rollout[Row, Any]) -> Score:
-    r"""Return 1 where the final answer of the reply is the task's, else 0.
+async def same_answer(rollout: Rollout[Any, Any]) -> Score:
+    r"""Return 1 where the reply states the answer of the task, else 0.
 
-    The final answer is the last ``\boxed{}``, ``<answer>`` tag or line after ``####``, else the
-    last number of the last line, or that line. Case, spaces, thousands separators and trailing
-    zeros do not count. Not for free text.
+    It states what its last mark has: ``\boxed{}``, an ``<answer>`` tag, ``####``, "the answer is"
+    or "Answer:"; without a mark, its last line. How this is compared depends on the kind of the
+    answer, which the environment `dataset` finds from all rows. The answer itself is never
+    reduced. docs/dataset.md has the rules.
+
+    Raises:
+        RewardFault: the task has no answer, or a formula needs ``quintain-env-dataset[math]``.
     """
-    expected, given = final_answer(_text(rollout.task.answer)), final_answer(rollout.reply)
-    right = expected is not None and given == expected
-    return Score(value=float(right), reason="" if right else f"{given!r} is not {expected!r}"[:200])
+    task = rollout.task
+    if _missing(task.answer):
+        raise RewardFault(f"task {task.id}: same_answer needs an answer, got {task.answer!r}")
+    kind = getattr(task, "kind", "") or kind_of(task.answer)
+    stated = stated_answer(rollout.reply)
+    if await states(stated, task.answer, kind):
+        return Score(value=1.0)
+    return Score(value=0.0, reason=f"{stated.text!r} is not {task.answer!r} ({kind})"[:200])
 
 
-class Dataset(Environment[Row, None]):
+class Dataset(AnswerControls, Environment[Row, None]):
     """One reply to each prompt of your own data, scored by `same_answer` or the reward that you
     name.
 
@@ -82,6 +99,9 @@ class Dataset(Environment[Row, None]):
         system_column: column of system messages.
         suffix: text after every prompt, such as "Put the final answer within \\boxed{}."
         subset: of a data set of the hub.
+        kind: of the answers, for `same_answer`: number, choice, words, formula, date, sequence,
+            accepted, json, or with what rows leave open, as in ``"number, decimal comma"`` and
+            ``"date, day first"``. Empty: found from all rows.
     """
 
     reward = same_answer
@@ -93,18 +113,24 @@ class Dataset(Environment[Row, None]):
     system_column: str = ""
     suffix: str = ""
     subset: str = ""
+    kind: str = ""
 
     def __post_init__(self) -> None:
         if not self.path:
             raise UsageError(
                 "dataset: name your data: --arg path=FILE, a folder, or a data set of the hub"
             )
+        if self.kind and not settled(self.kind):
+            raise UsageError(
+                f"dataset: kind is {self.kind!r}; expected one of {', '.join(KINDS)}, or one with "
+                f"a setting, as in {' or '.join(map(repr, SETTINGS))}"
+            )
 
     def tasks(self, split: str) -> Iterable[Row]:
         wanted = (self.prompt, self.answer, self.split, self.system_column)
         compares = _compares(self.reward)
         rows = _loaded(
-            self.path, self.subset, wanted, self.suffix, _version(self.path), compares
+            self.path, self.subset, wanted, self.suffix, _version(self.path), compares, self.kind
         ).get(split, ())
         if compares and rows and all(_missing(row.answer) for row in rows):
             raise UsageError(
@@ -114,12 +140,24 @@ class Dataset(Environment[Row, None]):
             )
         return rows
 
+    def right_answer(self, task: Row) -> str:
+        if task.answer is None:
+            raise UsageError("the data has no answers, so no reply is known to be right")
+        return text_of(task.answer)
+
+    def control_marks(self) -> Mapping[str, str]:
+        """Return what the controls score: only `same_answer` is known to read boxes and
+        sentences, and to give nothing for a part of an answer.
+        """
+        marks = self.controls()
+        if self.reward is same_answer:
+            return marks
+        return {name: "" if hasattr(AnswerControls, name) else mark for name, mark in marks.items()}
+
     @control(scores="max")
     def oracle(self, task: Row, messages: Sequence[Message]) -> str:
         """Reply with the answer of the row."""
-        if task.answer is None:
-            raise UsageError("the data has no answers, so no reply is known to be right")
-        return _text(task.answer)
+        return _worked(task.answer) or self.right_answer(task)
 
     @control()
     def echo(self, task: Row, messages: Sequence[Message]) -> str:
@@ -129,7 +167,15 @@ class Dataset(Environment[Row, None]):
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
         for task in self.tasks(split):
             if task.answer is not None:
-                yield Demonstration(prompt=task.prompt, reply=_text(task.answer))
+                reply = _worked(task.answer) or text_of(task.answer)
+                yield Demonstration(prompt=task.prompt, reply=reply)
+
+
+def _worked(answer: Any) -> str:
+    """Return an answer that is text, all of it: a worked solution is the demonstration, not what
+    its mark has. Empty for other values, and for a list that is stored as text.
+    """
+    return answer if isinstance(answer, str) and isinstance(reference_of(answer), str) else ""
 
 
 def _compares(scored: Reward) -> bool:
@@ -154,6 +200,7 @@ def _loaded(
     suffix: str,
     version: tuple[tuple[str, int, int], ...],
     answered: bool,
+    kind: str,
 ) -> Mapping[str, Sequence[Row]]:
     """Return the rows of all splits; says once which columns they come from, and what is odd.
 
@@ -164,33 +211,39 @@ def _loaded(
             unless it is so in all rows of its file.
     """
     names, size = [name for name, _, _ in version], sum(size for _, size, _ in version)
-    folder = folder_for(names, wanted, suffix, answered) if size > LARGE else None
+    folder = folder_for(names, wanted, suffix, answered, kind) if size > LARGE else None
     if folder is not None:
         known = stored_in(folder)
         if known is not None and known.about["version"] == [list(file) for file in version]:
             _log.warning(*known.about["said"])
-            return _splits_of(known, suffix)
+            return _splits_of(known, suffix, kind)
     with new_rows(folder) as rows:
-        splits, columns, remarks = _read(path, subset, wanted, suffix, answered, rows)
+        kinds = AnswerKinds(kind) if answered else None
+        splits, columns, remarks = _read(path, subset, wanted, suffix, kinds, rows)
+        settings = kinds.settings() if kinds else ""
         counts = ", ".join(f"{len(numbers)} {name}" for name, numbers in splits.items())
         warning = ("dataset %s: %s; %s%s", path, str(columns), counts, remarks)
         _log.warning(*warning)
         if len(rows) <= IN_MEMORY:
             return {
                 name: tuple(
-                    _row(rows.read(i)[1], columns, suffix, f"{rows.ids[i]:016x}") for i in numbers
+                    _row(rows.read(i)[1], columns, suffix, f"{rows.ids[i]:016x}", kind, settings)
+                    for i in numbers
                 )
                 for name, numbers in splits.items()
             }
         beside = {"version": version, "columns": asdict(columns), "said": warning}
-        return _splits_of(store(rows, splits, beside, folder), suffix)
+        beside["settings"] = settings
+        return _splits_of(store(rows, splits, beside, folder), suffix, kind)
 
 
-def _splits_of(stored: StoredRows, suffix: str) -> Mapping[str, Sequence[Row]]:
+def _splits_of(stored: StoredRows, suffix: str, kind: str) -> Mapping[str, Sequence[Row]]:
     columns = RoleColumns(**stored.about["columns"])
 
+    settings = stored.about["settings"]
+
     def made(values: dict[str, Any], task: str) -> Row:
-        return _row(values, columns, suffix, task)
+        return _row(values, columns, suffix, task, kind, settings)
 
     return {name: stored.rows(name, made) for name in stored.places}
 
@@ -200,7 +253,7 @@ def _read(
     subset: str,
     wanted: tuple[str, ...],
     suffix: str,
-    answered: bool,
+    kinds: AnswerKinds | None,
     rows: RowFile,
 ) -> tuple[Mapping[str, Sequence[int]], RoleColumns, str]:
     """Write the rows of all files to *rows*; return their numbers by split, their columns, and
@@ -225,22 +278,32 @@ def _read(
                 continue
             with faults.row(record.where):
                 part = _split_of(record, columns)
-                if answered and columns.answer in record.values:
-                    if (fault := _no_answer(record, columns.answer)) is not None:
+                fault = None
+                if kinds is not None and columns.answer in record.values:
+                    fault = _no_answer(record, columns.answer)
+                    if fault is not None:
                         without_answer.append((record._replace(values={}), fault))
                     else:
                         some.add(record.split)
                 text, task = _task(record, columns, suffix)
+                if kinds is not None and fault is None:
+                    kinds.look(record.where, task.answer)
                 oddities.look(len(rows), record, task)
                 rows.append(
-                    record.where, text, task.id, _hash(task.prompt), PARTS.index(part or "train")
+                    record.where, text, _id(task), _hash(task.prompt), PARTS.index(part or "train")
                 )
         for record, fault in without_answer:
             if record.split in some:
                 with faults.row(record.where):
                     raise fault
     splits, cut = _cut(rows)
-    remarks = _remarks(splits, rows, cut) + "".join(oddities.remarks(rows))
+    remarks = _remarks(splits, rows, cut) + "".join(oddities.remarks(rows)) + passed_over(path)
+    if kinds is not None and kinds.counts:
+        if kinds.counts.get("formula") and needs_math():
+            place = kinds.first["formula"][0]
+            count = kinds.counts["formula"]
+            raise UsageError(f"dataset: {count} formulas (first: {place}): {MISSING}")
+        remarks = f"{remarks}; answers: {kinds.said()}"
     return splits, columns, remarks
 
 
@@ -283,7 +346,6 @@ class Oddities:
         self._answers = array("q")  # a digest of each
         # of the rows that name an id: their numbers, and a digest of the name
         self._named, self._names = array("Q"), array("q")
-        self._tables: list[str] = []
         self._long: list[str] = []
 
     def look(self, number: int, record: Record, task: Row) -> None:
@@ -292,8 +354,6 @@ class Oddities:
         if (name := record.values.get("id")) is not None:
             self._named.append(number)
             self._names.append(hash(str(name)))
-        if isinstance(task.answer, Mapping):
-            self._tables.append(record.where)
         if (length := len(str(task.prompt))) > LONG:
             self._long.append(f"{record.where}, {length:,}")
 
@@ -311,7 +371,7 @@ class Oddities:
             for i in numbers
             if rows.ids[self._named[i]] != rows.ids[self._named[numbers[0]]]
         ]
-        tables, long = self._tables, self._long
+        long = self._long
         for count, first, one, several, text in (
             (
                 len(contradictions),
@@ -326,13 +386,6 @@ class Oddities:
                 "row has",
                 "rows have",
                 "the id of an earlier, different row",
-            ),
-            (
-                len(tables),
-                tables[0] if tables else "",
-                "answer is an object, compared",
-                "answers are objects, compared",
-                "as JSON text",
             ),
             (
                 len(long),
@@ -388,8 +441,27 @@ def _split_of(record: Record, columns: RoleColumns) -> str:
     return known
 
 
+def _id(task: Row) -> str:
+    """Return the id of a row: that of its text in Unicode's form NFC, in which equal rows are
+    equal.
+    """
+    if unicodedata.is_normalized("NFC", json.dumps(task.columns, ensure_ascii=False)):
+        return task.id
+    prompt = task.prompt
+    if isinstance(prompt, str):
+        prompt = unicodedata.normalize("NFC", prompt)
+    else:
+        prompt = [replace(m, content=unicodedata.normalize("NFC", m.content)) for m in prompt]
+    return Row(prompt=prompt, answer=_composed(task.answer), columns=_composed(task.columns)).id
+
+
+def _composed(value: Any) -> Any:
+    """Return plain data with its texts in Unicode's form NFC."""
+    return json.loads(unicodedata.normalize("NFC", json.dumps(value, ensure_ascii=False)))
+
+
 def _hash(prompt: str | Sequence[Message]) -> int:
-    text = str(prompt).encode("utf-8", "surrogatepass")
+    text = unicodedata.normalize("NFC", str(prompt)).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
@@ -409,6 +481,11 @@ def _task(record: Record, columns: RoleColumns, suffix: str) -> tuple[str, Row]:
             raise UsageError(
                 f"dataset: {record.where} has no column {name!r}; it has {', '.join(record.values)}"
             )
+    if isinstance(record.values.get(columns.answer), bytes):
+        raise UsageError(
+            f"dataset: {record.where}, column {columns.answer!r} is binary and not UTF-8; expected "
+            "text"
+        )
     prompt = _prompt(record, columns, suffix)
     values = {str(name): value for name, value in record.values.items()}
     try:
@@ -419,10 +496,20 @@ def _task(record: Record, columns: RoleColumns, suffix: str) -> tuple[str, Row]:
     return text, Row(prompt=prompt, answer=values.get(columns.answer), columns=values)
 
 
-def _row(values: dict[str, Any], columns: RoleColumns, suffix: str, task: str) -> Row:
-    """Return the task of a row that was read before, with the id that it had."""
+def _row(
+    values: dict[str, Any], columns: RoleColumns, suffix: str, task: str, kind: str, settings: str
+) -> Row:
+    """Return the task of a row that was read before, with the id that it had.
+
+    Args:
+        kind: of its answer, if the user names one.
+        settings: what all answers tell about each; empty where `same_answer` compares none.
+    """
     prompt = _prompt(Record("", values), columns, suffix)
-    return Row(prompt=prompt, answer=values.get(columns.answer), columns=values, id=task)
+    answer = values.get(columns.answer)
+    if settings and not kind and not _missing(answer):
+        kind = kind_of(answer, settings)
+    return Row(prompt=prompt, answer=answer, columns=values, id=task, kind=kind)
 
 
 def _prompt(record: Record, columns: RoleColumns, suffix: str) -> str | list[Message]:
@@ -457,7 +544,3 @@ def _messages(record: Record, column: str) -> list[Message]:
     if messages[-1].role == "assistant":
         raise UsageError(f"{where} ends with the assistant's message; expected the user's")
     return messages
-
-
-def _text(answer: Any) -> str:
-    return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)

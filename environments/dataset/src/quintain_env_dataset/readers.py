@@ -8,12 +8,13 @@ import csv
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quintain.data import DATA_SUFFIXES, ROWS, DataFaults, json_object, text_lines
 from quintain.errors import UsageError
-from quintain_data import DATA_SUFFIXES, DataFaults, json_object, text_lines
 
 _log = logging.getLogger("quintain.env.dataset")
 
@@ -50,12 +51,7 @@ def records(path: str, subset: str, faults: DataFaults) -> Iterator[Record]:
         yield from _of_file(place, faults)
         return
     if place.is_dir():
-        files = {p: SPLITS[p.stem.lower()] for p in sorted(place.iterdir()) if _is_split(p)}
-        if not files:
-            raise UsageError(
-                f"dataset: {path} has no file such as train.jsonl, dev.csv or test.parquet"
-            )
-        for file, split in files.items():
+        for file, split in _files(place).items():
             for record in _of_file(file, faults):
                 yield record._replace(split=split)
         return
@@ -64,15 +60,100 @@ def records(path: str, subset: str, faults: DataFaults) -> Iterator[Record]:
     yield from _of_hub(path, subset)
 
 
-def _is_split(file: Path) -> bool:
-    return file.suffix.lower() in DATA_SUFFIXES and file.stem.lower() in SPLITS
+def passed_over(path: str) -> str:
+    """Return a remark on the files of the folder *path* that look like data and are not read; empty
+    without any.
+    """
+    place = _with_files(Path(path).expanduser())
+    if not place.is_dir():
+        return ""
+    read = _files(place)
+    others = [
+        p.name
+        for p in sorted(place.iterdir())
+        if p.is_file() and p not in read and (_kind(p) in DATA_SUFFIXES or _first_word(p) in SPLITS)
+    ]
+    return f"; passed over, since no split has that name: {', '.join(others)}" if others else ""
+
+
+def _files(place: Path) -> dict[Path, str]:
+    """Return the files of a folder that are read, each with its split.
+
+    Raises:
+        UsageError: there is none, a shard of a split is missing, one split is stored twice, or a
+            split has no file but one of a similar name, from which it would be cut off in silence.
+    """
+    place = _with_files(place)
+    files: dict[Path, str] = {}
+    stored: dict[str, tuple[str, Path]] = {}
+    shards: dict[str, tuple[int, int]] = {}
+    similar: dict[str, Path] = {}
+    for file in sorted(p for p in place.iterdir() if p.is_file()):
+        name = _NAME.fullmatch(_stem(file))
+        word = name["split"].lower() if name else ""
+        if word not in SPLITS or _kind(file) not in DATA_SUFFIXES:
+            similar.setdefault(SPLITS.get(_first_word(file), ""), file)
+            continue
+        files[file] = SPLITS[word]
+        suffix, other = stored.setdefault(word, (_kind(file), file))
+        if suffix != _kind(file) or (name and not name["of"] and other != file):
+            raise UsageError(
+                f"dataset: {other.name} and {file.name} in {place} are both {word}; remove one, or "
+                "give the other rows another name"
+            )
+        if name and name["of"]:
+            found, of = shards.get(word, (0, int(name["of"])))
+            shards[word] = (found + 1, of)
+    for word, (found, of) in shards.items():
+        if found != of:
+            raise UsageError(f"dataset: {place} has {found} of the {of} files of {word}")
+    for split, file in similar.items():
+        if split and split not in files.values() and files:
+            raise UsageError(
+                f"dataset: {file.name} in {place} is not read, and {split} would be cut from the "
+                f"other files; name it {split}.jsonl (or {', '.join(DATA_SUFFIXES[1:])}), or move it"
+            )
+    if not files:
+        raise UsageError(
+            f"dataset: {place} has no file such as train.jsonl, dev.csv or test.parquet"
+        )
+    return files
+
+
+def _with_files(place: Path) -> Path:
+    """Return the folder ``data`` of *place* where data sets of the hub have their files, else
+    *place*.
+    """
+    inner = place / "data"
+    if inner.is_dir() and not any(_first_word(p) in SPLITS for p in place.iterdir() if p.is_file()):
+        return inner
+    return place
+
+
+_NAME = re.compile(r"(?P<split>[A-Za-z]+)(?:-\d+-of-(?P<of>\d+)(?:-[0-9a-f]+)?)?")
+"""Name of the file of a split, or of one of its shards as the hub names them."""
+
+
+def _kind(file: Path) -> str:
+    """Return the end of the name that says how rows are stored; ``.gz`` does not."""
+    return Path(file.name.lower().removesuffix(".gz")).suffix
+
+
+def _stem(file: Path) -> str:
+    name = file.name[:-3] if file.name.lower().endswith(".gz") else file.name
+    return Path(name).stem
+
+
+def _first_word(file: Path) -> str:
+    return re.split(r"[^A-Za-z]", file.name, maxsplit=1)[0].lower()
 
 
 def _of_file(file: Path, faults: DataFaults) -> Iterator[Record]:
-    suffix = file.suffix.lower()
+    suffix = _kind(file)
     if suffix not in DATA_SUFFIXES:
         raise UsageError(
-            f"dataset: {file} ends in {suffix or 'no suffix'}; expected {', '.join(DATA_SUFFIXES)}"
+            f"dataset: {file} ends in {suffix or 'no suffix'}; expected {', '.join(DATA_SUFFIXES)}, "
+            "each of the texts also with .gz"
         )
     if suffix == ".parquet":
         yield from _of_parquet(file)
@@ -93,22 +174,33 @@ def _of_file(file: Path, faults: DataFaults) -> Iterator[Record]:
         yield from _of_csv(file, text, "," if suffix == ".csv" else "\t", faults)
 
 
+_LENIENT = json.JSONDecoder(parse_int=str, parse_float=str)
+
+
 def _of_json(file: Path, text: str, faults: DataFaults) -> Iterator[Record]:
     try:
-        rows = json.loads(text)
+        rows = json.loads(text, parse_int=str, parse_float=str)  # for the number of rows
     except json.JSONDecodeError as e:
         faults.append(f"{file}:{e.lineno}, column {e.colno}: not JSON ({e.msg})")
+        return
+    except RecursionError:
+        faults.append(f"{file}: not JSON (nested too deep)")
         return
     if not isinstance(rows, list):
         raise UsageError(
             f"dataset: {file} is a {type(rows).__name__}; expected a list of objects, or JSON lines"
         )
-    decoder, offset, line = json.JSONDecoder(), text.index("[") + 1, 1
+    offset, line = text.index("[") + 1, 1
     counted = 0  # characters whose line ends are in *line*
     for _ in rows:
         offset = next(i for i in range(offset, len(text)) if text[i] not in ", \t\r\n")
         line, counted = line + text.count("\n", counted, offset), offset
-        values, offset = decoder.raw_decode(text, offset)
+        try:
+            values, offset = ROWS.raw_decode(text, offset)
+        except ValueError as e:
+            faults.append(f"{file}:{line}: not JSON ({e})")
+            offset = _LENIENT.raw_decode(text, offset)[1]
+            continue
         if isinstance(values, dict):
             yield Record(f"{file}:{line}", values)
         else:
@@ -183,9 +275,23 @@ def _of_parquet(file: Path) -> Iterator[Record]:
         for batch in parquet.ParquetFile(file).iter_batches(BATCH):
             for values in batch.to_pylist():
                 number += 1
-                yield Record(f"{file}, row {number}", values)
+                yield Record(f"{file}, row {number}", _decoded(values))
     except (OSError, ArrowException) as e:
         raise UsageError(f"dataset: cannot read {file}: {str(e).partition(chr(10))[0]}") from e
+
+
+def _decoded(value: Any) -> Any:
+    """Return a value of Parquet with text where it is binary, as older files have it; other bytes
+    stay.
+    """
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    if isinstance(value, dict):
+        return {key: _decoded(item) for key, item in value.items()}
+    return [_decoded(item) for item in value] if isinstance(value, list) else value
 
 
 def _of_hub(name: str, subset: str) -> Iterator[Record]:

@@ -9,7 +9,7 @@ from .customers import Customer
 from .duel import Duel
 from .guess import Guess
 from .maze import Maze
-from .notes import Notes, Scribe
+from .notes import Notes, Summariser
 from .opponents import Frozen, Opponent
 from .returns import Returns
 from .tools import Tools
@@ -23,7 +23,7 @@ __all__ = [
     "Notes",
     "Opponent",
     "Returns",
-    "Scribe",
+    "Summariser",
     "Tools",
     "compact_tool",
 ]

@@ -88,8 +88,8 @@ class Notes(Environment[Diary, Answers]):
     Attributes:
         mode: what happens where the next page does not fit. ``"compact"``: the policy writes notes
             and goes on from them (`Agent.compact`), so that their tokens train. ``"tool"``: it
-            does so when it likes, by a tool; another tool shows the pages. ``"scribe"``: the
-            engine of the slot `scribe` writes them. ``"truncate"``: the oldest page goes.
+            does so when it likes, by a tool; another tool shows the pages. ``"summariser"``: the
+            engine of the slot `summariser` writes them. ``"truncate"``: the oldest page goes.
         days: numbers of days that a diary may have, 2 to 9.
         window: pages that the context holds.
         questions: days that are asked for, all different.
@@ -104,7 +104,7 @@ class Notes(Environment[Diary, Answers]):
     shaping = 0.5 * share_answered
     limits = Limits(turns=50)
 
-    mode: Literal["compact", "tool", "scribe", "truncate"] = "compact"
+    mode: Literal["compact", "tool", "summariser", "truncate"] = "compact"
     days: tuple[int, ...] = (6,)
     window: int = 2
     questions: int = 2
@@ -112,7 +112,7 @@ class Notes(Environment[Diary, Answers]):
     slips: float = 0.7
     size: int = 200
     seed: int = 0
-    scribe: Engine = need()
+    summariser: Engine = need()
 
     def __post_init__(self) -> None:
         if not self.days or not 1 <= self.window < min(self.days) or max(self.days) > 9:
@@ -169,16 +169,16 @@ class Notes(Environment[Diary, Answers]):
             await agent.turn()
 
     async def _noted_by(self, agent: Agent, number: int) -> str:
-        """Let the policy or the scribe write notes from which *agent* goes on; return them."""
+        """Let the policy or the summariser write notes from which *agent* goes on; return them."""
         head, asked = head_of(agent.messages), Message("user", NOTES)
         if self.mode == "compact":
             turn = await agent.compact(NOTES, max_tokens=self.room + 1)  # and what ends it
             if len(turn.reply) <= self.room:
                 return turn.reply
         else:
-            scribe = agent.player(f"scribe-{number}", self.scribe)
-            scribe.user([*agent.messages, asked])
-            turn = await scribe.turn(max_tokens=self.room + 1)
+            summariser = agent.player(f"summariser-{number}", self.summariser)
+            summariser.user([*agent.messages, asked])
+            turn = await summariser.turn(max_tokens=self.room + 1)
         notes = turn.reply[: self.room]
         agent.rewrite([*head, asked, Message("assistant", notes)])
         return notes
@@ -263,10 +263,10 @@ class Notes(Environment[Diary, Answers]):
         return ",".join(map(task.fact, days))
 
 
-class Scribe(Engine):
-    """Writes perfect notes by a script, for `notes` with ``mode = "scribe"``."""
+class Summariser(Engine):
+    """Writes perfect notes by a script, for `notes` with ``mode = "summariser"``."""
 
-    name = "scribe"
+    name = "summariser"
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling

@@ -10,7 +10,7 @@ from typing import Self
 
 from quintain import Engine, Message, Reply, Sampling, ToolSpec
 from quintain.errors import UsageError
-from quintain_likelihood import FixedModelEngine
+from quintain_rewards.likelihood import FixedModelEngine
 
 from .duel import best, legal, piles_of
 

@@ -79,7 +79,7 @@ class Returns(Environment[Wish, Books]):
     """A desk for returns: find out what a customer wants, who says only what they are asked, and
     book it.
 
-    The customer is the engine of the slot `customer`: by default a script; a model behind a server
+    The customer is the engine of the slot `simulated_user`: by default a script; a model behind a server
     does as well. Its system message has the wish, and the policy's replies are its user's. A reply
     that is an action ends the episode.
 
@@ -102,7 +102,7 @@ class Returns(Environment[Wish, Books]):
     slips: float = 0.6
     size: int = 200
     seed: int = 0
-    customer: Engine = need()
+    customer: Engine = need("simulated_user")
 
     def __post_init__(self) -> None:
         if not 10 <= self.top <= 999_999 or self.questions < 1 or self.size < 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 from quintain import Demonstration, Environment, Message, Rollout, Score, Task, control, reward
 from quintain.errors import UsageError
+from quintain.evaluation import WrongAnswers
 
 from .final import MARK, marked_answer
 from .splits import problems
@@ -65,14 +66,15 @@ def right_digits(rollout: Rollout[Task, Any]) -> float:
     """Return the share of the digits of the marked answer that are right, counted from the right
     as the columns are worked.
     """
-    answer, correct = marked_answer(rollout.reply) or "", str(rollout.task.answer)
+    answer = marked_answer(rollout.reply) or ""
+    correct = str(rollout.task.answer)
     if not answer.lstrip("-").isdigit():
         return 0.0
     same = sum(a == b for a, b in zip(reversed(answer), reversed(correct), strict=False))
     return same / max(len(answer), len(correct))
 
 
-class Arithmetic(Environment[Problem, None]):
+class Arithmetic(WrongAnswers, Environment[Problem, None]):
     """Sums, differences and products by level, with worked steps; nothing to download.
 
     Attributes:
@@ -89,7 +91,8 @@ class Arithmetic(Environment[Problem, None]):
         seed: of the problems drawn. Which split a problem belongs to does not depend on it.
     """
 
-    reward, shaping = right_number, right_digits
+    reward = right_number
+    shaping = right_digits
 
     operations: str = "+"
     levels: tuple[int, ...] = (3,)
@@ -129,9 +132,11 @@ class Arithmetic(Environment[Problem, None]):
             )
 
     def _draw(self, rng: Random) -> tuple[int, str, int]:
-        operation, level = rng.choice(self.operations), rng.choice(self.levels)
+        operation = rng.choice(self.operations)
+        level = rng.choice(self.levels)
         other = rng.choice(self.levels) if self.reworded else level
-        a, b = _number(rng, level), _number(rng, 1 if operation == "*" else other)
+        a = _number(rng, level)
+        b = _number(rng, 1 if operation == "*" else other)
         return (max(a, b), operation, min(a, b)) if operation == "-" else (a, operation, b)
 
     def _worded(self, rng: Random, a: int, operation: str, b: int) -> str:
@@ -153,6 +158,9 @@ class Arithmetic(Environment[Problem, None]):
     def oracle(self, task: Problem, messages: Sequence[Message]) -> str:
         """Reply with the worked answer."""
         return worked(task)
+
+    def stating(self, answer: str) -> str:
+        return f"{MARK} {answer}"
 
     @control(scores="min")
     def echo(self, task: Problem, messages: Sequence[Message]) -> str:
@@ -199,11 +207,15 @@ def worked(task: Problem, forgets: Callable[[], bool] = lambda: False) -> str:
     4+8+1=13
     #### 132
     """
-    xs, ys = str(task.a)[::-1], str(task.b)[::-1]
-    lines, digits, carry = [], "", 0
+    xs = str(task.a)[::-1]
+    ys = str(task.b)[::-1]
+    lines = []
+    digits = ""
+    carry = 0
     columns = max(len(xs), len(ys))
     for i in range(columns):
-        x, y = int(xs[i : i + 1] or 0), int(ys[0] if task.operation == "*" else ys[i : i + 1] or 0)
+        x = int(xs[i : i + 1] or 0)
+        y = int(ys[0] if task.operation == "*" else ys[i : i + 1] or 0)
         line, value, carry = _column(x, task.operation, y, 0 if carry and forgets() else carry)
         lines.append(line)
         digits = str(value % 10 if i < columns - 1 else value) + digits

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from quintain import Demonstration, Environment, Message, Task, control
+from quintain.data import DataFaults, json_object, text_lines
 from quintain.errors import UsageError
-from quintain_data import DataFaults, json_object, text_lines
-from quintain_math_verify import math_equal, shared_verifier
-from quintain_math_verify.extract import final_answers
+from quintain.evaluation import AnswerControls
+from quintain_rewards.math_verify import math_equal, shared_verifier
+from quintain_rewards.math_verify.extract import final_answers
 
 from .rows import Splits, carved, from_hub, in_folder, of_file
 
@@ -66,7 +67,7 @@ def _problem(row: CompetitionRow) -> str:
     return row.problem
 
 
-class Math(Environment[CompetitionProblem, None]):
+class Math(AnswerControls, Environment[CompetitionProblem, None]):
     """Competition problems with boxed answers, from the hub or from JSON lines.
 
     Attributes:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from quintain import Demonstration, Environment, Message, Task, control
+from quintain.data import DataFaults, json_object, text_lines
 from quintain.errors import UsageError
-from quintain_data import DataFaults, json_object, text_lines
-from quintain_math_verify import math_equal
+from quintain.evaluation import AnswerControls
+from quintain_rewards.math_verify import math_equal
 
 from .rows import Splits, carved, from_hub, in_folder, of_file
 
@@ -49,7 +50,7 @@ class GSM8KRow:
         return _CALCULATOR.sub("", self.answer.rpartition("####")[0]).strip()
 
 
-class GSM8K(Environment[WordProblem, None]):
+class GSM8K(AnswerControls, Environment[WordProblem, None]):
     """Word problems, from the hub or from JSON lines on disk.
 
     Attributes:

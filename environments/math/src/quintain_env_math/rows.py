@@ -18,14 +18,18 @@ log = logging.getLogger("quintain.env.math")
 
 def carved(name: str, rows: Sequence[R], n: int, question: Callable[[R], str]) -> list[R]:
     """Return the *n* distinct rows whose questions hash lowest: a fixed choice, whatever the order
-    of the file.
+    of the file. Rows with one question are told apart by all that they have.
     """
     if n >= len(rows):
         raise UsageError(
             f"{name}: {n} problems cannot be set aside of {len(rows)}; lower `dev` or give more "
             f"problems"
         )
-    return sorted(set(rows), key=lambda r: hashlib.sha256(question(r).encode()).hexdigest())[:n]
+
+    def place(row: R) -> tuple[str, str]:
+        return hashlib.sha256(question(row).encode()).hexdigest(), repr(row)
+
+    return sorted(set(rows), key=place)[:n]
 
 
 def of_file(
@@ -53,7 +57,8 @@ def of_file(
     tenth = max(1, len(rows) // 10)
     held_out = carved(name, rows, 2 * tenth, question)
     chosen = {"dev": set(held_out[:tenth]), "test": set(held_out[tenth:])}
-    # the others may be trained on, so they are not tests unless the user says so
+    # Only a tenth is the test, since the rest may be trained on. A file with a benchmark is usually
+    # meant whole, so the split is said.
     if split == "test":
         counts = f"{len(chosen['test'])} of {len(rows)} problems of {file}"
         log.warning("%s: %s are the split test; splits=test makes it all", name, counts)
@@ -95,7 +100,7 @@ def from_hub(
         from datasets import load_dataset
     except ImportError as e:
         raise UsageError(
-            f"{name} from the hub needs `datasets`: pip install quintain-env-math[hub], or set "
+            f"{name} from the hub needs `datasets`: pip install 'quintain-env-math[hub]', or set "
             f"`data`"
         ) from e
     reason = unreachable()

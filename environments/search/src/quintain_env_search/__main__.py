@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import click
 
-from quintain_mcp import build_index, make_server
+from quintain_tools.search import build_index, make_server
 
 from .corpus import EnvironmentCorpus
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quintain_mcp import Passage
+from quintain_tools.search import Passage
 
 from .pilots import passages
 from .squad import read_squad

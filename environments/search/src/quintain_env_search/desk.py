@@ -27,7 +27,7 @@ class ToolSession(Protocol):
 
 
 class ToolServer(Protocol):
-    """The service of the slot `search`: an MCP client of `quintain-mcp`, or `SearchService`."""
+    """The service of the slot `retriever`: an MCP client of `quintain-tools`, or `SearchService`."""
 
     def session(self) -> AbstractAsyncContextManager[ToolSession]:
         """Return the session of one episode."""
@@ -51,7 +51,7 @@ class Desk:
         for name in filter(None, (search, read)):
             if name not in offered:
                 raise InfrastructureError(
-                    f"the service `search` offers no tool {name!r} but "
+                    f"the service `retriever` offers no tool {name!r} but "
                     f"{', '.join(offered) or 'none'}; name its tools "
                     "in the fields `search_tool` and `open_tool` of the environment"
                 )

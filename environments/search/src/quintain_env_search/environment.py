@@ -10,8 +10,9 @@ from weakref import WeakSet
 
 from quintain import Agent, Environment, Limits, Message, Reply, ToolCall, ToolError, control, need
 from quintain.errors import UsageError
+from quintain.evaluation import WrongAnswers
 
-from .answers import CLOSE, OPEN
+from .answers import CLOSE, OPEN, exact
 from .desk import Desk, ToolServer, ToolSession
 from .pilots import KINDS, questions
 from .rewards import answer_format, citation, exact_match, tool_calls
@@ -22,7 +23,7 @@ _COMPARED: WeakSet[ToolServer] = WeakSet()
 """Servers whose corpus is that of the tasks."""
 
 
-class Search(Environment[SearchTask, SearchResult]):
+class Search(WrongAnswers, Environment[SearchTask, SearchResult]):
     """Questions about a corpus that the policy has to search.
 
     Attributes:
@@ -59,7 +60,7 @@ class Search(Environment[SearchTask, SearchResult]):
     search_tool: str = "search"
     open_tool: str = "open"
     slips: tuple[float, ...] = (0.3, 0.6)
-    search: ToolServer = need()
+    search: ToolServer = need("retriever")
 
     def __post_init__(self) -> None:
         if not self.hops or not all(n in KINDS for n in self.hops):
@@ -112,7 +113,7 @@ class Search(Environment[SearchTask, SearchResult]):
             _COMPARED.discard(self.search)
             raise UsageError(
                 f"search: the server's passage {passage!r} does not have the answer "
-                f"{task.answer!r}; give the service `search` the same data, pilots and seed as the "
+                f"{task.answer!r}; give the service `retriever` the same data, pilots and seed as the "
                 "environment"
             )
 
@@ -170,6 +171,23 @@ class Search(Environment[SearchTask, SearchResult]):
             words = reply.text.removeprefix(OPEN).partition(CLOSE)[0].split()
             return Reply(text=" ".join(f"{OPEN}{word}{CLOSE}" for word in words))
         return reply
+
+    def stating(self, answer: str) -> str:
+        return f"{OPEN}{answer}{CLOSE}"
+
+    @control(scores="max")
+    def in_a_sentence(self, task: SearchTask, messages: Sequence[Message]) -> Reply:
+        """Search hop by hop, then answer in a sentence."""
+        reply = self.oracle(task, messages)
+        return reply if reply.calls else Reply(text=f"The answer is {reply.text}.")
+
+    @control(scores="min")
+    def same_last_number(self, task: SearchTask, messages: Sequence[Message]) -> str:
+        """State a wrong answer that shares the last number of the right one."""
+        reply = super().same_last_number(task, messages)
+        # SQuAD's comparison leaves out a sign
+        signed = exact(reply.removeprefix(OPEN).removesuffix(CLOSE), task.answer)
+        return self.stating(f"1 of {task.answer}") if signed else reply
 
     @control()
     def unseen(self, task: SearchTask, messages: Sequence[Message]) -> Reply:

@@ -12,7 +12,7 @@ from itertools import product
 from random import Random
 
 from quintain.errors import UsageError
-from quintain_mcp import Passage
+from quintain_tools.search import Passage
 
 from .tasks import Hop, SearchTask
 

@@ -1,11 +1,11 @@
-"""The search server as a process of its own, behind the client of `quintain-mcp`."""
+"""The search server as a process of its own, behind the client of `quintain-tools`."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from quintain_mcp import Mcp, McpServer
+from quintain_tools.mcp import Mcp, McpServer
 
 
 class SearchServer(Mcp):
@@ -27,8 +27,5 @@ class SearchServer(Mcp):
             str(seed),
         )
         cache = tuple(name for name in ("QUINTAIN_CACHE",) if name in os.environ)
-        # The facts are generated or a data set's, so that no fence tells them from instructions.
-        server = McpServer(
-            command=(sys.executable, "-m", __package__, *options), pass_env=cache, fence=False
-        )
+        server = McpServer(command=(sys.executable, "-m", __package__, *options), pass_env=cache)
         super().__init__(servers={"search": server})

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from quintain import Service, Tool, ToolError, ToolSpec
-from quintain_mcp import SearchIndex, build_index
-from quintain_mcp.search_server import EXCERPT_CHARS, MAX_HITS, OPEN_CHARS, render
+from quintain_tools.search import SearchIndex, build_index
+from quintain_tools.search.server import EXCERPT_CHARS, MAX_HITS, OPEN_CHARS, render
 
 from .corpus import EnvironmentCorpus
 from .squad import read_squad

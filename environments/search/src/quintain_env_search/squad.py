@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from quintain.errors import UsageError
-from quintain_mcp import Passage
+from quintain_tools.search import Passage
 
 from .tasks import Hop, SearchTask
 

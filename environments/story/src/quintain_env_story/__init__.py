@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quintain_likelihood import NGram as Scorer
+from quintain_rewards.likelihood import NGram as Scorer
 
 from .environment import Story
 from .rewards import plan_nats, plan_overlap, vr_cli, vr_cli_linear

@@ -14,7 +14,7 @@ from pathlib import Path
 from quintain import Message, Sampling
 from quintain.errors import InfrastructureError
 from quintain.store import write_atomically
-from quintain_openai import OpenAIEngine
+from quintain_engines.openai import OpenAIEngine
 
 from .chapters import Chapter
 from .extract import cut, sheets, summary

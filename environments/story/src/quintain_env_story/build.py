@@ -89,14 +89,24 @@ async def build_book(
 
 
 async def _about(
-    annotator: Annotator, chapter: Chapter, characters: dict[str, str], text: str
+    annotator: Annotator, chapter: Chapter, characters: dict[str, str], text_so_far: str
 ) -> tuple[str, str, dict[str, str]]:
-    async with asyncio.TaskGroup() as group:
-        tasks = (
-            group.create_task(annotator.summary(chapter)),
-            group.create_task(annotator.synopsis(chapter)),
-            group.create_task(annotator.characters(characters, text, chapter)),
-        )
+    """Return summary, synopsis and characters of *chapter*, asked for concurrently. *text_so_far*
+    ends with the chapter.
+
+    Raises:
+        InfrastructureError: and others, the first that one of them raised.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = (
+                group.create_task(annotator.summary(chapter)),
+                group.create_task(annotator.synopsis(chapter)),
+                group.create_task(annotator.characters(characters, text_so_far, chapter)),
+            )
+    except BaseExceptionGroup as failed:
+        # callers handle the error itself, not a group of errors
+        raise failed.exceptions[0] from failed
     return tasks[0].result(), tasks[1].result(), tasks[2].result()
 
 
@@ -116,10 +126,7 @@ async def build_books(
     for path in paths:
         _, split = await asyncio.to_thread(read_split, path)
         started(path.name, len(split.chapters))
-        try:
-            books.append(await build_book(path, annotator, out, whole_book=whole_book, done=done))
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from group
+        books.append(await build_book(path, annotator, out, whole_book=whole_book, done=done))
     return books
 
 

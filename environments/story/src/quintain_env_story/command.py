@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quintain.cli import folder_option, json_option
 from quintain.console import for_terminal, printable
 from quintain.errors import InfrastructureError, QuintainError, UsageError
 from quintain.process import run_stoppable
@@ -66,7 +67,7 @@ def root() -> None:
     "--whole-book", is_flag=True, help="Add a summary of the whole book, which tells the end."
 )
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def build(
     books: Sequence[Path],
     out: Path,
@@ -117,7 +118,7 @@ async def _built(
     async with AsyncExitStack() as stack:
         annotator: Extractive | Modelled = Extractive()
         if url:
-            from quintain_openai import OpenAIEngine
+            from quintain_engines.openai import OpenAIEngine
 
             engine = OpenAIEngine(base_url=url, model=model, api_key=api_key)
             annotator = Modelled(await stack.enter_async_context(engine), out / "cache")
@@ -149,7 +150,7 @@ def _row(book: Book, out: Path) -> dict[str, Any]:
 
 @root.command()
 @click.argument("book", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def chapters(book: Path, as_json: bool) -> None:
     """Show the chapters that are found in BOOK, and write nothing."""
     text, split = read_split(book)
@@ -221,11 +222,9 @@ def chapters(book: Path, as_json: bool) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write plans and chapters as JSON lines.",
 )
-@click.option(
-    "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
-)
+@folder_option
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def quality(
     model: str,
     against: str,

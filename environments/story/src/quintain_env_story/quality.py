@@ -19,7 +19,6 @@ from typing import Any
 
 from quintain import Engine, InfrastructureError, LimitReached, Message, Sampling, TokenEngine
 from quintain.errors import UnknownNameError, UsageError
-from quintain.registry import current
 from quintain.rollouts import Conversation, stops
 from quintain.store import find_run, model_named
 from quintain.types import derived_seed
@@ -142,16 +141,18 @@ class Author:
         if self.control:
             return
         if self.name.startswith(("http://", "https://")):
-            from quintain_openai import OpenAIEngine
+            from quintain_engines.openai import OpenAIEngine
 
             url, _, model = self.name.partition("#")
             self._engine = await stack.enter_async_context(OpenAIEngine(base_url=url, model=model))
             return
+        from quintain.engine import EmbeddedEngine
         from quintain.models import load_model
 
         loaded = load_model(model_named(self.name, self._folder)[0])
-        kind = current().load("engine", "quintain-embedded/embedded")
-        engine = kind.sharing(loaded.module, loaded.tokenizer, slots=SLOTS, reproducible=False)
+        engine = EmbeddedEngine.sharing(
+            loaded.module, loaded.tokenizer, slots=SLOTS, reproducible=False
+        )
         self._engine = await stack.enter_async_context(engine)
 
     async def write(self, task: StoryTask, messages: Sequence[Message], sampling: Sampling) -> str:

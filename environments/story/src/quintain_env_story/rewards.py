@@ -17,7 +17,7 @@ from pydantic import PositiveFloat
 from quintain import Rollout, Score, group_reward, need, reward
 from quintain.errors import RewardFault
 from quintain.evaluation import word_f1
-from quintain_likelihood import (
+from quintain_rewards.likelihood import (
     PUBLISHED_EDGES,
     NoiseFloor,
     Pair,

@@ -24,12 +24,19 @@ from quintain import (
     per_group,
 )
 from quintain.errors import UsageError
-from quintain.learning import SUCCESS, Sample, Step, advantages, reaches
+from quintain.learning import (
+    SPREAD_TOLERANCE,
+    SUCCESS,
+    Sample,
+    Step,
+    advantages,
+    are_equal,
+    reaches,
+)
 
 from .token_rewards import check_order, returns, token_rewards, turn_rewards
 
 NormalisedOver = Literal["batch", "environment"]
-TOLERANCE = advantages.TOLERANCE
 
 
 class Greedy(TokenEngine):
@@ -68,7 +75,7 @@ async def greedy(
     *,
     engine: TokenEngine = need("policy"),
     replay: Replay = need(),
-    tolerance: float = TOLERANCE,
+    tolerance: float = SPREAD_TOLERANCE,
 ) -> list[float]:
     """R - R(greedy): the reward of the same task answered greedily by the same policy
     (self-critical training, Rennie et al. 2017, 1612.00563; ReMax, Li et al. 2023, 2310.10505).
@@ -80,8 +87,8 @@ async def greedy(
     out = [0.0] * len(step.rewards)
     for indices, rollout in zip(step.groups, played, strict=True):
         for i in indices if rollout.valid else ():
-            gap = step.rewards[i] - rollout.total
-            out[i] = gap if abs(gap) > tolerance else 0.0
+            if not are_equal([step.rewards[i], rollout.total], tolerance):
+                out[i] = step.rewards[i] - rollout.total
     return out
 
 
@@ -99,7 +106,7 @@ def maxrl(
     rewards: Sequence[float],
     *,
     form: Literal["centred", "success"] = "centred",
-    tolerance: float = TOLERANCE,
+    tolerance: float = SPREAD_TOLERANCE,
 ) -> list[float]:
     """Advantages whose expected update climbs a truncation of log p, p the success rate (MaxRL,
     2602.02710).
@@ -133,7 +140,7 @@ def length_reward(
     weight: float = 1.0,
     start: int = 50,
     success: float = SUCCESS,
-    tolerance: float = TOLERANCE,
+    tolerance: float = SPREAD_TOLERANCE,
     state: Any = None,
 ) -> tuple[list[float], int]:
     """R + weight * length reward, less its mean over the group (Kimi k1.5, 2501.12599, section
@@ -173,7 +180,7 @@ def batch_norm(
     *,
     over: NormalisedOver = "batch",
     epsilon: float = 1e-4,
-    tolerance: float = TOLERANCE,
+    tolerance: float = SPREAD_TOLERANCE,
 ) -> list[float]:
     """(R - mean(group)) / (spread + epsilon), the spread being that of the centred rewards of the
     whole batch (ScaleRL, 2510.13786, section 3.2; Magistral). ddof 0. TRL's
@@ -193,7 +200,7 @@ def reinforce_pp_baseline(
     *,
     over: NormalisedOver = "batch",
     epsilon: float = 1e-8,
-    tolerance: float = TOLERANCE,
+    tolerance: float = SPREAD_TOLERANCE,
 ) -> list[float]:
     """R - mean(group), then less the mean and over the spread of the batch, each sample weighing as
     many times as it has tokens (REINFORCE++-baseline, 2501.03262, section 3.2; ddof 0 as in
@@ -212,7 +219,7 @@ def reinforce_pp(
     *,
     over: NormalisedOver = "batch",
     epsilon: float = 1e-8,
-    tolerance: float = TOLERANCE,
+    tolerance: float = SPREAD_TOLERANCE,
 ) -> Tensor:
     """Return-to-go per token, less the mean and over the spread of all tokens of the batch
     (REINFORCE++, 2501.03262, equations 3 to 5), [N].
@@ -225,19 +232,19 @@ def reinforce_pp(
     Args:
         over: ``environment``: mean and spread of the tokens of the same environment.
     """
-    value, sample = returns(step), step.sample_of_tokens
+    value, sample = returns(step), step.batch.sample_of_tokens
     out = torch.zeros_like(value)
     for indices in advantages.parts_of(step, over):
         part = torch.isin(sample, torch.tensor(indices))
         part_value = value[part]
-        if not advantages.is_constant(part_value.tolist(), tolerance):
+        if not are_equal(part_value.tolist(), tolerance):
             out[part] = (part_value - part_value.mean()) / (part_value.std(correction=0) + epsilon)
     return out
 
 
 @advantage(fits=advantages.remark_on_spread)
 def process_norm(
-    step: Step, *, epsilon: float = 1e-4, ddof: int = 0, tolerance: float = TOLERANCE
+    step: Step, *, epsilon: float = 1e-4, ddof: int = 0, tolerance: float = SPREAD_TOLERANCE
 ) -> Tensor:
     """GRPO with process rewards: scores of turns normalised over all turns of the group, summed
     from each turn on (2402.03300, section 4.1.3), [N].
@@ -267,7 +274,7 @@ def turn_level(
     *,
     gamma: float = 1.0,
     baseline: Literal["others", "mean"] = "others",
-    tolerance: float = TOLERANCE,
+    tolerance: float = SPREAD_TOLERANCE,
 ) -> Tensor:
     """Return from each turn on, discounted by turns, less the group's mean at the same turn index,
     [N].
@@ -304,7 +311,7 @@ def turn_level(
             if baseline == "others":
                 peers = peers or [other[0] for other in others]
             size = len(peers) + (baseline == "mean")
-            same = advantages.is_constant([value, *peers], tolerance)
+            same = are_equal([value, *peers], tolerance)
             out.append(0.0 if same else (len(peers) * value - math.fsum(peers)) / size)
     turns = torch.tensor([n for turns in counts for n in turns], dtype=torch.long)
     return torch.tensor(out, dtype=torch.float64).repeat_interleave(turns)
@@ -319,7 +326,7 @@ def _discounted(rewards: Sequence[float], gamma: float) -> list[float]:
 
 
 @advantage(reads=("square",))
-def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
+def optimal_token(step: Step, *, tolerance: float = SPREAD_TOLERANCE) -> Tensor:
     """Return-to-go less a weighted baseline at each place, meant to have the least variance: OTB
     (2602.07078), [N].
 
@@ -330,7 +337,7 @@ def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
     advantage 0.
     """
     check_order(step)
-    gain, sample = returns(step), step.sample_of_tokens
+    gain, sample = returns(step), step.batch.sample_of_tokens
     square, prox = (step.statistics[name].double().cpu() for name in ("square", "prox_logp"))
     proxy = (1 - 2 * prox.exp() + square).clamp(min=0)
     out = torch.zeros_like(gain)
@@ -340,10 +347,7 @@ def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
         starts.append(starts[-1] + count)
     assert sample.shape[0] == starts[-1]
     for indices in step.groups:
-        if (
-            advantages.is_constant([step.rewards[i] for i in indices], tolerance)
-            and step.penalty is None
-        ):
+        if are_equal([step.rewards[i] for i in indices], tolerance) and step.penalty is None:
             turns = [turn_rewards(step.batch.samples[i], step.rewards[i]) for i in indices]
             # else returns differ on the way to the same total
             if all(one[:-1] == turns[0][:-1] for one in turns):

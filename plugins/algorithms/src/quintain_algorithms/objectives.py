@@ -85,7 +85,7 @@ def cispo(t: LossInputs, *, cap: float = 5.0) -> WithMetrics:
             documentation and SkyRL.
     """
     ratio = t.ratio().detach()
-    return -ratio.clamp(max=cap) * t.advantage * t.logp, {"clip_high": ratio > cap}
+    return -ratio.clamp(max=cap) * t.advantage * t.logp, {"clip.high": ratio > cap}
 
 
 @objective(idle=True)
@@ -136,8 +136,10 @@ def dppo_top(
     The likeliest tokens are prox's, as samplers report log-probs of the sampled token only; the
     paper takes mu's.
     """
-    before, now = t.statistics["prox_top_logp"].exp(), t.statistics["top_logp"].detach().exp()
-    sampled_before, sampled_now = t.prox_logp.exp(), t.logp.detach().exp()
+    before = t.statistics["prox_top_logp"].exp()
+    now = t.statistics["top_logp"].detach().exp()
+    sampled_before = t.prox_logp.exp()
+    sampled_now = t.logp.detach().exp()
     outside_top = ~t.statistics["prox_top_has"]  # the sampled token is a part of its own
     within = (now - before).abs().sum(1) + torch.where(
         outside_top, (sampled_now - sampled_before).abs(), 0.0
@@ -170,7 +172,7 @@ def _of_samples(t: LossInputs, terms: Tensor, shares: dict[str, Tensor]) -> With
 def _masked(t: LossInputs, above: Tensor, below: Tensor, cap: float) -> WithMetrics:
     ratio = t.ratio().detach().clamp(max=cap)
     trained = ~(above | below)
-    return -ratio * t.advantage * t.logp * trained, {"clip_low": below, "clip_high": above}
+    return -ratio * t.advantage * t.logp * trained, {"clip.low": below, "clip.high": above}
 
 
 def _ratio_to_logp(t: LossInputs) -> Tensor:
@@ -181,5 +183,6 @@ def _binary_kl(p_log: Tensor, q_log: Tensor) -> Tensor:
     """Return the KL between two coins with the heads p and q, in nats."""
     # A probability that rounds to 1 leaves a rest of 1e-12, not of 0: 0 times infinity is no
     # number.
-    p_rest, q_rest = ((-torch.expm1(x.clamp(max=-1e-12))).log() for x in (p_log, q_log))
+    p_rest = (-torch.expm1(p_log.clamp(max=-1e-12))).log()
+    q_rest = (-torch.expm1(q_log.clamp(max=-1e-12))).log()
     return p_log.exp() * (p_log - q_log) + p_rest.exp() * (p_rest - q_rest)

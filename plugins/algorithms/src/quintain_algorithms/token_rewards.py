@@ -21,11 +21,12 @@ def returns(step: Step) -> Tensor:
     A token's reward is minus its KL penalty where the KL is in the reward; turn scores come with
     the last token of their turn, the rest of the sample's total with its last token.
     """
-    rewards = token_rewards(step)
-    sample = step.sample_of_tokens
-    before = rewards.cumsum(0)
-    total = torch.zeros(len(step.batch.samples), dtype=torch.float64).index_add(0, sample, rewards)
-    return total.cumsum(0)[sample] - before + rewards
+    # Sample by sample: a sum over the batch would round as its total does, and samples of equal
+    # reward would differ.
+    gains = token_rewards(step)
+    for part in gains.split([sample.tokens for sample in step.batch.samples]):
+        part.copy_(part.flip(0).cumsum(0).flip(0))
+    return gains
 
 
 def token_rewards(step: Step) -> Tensor:
@@ -36,7 +37,7 @@ def token_rewards(step: Step) -> Tensor:
     """
     if step.penalty is not None or any(one.turn_scores for one in step.batch.samples):
         check_order(step)
-    sample = step.sample_of_tokens
+    sample = step.batch.sample_of_tokens
     rewards = torch.zeros(sample.shape[0], dtype=torch.float64)
     if step.penalty is not None:
         rewards -= step.penalty.double().cpu()

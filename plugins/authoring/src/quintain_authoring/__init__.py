@@ -1,7 +1,7 @@
 """Commands for authors (`quintain new`, `quintain check`, `quintain rescore`), episodes without a
 model, files of audits, and the suites that the tests of an environment or a reward subclass::
 
-    from quintain_authoring import EnvironmentSuite
+    from . import EnvironmentSuite
 
     class TestMine(EnvironmentSuite):
         environment = Mine

@@ -183,7 +183,7 @@ class Player:
     ) -> None:
         self._audited, self._environment, self._services = audited, environment, services
         self._playing = playing
-        self._marks = environment.controls()
+        self._marks = environment.control_marks()
         self._solutions: dict[str, asyncio.Future[Solution]] = {}
         self._memory_mib: defaultdict[str, float] = defaultdict(float)
 
@@ -214,7 +214,7 @@ class Player:
         if len(set(known)) > 1:
             record.found("not repeatable", f"rewards of @oracle: {solution.rewards}")
 
-        async def tried(who: str, engine: Engine) -> float | None:
+        async def score_of(who: str, engine: Engine) -> float | None:
             (rollout,) = await self._played(task, engine, 1)
             record.seconds = max(record.seconds, round(rollout.seconds, 3))
             if not rollout.valid:
@@ -222,16 +222,16 @@ class Player:
                 record.found("an episode fails", f"{who}: {ended.kind}: {ended.reason}")
             return _reward(rollout)
 
-        record.nop = await tried("nothing", ControlEngine(self._environment, "nop"))
+        record.nop = await score_of("nothing", ControlEngine(self._environment, "nop"))
         for name, mark in self._marks.items():
             if name not in NOT_AGAIN and mark:  # demonstrations have no mark
                 engine = ControlEngine(self._environment, name)
-                record.controls[name] = await tried(f"@{name}", engine)
+                record.controls[name] = await score_of(f"@{name}", engine)
         for reply in self._audited.constants[record.group]:
-            record.constants[reply] = await tried(repr(reply), ScriptedEngine(replies=reply))
-        record.echo = await tried("the prompt", ScriptedEngine(replies=_last_message))
+            record.constants[reply] = await score_of(repr(reply), ScriptedEngine(replies=reply))
+        record.echo = await score_of("the prompt", ScriptedEngine(replies=_last_message))
         if (script := await self._other(task, others)) is not None:
-            record.other = await tried("another's answer", ScriptedEngine(replies=script))
+            record.other = await score_of("another's answer", ScriptedEngine(replies=script))
 
     async def _solution(self, task: Task) -> Solution:
         """Return what the oracle got, played once for all who ask."""

@@ -14,13 +14,12 @@ from typing import Any
 import click
 from rich.text import Text
 
-from quintain.cli import Count
+from quintain.cli import Count, json_option
 from quintain.errors import UnknownNameError, UsageError
 from quintain.registry import KINDS as GROUPS
-from quintain.registry import Component, current, without_components
+from quintain.registry import Component, current, other_signature, without_components
 from quintain.tracebacks import defined_at
 
-from .class_checks import other_signature
 from .options import service_options, services_of
 
 KINDS = ("environment", "reward", "algorithm", "hooks", "service")
@@ -86,7 +85,7 @@ COLOURS = {"ok": "green", "failed": "red", "skipped": "dim", "warning": "magenta
 )
 @click.option("--split", default="train", show_default=True, help="Audit: the tasks' split.")
 @click.option("--by", default="", metavar="FIELD", help="Audit: field of a task to count by.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def check(
     name: str,
     kind: str | None,
@@ -109,8 +108,9 @@ def check(
 
     Of each kind: its manifest, and descriptions that are stale. Of an environment: its class, tasks
     (repeatable, also in another process, unique, disjoint, stored unchanged), controls, odd
-    replies, stored rollouts, repeatable episodes, 64 concurrent episodes, demonstrations, and
-    replies that may exploit its reward. Of a reward: scores that repeat and stay in range. Of an
+    replies, stored rollouts, repeatable episodes, 64 concurrent episodes, demonstrations,
+    replies that may exploit its reward, what one reply earns on all tasks, and a shaping that
+    repeats the outcome. Of a reward: scores that repeat and stay in range. Of an
     algorithm: finite advantages and gradients. Of hooks: signatures. Of a service: it starts, and
     its state survives a checkpoint. What the code prints is counted, and a call that does not
     return is ended.

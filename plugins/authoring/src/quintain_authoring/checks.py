@@ -20,20 +20,21 @@ import pytest
 from quintain import Environment, Group, Message, Reward, Rollout, Task
 from quintain.errors import PluginError, QuintainError, UsageError
 from quintain.recipe import EnvironmentSpec, EnvironmentTable
-from quintain.registry import Component, current, signature_of
+from quintain.registry import Component, check_class, check_parameters, current, signature_of
 from quintain.run import Hooks
 from quintain.services import BY_OPTION, Choice, started_services
 from quintain.testing import rollout
 from quintain.tracebacks import defined_at
 from quintain.types import reaches
 
-from .class_checks import check_class, check_parameters, oddities
+from .constant_replies import constant_replies, repeated_shaping
 from .controls import ControlEngine
 from .demonstration_checks import demonstrations
 from .descriptions import stale_description
 from .elsewhere import SECONDS, written_elsewhere
 from .episodes import rescore
 from .guard import Stuck
+from .oddities import oddities
 from .options import services_of
 from .order_check import outcomes, outcomes_elsewhere
 from .scripted import ScriptedEngine
@@ -57,6 +58,8 @@ REPLIES = (
 """Replies to `QUESTION` that a reward has to score, whatever it thinks of them."""
 COLLECTED = 50
 """Answers of other tasks that a probe lists."""
+TASKS_TITLE = "every split has tasks"
+"""Title of the check that finds the tasks of an environment; the others need them."""
 LONGEST_PROMPT = 1_000_000
 """Characters of a prompt, of which checks take minutes and which no model reads."""
 
@@ -71,7 +74,7 @@ class Check:
     seconds: float = 0.0
 
 
-def tried(name: str, call: Callable[[], str | None]) -> Check:
+def run_check(name: str, call: Callable[[], str | None]) -> Check:
     """Return the result of *call*, which raises if the check fails, and may return a warning."""
     began = time.perf_counter()
     status: Status = "ok"
@@ -125,10 +128,10 @@ def check_manifest(component: Component) -> list[Check]:
             else ""
         )
 
-    row = tried("manifest", manifest)
+    row = run_check("manifest", manifest)
     if row.status in ("failed", "skipped"):
         return [row]
-    return [row, tried("description", lambda: stale_description(component))]
+    return [row, run_check("description", lambda: stale_description(component))]
 
 
 def check_environment(
@@ -148,7 +151,7 @@ def check_environment(
         check_class(loaded)
         return "\n".join(oddities(loaded))
 
-    first = tried("class", its_class)
+    first = run_check("class", its_class)
     yield first
     if first.status == "failed":
         return
@@ -187,8 +190,11 @@ def check_environment(
         ("each turn follows a message", first_messages),
         ("the reward repeats", repeats),
         ("replies that may exploit the reward", probes),
+        ("what a constant reply earns", constant_replies),
         ("a policy that stalls is scored", stalling),
     ]
+    if loaded.shaping is not None:
+        extra_checks.append(("the shaping adds to the outcome", repeated_shaping))
     for row in suite_checks(EnvironmentChecks, extra_checks):
         target = loaded.tasks if re.search("task|split", row.name) else loaded
         if named := re.match(r"control '(\w+)'", row.message):
@@ -344,7 +350,7 @@ def check_reward(
     def parameters() -> None:
         check_parameters(scored)
 
-    first = tried("parameters", parameters)
+    first = run_check("parameters", parameters)
     yield first
     if first.status == "failed":
         return
@@ -448,9 +454,9 @@ def check_algorithm(component: Component) -> list[Check]:
         assert bool(gradient.abs().sum() > 0), "the gradient of the objective is 0 for every token"
 
     return [
-        tried("record", record),
-        tried("advantages are finite, one per sample", lambda: advantages(loaded)),
-        tried("objective is finite and has a gradient", objective),
+        run_check("record", record),
+        run_check("advantages are finite, one per sample", lambda: advantages(loaded)),
+        run_check("objective is finite and has a gradient", objective),
     ]
 
 
@@ -488,7 +494,7 @@ def check_hooks(component: Component) -> list[Check]:
     def signatures() -> None:
         Hooks(strict=True).add(current().resolve(component), component.id)
 
-    return [tried("names and parameters of the functions", signatures)]
+    return [run_check("names and parameters of the functions", signatures)]
 
 
 def opened_for_check(
@@ -504,45 +510,78 @@ def suite_checks(
     only: Sequence[str] = (),
     extra_first: bool = False,
 ) -> Iterator[Check]:
-    """Run the tests of a suite in their order, then *extra_checks*, or these first; services that
-    do not start are the result.
+    """Yield the result of each test of a suite, in the order of their definition, and of each of
+    *extra_checks*. Where the services do not start, yield that alone.
+
+    Args:
+        kind: the class of the suite.
+        extra_checks: titles, and functions that take the suite.
+        only: run the tests whose names have one of these words; empty runs all.
+        extra_first: run *extra_checks* before the tests, and not after them.
     """
-    start = tried("services", kind.setup_class)
+    start = run_check("services", kind.setup_class)
     if start.status == "failed":
         with suppress(Exception):
             kind.teardown_class()
         yield start
         return
-    suite, first_check = kind(), dict[str, str]()  # faults, with the check that had them first
-    names = dict.fromkeys(
-        name for base in reversed(kind.__mro__) for name in vars(base) if name.startswith("test_")
-    )
-    wanted = [name for name in names if not only or any(word in name for word in only)]
-    calls = [(title_of(name, suite), getattr(suite, name)) for name in wanted]
+    suite = kind()
+    tests = [(title_of(name, suite), getattr(suite, name)) for name in names_of_tests(kind, only)]
     extra = [(title, partial(check, suite)) for title, check in extra_checks]
+    first_check: dict[str, str] = {}  # faults, with the check that had them first
     try:
-        for title, call in [*extra, *calls] if extra_first else [*calls, *extra]:
-            row = tried(title, call)
-            if row.status == "failed":
-                known = [first for fault, first in first_check.items() if fault in row.message]
-                for fault in faults_in(row.message):
-                    first_check.setdefault(fault, title)
-                if known:
-                    row = replace(row, message=f"the same as in {known[0]!r}")
-            yield row
-            if title == "every split has tasks":
-                if long := too_long(suite) if row.status == "ok" else "":
-                    yield Check(
-                        name="prompts are short enough to check", status="failed", message=long
-                    )
-                if long or (row.status == "failed" and not playable(suite)):
-                    needed = "shorter prompts" if long else "tasks"
-                    yield Check(
-                        name="all other checks", status="skipped", message=f"they need {needed}"
-                    )
+        for title, call in [*extra, *tests] if extra_first else [*tests, *extra]:
+            row = run_check(title, call)
+            yield told_once(row, first_check)
+            if title == TASKS_TITLE:
+                # All that follows plays tasks: without any it would fail for this one reason, and
+                # with endless prompts it would take minutes.
+                stop = list(checks_of_tasks(suite, row))
+                yield from stop
+                if stop:
                     return
     finally:
         kind.teardown_class()
+
+
+def names_of_tests(kind: Any, only: Sequence[str]) -> list[str]:
+    """Return the names of the tests of the suite *kind*, those of its base classes first, without
+    repetition; those that have a word of *only*, where that has any.
+    """
+    names: dict[str, None] = {}
+    for base in reversed(kind.__mro__):
+        for name in vars(base):
+            if name.startswith("test_"):
+                names[name] = None
+    return [name for name in names if not only or any(word in name for word in only)]
+
+
+def told_once(row: Check, first_check: dict[str, str]) -> Check:
+    """Return *row*; where an earlier check failed by the same fault, it says no more than which.
+    *first_check* has the check of each fault so far, and gets those of *row*.
+    """
+    if row.status != "failed":
+        return row
+    known = [check for fault, check in first_check.items() if fault in row.message]
+    for fault in faults_in(row.message):
+        first_check.setdefault(fault, row.name)
+    return replace(row, message=f"the same as in {known[0]!r}") if known else row
+
+
+def checks_of_tasks(suite: Any, row: Check) -> Iterator[Check]:
+    """Yield why no other check of *suite* can run, after *row* has looked for tasks; nothing where
+    they can.
+    """
+    needed = ""
+    if row.status == "ok":
+        long = too_long(suite)
+        if long:
+            yield Check(name="prompts are short enough to check", status="failed", message=long)
+            needed = "shorter prompts"
+    elif row.status == "failed" and not playable(suite):
+        needed = "tasks"
+    if needed:
+        yield Check(name="all other checks", status="skipped", message=f"they need {needed}")
 
 
 def faults_in(message: str) -> set[str]:

@@ -41,7 +41,7 @@ class ControlEngine(Engine):
     @property
     def scores(self) -> str:
         """What it is expected to score: ``"max"``, ``"min"``, or nothing in particular."""
-        return self._environment.controls()[self.control]
+        return self._environment.control_marks()[self.control]
 
     def for_task(self, task: Task) -> ControlEngine:
         """Return the engine of one episode."""
@@ -104,7 +104,7 @@ async def check_controls(
     """
     split, name = settings.get("split", "test"), settings.get("name") or type(environment).__name__
     settings["tasks"] = first_tasks(environment, split, name, count)
-    controls = environment.controls()
+    controls = environment.control_marks()
     played = {
         n: await evaluate(environment, ControlEngine(environment, n), **settings) for n in controls
     }

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from quintain.cli import json_option
 from quintain.errors import StorageError, UsageError
 from quintain.registry import current
 
@@ -104,7 +105,7 @@ KINDS = {
         target="{{package}}.{{module}}:tracker",
         exports="",
         summary="Writes the metrics of each step to a file of the run folder.",
-        requires="quintain-trackers>=0.1",
+        requires="quintain-view>=0.1",
         next=("quintain check {{name}}", "quintain train --tracker {{name}} --dry-run"),
     ),
     "hooks": ComponentKind(
@@ -166,7 +167,7 @@ KINDS = {
         target="{{package}}.{{module}}:{{class}}",
         exports="",
         summary="Samples two batches ahead and waits for slow groups.",
-        requires="quintain[train]>=0.1",
+        requires="quintain-scale>=0.1",
         next=(
             "quintain check {{name}}",
             "quintain train --set schedule.use={{name}} --dry-run",
@@ -217,7 +218,7 @@ COMMON = {
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder to write.  [default: ./DISTRIBUTION]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def new(kind: str, name: str, episode: str | None, folder: Path | None, as_json: bool) -> None:
     """Write a distribution with a KIND of component called NAME: code, manifest, tests and README.
 

@@ -16,9 +16,9 @@ from typing import Any
 import click
 
 from quintain import Environment, Group, Rollout, Task
-from quintain.cli import Count
+from quintain.cli import Count, folder_option, json_option
+from quintain.data import DataFaults, json_object, text_lines
 from quintain.errors import RunError, UsageError
-from quintain_data import DataFaults, json_object, text_lines
 
 from .options import service_options, services_of
 
@@ -101,10 +101,8 @@ class RewardComparison:
 )
 @service_options
 @click.option("--last", type=Count(1), metavar="N", help="Rollouts of the last N steps only.")
-@click.option(
-    "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@folder_option
+@json_option
 def rescore(
     run: str,
     reward: str,

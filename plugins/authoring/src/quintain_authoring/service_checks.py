@@ -15,7 +15,7 @@ from quintain.run import Hooks
 from quintain.services import BY_OPTION, Choice, started_services
 from quintain.store import plain_data
 
-from .checks import Check, tried
+from .checks import Check, run_check
 from .options import services_of
 
 SLOT = "checked"
@@ -43,7 +43,7 @@ def check_service(
             "it has `restore` without `state`: a checkpoint has nothing to restore"
         )
 
-    rows = [tried("class", its_class)]
+    rows = [run_check("class", its_class)]
     if rows[0].status == "failed":
         return rows
     needed_slots = sorted(
@@ -71,8 +71,8 @@ def check_service(
             f"checkpoint holds keys as text"
         )
 
-    rows.append(tried("starts and stops", starts))
-    return [*rows, tried("its state survives a checkpoint", saved)] if states else rows
+    rows.append(run_check("starts and stops", starts))
+    return [*rows, run_check("its state survives a checkpoint", saved)] if states else rows
 
 
 async def state_of(

@@ -1,5 +1,5 @@
-"""An episode that another program plays, turn by turn: the other way round of `Environment.rollout`,
-which asks the policy itself.
+"""Episodes turn by turn for another program. In `Environment.rollout` the environment asks the
+policy for a turn. Here the other program asks the environment what comes next.
 """
 
 from __future__ import annotations
@@ -131,13 +131,13 @@ class Stepwise:
 
 
 def task_at(environment: Environment[Any, Any], split: str, index: int) -> Task:
-    """Return a task of *split* by its number.
+    """Return task number *index* of *split*, from 0. It counts them, as a split may be endless.
 
     Raises:
         UsageError: the split has fewer.
     """
     for number, task in enumerate(environment.tasks(split)):
         if number == index:
-            found: Task = task
+            found: Task = task  # the tasks of Environment[Any, Any] are Any
             return found
     raise UsageError(f"{type(environment).__name__} has no task {index} in {split!r}")

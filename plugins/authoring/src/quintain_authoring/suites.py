@@ -246,7 +246,7 @@ class EnvironmentSuite(_Suite):
                 assert back == task, f"task {task.id} changes when stored as JSON: {where}"
 
     def test_controls_score_as_marked(self) -> None:
-        for name, scores in self.build().controls().items():
+        for name, scores in self.build().control_marks().items():
             for r in self.play(ControlEngine(self.build(), name), concurrency=self.episodes):
                 where = f"control {name!r} on task {r.task.id} ({r.task.prompt!r:.200})"
                 assert r.valid, f"{where} ended with {r.termination.kind}: {r.termination.reason}"

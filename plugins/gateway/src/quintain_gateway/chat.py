@@ -50,6 +50,9 @@ DIALECT = Dialect(
     function_in="function",
 )
 
+THOUGHTS = ("reasoning_content", "reasoning")
+"""Fields of a message in which clients send a thought back, by the servers that they know."""
+
 
 def request_of(body: Mapping[str, Any], read: Recent | None = None) -> TurnRequest:
     """Return a request.
@@ -97,7 +100,13 @@ def _message(data: Any, where: str) -> Message:
         _call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(data.get("tool_calls") or ())
     )
     refusal = get(data, "refusal", str, "", f"{where}.")
-    return replace(message, content=message.content or refusal, calls=calls)
+    thoughts = (get(data, name, str, "", f"{where}.") for name in THOUGHTS)
+    return replace(
+        message,
+        content=message.content or refusal,
+        reasoning=next(filter(None, thoughts), ""),
+        calls=calls,
+    )
 
 
 def _call(data: Any, where: str) -> ToolCall:

@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from quintain import Sampling
-from quintain.cli import Count, sigterm_as_ctrl_c
+from quintain.cli import Count, folder_option, sigterm_as_ctrl_c
 from quintain.errors import UsageError
-from quintain.registry import current
 
 from .server import is_loopback
 
@@ -65,9 +64,7 @@ EXAMPLE = "Write stone backwards."
 @click.option(
     "--slots", type=Count(1), default=64, show_default=True, help="Replies sampled at once."
 )
-@click.option(
-    "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
-)
+@folder_option
 def serve(
     model: str,
     host: str,
@@ -128,11 +125,12 @@ def default_model() -> str:
 
 
 async def _serve(path: str, slots: int, sampling: Sampling, settings: dict[str, Any]) -> None:
+    from quintain.engine import EmbeddedEngine
+
     from .serving import ModelServer
 
     click.echo(f"loading {path}", err=True)
-    kind = current().load("engine", "quintain-embedded/embedded")
-    engine = kind(path, slots=slots, reproducible=False)
+    engine = EmbeddedEngine(path, slots=slots, reproducible=False)
     stop = asyncio.Event()
     async with (
         engine,
@@ -141,6 +139,9 @@ async def _serve(path: str, slots: int, sampling: Sampling, settings: dict[str, 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
+        note = getattr(engine.tokenizer, "tool_note", "")
+        if note:
+            click.echo(note, err=True)
         (name,) = settings["models"]
         click.echo(f"serving {name} at {server.base_url}")
         key = "$QUINTAIN_SERVE_KEY" if settings["key"] else "any"

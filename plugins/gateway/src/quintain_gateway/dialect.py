@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,19 @@ from .fields import (
     text_of,
     tool_of,
 )
+from .request import ANY_TOOL
 
 MOST_LOGPROBS = 20
 """Of ``top_logprobs``."""
+
+
+def _offered(demanded: str, tools: Sequence[ToolSpec]) -> None:
+    """Refuse a ``tool_choice`` that no tool can meet: the policy is not to blame."""
+    names = [tool.name for tool in tools]
+    if demanded and (not names or (demanded != ANY_TOOL and demanded not in names)):
+        wanted = "a call" if demanded == ANY_TOOL else f"a call of {demanded!r}"
+        message = f"tool_choice demands {wanted}; the tools are {', '.join(names) or 'none'}"
+        raise invalid(message, "tool_choice")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +76,15 @@ class Dialect:
         for name in self.format_at:
             form, where = get(form, name, dict, {}, where), f"{where}{name}."
         limits = (positive(body, name) for name in self.limits)
-        tools = get(body, "tools", list, [])
+        given = get(body, "tools", list, [])
+        tools = distinct([self._tool(t, f"tools[{i}]") for i, t in enumerate(given)])
+        choice = self.choice(body.get("tool_choice"))
+        _offered(choice.get("must_call", ""), tools)
+        one_call = get(body, "parallel_tool_calls", bool, True) is False
         return {
-            "tools": distinct([self._tool(t, f"tools[{i}]") for i, t in enumerate(tools)]),
-            **self.choice(body.get("tool_choice")),
+            "tools": tools,
+            "one_call": one_call,
+            **choice,
             **format_of(form, self.schema_in, where.removesuffix(".")),
             "max_tokens": next(filter(None, limits), None),
             "sampling": sampling_of(body),

@@ -10,8 +10,10 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from operator import eq, is_
 
-from quintain import InfrastructureError, LimitReached, Message, ToolCall
+from quintain import InfrastructureError, LimitReached, Message, TokenEngine, ToolCall, Turn
 from quintain.errors import EnvironmentFault, UsageError
+from quintain.rollouts import Conversation
+from quintain.types import split_thought
 
 from .errors import ApiError
 from .faults import turn_fault
@@ -117,10 +119,12 @@ class Endpoint:
         """
         if self.closed:
             raise over()
-        count = self._policy.prompt_tokens(request)
-        if count is None:
+        engine = self._policy.engine
+        if not isinstance(engine, TokenEngine):
             raise ApiError(400, "no_tokens", "the engine of this episode returns text alone")
-        return count
+        conversation = Conversation(engine.tokenizer, request.tools)
+        conversation.add(*request.messages)
+        return len(conversation.prompt_ids())
 
     async def submit(self, request: TurnRequest) -> list[PolicyTurn]:
         """Return the ``request.n`` answers to a request. Cancelling the call cancels their
@@ -222,7 +226,7 @@ class Endpoint:
         self._faults[thread] = turn_fault(request, answer.turn)
         self.turns += 1
         seen = self._with_ids(answer, thread, request)
-        errors = _errors(answer.turn.calls) if seen.turn.calls else ()
+        errors = _errors(answer.turn.calls, one=request.one_call) if seen.turn.calls else ()
         self._threads.answered(
             thread, Message("assistant", seen.text, calls=seen.turn.calls), errors
         )
@@ -243,14 +247,24 @@ class Endpoint:
             tuple(c for c in turn.calls if not c.error and c.name) if request.calls_allowed else ()
         )
         if not calls:
-            thought = turn.text.find("</think>") + len("</think>") if turn.reasoning else 0
-            return replace(answer, turn=replace(turn, calls=(), reply=turn.text[thought:].strip()))
+            return replace(answer, turn=replace(turn, calls=(), reply=self._without_thought(turn)))
+        if request.one_call:
+            calls = calls[:1]
         renamed = []
         for i, call in enumerate(calls):
             name = f"call_{thread.name}_{thread.turns + 1}_{i}"
             self._calls[name] = call.id
             renamed.append(replace(call, id=name))
         return replace(answer, turn=replace(turn, calls=tuple(renamed)))
+
+    def _without_thought(self, turn: Turn) -> str:
+        """Return the text of a turn, whose calls are text, without its thought."""
+        if not turn.reasoning:
+            return turn.text.strip()
+        engine = self._policy.engine
+        if isinstance(engine, TokenEngine):
+            return engine.tokenizer.parse(turn.text).reply  # without tools a call is text
+        return split_thought(turn.text)[1].strip()
 
     def _as_known(self, message: Message) -> Message:
         """Return *message* with the ids that the conversation has."""
@@ -266,15 +280,23 @@ class Endpoint:
         return message
 
 
-def _errors(calls: Sequence[ToolCall]) -> tuple[tuple[int, Message], ...]:
-    """Return results that say why calls cannot be read, each with its place among the results; no
+def _errors(calls: Sequence[ToolCall], *, one: bool) -> tuple[tuple[int, Message], ...]:
+    """Return results that say why calls were not run, each with its place among the results; no
     agent can answer them.
+
+    Args:
+        one: the agent runs the first readable call alone.
     """
-    rows = [(i, c) for i, c in enumerate(calls) if c.error or not c.name]
-    return tuple(
-        (i, Message("tool", f"error: {c.error or 'no name'}", call_id=c.id, name=c.name))
-        for i, c in rows
-    )
+    rows: list[tuple[int, Message]] = []
+    ran = False
+    for i, call in enumerate(calls):
+        readable = call.name and not call.error
+        if readable and not (one and ran):
+            ran = True
+            continue
+        reason = "one call at a time, this one was not run" if readable else call.error or "no name"
+        rows.append((i, Message("tool", f"error: {reason}", call_id=call.id, name=call.name)))
+    return tuple(rows)
 
 
 def over() -> ApiError:

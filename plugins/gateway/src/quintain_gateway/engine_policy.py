@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from quintain import LimitReached, Message, Sampled, Sampling, TokenEngine, Transcript
-from quintain.rollouts import Conversation, stops
+from quintain.rollouts import Conversation, sample_turn, stops
 from quintain.types import derived_seed
 
 from .request import PolicyTurn, Token, TurnRequest
@@ -44,11 +44,6 @@ class EnginePolicy:
         self.conversations[name] = EngineConversation(self, name)
         return self.conversations[name]
 
-    def prompt_tokens(self, request: TurnRequest) -> int:
-        conversation = Conversation(self.engine.tokenizer, request.tools)
-        conversation.add(*request.messages)
-        return len(conversation.prompt_ids())
-
     def transcripts(self) -> dict[str, Transcript]:
         """Return the exact tokens of each conversation, by name."""
         return {name: one.transcript() for name, one in self.conversations.items()}
@@ -76,7 +71,7 @@ class EngineConversation:
                 "context", f"the prompt has {len(ids)} tokens, the context holds {engine.context}"
             )
         sampling = self._sampling(request)
-        sampled = await engine.sample(ids, stops(engine.tokenizer, sampling))
+        sampled = await sample_turn(engine, ids, stops(engine.tokenizer, sampling))
         text = conversation.add_sampled(sampled)
         if self._policy.observe is not None:
             self._policy.observe(self._name, sampled, sampling)

@@ -19,7 +19,7 @@ def turn_fault(request: TurnRequest, turn: Turn) -> str:
     A call of a tool that was not offered, a call that cannot be read or whose arguments do not fit,
     no call where one was demanded, or a reply that does not fit the schema that was asked for.
     """
-    from quintain_tool_formats import fault_of
+    from quintain_tools.formats import fault_of
 
     specs = {tool.name: tool for tool in request.tools}
     for call in turn.calls if request.calls_allowed else ():
@@ -47,7 +47,7 @@ def format_mismatch(reply: str, schema: Mapping[str, Any]) -> str:
     """Return why a reply is no JSON that fits *schema*; empty if it is. Bounds and patterns are not
     compared.
     """
-    from quintain_tool_formats import mismatch
+    from quintain_tools.formats import mismatch
 
     try:
         value = json.loads(reply)

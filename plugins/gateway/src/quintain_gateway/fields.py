@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from quintain import Message, ToolCall, ToolSpec
-from quintain_data import read_json
+from quintain.data import read_json
 
 from .errors import invalid, unsupported
 from .request import ANY_TOOL
@@ -112,7 +112,8 @@ def call_of(name: Any, arguments: Any, call_id: Any, where: str) -> ToolCall:
         try:
             value = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            value = None
+            value = arguments
+    value = {} if value is None else value  # some clients send null for a call without arguments
     if not isinstance(value, dict):
         return ToolCall(name=name, id=call_id or "", error=str(arguments))
     return ToolCall(name=name, arguments=value, id=call_id or "")
@@ -158,8 +159,24 @@ def tool_of(function: Any, where: str, schema_in: str = "parameters") -> ToolSpe
         raise invalid(message, f"{where}.{schema_in}", "invalid_type")
     parameters = get(function, schema_in, dict, None, f"{where}.")
     description = get(function, "description", str, "", f"{where}.")
-    fields = {} if parameters is None else {"parameters": parameters}
+    fields = (
+        {}
+        if parameters is None
+        else {"parameters": known_types(parameters, f"{where}.{schema_in}")}
+    )
     return ToolSpec(name=name, description=description, **fields)
+
+
+def known_types(schema: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return *schema*, whose types must be those of JSON schema: nothing that the policy writes can
+    fit another.
+    """
+    from quintain_tools.formats import unknown_types
+
+    fault = next(unknown_types(schema, where), "")
+    if fault:
+        raise invalid(fault, where, "invalid_schema")
+    return schema
 
 
 def distinct(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
@@ -220,6 +237,7 @@ def format_of(given: Mapping[str, Any], inner: str, where: str) -> dict[str, Any
         raise invalid(f"{place}.schema is missing; expected a JSON schema", f"{place}.schema")
     named_schema = {"name": "reply"} | {k: v for k, v in holder.items() if k != "type"}
     whole = {"type": kind, "json_schema": named_schema}
+    known_types(schema, f"{place}.schema")
     return {"schema": schema, "response_format": json.dumps(whole)}
 
 

@@ -36,7 +36,11 @@ def _choice_of(choice: Any) -> dict[str, Any]:
         message = f"tool_choice is {shown(choice)}; expected an object with a type of {expected}"
         raise invalid(message, "tool_choice")
     name = get(choice, "name", str, "", "tool_choice.") if kind == "tool" else ""
-    return {"calls_allowed": kind != "none", "must_call": ANY_TOOL if kind == "any" else name}
+    return {
+        "calls_allowed": kind != "none",
+        "must_call": ANY_TOOL if kind == "any" else name,
+        "one_call": get(choice, "disable_parallel_tool_use", bool, False, "tool_choice."),
+    }
 
 
 DIALECT = Dialect(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from quintain import Message, ToolCall, ToolSpec, Turn
+from quintain import Engine, Message, ToolCall, ToolSpec, Turn
 from quintain.types import derived_seed
 
 __all__ = [
@@ -37,6 +37,7 @@ class TurnRequest:
         calls_allowed: false for ``tool_choice = "none"``: calls in the reply are left as text.
         must_call: name of the tool that ``tool_choice`` demands, `ANY_TOOL`, or empty. Nothing
             forces a policy whose tokens are recorded.
+        one_call: the agent takes one call of a turn; others are answered with an error.
         schema: JSON schema that the reply is to fit; the messages say it, and nothing forces such a
             policy.
         response_format: the same in the form of the chat API, as JSON.
@@ -55,6 +56,7 @@ class TurnRequest:
     tools: tuple[ToolSpec, ...] = ()
     calls_allowed: bool = True
     must_call: str = ""
+    one_call: bool = False
     schema: Mapping[str, Any] | None = None
     response_format: str = ""
     n: int = 1
@@ -173,12 +175,11 @@ class PolicyConversation(Protocol):
 
 
 class Policy(Protocol):
-    """Opens conversations."""
+    """Opens conversations with its engine."""
+
+    @property
+    def engine(self) -> Engine:
+        """Return what takes the turns."""
 
     def conversation(self, name: str) -> PolicyConversation:
         """Return a new, empty conversation; the seeds of its turns depend on *name*."""
-
-    def prompt_tokens(self, request: TurnRequest) -> int | None:
-        """Return the length of the prompt of *request* as a new conversation, in tokens; ``None``
-        where the engine keeps no tokens.
-        """

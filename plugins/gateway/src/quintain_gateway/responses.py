@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quintain import Message, ToolCall
@@ -84,7 +84,8 @@ def remember(
     response: Mapping[str, Any],
 ) -> None:
     """Keep the conversation up to *answer* under the id of its *response*."""
-    reply = Message("assistant", answer.text, calls=answer.turn.calls)
+    turn = answer.turn
+    reply = Message("assistant", answer.text, reasoning=turn.reasoning, calls=turn.calls)
     histories[response["id"]] = ResponseHistory((*request.history, reply), response)
     while len(histories) > MOST_KEPT:
         del histories[next(iter(histories))]
@@ -118,12 +119,14 @@ def _messages(items: str | list[Any]) -> list[Message]:
     if isinstance(items, str):
         return [Message("user", items)]
     messages: list[Message] = []
+    thought = ""
     for i, item in enumerate(items):
         where = f"input[{i}]"
         if not isinstance(item, dict):
             raise invalid(f"{where} is no object", where, "invalid_type")
         kind = item.get("type") or "message"
         if kind == "reasoning":
+            thought += _thought(item, where)
             continue
         if kind == "function_call":
             call = call_of(item.get("name"), item.get("arguments"), item.get("call_id"), where)
@@ -140,13 +143,27 @@ def _messages(items: str | list[Any]) -> list[Message]:
                 where,
                 f"{where} is of type {kind!r}; only messages and function calls are supported",
             )
+        if thought and messages[-1].role == "assistant":
+            last = messages[-1]
+            messages[-1] = replace(last, reasoning=last.reasoning + thought)
+        thought = ""
     return messages
+
+
+def _thought(item: Mapping[str, Any], where: str) -> str:
+    """Return the text of a reasoning item, else its summary; one that is encrypted has none."""
+    for name in ("content", "summary"):
+        parts = get(item, name, list, [], f"{where}.")
+        texts = [p.get("text") for p in parts if isinstance(p, dict)]
+        if any(isinstance(text, str) and text for text in texts):
+            return "".join(text for text in texts if isinstance(text, str))
+    return ""
 
 
 def _with_call(messages: list[Message], call: ToolCall) -> list[Message]:
     if messages and messages[-1].role == "assistant":
         last = messages[-1]
-        return [*messages[:-1], Message("assistant", last.content, calls=(*last.calls, call))]
+        return [*messages[:-1], replace(last, calls=(*last.calls, call))]
     return [*messages, Message("assistant", "", calls=(call,))]
 
 

@@ -143,8 +143,10 @@ class Server:
         sent = (request.headers.get(name, "") for name in ("Authorization", "x-api-key"))
         keys = api.keys_of(*sent)
         # A proxy of the agent may put a key of its own into one of the headers.
-        endpoint = await self.endpoint_for(next(filter(self.knows, keys), keys[0]))
+        key = next(filter(self.knows, keys), keys[0])
+        await self.endpoint_for(key)  # an unknown key is refused before its request is read
         body = await request.read()
+        endpoint = await self.endpoint_for(key)
         api_request = api.ApiRequest(
             method=method, path=request.path, content_type=request.content_type, body=body
         )

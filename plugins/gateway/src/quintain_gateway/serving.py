@@ -26,7 +26,9 @@ from .server import Server, is_loopback
 
 MOST_SESSIONS = 1024
 MOST_CONVERSATIONS = 4096
-"""Of a session; then it ends, and the key begins another one."""
+"""Of a session; then the key begins another one, and the old one ends with its last request."""
+RETIRED_SECONDS = 1.0
+"""Between two looks at a session that waits for its last request."""
 CONCURRENCY, QUEUE = 64, 1024
 
 
@@ -77,6 +79,7 @@ class ModelServer(Server):
         self._sessions: dict[str, KeySession] = {}
         self._written = 0
         self._reaper: asyncio.Task[None] | None = None
+        self._retired: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
@@ -87,7 +90,10 @@ class ModelServer(Server):
         if self._reaper is not None:
             self._reaper.cancel()
         for key in [*self._sessions]:
-            await self._end(key)
+            await self._end(key, self._sessions.pop(key))
+        for task in self._retired:
+            task.cancel()  # which ends its session
+        await asyncio.gather(*self._retired, return_exceptions=True)
         await super().__aexit__(*exc)
 
     @property
@@ -115,15 +121,36 @@ class ModelServer(Server):
             raise ApiError(
                 401, "invalid_api_key", "this is not the key that the server was started with"
             )
-        if key in self._sessions and self._sessions[key].endpoint.threads >= MOST_CONVERSATIONS:
-            await self._end(key)  # its memory would grow without bound
-        if key not in self._sessions:
+        session = self._sessions.get(key)
+        if session is None:
             if len(self._sessions) >= MOST_SESSIONS:
                 raise ApiError(
                     429, "too_many_sessions", f"{MOST_SESSIONS} sessions are open", retry=True
                 )
-            self._sessions[key] = self._session(key)
-        return self._sessions[key].endpoint
+            session = self._sessions[key] = self._session(key)
+        elif session.endpoint.threads >= MOST_CONVERSATIONS:
+            session = self._sessions[key] = self._successor(key, session)
+        return session.endpoint
+
+    def _successor(self, key: str, full: KeySession) -> KeySession:
+        """Return the session that follows one that is *full*, whose memory would grow without
+        bound; it knows the newest responses, which requests may continue.
+        """
+        task = asyncio.create_task(self._retire(key, full), name="quintain-gateway-retired")
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
+        session = self._session(key)
+        session.endpoint.histories.update(full.endpoint.histories)
+        return session
+
+    async def _retire(self, key: str, session: KeySession) -> None:
+        """End a session that gets no more requests once those in flight are answered."""
+        try:
+            await asyncio.sleep(RETIRED_SECONDS)
+            while session.endpoint.busy:  # noqa: ASYNC110 -- nobody waits for it
+                await asyncio.sleep(RETIRED_SECONDS)
+        finally:
+            await self._end(key, session)
 
     def _session(self, key: str) -> KeySession:
         policy = EnginePolicy(self._engine, self._sampling)
@@ -138,10 +165,9 @@ class ModelServer(Server):
             before = asyncio.get_running_loop().time() - self._idle
             for key, session in [*self._sessions.items()]:
                 if not session.endpoint.busy and session.endpoint.last_used < before:
-                    await self._end(key)
+                    await self._end(key, self._sessions.pop(key))
 
-    async def _end(self, key: str) -> None:
-        session = self._sessions.pop(key)
+    async def _end(self, key: str, session: KeySession) -> None:
         await session.endpoint.close()
         if self._record is not None and session.turns:
             self._written += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quintain import InfrastructureError, LimitReached, Message
+from quintain import Engine, InfrastructureError, LimitReached, Message
 from quintain.errors import EnvironmentFault
 
 from .request import PolicyTurn, Token, TurnRequest
@@ -26,9 +26,10 @@ class SessionPolicy:
             return SessionConversation(self, self._agent)
         return SessionConversation(self, self._agent.conversation(name))
 
-    def prompt_tokens(self, request: TurnRequest) -> int | None:
-        count: int | None = self._agent.prompt_tokens(request.messages, request.tools)
-        return count
+    @property
+    def engine(self) -> Engine:
+        engine: Engine = self._agent.engine
+        return engine
 
     async def mark_limit(self) -> None:
         """Let the episode end as truncated, though its environment returns a result."""
@@ -79,7 +80,7 @@ class SessionConversation:
             sampled=turn.tokens,
             tokens=tuple(Token(id=i, logp=logp) for i, logp in pairs),
             prompt_ids=tuple(self.session.prompt) if request.token_ids else (),
-            stop=self.session.stop_string,
+            stop=sampled.stop if isinstance(sampled.stop, str) else "",
             version=sampled.versions[-1] if sampled.versions else None,
         )
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
-import unicodedata
+
+from quintain.evaluation import (
+    Statement,
+    respelled,
+    same_but_for_case,
+    stated_answer,
+    without_end,
+)
 
 from .prompts import INVISIBLE
 
 _WHY = re.compile(r",?\s+(?:because|since|as shown|which is|and this)\b", re.IGNORECASE)
-_MARKED = re.compile(
-    r"(?:^|\n)\s*####\s*(.+)|<answer>(.*?)</answer>|(?:final answer|answer)\s*(?:is|:)\s*([^\n]+)",
-    re.IGNORECASE | re.DOTALL,
+_DENIED = re.compile(
+    r"[\s$.,;:!)\-\u2013\u2014]*(?:(?:no|wait|hmm|oh|oops|sorry|actually|but)[\s,.!]+){0,3}"
+    r"(?:that|this|it|the (?:answer|box|result))(?:'s| is| was)\s+(?:actually |clearly )?"
+    r"(?:wrong|incorrect|mistaken|false|not (?:right|correct)|a mistake|an error)\b",
+    re.IGNORECASE,
 )
-_SPELLINGS = {"<wide>", "<narrow>", "<font>", "<compat>", "<noBreak>"}
-"""Compatibility forms of Unicode that only write a character another way. Superscripts, subscripts,
-fractions and squared units mean something else than the characters that they are made of: 10² is
-not 102.
-"""
+"""Words behind a box that take it back without another answer."""
 _ARTICLE = re.compile(
     r"\b(?:an?|the)\s+(?=[^\W\d_]{2})(?!(?:and|or|sin|cos|tan|log|exp|mod|plus|minus|major|minor|flat|sharp)\b)",
     re.IGNORECASE,
@@ -26,13 +31,9 @@ none.
 """
 _LEADING = re.compile(r"(?:[\s:;!?`$]|[.,](?!\d)|\*\*+|\*(?=\s))+")
 _PAIRS = {'""', "''", "\u201c\u201d", "\u2018\u2019", "«»", "**", "\u201e\u201c"}
-_UNIT = re.compile(
-    r"(?:[QRYZEPTGMkhdcmµμunpfazyrq]|da)?(?:m|g|s|A|K|W|V|J|N|F|H|T|S|L|l|b|B|C|eV|Hz|Pa|Wh|Gy|Sv|Bq|bit|cal|mol|bar)|"
-    r"[mµμunp]?M|[kMGT]|G|a|h"
-)
-"""Units, some with a prefix, and bare prefixes, whose case decides what they mean: mW and MW, Mb
-and MB.
-"""
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+MOST_MARKS = 30
+"""Pairs of quotes and marks around an answer that are taken off."""
 LONGEST = 300
 """Characters of a final answer; a longer one is an explanation."""
 
@@ -44,9 +45,15 @@ def extracted(reply: str) -> str:
     >>> extracted("Six times seven is 42. Answer: 42")
     '42'
     """
-    boxed = _last_box(reply)
-    marked = [next(filter(None, groups), "") for groups in _MARKED.findall(reply)]
-    text = (boxed or (_WHY.split(marked[-1].split("\n")[0])[0] if marked else "") or reply).strip()
+    stated = stated_answer(reply)
+    if stated.mark == "box" and _DENIED.match(_behind_box(stated)[:LONGEST]):
+        return ""
+    text = stated.text
+    if stated.mark == "line":
+        text = reply.strip()
+    elif stated.mark == "words":
+        text = _WHY.split(text[: 4 * LONGEST])[0]  # a reason begins with any number of blanks
+    text = text or reply.strip()
     if len(text) > LONGEST or "\n" in text:
         text = text.splitlines()[-1].strip()
     return _bare(text) if len(text) <= LONGEST else ""
@@ -62,78 +69,36 @@ def same(answer: str, reference: str) -> bool:
     (True, False, False, False)
     """
     words, expected = _normal(answer).split(), _normal(reference).split()
-    if not words or len(words) != len(expected):
-        return False
-    return all(map(_same_word, words, expected, ["", *words[:-1]]))
-
-
-def _same_word(word: str, expected: str, before: str) -> bool:
-    """Return whether two words are equal, up to case unless both are units that differ by it;
-    *before* is the last word.
-    """
-    if word.casefold() != expected.casefold():
-        return False
-    counted = word[0].isdigit() or before[-1:].isdigit()
-    for one, other in zip(
-        re.findall(r"[^\W\d_]+", word), re.findall(r"[^\W\d_]+", expected), strict=False
-    ):
-        mixed = any(re.search("[a-zµμ][A-Z]", name) for name in (one, other))
-        if one != other and (counted or mixed) and _UNIT.fullmatch(one) and _UNIT.fullmatch(other):
-            return False
-    return True
+    return bool(words) and same_but_for_case(" ".join(words), " ".join(expected))
 
 
 def _normal(text: str) -> str:
     """Return *text* in one spelling, without articles and marks at its ends, unless nothing else is
     there.
     """
-    plain = "".join(map(_spelling, unicodedata.normalize("NFC", INVISIBLE.sub("", text))))
+    plain = respelled(INVISIBLE.sub("", text)).strip()
+    if _THOUSANDS.fullmatch(plain):
+        plain = plain.replace(",", "")
     return _bare(_ARTICLE.sub("", _bare(plain)))
-
-
-def _spelling(character: str) -> str:
-    tag = unicodedata.decomposition(character).partition(" ")[0]
-    return unicodedata.normalize("NFKC", character) if tag in _SPELLINGS else character
 
 
 def _bare(text: str) -> str:
     """Return *text* without marks at its ends, or as it is if there is nothing else."""
     bare = text.strip()
-    while bare:
+    for _ in range(MOST_MARKS):  # each round reads the text once
         less = bare[match.end() if (match := _LEADING.match(bare)) else 0 :]
-        less = less[: len(less) - _marks_at_end(less)]
+        less = without_end(less).rstrip("`$")
+        less = less.rstrip("*") if less.endswith("**") else less  # one star is that of A*
         if len(less) > 2 and less[0] + less[-1] in _PAIRS:
             less = less[1:-1]
+        if not less:
+            return text.strip()
         if less == bare:
             return bare
         bare = less
-    return text.strip()
+    return bare
 
 
-def _marks_at_end(text: str) -> int:
-    """Return the number of characters at the end of *text* that mean nothing.
-
-    A factorial means something, and so do the points of 0.33... and the star of A*.
-    """
-    last = text[-1:]
-    run = len(text) - len(text.rstrip(last)) if last else 0
-    before = text[: len(text) - run]
-    if last.isspace() or (last and last in ",;:?`$"):
-        return run
-    if last == ".":
-        return run if run == 1 or before[-1:].isalpha() else 0
-    if last == "!":
-        return run if before[-2:].isalpha() and len(before) > 1 else 0
-    return run if last == "*" and run > 1 else 0
-
-
-def _last_box(text: str) -> str:
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return ""
-    depth, begin = 0, start + len("\\boxed{")
-    for i in range(begin - 1, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[i], 0)
-        if not depth:
-            return text[begin:i]
-    return ""
+def _behind_box(stated: Statement) -> str:
+    """Return what follows the box that *stated* has its text of."""
+    return stated.rest.lstrip()[len(stated.text) :].lstrip().removeprefix("}")

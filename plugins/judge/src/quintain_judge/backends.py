@@ -9,13 +9,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
 
 from quintain import Engine, InfrastructureError, LimitReached, Message, Sampling, TokenEngine
 from quintain.errors import UsageError
-from quintain_openai import OpenAIEngine, protocol
-from quintain_openai.retries import RETRIED
+from quintain_engines.http import NoAnswer, TimedOut
+from quintain_engines.openai import OpenAIEngine, protocol
+from quintain_engines.openai.retries import RETRIED
 
 from .cache import JudgeAnswer
 from .prompts import Prompt
@@ -208,10 +208,10 @@ class OpenAIBackend(Backend):
     async def send(self, request: bytes) -> tuple[int, str, float]:
         try:
             return await self._client.send_once("POST", "/chat/completions", request)
-        except TimeoutError as e:
+        except TimedOut as e:
             raise TransientFailure(f"{self.name} did not answer in time") from e
-        except (OSError, aiohttp.ClientError) as e:
-            raise Outage(f"{self.name}: {protocol.shortened(str(e)) or type(e).__name__}") from e
+        except NoAnswer as e:
+            raise Outage(f"{self.name}: {e}") from e
 
     def answer(self, response: tuple[int, str, float]) -> JudgeAnswer:
         status, text, wait = response

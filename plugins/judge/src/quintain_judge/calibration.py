@@ -87,7 +87,9 @@ def read_labels(path: Path) -> list[Labelled]:
     Raises:
         UsageError: no file, no rows, or lines that are no rows; the message names them.
     """
-    missing = f"there is no file {path}; expected JSON lines, see `quintain judge calibrate --help`"
+    missing = (
+        f"there is no file {path}; expected JSON lines, see `quintain grading calibrate --help`"
+    )
     rows = read_rows(path, Labelled, missing, lambda _, row: row)
     if not rows:
         raise UsageError(f"{path} has no rows")

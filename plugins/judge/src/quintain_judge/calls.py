@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quintain import InfrastructureError, Sampling
 from quintain.errors import Interrupted, StorageError, UsageError
-from quintain_openai.retries import LONGEST_WAIT, wait_before_retry
+from quintain_engines.openai.retries import LONGEST_WAIT, wait_before_retry
 
 from .backends import TRUNCATION, Backend, Outage, TransientFailure
 from .cache import AnswerCache, JudgeAnswer, Recording, Spending
@@ -313,7 +313,8 @@ class Caller:
                 self._answers_again(backend)
                 verdict = prompt.form.read(answer.text)
             except Outage as e:
-                attempt += not self._waits_for(backend, e)
+                if not self._note_outage(backend, e):
+                    attempt += 1
                 failure = e
             except (TransientFailure, UnreadableVerdict) as e:
                 self.counts["unreadable"] += isinstance(e, UnreadableVerdict)
@@ -351,9 +352,9 @@ class Caller:
             )
         )
 
-    def _waits_for(self, backend: Backend, failure: Outage) -> bool:
-        """Return whether the server of *backend*, which is down, is still waited for. A try of it
-        costs nothing.
+    def _note_outage(self, backend: Backend, failure: Outage) -> bool:
+        """Take back the call that the server of *backend*, which is down, did not get, and return
+        whether it is still waited for, so that this try does not count.
         """
         self.counts["calls"] -= 1
         self.counts["outages"] += 1

@@ -1,4 +1,4 @@
-"""`quintain judge`: measure a judge before its verdicts train anything, and write rubrics with
+"""`quintain grading`: measure a judge before its verdicts train anything, and write rubrics with
 one.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quintain.cli import Count
+from quintain.cli import Count, arg_option, json_option
 from quintain.errors import InfrastructureError, UsageError
 
 if TYPE_CHECKING:
@@ -31,25 +31,25 @@ Lines of LABELS, one JSON object each:
 
 \b
 Examples:
-  quintain judge calibrate labels.jsonl --url http://127.0.0.1:8000/v1 --canaries
-  quintain judge calibrate labels.jsonl --recipe chat.toml --json
+  quintain grading calibrate labels.jsonl --url http://127.0.0.1:8000/v1 --canaries
+  quintain grading calibrate labels.jsonl --recipe chat.toml --json
 """
 
 
 RUBRICS_EPILOG = """
 \b
 Examples:
-  quintain judge rubrics prompts.jsonl --search articles/ --url http://127.0.0.1:8000/v1 --out rubrics.jsonl
-  quintain judge rubrics search --tasks 100 --search "uvx some-search-server" --recipe chat.toml --out rubrics.jsonl
+  quintain grading rubrics prompts.jsonl --search articles/ --url http://127.0.0.1:8000/v1 --out rubrics.jsonl
+  quintain grading rubrics search --tasks 100 --search "uvx some-search-server" --recipe chat.toml --out rubrics.jsonl
 """
 
 
 @click.group()
-def judge() -> None:
+def grading() -> None:
     """Measure judges, and write rubrics with them."""
 
 
-@judge.command(epilog=EPILOG)
+@grading.command(epilog=EPILOG)
 @click.argument("labels", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
     "--url", default="", metavar="URL", help="The judge's server, up to /v1 (default: rules judge)."
@@ -61,7 +61,7 @@ def judge() -> None:
     help="The judge of [services.judge] in FILE.",
 )
 @click.option("--canaries", is_flag=True, help="Also judge the answers with known verdicts.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def calibrate(
     labels: Path, url: str, model: str, recipe: Path | None, canaries: bool, as_json: bool
 ) -> None:
@@ -114,7 +114,7 @@ def _show(result: Calibration, report: CanaryReport | None) -> None:
                 click.echo(f"  {what}: {answer!r}")
 
 
-@judge.command(epilog=RUBRICS_EPILOG)
+@grading.command(epilog=RUBRICS_EPILOG)
 @click.argument("source")
 @click.option(
     "--search",
@@ -139,14 +139,7 @@ def _show(result: Calibration, report: CanaryReport | None) -> None:
 @click.option("--tasks", type=Count(1), help="Maximum number of tasks.")
 @click.option("--criteria", type=Count(1), default=5, show_default=True, help="Maximum per task.")
 @click.option("--queries", type=Count(1), default=3, show_default=True, help="Maximum per task.")
-@click.option(
-    "--arg",
-    "-a",
-    "args",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Field of the environment (repeatable).",
-)
+@arg_option
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 def rubrics(
     source: str,

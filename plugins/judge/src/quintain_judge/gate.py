@@ -52,7 +52,9 @@ _ANNOUNCING = _ANNOUNCED | frozenset(
 answer and gives none.
 """
 _HEADING_WORDS = 8
-_MARKUP = re.compile(r"<[^<>]{0,200}>|!?\[[^\]]*\]\([^)]*\)|```\w*|[#*_`~>|\-=+]+|&\w+;")
+_MARKUP = re.compile(
+    r"<[^<>]{0,200}>|!?\[[^\[\]]{0,2000}\]\([^()]{0,2000}\)|```\w*|[#*_`~>|\-=+]+|&\w+;"
+)
 _TO_THE_JUDGE = r"(?:grader|judge|evaluator|assessor|grading (?:model|system))s?"
 _HIGHEST = (
     r"(?:full (?:marks|score|credit)|(?:highest|maximum|top|perfect) "
@@ -99,9 +101,9 @@ _INJECTIONS = {
     ),
     "a false end of the answer": re.compile(
         r"\[\s*END\s+(?:reply|answer|text|prompt|question|reference|[AB])\b|"
-        r"(?:^|\n)\W*end of (?:the )?(?:answer|response|submission|reply|text)\b\W*\n+\s*\S|"
-        r"</?(?:answer|response)>\s*\n+.{0,80}\b(?:verdict|score|correct)",
-        re.IGNORECASE | re.DOTALL,
+        r"^[^\w\n]*end of (?:the )?(?:answer|response|submission|reply|text)\b[^\w\n]*\n\s*\S|"
+        r"</?(?:answer|response)>(?=\s*\n)\s*+.{0,80}\b(?:verdict|score|correct)",
+        re.IGNORECASE | re.DOTALL | re.MULTILINE,
     ),
 }
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from quintain.data import DataFaults, json_object, text_lines
 from quintain.errors import UsageError
-from quintain_data import DataFaults, json_object, text_lines
 
 Row = TypeVar("Row", bound=BaseModel)
 Item = TypeVar("Item")

@@ -232,12 +232,15 @@ async def search_of(source: str) -> AsyncIterator[Search]:
     command of an MCP server.
 
     Raises:
-        UsageError: `quintain-mcp` is not installed, or the server has no tool ``search``.
+        UsageError: `quintain-tools` is not installed, or the server has no tool ``search``.
     """
     try:
-        from quintain_mcp import Mcp, McpServer, build_index, open_corpus
+        from quintain_tools.mcp import Mcp, McpServer
+        from quintain_tools.search import build_index, open_corpus
     except ModuleNotFoundError as e:
-        raise UsageError("a search needs quintain-mcp: pip install quintain-mcp") from e
+        raise UsageError(
+            "a search needs quintain-tools: pip install 'quintain-tools[mcp,search]'"
+        ) from e
     if _is_corpus(source):
         index = build_index(open_corpus(source))
 
@@ -250,8 +253,7 @@ async def search_of(source: str) -> AsyncIterator[Search]:
 
         yield in_corpus
         return
-    # the judge's prompt has its own delimiters
-    server = McpServer(command=tuple(shlex.split(source)), fence=False)
+    server = McpServer(command=tuple(shlex.split(source)))
     async with Mcp(servers={"search": server}) as client, client.session() as session:
         session.choose("search")
 

@@ -12,7 +12,21 @@ import re
 from collections import Counter
 from collections.abc import Callable
 
+import regex
+
 from quintain.errors import UsageError
+
+from .counting import (
+    begins_with,
+    ends_with,
+    lines,
+    list_items,
+    paragraphs,
+    places,
+    sentences,
+    visible,
+    words,
+)
 
 Check = Callable[..., bool]
 _QUOTED = r'"([^"\n]{1,200})"'
@@ -82,48 +96,14 @@ def decided(criterion: str, reply: str) -> float:
     return float(met)
 
 
-_UNSPACED = r"\u3041-\u3096\u30a1-\u30fa\u30fc\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-"""Kana and Chinese characters, which stand without spaces between words."""
-_LETTERS = rf"(?:(?![{_UNSPACED}])[^\W_])+"
-_WORD = re.compile(
-    rf"[{_UNSPACED}]|{_LETTERS}(?:['\u2019-]{_LETTERS}|(?<=\d)[.,](?=\d){_LETTERS})*"
-)
-_SENTENCE = re.compile(r"(?:[^.!?\u3002\uff01\uff1f\n]|(?<=\d)[.](?=\d))+[.!?\u3002\uff01\uff1f]*")
-
-
-def words(text: str) -> list[str]:
-    """Return the words of *text*: runs of letters, digits and apostrophes, and numbers such as
-    3.50.
-
-    Each Chinese character and each kana counts as one, as their writers count.
-    """
-    return _WORD.findall(text)
-
-
-def sentences(text: str) -> list[str]:
-    """Return the sentences of *text* that have a word, each to its end mark, which a point between
-    digits is not.
-    """
-    return [s.strip() for s in _SENTENCE.findall(text) if words(s)]
-
-
 def _compared(count: int, how: str, number: str) -> bool:
     bound = int(number)
-    return {"at most": count <= bound, "at least": count >= bound, "exactly": count == bound}[
-        how.lower()
-    ]
-
-
-def _places(text: str, phrase: str) -> list[int]:
-    """Find *phrase* in *text* as whole words; in a script without spaces, anywhere."""
-    edge = re.compile(rf"[^\W{_UNSPACED}]")
-    before = r"(?<!\w)" if edge.match(phrase[0]) else ""
-    after = r"(?!\w)" if edge.match(phrase[-1]) else ""
-    return [m.start() for m in re.finditer(before + re.escape(phrase) + after, text, re.IGNORECASE)]
+    met = {"at most": count <= bound, "at least": count >= bound, "exactly": count == bound}
+    return met[how.lower()]
 
 
 def _count(text: str, phrase: str) -> int:
-    return len(_places(text, phrase))
+    return len(places(text, phrase))
 
 
 @_rule(rf"Mentions {_QUOTED}", 'Mentions "harbour".')
@@ -143,7 +123,8 @@ def _mentions_one(reply: str, phrases: str, _: str) -> bool:
 
 @_rule(rf"Mentions {_QUOTED} before {_QUOTED}", 'Mentions "tea" before "cake".')
 def _in_order(reply: str, first: str, second: str) -> bool:
-    ones, others = _places(reply, first), _places(reply, second)
+    ones = places(reply, first)
+    others = places(reply, second)
     return bool(ones and others) and ones[0] < others[0]
 
 
@@ -162,27 +143,29 @@ def _sentence_count(reply: str, how: str, number: str) -> bool:
     return _compared(len(sentences(reply)), how, number)
 
 
+@_rule(rf"Has {_COMPARED} paragraphs?", "Has exactly 2 paragraphs.")
+def _paragraph_count(reply: str, how: str, number: str) -> bool:
+    return _compared(len(paragraphs(reply)), how, number)
+
+
 @_rule(rf"Has {_COMPARED} lines?", "Has exactly 3 lines.")
 def _line_count(reply: str, how: str, number: str) -> bool:
-    return _compared(sum(bool(line.strip()) for line in reply.splitlines()), how, number)
+    return _compared(len(lines(reply)), how, number)
 
 
 @_rule(rf"Has {_COMPARED} list items?", "Has exactly 3 list items.")
 def _item_count(reply: str, how: str, number: str) -> bool:
-    return _compared(
-        len(re.findall(r"^\s*(?:[-*\u2022]|\d+[.)])\s+\S", reply, re.MULTILINE)), how, number
-    )
+    return _compared(len(list_items(reply)), how, number)
 
 
 @_rule(rf"Begins with {_QUOTED}", 'Begins with "Dear".')
 def _begins(reply: str, phrase: str) -> bool:
-    return 0 in _places(reply.strip(), phrase)
+    return begins_with(reply, phrase)
 
 
 @_rule(rf"Ends with {_QUOTED}", 'Ends with "thanks.".')
 def _ends(reply: str, phrase: str) -> bool:
-    text = reply.strip()
-    return any(len(text) - place == len(phrase) for place in _places(text, phrase))
+    return ends_with(reply, phrase)
 
 
 @_rule(r"Is in (lower|upper) case", "Is in lower case.")
@@ -192,13 +175,35 @@ def _case(reply: str, case: str) -> bool:
     )
 
 
-@_rule(r"Is valid JSON", "Is valid JSON.")
-def _json(reply: str) -> bool:
+_SCRIPTS = "Arabic|Cyrillic|Devanagari|Greek|Hangul|Hebrew|Japanese|Latin|Chinese|Thai"
+_LETTERS_OF = {"chinese": r"\p{Han}", "japanese": r"[\p{Han}\p{Hiragana}\p{Katakana}\u30fc]"}
+
+
+@_rule(rf"Is in ({_SCRIPTS}) letters", "Is in Latin letters.")
+def _script(reply: str, script: str) -> bool:
+    letters = regex.findall(r"\p{L}", visible(reply))
+    one = regex.compile(_LETTERS_OF.get(script.lower(), rf"\p{{{script}}}"))
+    return bool(letters) and all(map(one.match, letters))
+
+
+def is_json(text: str) -> bool:
+    """Return whether *text* is one value of JSON (RFC 8259): no ``NaN``, whole numbers of any
+    length.
+    """
     try:
-        json.loads(reply)
+        json.loads(text, parse_constant=_no_constant, parse_int=len)
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no value of JSON")
+
+
+@_rule(r"Is valid JSON", "Is valid JSON.")
+def _json(reply: str) -> bool:
+    return is_json(reply)
 
 
 @_rule(r"Repeats no sentence", "Repeats no sentence.")

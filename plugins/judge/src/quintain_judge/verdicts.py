@@ -16,7 +16,9 @@ from typing import Any, Literal
 from quintain import InfrastructureError, Judgement
 from quintain.errors import UsageError
 
-_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
+_FENCE = re.compile(r"\A```[ \t]*(?:json)?[ \t]*\r?\n(.*)\n```\Z", re.DOTALL | re.IGNORECASE)
+_BACKSLASH = re.compile(r"(\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4}))|\\")
+_END_OF_THOUGHT = "</think>"
 LONGEST_REASON = 2000
 """Characters of a reason that are kept."""
 
@@ -81,22 +83,14 @@ class Form(ABC):
 
     def read(self, text: str) -> tuple[Any, str]:
         """Return the verdict and the reason in a judge's reply: one JSON object, alone, in one code
-        fence or after a thought.
+        fence or after a thought. A line break or a command of LaTeX in a text is read as it is meant,
+        although JSON escapes both.
 
         Raises:
             UnreadableVerdict: other text around it, another key, a key twice, another type, or out
                 of range.
         """
-        bare = _after_thought(text.strip())
-        fenced = _FENCE.match(bare)
-        try:
-            data = json.loads(
-                fenced[1] if fenced else bare, object_pairs_hook=_unique, parse_constant=_constant
-            )
-        except (ValueError, RecursionError) as e:
-            raise UnreadableVerdict(
-                f"the judge answered no JSON object alone ({e}): {_start(text)}"
-            ) from None
+        data = _json(text)
         if (
             not isinstance(data, dict)
             or self.key not in data
@@ -195,11 +189,12 @@ class SingleLabel(Form):
         )
 
     def value(self, raw: Any) -> str:
-        if not isinstance(raw, str) or raw not in self.labels:
+        label = raw.strip() if isinstance(raw, str) else raw
+        if label not in self.labels:
             raise UnreadableVerdict(
                 f"the judge's verdict is {_start(raw)}; expected one of {', '.join(self.labels)}"
             )
-        return raw
+        return str(label)
 
 
 @dataclass(frozen=True)
@@ -218,12 +213,13 @@ class Ranking(Form):
         return f"the list of all labels ({', '.join(self.labels)}), best first, each exactly once"
 
     def value(self, raw: Any) -> tuple[str, ...]:
-        if not isinstance(raw, list) or sorted(map(str, raw)) != sorted(self.labels):
+        given = [str(label).strip() for label in raw] if isinstance(raw, list) else []
+        if sorted(given) != sorted(self.labels):
             raise UnreadableVerdict(
                 f"the judge's ranking is {_start(raw)}; expected each of {', '.join(self.labels)} "
                 f"once"
             )
-        return tuple(map(str, raw))  # labels are numbers, and so judges may write them
+        return tuple(given)  # labels are numbers, and so judges may write them
 
 
 @dataclass(frozen=True)
@@ -269,22 +265,56 @@ class Texts(Form):
         return tuple(raw)
 
 
-def _after_thought(text: str) -> str:
-    """Return *text* without the thought of a reasoning model whose server leaves it in; it may lack
-    its opening mark.
+def _json(text: str) -> Any:
+    """Return the JSON value of a judge's reply.
+
+    Raises:
+        UnreadableVerdict: there is other text than a value in one code fence or after a thought, a
+            key occurs twice, or the thought does not end.
+    """
+    problem = ""
+    for bare in _verdicts(_trimmed(text)):
+        fenced = _FENCE.match(bare)
+        source = fenced[1] if fenced else bare
+        for attempt in dict.fromkeys((source, _BACKSLASH.sub(_escaped, source))):
+            try:
+                return json.loads(
+                    attempt, strict=False, object_pairs_hook=_unique, parse_constant=_constant
+                )
+            except (ValueError, RecursionError) as e:
+                problem = problem or str(e)
+    raise UnreadableVerdict(f"the judge answered no JSON object alone ({problem}): {_start(text)}")
+
+
+def _verdicts(text: str) -> list[str]:
+    """Return what may be the verdict in *text*: all of it, or what follows the first or the last
+    end of a thought, for servers that leave the thought in. It may lack its opening mark.
 
     Raises:
         UnreadableVerdict: the thought does not end.
     """
-    if text.startswith(("{", "```")):
-        return text
-    thought, ended, verdict = text.partition("</think>")
+    _, ended, first = text.partition(_END_OF_THOUGHT)
     if not ended and text.startswith("<think>"):
         raise UnreadableVerdict(
             "the judge's thought does not end: raise its max_tokens, or switch its thinking off, "
             "such as by extra = { chat_template_kwargs = { enable_thinking = false } }"
         )
-    return verdict.strip() if ended else thought
+    if not ended:
+        return [text]
+    last = text.rpartition(_END_OF_THOUGHT)[2]
+    return list(dict.fromkeys((text, _trimmed(first), _trimmed(last))))
+
+
+def _trimmed(text: str) -> str:
+    """Return *text* without blanks and byte order marks at its ends."""
+    return text.strip().strip("\ufeff\u200b").strip()
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """Return an escape of JSON as it is, and any other backslash, such as that of ``\\sqrt``,
+    escaped.
+    """
+    return match[1] or r"\\"
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

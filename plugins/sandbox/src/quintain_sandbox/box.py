@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 
 from quintain import InfrastructureError
@@ -32,6 +33,8 @@ SYSTEM = (
     "/lib64",
     "/etc/ld.so.cache",
     "/etc/alternatives",
+    # Debian and Fedora keep there what a JDK reads at its start.
+    *sorted(glob("/etc/java*")),
 )
 """Host paths that interpreters and compilers need; read-only, and left out where they do not
 exist.
@@ -118,7 +121,8 @@ class BubblewrapBox(LaunchedBox):
         """End the program, which is pid 1 of its namespace, by SIGKILL, so that the kernel kills
         all others in there.
 
-        bubblewrap ends after it. Where it has not yet reported the program, its end ends the
+        Not bubblewrap itself, which must live to report the exit code. Only before it has reported
+        the number of the program is bubblewrap killed, and ``--die-with-parent`` then ends the
         program.
         """
         child = self._record("child-pid")

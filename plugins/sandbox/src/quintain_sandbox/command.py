@@ -1,4 +1,4 @@
-"""`quintain sandbox`: what the providers of sandboxes need on a machine."""
+"""`quintain build-image`: the image of the sandbox `docker`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import json
 
 import click
 
-
-@click.group()
-def sandbox() -> None:
-    """Prepare the sandboxes of this machine."""
+from quintain.cli import json_option
 
 
-@sandbox.command()
+@click.command("build-image")
 @click.option(
     "--with",
     "packages",
@@ -29,8 +26,8 @@ def sandbox() -> None:
     help="Where the engine listens; else DOCKER_HOST, else Docker's own socket.",
 )
 @click.option("--again", is_flag=True, help="Import the image also if the engine has it.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
-def build(
+@json_option
+def build_image(
     packages: tuple[str, ...], name: str | None, url: str, again: bool, as_json: bool
 ) -> None:
     """Build the image of the provider `docker` from this machine's Python and tools, without a
@@ -39,10 +36,10 @@ def build(
     The tag is made of the contents; the name without a tag is the image built last. `--with pytest`
     adds an installed package and what it requires.
     """
-    from .docker import IMAGE, build_image
+    from . import docker
 
-    report = build_image(
-        name or IMAGE,
+    report = docker.build_image(
+        name or docker.IMAGE,
         packages,
         url,
         again=again,

@@ -92,12 +92,15 @@ def become(user: int) -> None:
 def program(order: dict[str, Any], seccomp: bytes, error: int) -> None:
     """Do the work of the child: confine itself and become the program. Does not return unless the
     program cannot start.
+
+    The order matters. What needs root or open files comes first, `become` after the limits,
+    Landlock and seccomp last, as they refuse the steps before them.
     """
     os.setsid()
     for entrance in order["groups"]:
         with open(entrance, "w") as file:
-            file.write("0")  # this process, which has one thread
-    # set by Python and by this process
+            file.write("0")  # this process
+    # Python ignores the first two, and this program catches the third.
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     for name, value in order["limits"].items():
@@ -107,12 +110,13 @@ def program(order: dict[str, Any], seccomp: bytes, error: int) -> None:
         resource.setrlimit(kind, (limit, limit))
     if order["user"] is not None:
         become(order["user"])
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of the user would clear it
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # only now: `become` would have cleared it
     os.chdir(order["home"])
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     if order["landlock"]:
         restrict(**order["landlock"])
     os.set_inheritable(error, False)
+    # All files but the standard ones and *error*, the pipe that tells why exec failed.
     os.closerange(3, error)
     os.closerange(error + 1, 1 << 16)
     if seccomp:

@@ -125,6 +125,8 @@ class ConfinedBox(LaunchedBox):
                     **confinement.environment,
                     "HOME": str(folder / "box"),
                     "TMPDIR": str(folder),
+                    # Node ends if the system's file exists and cannot be read.
+                    "OPENSSL_CONF": "/dev/null",
                 },
                 "home": str(folder / "box"),
                 "user": user,

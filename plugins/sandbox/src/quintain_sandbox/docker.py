@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quintain.sandbox")
 IMAGE = "quintain-sandbox"
-BUILD = "build it: quintain sandbox build"
-INSTALL = 'pip install "quintain-sandbox[docker]"'
+BUILD = "build it: quintain build-image"
+INSTALL = "pip install 'quintain-sandbox[docker]'"
 USERS = 2_100_000_000
 """First user id of the containers: above those of users, of services and of bubblewrap's boxes."""
 MAPPED_USERS = 20_000

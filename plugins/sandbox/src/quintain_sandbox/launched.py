@@ -35,6 +35,8 @@ class LaunchedBox(Box):
     """
 
     _group: ControlGroup
+    _user: int | None
+    """The program's user on the host; ``None``: that of the trainer."""
     _process: LaunchedProcess
     _status: int
     """What the process that was launched reports comes from here, as lines of JSON."""
@@ -61,7 +63,7 @@ class LaunchedBox(Box):
         """
         theirs: list[int] = []
         try:
-            open_streams(self, stack, theirs.append)
+            open_streams(self, stack, theirs.append, self._user)
             self._status, status = os.pipe2(os.O_CLOEXEC)
             stack.callback(os.close, self._status)
             theirs.append(status)

@@ -87,11 +87,15 @@ class Box(ABC):
         """
 
 
-def open_streams(box: Box, stack: ExitStack, inherit: Callable[[int], object]) -> None:
+def open_streams(
+    box: Box, stack: ExitStack, inherit: Callable[[int], object], user: int | None = None
+) -> None:
     """Give *box* pipes for standard input, output and error, which *stack* closes.
 
     Args:
         inherit: takes over the program's ends, in this order.
+        user: who owns the pipes, if it is not the present user: only their owner opens them anew
+            through ``/dev/stdin`` or ``/proc/self/fd``.
     """
     stdin, box.stdin = os.pipe2(os.O_CLOEXEC)
     stack.callback(box.end_input)
@@ -102,3 +106,6 @@ def open_streams(box: Box, stack: ExitStack, inherit: Callable[[int], object]) -
     box.stderr, stderr = os.pipe2(os.O_CLOEXEC)
     stack.callback(os.close, box.stderr)
     inherit(stderr)
+    if user is not None:
+        for stream in (stdin, stdout, stderr):
+            os.fchown(stream, user, user)

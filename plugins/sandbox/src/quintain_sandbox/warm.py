@@ -179,10 +179,13 @@ class WarmInterpreters:
 def serves(program: Program) -> bool:
     """Return whether a warm interpreter runs *program* as a new one would.
 
-    It is ``python3 -I FILE ...`` with a source file of the request, or ``python3 -I -c CODE ...``.
+    It is ``python3 -I FILE ...`` with a source file of the request, or ``python3 -I -c CODE ...``,
+    perhaps with ``-X int_max_str_digits=0``.
     """
-    argv, limits = program.argv, program.limits
-    if len(argv) < 3 or list(argv[:2]) != ["python3", "-I"]:
+    argv, limits = list(program.argv), program.limits
+    if argv[2:4] == ["-X", "int_max_str_digits=0"]:
+        del argv[2:4]
+    if len(argv) < 3 or argv[:2] != ["python3", "-I"]:
         return False
     if argv[2] == "-c":
         plain = len(argv) > 3 and "\0" not in argv[3]

@@ -71,6 +71,10 @@ def become(argv: list[str]) -> None:
         __loader__=importlib.machinery.BuiltinImporter, __annotations__={}, __builtins__=builtins
     )
     sys.orig_argv[:] = argv
+    if argv[2] == "-X":
+        sys._xoptions["int_max_str_digits"] = "0"
+        sys.set_int_max_str_digits(0)
+        argv = argv[:2] + argv[4:]
     if argv[2] == "-c":
         sys.argv[:] = ["-c", *argv[4:]]
         file, source = "<string>", argv[3].encode("utf-8", "surrogateescape")

@@ -14,7 +14,7 @@ import numpy
 
 from quintain.errors import UsageError
 from quintain.store import RunFolder, find_run
-from quintain_watch.trace import Timed, read_trace, steps_of
+from quintain_view.watch.trace import Timed, read_trace, steps_of
 
 from .episodes import EpisodeStep
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Self
 
 from quintain import InfrastructureError, Sampled, Sampling, TokenEngine, Weights
-from quintain_schedules import BLOCK
+from quintain_scale.schedules import BLOCK
 
 from .costs import EngineCosts
 from .decoder import SimulatedDecoder, SimulatedTurn

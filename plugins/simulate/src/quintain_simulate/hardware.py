@@ -64,7 +64,8 @@ class ModelShape:
 
     Attributes:
         parameters: all of them.
-        active: those that compute a token: all, unless the model has experts.
+        active: those that multiply a token: not the experts that it does not use, and not input
+            embeddings of their own, which are looked up.
         key_heads: heads of keys and values.
     """
 
@@ -155,12 +156,20 @@ def shape_of(module: Any, name: str) -> ModelShape:
     return ModelShape(
         name=name,
         parameters=parameters,
-        active=parameters - idle_experts(module, config),
+        active=parameters - idle_experts(module, config) - looked_up(module),
         layers=layers,
         heads=config.num_attention_heads,
         key_heads=key_heads,
         head=head,
     )
+
+
+def looked_up(module: Any) -> float:
+    """Return the parameters of input embeddings that are no output layer as well."""
+    embeddings, head = module.get_input_embeddings(), module.get_output_embeddings()
+    if head is None or head.weight is embeddings.weight:
+        return 0.0
+    return float(embeddings.weight.numel())
 
 
 def idle_experts(module: Any, config: Any) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from quintain.cli import Count
+from quintain.cli import Count, json_option
 from quintain.recipe import Recipe, RunPlan
 
 from .options import setup_options
@@ -40,7 +40,7 @@ class Gpus(click.ParamType[tuple[int, str]]):
     type=Count(1),
     help="Steps of each simulation (default: as many as are needed).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def plan(
     recipe: str,
     gpus: tuple[int, str],
@@ -73,7 +73,7 @@ def plan(
     answer = planner.answer()
     chosen, memory = answer.chosen, answer.memory
     outcome = chosen.outcome
-    total = steps or resolved.steps
+    total = steps or resolved.stop.steps
     seconds = total * outcome.step_seconds
     gpu_hours = seconds / 3600 * chosen.gpus
     cost = None if price is None else price * gpu_hours

@@ -13,9 +13,8 @@ import torch
 
 from quintain.errors import UsageError
 from quintain.interfaces import Schedule
-from quintain.models import installed_adapters
-from quintain.recipe import RunPlan
-from quintain_memory import MemoryPlan, activations, logits_bytes, memory_of
+from quintain.models import with_adapters
+from quintain.recipe import MemoryPlan, RunPlan, activations, logits_bytes, memory_of
 
 from .hardware import Gpu, ModelShape, gpu_named, module_for, shape_of
 from .roofline import BYTES, NO_CONFIGURATION, all_gpus, learner_gpus
@@ -110,7 +109,7 @@ class ClusterPlanner:
         shape = shape_of(module, setup.model or plan.model.name)  # engines have no adapters
         if plan.model.lora is not None:
             with torch.device("meta"):
-                module = installed_adapters().with_adapters(module, plan.model.lora.model_dump())
+                module = with_adapters(module, plan.model.lora)
         return cls(plan=plan, setup=setup, module=module, shape=shape, gpus=gpus, steps=steps)
 
     @property
@@ -221,7 +220,7 @@ class ClusterPlanner:
         simulation = Simulation(plan=self.plan, setup=setup, shape=self.shape)
         lengths, sampled = self._means(simulation)
         costs, engines = simulation.costs, setup.cluster.engines
-        samples = self.plan.groups * self.plan.group_size
+        samples = self.plan.rollouts.samples
         running = samples * (self.plan.schedule.max_staleness + 1) / engines
         batch = max(1, int(min(costs.slots, costs.capacity / lengths, running)))
         step = costs.step(batch) + costs.context * batch * lengths / 2

@@ -35,7 +35,7 @@ def cluster_line(simulation: Simulation) -> str:
     """Return what the cluster is, in one line."""
     cluster, plan = simulation.setup.cluster, simulation.plan
     schedule = type(plan.schedule).__name__
-    samples = f"{plan.groups} x {plan.group_size} rollouts a step"
+    samples = f"{plan.rollouts.groups} x {plan.rollouts.group_size} rollouts a step"
     model = f"{simulation.shape.name}, " if simulation.shape else ""
     if cluster.shared:
         gpus = f"{counted(all_gpus(simulation.setup), 'GPU')} sample and learn in turns"

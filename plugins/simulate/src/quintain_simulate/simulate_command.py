@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from quintain.cli import Count
+from quintain.cli import Count, folder_option, json_option
 from quintain.recipe import Recipe, RunPlan
 
 from .options import setup_options
@@ -30,10 +30,8 @@ from .options import setup_options
     help="Hours of the cluster to simulate, instead of steps.",
 )
 @click.option("--seed", type=Count(0), help="Random seed (default: that of the recipe).")
-@click.option(
-    "--folder", default="runs", show_default=True, help="Parent folder of the run folders."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@folder_option
+@json_option
 def simulate(
     recipe: str,
     overrides: Sequence[str],

@@ -20,7 +20,7 @@ from quintain.errors import UsageError
 from quintain.recipe import RunPlan
 from quintain.run import Collector, Replay, collector_for
 from quintain.tasks import Mixture
-from quintain_schedules import EnginePool
+from quintain_scale.schedules import EnginePool
 
 from .clock import run_simulated
 from .costs import EngineCosts, LearnerCosts
@@ -90,7 +90,7 @@ class Simulation:
                 f"schedule of the recipe ({type(self.plan.schedule).__name__}) lets both run at "
                 "once: leave one of them out"
             )
-        passes = forward_passes(self.plan.algorithm, self.plan.groups)
+        passes = forward_passes(self.plan.algorithm, self.plan.rollouts.groups)
         object.__setattr__(self, "costs", engine_costs(self.setup, self.shape))
         object.__setattr__(self, "learner", learner_costs(self.setup, self.shape, passes))
 
@@ -108,7 +108,7 @@ class Simulation:
 
     def episodes(self) -> Episodes:
         """Return what its episodes are like."""
-        table, most = self.setup.episodes, self.plan.max_tokens
+        table, most = self.setup.episodes, self.plan.rollouts.max_tokens
         reply = table.reply or Distribution.parse(f"lognormal:{max(1, most // 4)},{SPREAD}")
         return Episodes(
             turns=table.turns,
@@ -346,16 +346,18 @@ class _Run:
         return engine
 
     def _collector(self, engine: TokenEngine) -> Collector:
-        plan = replace(
-            self._plan,
+        tasks = replace(
+            self._plan.tasks,
             curriculum=Mixture,
             labels=("simulated",),
             names=("simulated",),
             weights=(1.0,),
-            sampling=Sampling(),  # simulated turns have no text to stop at
-            # More than it runs: a run that is about to end starts fewer groups.
-            steps=10**9,
         )
+        # Simulated turns have no text to stop at.
+        rollouts = replace(self._plan.rollouts, sampling=Sampling())
+        # More steps than it runs: a run that is about to end starts fewer groups.
+        stop = replace(self._plan.stop, steps=10**9)
+        plan = replace(self._plan, tasks=tasks, rollouts=rollouts, stop=stop)
         play = EpisodePlayer(self._simulation.episodes(), self._cluster, plan.seed)
         screen = Screen(quiet=True)
         return collector_for(plan, engine, [Simulated()], {}, Replay(), screen, play)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["general_starter"]
+__all__ = ["arithmetic_starter", "general_starter"]
 
 
 def general_starter() -> Path:
@@ -16,3 +16,11 @@ def general_starter() -> Path:
     from it.
     """
     return Path(__file__).parent / "general_model"
+
+
+def arithmetic_starter() -> Path:
+    """Return the folder of the model that the quickstart trains, which comes with the package: it
+    adds columns correctly and forgets about half of the carries.
+    """
+    (folder,) = (Path(__file__).parent / "models").glob("arithmetic-*")
+    return folder

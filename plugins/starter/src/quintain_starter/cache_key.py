@@ -23,7 +23,7 @@ from typing import Any
 from quintain import Environment
 from quintain.evaluation import tasks_of
 from quintain.interfaces import yielded
-from quintain_sft import plays, written_demonstrations
+from quintain_offline.sft import plays, written_demonstrations
 
 MOST_EXAMPLES = 8192
 """Demonstrations that enter by value; making more of them takes seconds where they are

@@ -7,7 +7,7 @@ import shlex
 
 import click
 
-from quintain.cli import Count, sigterm_as_ctrl_c
+from quintain.cli import Count, arg_option, json_option, quiet_option, sigterm_as_ctrl_c
 
 
 @click.command()
@@ -19,14 +19,7 @@ from quintain.cli import Count, sigterm_as_ctrl_c
     show_default=True,
     help="Seed of weights and order of examples.",
 )
-@click.option(
-    "--arg",
-    "-a",
-    "args",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Field of the environment (repeatable).",
-)
+@arg_option
 @click.option(
     "--start-arg",
     "start_args",
@@ -41,8 +34,8 @@ from quintain.cli import Count, sigterm_as_ctrl_c
     is_flag=True,
     help="Train also if the model is there already; cache the new one.",
 )
-@click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+@quiet_option
+@json_option
 def start(
     environment: str,
     seed: int,

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 
 from quintain.learning import TrainingSequence
 from quintain.models import HFTokenizer
-from quintain_sft import encode_conversation, end_of_turn
+from quintain_offline.sft import encode_conversation, end_of_turn
 
 from .architecture import STARTS, build_model, build_tokenizer
 from .exercises import Exercise

@@ -17,12 +17,12 @@ from random import Random
 from typing import Any
 
 from quintain import Environment, Sampling, Task, TokenEngine
+from quintain.engine import EmbeddedEngine
 from quintain.errors import UsageError
 from quintain.evaluation import evaluate, tasks_of
 from quintain.learning import Learner, TrainingSequence
 from quintain.models import ChatTokenizer, LoadedModel
-from quintain_embedded import EmbeddedEngine
-from quintain_sft import (
+from quintain_offline.sft import (
     Example,
     demonstrations_of,
     encode_conversation,

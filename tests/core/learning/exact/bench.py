@@ -278,6 +278,8 @@ async def _awaited(found: Awaitable[Any]) -> Any:
 
 
 def _top(theta: Statistics, prox: Statistics, ids: Tensor) -> dict[str, Tensor]:
-    assert theta.asked_logp is not None and prox.top_logp is not None and prox.top_ids is not None
+    assert theta.asked_logp is not None
+    assert prox.top_logp is not None
+    assert prox.top_ids is not None
     has = (prox.top_ids == ids[:, None]).any(1)
     return {"top_logp": theta.asked_logp, "prox_top_logp": prox.top_logp, "prox_top_has": has}

@@ -137,6 +137,7 @@ def test_every_algorithm_claims_something() -> None:
     assert set(INSTALLED) <= set(CLAIMS)
 
 
+@pytest.mark.keeps("rloo", "grpo", "turn_level")
 @pytest.mark.parametrize("name", CLAIMS)
 def test_expected_update_on_policy(name: str) -> None:
     claim = CLAIMS[name]
@@ -152,6 +153,7 @@ def test_expected_update_on_policy(name: str) -> None:
             )
 
 
+@pytest.mark.keeps("success-2", "centred-2")
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("form", ["success", "centred"])
 def test_maxrl_climbs_a_truncated_logarithm(form: str, size: int) -> None:
@@ -169,6 +171,7 @@ def test_maxrl_climbs_a_truncated_logarithm(form: str, size: int) -> None:
     np.testing.assert_allclose(got, slope * truth(held) / LONGEST, rtol=0, atol=1e-12)
 
 
+@pytest.mark.more
 def test_optimal_token_baseline_has_a_bias_of_one_over_the_group() -> None:
     """What is missing from the true gradient halves, about, where the group doubles."""
     missing = []
@@ -194,6 +197,7 @@ class Turns(Bench):
         return Path(at=at, ids=reply, outcome=sum(scores), turns=(1,) * len(reply), scores=scores)
 
 
+@pytest.mark.keeps("0.5")
 @pytest.mark.parametrize("gamma", [1.0, 0.5, 0.0])
 def test_turn_level_climbs_the_discounted_return_of_each_turn(gamma: float) -> None:
     """The expected update is sum_k E[G_k grad log theta(turn k)]: without a discount, the true
@@ -289,6 +293,7 @@ def test_truncated_importance_sampling_repairs_the_mismatch_of_the_sampler() -> 
 # ---------------------------------------------------------------- dynamic sampling
 
 
+@pytest.mark.keeps("rloo-1.0")
 @pytest.mark.parametrize("name, factor", [("rloo", 1.0), ("dr_grpo", 2 / 3)])
 def test_dynamic_sampling_is_the_gradient_over_the_chance_of_acceptance(
     name: str, factor: float

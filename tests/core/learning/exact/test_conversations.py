@@ -391,6 +391,9 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
+@pytest.mark.keeps(
+    "one_conversation", "one_conversation-rewritten", "compacts_once", "sampled_again", "drops"
+)
 @pytest.mark.parametrize(("program", "rewrites"), CASES, ids=IDS)
 def test_every_sampled_token_trains_once_in_its_context(program: Program, rewrites: bool) -> None:
     for way in ways(program, rewrites):
@@ -411,6 +414,7 @@ ALIKE_AND_LARGE = {
 """Each does several times what shorter programs do once; their number of ways makes them slow."""
 
 
+@pytest.mark.keeps("one_conversation", "compacts_once", "compacts_in_place", "decides_when")
 @pytest.mark.parametrize(
     ("program", "rewrites"),
     [
@@ -519,7 +523,8 @@ def test_scores_of_turns_are_those_of_the_first_conversation() -> None:
 
     (sample, _) = batch_of_one(compacts_once, turns=(0.5,)).samples
 
-    assert (sample.turns, sample.turn_scores) == ((1, 1, 1), (0.5, 0.0, 0.0))
+    assert sample.turns == (1, 1, 1)
+    assert sample.turn_scores == (0.5, 0.0, 0.0)
     assert turn_rewards(sample, sample.total) == [(1, 0.5), (1, 0.0), (1, 0.0)]
 
 
@@ -536,6 +541,7 @@ ACTIONS = strategies.lists(
 )
 
 
+@pytest.mark.more
 @given(
     actions=ACTIONS,
     bits=strategies.lists(strategies.integers(0, 1), max_size=12),

@@ -116,7 +116,7 @@ def learner_of(algorithm: Algorithm, **options: Any) -> tuple[Learner, list[Upda
     """A learner of the model number 0, ref being the number 2; its updates are noted down."""
     learner = Learner(fresh(0), algorithm, reference=fresh(2), **(OPTIONS | options))
     if algorithm.advantage.name in STATES:
-        learner._piece_state["advantage"] = dict(STATES[algorithm.advantage.name])
+        learner._advantage_state = dict(STATES[algorithm.advantage.name])
     found: list[Update] = []
 
     def note(optimizer: Any, *_: Any) -> None:
@@ -163,6 +163,7 @@ mask_truncated reinforce rloo grpo gspo dapo reinforce_pp dppo dvp
 """Of `CHOSEN` and `CORE`, in each test run; test_softmax.py has all, on tables instead of a transformer."""
 
 
+@pytest.mark.keeps("rloo", "kl-k1-reward")
 @pytest.mark.parametrize("name", mostly_slow([*CORE, *CHOSEN], FAST))
 def test_every_update_of_two_epochs_of_two_minibatches(name: str) -> None:
     """The first is on-policy but for the sampler; the later ones are not. The second epoch takes the groups in either
@@ -184,6 +185,7 @@ def test_every_update_of_two_epochs_of_two_minibatches(name: str) -> None:
     np.testing.assert_allclose(updates[3].gradient, fourth[1 - order[0]], **CLOSE)
 
 
+@pytest.mark.keeps("reinforce", "gspo")
 @pytest.mark.parametrize("name", mostly_slow(CORE, FAST))
 def test_one_update_of_a_whole_batch(name: str) -> None:
     """As the algorithms are run by default: prox comes from the pass that is differentiated, so every ratio to it
@@ -199,6 +201,7 @@ def test_one_update_of_a_whole_batch(name: str) -> None:
         assert metrics["ratio.min"] == metrics["ratio.max"] == 1.0
 
 
+@pytest.mark.keeps("grpo", "trm")
 @pytest.mark.parametrize(
     "name",
     mostly_slow(
@@ -219,6 +222,7 @@ def test_clips_and_masks_are_at_work_in_later_updates(name: str) -> None:
     assert metrics["grad_norm"] > 0
 
 
+@pytest.mark.more
 def test_expected_update_is_the_true_gradient() -> None:
     """Of rloo over all groups of two, divided by the constant length 3."""
     held = Bench(
@@ -262,17 +266,17 @@ def test_the_optimizer_is_reset_if_the_algorithm_says_so(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dr_grpo", "gspo", "dvp"])
 def test_an_update_of_ones_own_sees_the_same_loss_and_gradient(name: str) -> None:
-    """Through `OptimizerStep`: the gradient, times what the loss was scaled by; the loss, also at other parameters;
+    """Through `OptimizerStep`: the gradient; the loss, also at other parameters;
     metrics that are taken down once.
     """
     algorithm, method = PAIRS[name]
     paths, batch = drawn(algorithm.prune)
     seen: dict[str, Any] = {}
 
-    def halve(step: OptimizerStep) -> dict[str, float]:
-        loss = step.backward(lambda x: 2 * x)
+    def descend(step: OptimizerStep) -> dict[str, float]:
+        loss = step.backward()
         grads = [p.grad for p in step.parameters]
-        seen["gradient"] = torch.cat([g.flatten() for g in grads if g is not None]).numpy() / 2
+        seen["gradient"] = torch.cat([g.flatten() for g in grads if g is not None]).numpy()
         assert step.loss() == pytest.approx(loss, abs=1e-12)
         with torch.no_grad():
             for p, g in zip(step.parameters, grads, strict=True):
@@ -280,7 +284,7 @@ def test_an_update_of_ones_own_sees_the_same_loss_and_gradient(name: str) -> Non
         after = step.loss()
         return {"loss": loss, "grad_norm": 1.0, "gain": loss - after}
 
-    piece = Piece(kind="optimizer_step", name="halve", function=halve)
+    piece = Piece(kind="optimizer_step", name="descend", function=descend)
     learner, updates = learner_of(algorithm.replace(optimizer_step=piece))
     before = Update(
         parameters=copy.deepcopy(learner.module.state_dict()), gradient=np.zeros(0), remembers=False

@@ -51,7 +51,7 @@ PREFERENCE_REST, ALL_NEVER = covering(
     ALL_FACTORS, ALL_RULES, before=[*ROWS, *PREFERENCE_OFF_POLICY]
 )
 PREFERENCE_ROWS = [*PREFERENCE_OFF_POLICY, *PREFERENCE_REST]
-"""What the pieces of `quintain-preference` add."""
+"""What the pieces of `quintain-offline` add."""
 
 
 def name_of(row: Row) -> str:
@@ -85,6 +85,7 @@ def test_combination_with_a_preference(row: Row) -> None:
     compare(row, algorithm_of(row))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("factor", "value"),
     [(factor, value) for factor, values in PREFERENCES.items() for value in values],
@@ -126,17 +127,15 @@ def test_every_allowed_pair_with_a_preference_occurs() -> None:
 
 
 def test_every_piece_has_a_place() -> None:
-    """A new piece of core, `quintain-algorithms`, `quintain-classic` or `quintain-preference` needs
-    a formula in `reference`.
+    """A new piece of core, `quintain-algorithms` or `quintain_offline.preference` needs a formula in
+    `reference`. Those of trees read the trees of rollouts, and have tests of their own.
     """
-    packages = (
-        "quintain.learning.",
-        "quintain_algorithms.",
-        "quintain_classic.",
-        "quintain_preference.",
-    )
+    packages = ("quintain.learning.", "quintain_algorithms.", "quintain_offline.preference.")
     every = {
-        (piece.kind, piece.name) for piece in every_piece() if piece.origin.startswith(packages)
+        (piece.kind, piece.name)
+        for piece in every_piece()
+        if piece.origin.startswith(packages)
+        and not piece.origin.startswith("quintain_algorithms.tree_search.")
     }
     rows = [*ROWS, *PREFERENCE_ROWS]
     assert every == {(piece.kind, piece.name) for row in rows for piece in algorithm_of(row).pieces}
@@ -187,11 +186,12 @@ PUBLISHED: dict[str, Algorithm] = {
     component.name: Registry([component]).resolve(component)
     for component in discover()
     if component.kind == "algorithm"
-    and component.distribution in ("quintain", "quintain-algorithms", "quintain-classic")
+    and component.distribution in ("quintain", "quintain-algorithms", "quintain-algorithms")
 }
 ORDERED = {"gae", "optimal_token", "process_norm", "reinforce_pp", "turn_level"}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("history", ["tree", "overlapping"])
 @pytest.mark.parametrize(
     "name",
@@ -235,6 +235,7 @@ def test_other_combinations_on_other_batches(seed: int) -> None:
             raise AssertionError(f"seed {seed}, {start}") from error
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", OPTIONS)
 def test_other_arguments_of_advantages(name: str) -> None:
     formula, piece, args = OPTIONS[name]
@@ -262,6 +263,7 @@ MET = {
 """What each bound does to some tokens and not to others."""
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("piece", MET)
 def test_bounds_are_met(piece: str) -> None:
     """By some tokens, so that the rows say something of them."""

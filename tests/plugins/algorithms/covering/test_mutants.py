@@ -30,6 +30,8 @@ from .pairs import Row
 from .test_covering import ROWS
 from .world import FACTORS, algorithm_of, compare
 
+pytestmark = pytest.mark.more
+
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
 
@@ -82,9 +84,7 @@ def _prox_follows_theta(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _samples_split(original: Callable[..., Any]) -> Callable[..., Any]:
-    def minibatches(
-        batch: Batch, count: int, order: Sequence[int] | None = None
-    ) -> list[list[int]]:
+    def minibatches(batch: Batch, count: int, order: Sequence[int]) -> list[list[int]]:
         every = [i for part in original(batch, 1, order) for i in part]
         return [every[k::count] for k in range(count)]
 
@@ -93,11 +93,11 @@ def _samples_split(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _idle_by_last_token(original: Callable[..., Any]) -> Callable[..., Any]:
     def active(
-        self: Learner, flat_tokens: Any, part: Sequence[int], advantage: torch.Tensor
+        self: Learner, batch: Batch, part: Sequence[int], advantage: torch.Tensor
     ) -> list[int]:
-        ends = set(flat_tokens.starts)
+        ends = set(batch.starts)
         last = torch.tensor([float(n + 1 in ends) for n in range(len(advantage))])
-        return list(original(self, flat_tokens, part, advantage * last))
+        return list(original(self, batch, part, advantage * last))
 
     return active
 
@@ -107,15 +107,20 @@ def _over_the_batch(original: Any) -> Any:
 
 
 def _denominator_of_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The tokens that were masked still count."""
+    """A batch remembers the tokens that were masked, for `_by_all_tokens`."""
 
     def only(batch: Batch, indices: Sequence[int]) -> Batch:
         kept: Batch = original(batch, indices)
-        if len(kept.samples) < len(batch.samples):
-            kept.__dict__["tokens"] = batch.tokens
+        kept.__dict__["with_masked"] = batch.tokens
         return kept
 
     return only
+
+
+def _by_all_tokens(batch: Batch) -> list[float]:
+    """The tokens that were masked still count."""
+    tokens = batch.__dict__.get("with_masked", batch.tokens)
+    return [1 / max(1, tokens)] * len(batch.samples)
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -127,6 +132,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "masked samples stay in the denominator": Mutant(
         plant=wraps(Batch, "only", _denominator_of_all),
+        change=function_of("aggregation", lambda f: _by_all_tokens),
         where=of(aggregation="token", mask_truncated="yes"),
     ),
     "truncated samples train": Mutant(

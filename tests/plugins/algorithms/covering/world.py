@@ -27,8 +27,8 @@ from quintain.interfaces.algorithm import GroupStats
 from quintain.learning import ALGORITHMS, Batch, Learner, Sample, TrainingSequence
 from quintain.registry.pieces import find
 from quintain.testing import rollout
+from quintain_algorithms.classic import Critic
 from quintain_authoring.scripted import ScriptedEngine
-from quintain_classic import Critic
 
 from . import reference as ref
 from .pairs import Row
@@ -134,7 +134,7 @@ PREFERENCES = {
     "objective": ["dpo", "dpo_extremes", "dpo_norm", "simpo", "kto"],
     "aggregation": ["winners"],
 }
-"""Pieces of `quintain-preference`."""
+"""Pieces of `quintain-offline`."""
 FACTORS = {
     "advantage": [name for name in ADVANTAGES if name not in PREFERENCES["advantage"]],
     "objective": [name for name in OBJECTIVES if name not in PREFERENCES["objective"]],

@@ -1,0 +1,17 @@
+"""The engine that samples from a Hugging Face model in the process of a run: exact tokens, a cache
+of keys and values, shared prefixes. Needs torch and transformers.
+
+The names below are what plugins may import from here; each module is imported when one of its names
+is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import lazy_names
+
+if TYPE_CHECKING:
+    from .embedded import EmbeddedEngine as EmbeddedEngine
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -1,0 +1,216 @@
+"""What a run begins with where torch finds no GPU: precision, lengths and batch by a measurement of
+this processor.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import torch
+
+from ..console.screen import rough
+from ..errors import QuintainError
+from ..models.paper import module_on_paper
+from ..store.runs import model_named
+from .plan import RunPlan
+from .resolve import EnvironmentSpec, is_model_source
+from .tables import Recipe
+
+SECONDS = 60.0
+"""A step is planned to take no longer."""
+LARGE = 20_000_000
+"""Parameters from which a step on a CPU is worth an estimate."""
+PROMPTS = (16, 8, 4, 2)
+GROUP = 8
+"""Samples of a task; of fewer, groups are too often all right or all wrong."""
+MAX_TOKENS = range(16, 257)
+"""Of a reply; the longest is for environments that show no reply."""
+EXAMPLES = 32
+USUAL_PROMPT = 96
+"""Tokens of a prompt, which the plan does not know."""
+CHARACTERS = 3.0
+"""Of a token, mostly more in English."""
+UPDATE_SHARE, DECODING_SHARE = 0.7, 0.5
+"""Of the rate of plain products, what updates and decoding reach: of 135 million parameters, two
+threads, 64 samples of 8 prompts.
+"""
+SIZE, ROWS, SAMPLE = 1024, 64, 0.12
+"""Of the products that are measured: a square of numbers, the rows of decoding, and the seconds of
+each measurement.
+"""
+HALF_GAIN = 1.3
+"""How many times as fast products in half precision must be, since casts and sums take their part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processor:
+    """Rates of plain matrix products here, in FLOP/s.
+
+    Attributes:
+        float32: of two squares.
+        bfloat16: of two squares.
+        decoding: of a few rows and a square, in float32.
+    """
+
+    float32: float
+    bfloat16: float
+    decoding: float
+
+    @property
+    def half(self) -> bool:
+        """Whether half precision is worth it."""
+        return self.bfloat16 > HALF_GAIN * self.float32
+
+
+@cache
+def processor() -> Processor:
+    """Measure this processor, in less than a second."""
+    return Processor(
+        float32=_rate(SIZE, torch.float32),
+        bfloat16=_rate(SIZE, torch.bfloat16),
+        decoding=_rate(ROWS, torch.float32),
+    )
+
+
+def _rate(rows: int, dtype: torch.dtype) -> float:
+    """Return the rate of products of *rows* and a square, on all threads. CPU time decides: programs
+    beside this one do not change the batch.
+    """
+    a, b = torch.ones(rows, SIZE, dtype=dtype), torch.ones(SIZE, SIZE, dtype=dtype)
+    a @ b  # the first one packs and allocates
+    began, products = time.process_time(), 0
+    while (seconds := time.process_time() - began) < SAMPLE:
+        a @ b
+        products += 1
+    return 2 * rows * SIZE * SIZE * products * torch.get_num_threads() / seconds
+
+
+def seconds_of_step(
+    parameters: int,
+    *,
+    prompts: int,
+    group: int,
+    tokens: int,
+    half: bool,
+    prompt_tokens: int = USUAL_PROMPT,
+) -> float:
+    """Return the estimated seconds of a step here: a forward pass for each token that is decoded, and
+    three for each token of the update, in which a group has its prompt once.
+
+    Args:
+        tokens: of a reply, on average.
+        half: whether products are of half precision.
+    """
+    here = processor()
+    gain = here.bfloat16 / here.float32 if half else 1.0
+    decoded = prompts * group * tokens
+    updated = decoded + prompts * prompt_tokens
+    decoding = 2 * parameters * decoded / (DECODING_SHARE * here.decoding * gain)
+    return decoding + 6 * parameters * updated / (UPDATE_SHARE * here.float32 * gain)
+
+
+def remark_on_cpu(plan: RunPlan, parameters: int) -> str:
+    """Return what a run without a GPU is told: the faster precision here, and the estimated seconds
+    of a step whose replies are half as long as they may be.
+    """
+    here, rollouts = processor(), plan.rollouts
+    faster, slower = ("bfloat16", "float32") if here.half else ("float32", "bfloat16")
+    ratio = getattr(here, faster) / getattr(here, slower)
+    seconds = seconds_of_step(
+        parameters,
+        prompts=rollouts.groups,
+        group=rollouts.group_size,
+        tokens=max(rollouts.max_tokens // 2, 1),
+        half=plan.learner.precision == "bf16",
+    )
+    return (
+        f"no GPU: products of {faster} are {ratio:.1f} times as fast as of {slower} here, a step is "
+        f"estimated at {rough(seconds)}"
+    )
+
+
+def begins_on_cpu(recipe: Recipe) -> bool:
+    """Return whether *recipe* runs on a CPU by default: torch finds no GPU, and none is named."""
+    return recipe.model.device == "cpu" or (
+        recipe.model.device == "auto" and not torch.cuda.is_available()
+    )
+
+
+def changes_on_cpu(recipe: Recipe) -> list[str]:
+    """Return what replaces the values of a GPU in *recipe*, as in ``--set``."""
+    half = processor().half
+    tokens = longest_reply(recipe)
+    parameters = _parameters(recipe)
+    prompts = PROMPTS[-1]
+    for count in PROMPTS:
+        seconds = seconds_of_step(
+            parameters, prompts=count, group=GROUP, tokens=tokens // 2, half=half
+        )
+        if seconds <= SECONDS:
+            prompts = count
+            break
+    values: dict[str, Any] = {
+        "run.steps": 50,
+        "model.dtype": "bfloat16" if half else "float32",
+        "learner.precision": "bf16" if half else "float32",
+        "learner.checkpoint_activations": False,
+        "learner.lr": 1e-5,
+        "learner.warmup_steps": 0,
+        "sampling.temperature": 0.7,
+        "sampling.max_tokens": tokens,
+        "batch.prompts": prompts,
+        "batch.group_size": GROUP,
+        "evaluation.every": 10,
+        "evaluation.tasks": 4 * prompts,
+        "evaluation.test.tasks": 8 * prompts,
+    }
+    return [f"{key}={json.dumps(value)}" for key, value in values.items()]
+
+
+def longest_reply(recipe: Recipe) -> int:
+    """Return the tokens that a reply of the environments needs: half as many again as in the longest
+    demonstration of the first tasks, else four times the longest answer and 32; the most of
+    `MAX_TOKENS` where an environment shows neither.
+    """
+    longest = max(map(_longest_of, recipe.environments))
+    return min(max(longest, MAX_TOKENS.start), MAX_TOKENS.stop - 1)
+
+
+def _longest_of(table: Any) -> int:
+    unknown = MAX_TOKENS.stop
+    try:
+        spec = EnvironmentSpec.of(table)
+        if spec.own_slots:  # its tasks need a service
+            return unknown
+        environment = spec.make({})
+        shown = [d.reply for d in islice(environment.demonstrations("train"), EXAMPLES)]
+        if shown:
+            return round(1.5 * max(map(len, shown)) / CHARACTERS) + 8
+        answers = [_answer(task) for task in islice(environment.tasks("train"), EXAMPLES)]
+    except QuintainError:
+        return unknown  # the checks of the recipe say what is wrong with it
+    if not answers or None in answers:
+        return unknown
+    return round(4 * max(len(answer or "") for answer in answers) / CHARACTERS) + 32
+
+
+def _answer(task: Any) -> str | None:
+    return None if task.answer is None else str(task.answer)
+
+
+def _parameters(recipe: Recipe) -> int:
+    """Return the number of parameters of the model, by its configuration; 600 million where that
+    cannot be had.
+    """
+    name = recipe.model.name
+    try:
+        named = model_named(name).path if is_model_source(name) else name
+        module = module_on_paper(named, None)
+    except QuintainError:
+        module = None  # the checks of the recipe say that it cannot be had
+    return 600_000_000 if module is None else sum(p.numel() for p in module.parameters())

@@ -1,0 +1,1 @@
+"""Bridges between Quintain and other ecosystems, one sub-package each."""

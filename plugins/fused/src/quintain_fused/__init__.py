@@ -1,7 +1,0 @@
-"""Norms, rotary embeddings and gated activations of training as single differentiable functions."""
-
-from __future__ import annotations
-
-from .decoder import TrainingDecoder
-
-__all__ = ["TrainingDecoder"]

@@ -1,0 +1,434 @@
+"""The learner `fsdp`: the part of it in the run's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import errno
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from quintain import Algorithm
+from quintain.errors import UsageError
+from quintain.interfaces import ProcessCluster
+from quintain.learning import (
+    Advantages,
+    Batch,
+    FrozenPolicies,
+    Learner,
+    Prepared,
+    Step,
+    TrainingSequence,
+)
+from quintain.store import current_run
+
+from .model_files import ModelWriter, is_full, model_files
+from .placed_team import PlacedTeam
+from .recovery import Recovery
+from .remote_team import RemoteTeam
+from .setup import USUAL, CheckpointKind, Modes, Place, Setup, Sharding, mapped, packed, shared
+from .team import Team
+from .wire import token_of
+
+log = logging.getLogger(__name__)
+
+SHARED_MEMORY = "/dev/shm"
+FOR_ALL = "or leave out learner.args.checkpoint, so that the run writes all of it"
+
+
+class FsdpLearner(Learner):
+    """A `Learner` whose updates are made by several processes, the ranks.
+
+    Its `module` has the weights of now, whole and in the memory of the machine: each rank reads its
+    part from there at the start, and writes it back after every step. So no rank has more than its
+    part, and whatever reads the module (an engine, a checkpoint, a critic) finds it as that of any
+    learner. It holds neither gradients nor moments.
+
+    Args:
+        ranks, sharding, group, silence, restarts, copy_every, checkpoint, rendezvous, token_file,
+            patience: see `Fsdp`.
+        cluster: what starts the ranks, in place of this process.
+        modes: the settings of `Fsdp` that say how ranks keep weights and moments.
+        share_gpu: let ranks share the GPUs that there are, by gloo; to try things out.
+        team: processes that run already, for several learners one after the other.
+        settings: of `Learner`.
+
+    Raises:
+        UsageError: a setting or the algorithm is refused.
+        RanksLost: ranks do not start.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        algorithm: Algorithm | None = None,
+        *,
+        ranks: int = 2,
+        sharding: Sharding = "sharded",
+        group: int | None = None,
+        silence: float = 20.0,
+        restarts: int = 3,
+        copy_every: int = 10,
+        checkpoint: CheckpointKind = "whole",
+        modes: Modes = USUAL,
+        rendezvous: str | None = None,
+        token_file: str | None = None,
+        patience: float = 600.0,
+        cluster: ProcessCluster | None = None,
+        share_gpu: bool = False,
+        team: Team | None = None,
+        **settings: Any,
+    ) -> None:
+        if algorithm is not None:
+            _check(algorithm, sharding)
+        precision = settings.get("precision", "float32")
+        modes = modes.resolved(sharding, precision)
+        _check_modes(modes, sharding, precision)
+        if settings.get("precision") == "fp16":
+            raise UsageError(
+                "learner fsdp: fp16 needs a loss scale on which the ranks agree, which is not "
+                'there; use precision = "bf16"'
+            )
+        # Without an algorithm, so that no copy is made for ref. Checkpointing is that of the ranks;
+        # a critic asks for it.
+        super().__init__(module, None, **(settings | {"activation_checkpointing": False}))
+        self.forward.checkpointing = settings.get("activation_checkpointing", False)
+        self.algorithm = algorithm
+        device = self.parameters[0].device.type
+        if cluster is not None and rendezvous is not None:
+            raise UsageError(
+                "learner fsdp: [cluster] starts the ranks, and learner.args.rendezvous waits for "
+                "ranks that something else starts; remove one of them"
+            )
+        self._elsewhere = rendezvous is not None or cluster is not None
+        own = not self._elsewhere and not share_gpu
+        if device == "cuda" and own and ranks > torch.cuda.device_count():
+            raise UsageError(
+                f"learner fsdp: {ranks} ranks need a GPU each, and torch sees "
+                f"{torch.cuda.device_count()}; lower learner.args.ranks"
+            )
+        self._image, self._ranks = _in_host_memory(self.module), ranks
+        of_ranks = {k: v for k, v in settings.items() if k not in ("lora", "widen", "reference")}
+        setup = Setup(
+            module=self._image,
+            algorithm=None if algorithm is None else packed(algorithm),
+            settings=of_ranks,
+            ranks=ranks,
+            sharding=sharding,
+            group=group_of(ranks, sharding, group),
+            threads=max(1, torch.get_num_threads() // ranks),
+            rendezvous="",
+            device=device,
+            modes=modes,
+            saves_parts=checkpoint == "sharded",
+        )
+        self.saves_parts = setup.saves_parts
+        self.digests: dict[str, str] = {}
+        if team is None and cluster is not None:
+            team = PlacedTeam(
+                ranks, cluster, gpu=device == "cuda", silence=silence, patience=patience
+            )
+        if team is None and rendezvous is not None:
+            token = token_of(token_file)
+            team = RemoteTeam(
+                ranks, os.path.expandvars(rendezvous), token, silence=silence, patience=patience
+            )
+        self.team = Recovery(
+            team or Team(ranks, silence=silence, gpu=device == "cuda"),
+            setup,
+            restarts=restarts,
+            every=copy_every,
+        )
+        if algorithm is not None:
+            for note in algorithm.notes():
+                log.warning("%s: %s", algorithm.name, note)
+        self._last: Prepared | None = None
+        self._saving: tuple[int, tuple[Any, ...]] = (-1, ())
+        """Version and arguments of the last save that was begun."""
+        self._model: ModelWriter | None = None
+        """The file of the model in that save, if ranks elsewhere write the rest."""
+        if self.saves_parts and (run := current_run()) is not None:
+            try:
+                self._check_folder(run, FOR_ALL)
+            except UsageError:
+                self.close()
+                raise
+
+    def prepare(self, batch: Batch) -> Prepared:
+        if not batch.tokens:
+            raise UsageError("the batch holds no token that trains")
+        began = time.perf_counter()
+        self._announce()
+        rewards, penalty, statistics = self.team.call("prepare", batch)
+        step = Step(batch=batch, rewards=rewards, penalty=penalty, statistics=statistics)
+        self._last = Prepared(
+            step=step,
+            policies=FrozenPolicies(
+                mu_logp=statistics["mu_logp"],
+                prox_logp=statistics["prox_logp"],
+                ref_logp=statistics.get("ref_logp"),
+            ),
+            seconds=time.perf_counter() - began,
+        )
+        return self._last
+
+    def step(
+        self,
+        batch: Batch | Prepared,
+        *,
+        advantages: Advantages | Sequence[float] | Tensor | None = None,
+    ) -> dict[str, float]:
+        prepared = batch if isinstance(batch, Prepared) else self.prepare(batch)
+        if prepared is not self._last:
+            raise UsageError("learner fsdp trains on the batch that was prepared last")
+        self._last = None
+        self._await_model()
+        began = time.perf_counter() - prepared.seconds
+        if advantages is None:
+            advantages = asyncio.run(self.compute_advantages(prepared))
+        if not isinstance(advantages, Advantages):
+            advantages = Advantages(values=advantages)
+        metrics = self._updated(self.team.call("step", advantages))
+        return metrics | {"seconds": time.perf_counter() - began}
+
+    def supervised_step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+        self._await_model()
+        self._announce()
+        return self._updated(self.team.call("supervised_step", tuple(sequences)))
+
+    def state_dict(self, *, weights: bool = True) -> dict[str, Any]:
+        """Return all that a bitwise resume needs, whole: another number of ranks, or another
+        learner, can load it.
+        """
+        described = self.team.call("describe")
+        places: list[Place] = []
+        mapped(described, lambda value: places.append(value) if isinstance(value, Place) else None)
+        wholes = [place.empty() for place in places]
+        self.team.call("fill", wholes)
+        filled: dict[str, Any] = mapped(
+            described, lambda value: wholes[value.index] if isinstance(value, Place) else value
+        )
+        if not filled["reference"]:
+            del filled["reference"]
+        return super().state_dict(weights=weights) | filled
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._load_own(state)
+        names = ("version", "updates", "optimizer", "reference")
+        sent = {name: mapped(state[name], _shared) for name in names if name in state}
+        self.team.call("load", sent)
+
+    def part_bytes(self) -> int:
+        """Return the bytes of moments and reference model."""
+        trained = sum(p.numel() * p.element_size() for p in self.parameters)
+        whole = sum(p.numel() * p.element_size() for p in self.module.parameters())
+        reference = self.algorithm is not None and self.algorithm.uses_reference
+        return 2 * trained + (
+            whole if reference and not hasattr(self.module, "disable_adapter") else 0
+        )
+
+    def begin_save(self, folder: Path) -> dict[str, Any]:
+        """Let the ranks write into *folder*, see `quintain.interfaces.PartSaver`. The model is here
+        whole, so ranks elsewhere leave it to a thread.
+
+        Raises:
+            UsageError: a rank does not see the folder.
+        """
+        folder = folder.absolute()
+        self._check_folder(folder, FOR_ALL)
+        files = model_files(self._image, folder / "model", 1 if self._elsewhere else self._ranks)
+        self._model = None
+        if self._elsewhere and files:
+            path, names = files[0]
+            weights = self._image.state_dict()
+            self._model = ModelWriter(Path(path), {name: weights[name] for name in names})
+            files = {}
+        self._saving = self.version, (str(folder), files)
+        rest = self.team.call("begin_save", *self._saving[1])
+        state = super().state_dict(weights=False)
+        del state["optimizer"]  # the driver's own, which is empty
+        return {**state, "optimizer": rest}
+
+    def end_save(self, *, wait: bool) -> Literal["writing", "complete", "lost"]:
+        """Return what became of the files, see `quintain.interfaces.PartSaver`."""
+        found: list[tuple[str, dict[str, str]]] = self.team.call("end_save", wait)
+        if self._model is not None:
+            if wait:
+                self._model.wait()
+            path = self._model.path
+            name = f"{path.parent.name}/{path.name}"
+            found.append((self._model.became, {name: self._model.digest}))
+        became = [word for word, _ in found]
+        self.digests = {path: digest for _, files in found for path, digest in files.items()}
+        if "writing" in became:
+            return "writing"
+        if faults := sorted({fault for fault in became if fault not in ("complete", "lost")}):
+            raise OSError(errno.ENOSPC if is_full(faults[0]) else errno.EIO, faults[0])
+        version, files = self._saving
+        if "lost" in became and version == self.version:
+            self.team.call("begin_save", *files)  # by ranks that have the same weights
+            return self.end_save(wait=wait)
+        if "lost" in became:
+            log.warning(
+                "learner fsdp: the ranks that wrote a checkpoint were lost, so it is left out; the "
+                "next one is saved as planned"
+            )
+            return "lost"
+        return "complete"
+
+    def load_parts(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Restore what the ranks wrote, see `quintain.interfaces.PartSaver`.
+
+        Raises:
+            UsageError: a rank does not see the folder.
+        """
+        folder = folder.absolute()
+        self._check_folder(
+            folder, "or resume with ranks of this machine: no learner.args.rendezvous, no [cluster]"
+        )
+        self._load_own(state)
+        self.team.call("load_parts", str(folder), dict(state))
+
+    def close(self) -> None:
+        """End the ranks."""
+        self.team.close()
+
+    def _check_folder(self, folder: Path, otherwise: str) -> None:
+        """Check that all ranks see the files of *folder*, in which they read or write their parts of
+        a checkpoint.
+
+        Raises:
+            UsageError: one does not; the message ends with what to do *otherwise*.
+        """
+        if not self._elsewhere:
+            return
+        content = secrets.token_bytes(16)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            names = [name for name in self.team.call("sees", file.name, content) if name]
+        if names:
+            raise UsageError(
+                f"learner fsdp: not seen by {', '.join(names)}: a file that the run has written to "
+                f"{folder}, where each rank has its part of a checkpoint. Let all machines mount "
+                f"one file system at this path, {otherwise}"
+            )
+
+    @torch.no_grad()
+    def _load_own(self, state: Mapping[str, Any]) -> None:
+        """Restore what the driver has, and let the ranks see the weights."""
+        self._await_model()
+        own = super().state_dict(weights=False)["optimizer"]  # the driver has no moments
+        super().load_state_dict({**state, "optimizer": own})
+        for kept, live in zip(self._image.parameters(), self.module.parameters(), strict=True):
+            if kept.data_ptr() != live.data_ptr():
+                kept.copy_(live)
+
+    @torch.no_grad()
+    def _announce(self) -> None:
+        """Embed no token. An engine on the same devices sleeps when the module computes, and the
+        ranks compute elsewhere.
+        """
+        module: Any = self.module
+        embeddings = module.get_input_embeddings()
+        embeddings(torch.empty(0, dtype=torch.long, device=self.parameters[0].device))
+
+    def _await_model(self) -> None:
+        """Wait until the weights of now are written, which are about to change."""
+        if self._model is not None:
+            self._model.wait()
+        # ranks write them from other processes, which nobody would see by the counters of tensors
+        torch.autograd.graph.increment_version(list(self.module.parameters()))
+
+    @torch.no_grad()
+    def _updated(self, reply: tuple[dict[str, float], int, int]) -> dict[str, float]:
+        """Take up the weights that the ranks have written; return the metrics."""
+        metrics, self.version, self.updates = reply
+        for kept, live in zip(self._image.parameters(), self.module.parameters(), strict=True):
+            if live.requires_grad and kept.data_ptr() != live.data_ptr():
+                live.copy_(kept)
+        return metrics
+
+
+def _check(algorithm: Algorithm, sharding: Sharding) -> None:
+    """Refuse what the ranks cannot do.
+
+    Raises:
+        UsageError: the algorithm has a piece that needs whole weights, or a service.
+    """
+    if algorithm.optimizer_step is not None and sharding != "replicated":
+        raise UsageError(
+            f"learner fsdp: {algorithm.optimizer_step!r} of algorithm {algorithm.name!r} needs the "
+            f"whole weights and their gradient, and under sharding {sharding!r} a rank has a part; "
+            'set learner.args.sharding = "replicated"'
+        )
+    for piece in algorithm.pieces:
+        if piece.needs and piece.kind != "advantage":
+            raise UsageError(
+                f"learner fsdp: {piece!r} of algorithm {algorithm.name!r} needs the services "
+                f"{', '.join(piece.needs.values())}, which are in the run's process, and runs in "
+                "the ranks; use the default learner"
+            )
+
+
+def _check_modes(modes: Modes, sharding: Sharding, precision: str) -> None:
+    """Refuse modes that do not go together.
+
+    Raises:
+        UsageError: the message names what to set.
+    """
+    if sharding == "replicated" and (modes.gather, modes.offload) != ("float32", "none"):
+        raise UsageError(
+            "learner fsdp: under sharding 'replicated' no weights are gathered; leave out "
+            'learner.args.gather and learner.args.offload, or set learner.args.sharding = "sharded"'
+        )
+    if modes.gather == "bfloat16" and precision != "bf16":
+        raise UsageError(
+            'learner fsdp: gather "bfloat16" rounds the weights of layers as autocast does; set '
+            'learner.precision = "bf16" as well'
+        )
+
+
+def group_of(ranks: int, sharding: Sharding, group: int | None) -> int:
+    """Return how many ranks have the whole model together."""
+    if sharding != "hybrid":
+        return ranks if sharding == "sharded" else 1
+    return group or next(n for n in range(max(1, ranks // 2), 0, -1) if ranks % n == 0)
+
+
+def _in_host_memory(module: nn.Module) -> nn.Module:
+    """Return *module* with its weights in memory that processes share: itself, or a copy of a module
+    on a GPU.
+
+    Raises:
+        UsageError: there is not enough such memory.
+    """
+    needed = sum(p.numel() * p.element_size() for p in module.parameters())
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    if needed > free:
+        raise UsageError(
+            f"learner fsdp: the weights take {needed / 1e9:.1f} GB of shared memory, and "
+            f"{SHARED_MEMORY} has {free / 1e9:.1f} GB free; give it more, in a container with "
+            "--shm-size"
+        )
+    if any(p.is_cuda for p in module.parameters()):
+        on_host = {
+            id(p): nn.Parameter(p.detach().cpu(), p.requires_grad) for p in module.parameters()
+        }
+        module = copy.deepcopy(module, on_host).cpu()
+    return module.share_memory()
+
+
+def _shared(value: Any) -> Any:
+    return shared(value) if isinstance(value, Tensor) and value.ndim else value

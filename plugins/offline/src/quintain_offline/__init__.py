@@ -1,0 +1,1 @@
+"""Training on data that exists: `sft`, `preference`, `distill` and `reward_model`."""

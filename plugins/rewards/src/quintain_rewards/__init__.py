@@ -1,0 +1,1 @@
+"""Rewards: `math_verify`, `shaping`, `likelihood` and `league`."""

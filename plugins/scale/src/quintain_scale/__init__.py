@@ -1,0 +1,1 @@
+"""From one process to a cluster: `workers`, asynchronous `schedules`, `ray`."""

@@ -1,0 +1,16 @@
+"""Run Python with the arguments after the first, and end with the process of that number:
+``python -m quintain_scale.ray.tied PARENT -m my_package.rank``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(sys.argv[1]):  # it has ended before
+        sys.exit(1)
+    os.execv(sys.executable, [sys.executable, *sys.argv[2:]])

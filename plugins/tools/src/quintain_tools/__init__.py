@@ -1,0 +1,1 @@
+"""Tools for policies: the call `formats` of model families, and `mcp` servers."""

@@ -1,0 +1,1 @@
+"""Looking at runs: `viewer`, `watch`, `compare`, `alerts` and `trackers`."""

@@ -1,0 +1,153 @@
+"""What `--model` begins with where torch finds no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from quintain import Demonstration, Environment, Rollout, Task, reward
+from quintain.cli import recipe_for
+from quintain.recipe import Recipe, on_cpu
+from quintain.recipe.on_cpu import (
+    MAX_TOKENS,
+    PROMPTS,
+    SECONDS,
+    Processor,
+    changes_on_cpu,
+    longest_reply,
+    processor,
+    seconds_of_step,
+)
+from quintain.registry import current
+
+from ..models.tiny import save_tiny
+
+PLAIN = Processor(float32=1e11, bfloat16=2e10, decoding=5e10)
+HALF = Processor(float32=1e11, bfloat16=4e11, decoding=5e10)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(save_tiny(tmp_path / "model"))
+
+
+@pytest.fixture
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_cpu, "processor", lambda: PLAIN)
+
+
+@reward(range=(0, 1))
+def never(rollout: Rollout) -> float:
+    return 0.0
+
+
+class Shown(Environment[Task, None]):
+    """Answers are short, demonstrations are long."""
+
+    reward = never
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return [Task(prompt="?", answer="yes")]
+
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        return [Demonstration(prompt="?", reply="x" * n) for n in (30, 120)]
+
+
+class Answered(Shown):
+    """No demonstrations."""
+
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        return ()
+
+
+class Open(Answered):
+    """No answers."""
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return [Task(prompt="?")]
+
+
+class Long(Shown):
+    """Longer than a CPU has time for."""
+
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        return [Demonstration(prompt="?", reply="x" * 10_000)]
+
+
+def recipe_of(kind: type[Shown]) -> Recipe:
+    name = current().add("environment", kind.__name__, kind).name
+    return Recipe.parse("", [f'environments=[{{use="{name}"}}]'])
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens"),
+    [
+        (Shown, 68),  # one and a half times 120 characters of 3 a token, and 8
+        (Answered, 36),  # four times one token, and 32
+        (Open, MAX_TOKENS.stop - 1),
+        (Long, MAX_TOKENS.stop - 1),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_lengths_are_those_of_the_environment(kind: type[Shown], tokens: int) -> None:
+    assert longest_reply(recipe_of(kind)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("here", "dtype", "precision"), [(PLAIN, "float32", "float32"), (HALF, "bfloat16", "bf16")]
+)
+def test_the_precision_is_what_this_processor_multiplies_fast(
+    here: Processor, dtype: str, precision: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_cpu, "processor", lambda: here)
+
+    recipe = recipe_for("extraction", [], model)
+
+    assert (recipe.model.dtype, recipe.learner.precision) == (dtype, precision)
+    assert not recipe.learner.checkpoint_activations
+
+
+@pytest.mark.usefixtures("_plain")
+def test_what_is_set_wins(model: str) -> None:
+    recipe = recipe_for("extraction", ["batch.prompts=3", "sampling.max_tokens=9"], model)
+
+    assert (recipe.batch.prompts, recipe.sampling.max_tokens) == (3, 9)
+
+
+@pytest.mark.usefixtures("_plain")
+def test_a_named_gpu_keeps_the_values_of_a_gpu(model: str) -> None:
+    recipe = recipe_for("extraction", ['model.device="cuda"'], model)
+
+    assert (recipe.model.dtype, recipe.learner.checkpoint_activations) == ("bfloat16", True)
+
+
+@pytest.mark.usefixtures("_plain")
+@pytest.mark.parametrize(
+    ("millions", "prompts"), [(0.1, PROMPTS[0]), (135, 8), (600, PROMPTS[-1]), (8000, PROMPTS[-1])]
+)
+def test_the_batch_is_what_a_minute_suffices_for(
+    millions: float, prompts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_cpu, "_parameters", lambda recipe: int(millions * 1e6))
+
+    changes = changes_on_cpu(recipe_of(Shown))
+
+    assert f"batch.prompts={prompts}" in changes
+
+
+@pytest.mark.usefixtures("_plain")
+def test_a_step_is_a_pass_for_each_decoded_token_and_three_for_each_of_the_update() -> None:
+    seconds = seconds_of_step(10**8, prompts=4, group=8, tokens=50, half=False, prompt_tokens=100)
+
+    decoding = 2e8 * 4 * 8 * 50 / (on_cpu.DECODING_SHARE * PLAIN.decoding)
+    update = 6e8 * (4 * 8 * 50 + 4 * 100) / (on_cpu.UPDATE_SHARE * PLAIN.float32)
+    assert seconds == pytest.approx(decoding + update)
+    assert seconds < SECONDS
+
+
+def test_this_processor_is_measured() -> None:
+    here = processor()
+
+    assert min(here.float32, here.bfloat16, here.decoding) > 1e8

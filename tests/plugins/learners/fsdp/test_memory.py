@@ -1,0 +1,96 @@
+"""What a rank takes on paper: its parts, and what is whole for a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from quintain.models.lora import with_adapters
+from quintain.recipe.extends import bundled_text
+from quintain.recipe.memory import activations, logits_bytes, memory_of, memory_table
+from quintain.recipe.plan import RunPlan
+from quintain.recipe.tables import Recipe
+from quintain_learners.fsdp import Fsdp
+from quintain_learners.fsdp.memory import gathered_bytes
+
+from ....core.models.tiny import tiny_model
+
+EMBEDDINGS = 260 * 32
+LAYER = 32 * (32 + 16 + 16 + 32) + 3 * 32 * 96 + 2 * 32 + 2 * 8
+"""Numbers of `tiny_model`: two layers, heads of size 8; the root has a norm as well."""
+
+
+def test_the_root_is_whole_three_times() -> None:
+    """Its weights, its gradient and what is added up; or the last layers before that."""
+    module = tiny_model("qwen3", vocab=26_000, tie_word_embeddings=True)
+    root = 4 * (26_000 * 32 + 32)
+    assert gathered_bytes(module, gather=4, autocast=False) == 3 * root
+    small = tiny_model("qwen3", tie_word_embeddings=True)
+    layer = sum(p.numel() for p in small.model.layers[0].parameters())
+    root = 4 * (EMBEDDINGS + 32)
+    assert layer == LAYER
+    assert gathered_bytes(small, gather=4, autocast=False) == 2 * root + 16 * layer
+
+
+def test_frozen_weights_have_no_gradient() -> None:
+    module = with_adapters(tiny_model("qwen3", vocab=26_000, tie_word_embeddings=True), {"r": 1})
+    layer = module.get_base_model().model.layers[0]
+    numbers = sum(p.numel() for p in layer.parameters())
+    trained = sum(p.numel() for p in layer.parameters() if p.requires_grad)
+    expected = 4 * (26_000 * 32 + 32) + 8 * numbers + 8 * trained
+    assert gathered_bytes(module, gather=4, autocast=False) == expected
+
+
+def test_layers_in_half_precision_are_half() -> None:
+    """With the output layer in half precision, and what a chunk adds to its gradient. Layers in
+    float32 are all kept in half precision as well.
+    """
+    module = tiny_model("qwen3", tie_word_embeddings=True)
+    root, head = 4 * (EMBEDDINGS + 32), 4 * EMBEDDINGS
+    half = gathered_bytes(module, gather=2, autocast=True)
+    assert half == 2 * root + 10 * LAYER + head
+    wide = gathered_bytes(module, gather=4, autocast=True)
+    assert wide == 2 * root + 16 * LAYER + head + 2 * 2 * LAYER
+
+
+def plan(*settings: str) -> RunPlan:
+    keys = ["algorithm.use=grpo", "learner.use=fsdp", *settings]
+    return RunPlan.of(Recipe.parse(bundled_text("quickstart"), keys))
+
+
+def test_each_rank_has_its_part_and_a_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--dry-run` says what one takes; on a CPU all of them are on the machine."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    module = tiny_model("qwen3")
+    numbers = sum(p.numel() for p in module.parameters())
+    planned = plan("learner.args.ranks=4")
+    memory = memory_of(planned, module, free=None)
+    of_update = planned.learner.kind.update_bytes(module, precision="float32")
+    batch = activations(planned, module) + of_update + logits_bytes(planned, module, "cpu")
+    assert memory.activations == 4 * batch
+    assert memory.each == pytest.approx((4 + 4 + 8 + 4) * numbers / 4 + batch, abs=4)
+    (line,) = [x for x in memory_table(planned, memory, "this machine", 10**9) if "process" in x]
+    assert "of 4 of the learner on this machine" in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, (4 / 4, 4 / 4, 8 / 4, 4)),
+        ({"optimizer": "adamw_8bit"}, (1, 1, 2 / 4, 4)),
+        ({"optimizer": "adamw_host"}, (1, 1, 0, 4 + 12)),
+        ({"offload": "all"}, (0, 0, 0, 4 + 16)),
+        ({"offload": "all", "optimizer": "adamw_8bit"}, (0, 0, 0, 4 + 10)),
+        ({"sharding": "replicated"}, (4, 4, 8, 4)),
+    ],
+)
+def test_bytes_by_mode_on_gpus(
+    settings: dict[str, Any], expected: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each parameter: weights, gradients and moments of the first GPU, and host memory of all."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found = Fsdp(ranks=4, **settings).bytes_per_parameter(adapters=False)
+    assert (found.own, found.gradients, found.moments, found.host) == expected
+    assert found.processes == 1

@@ -1,0 +1,144 @@
+"""How ranks keep weights and moments: each mode against one process in the same mode."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from quintain.errors import UsageError
+from quintain.learning import ALGORITHMS, Learner
+from quintain_learners.fsdp import Fsdp, FsdpLearner
+from quintain_learners.fsdp.setup import Modes
+from quintain_learners.fsdp.team import Team
+from quintain_learners.lean import LeanLearner
+
+from ....core.models.tiny import tiny_model
+from .test_exact import Trained, assert_same, batch, gradients_of, model, trained
+
+GRPO = ALGORITHMS["grpo"]
+SETTINGS: dict[str, Any] = {"layout": "bucketed", "token_budget": 25, "lr": 1e-3}
+
+
+@cache
+def wide(dtype: torch.dtype = torch.float64) -> Any:
+    """Return a model whose matrices are large enough for moments in 8 bits. Copy it to train."""
+    return tiny_model(
+        "gpt2",
+        vocab=128,
+        hidden=64,
+        spread=0.4,
+        dtype=dtype,
+        pad_token_id=None,
+        tie_word_embeddings=True,
+    )
+
+
+def ranks(team: Team, module: Any, modes: Modes, **settings: Any) -> FsdpLearner:
+    return FsdpLearner(copy.deepcopy(module), GRPO, team=team, modes=modes, **(SETTINGS | settings))
+
+
+def assert_equal(actual: Trained, expected: Trained, *, close: float) -> None:
+    """Compare gradients, relative to the largest, and weights."""
+    largest = max(float(g.abs().max()) for g in expected.gradients)
+    for got, want in zip(actual.gradients, expected.gradients, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=close * largest)
+    for name, want in expected.weights.items():
+        torch.testing.assert_close(actual.weights[name], want, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "adamw_host"])
+def test_moments_are_those_of_one_process(optimizer: Any, count: int, team: Team) -> None:
+    """Blocks and what is drawn are those of the whole, whatever part a rank has."""
+    one = LeanLearner(copy.deepcopy(wide()), GRPO, optimizer=optimizer, **SETTINGS)
+    expected = trained(one, "full")
+    many = ranks(team, wide(), Modes(optimizer=optimizer), ranks=count)
+    assert_equal(trained(many, "full"), expected, close=1e-10)
+
+
+def test_moments_in_8_bits_are_in_8_bits(team: Team) -> None:
+    """Those of matrices, on each rank; a checkpoint has them as the learner `lean` does."""
+    many = ranks(team, wide(), Modes(optimizer="adamw_8bit"))
+    many.step(batch())
+    state = many.state_dict()
+    assert state["optimizer"]["state"][0]["mean"]["codes"].dtype == torch.uint8
+    one = LeanLearner(copy.deepcopy(wide()), GRPO, optimizer="adamw_8bit", **SETTINGS)
+    one.load_state_dict(copy.deepcopy(state))
+    one.step(batch())
+    whole = copy.deepcopy(one.state_dict())
+    many.load_state_dict(whole)
+    for learner in (one, many):
+        learner.step(batch())
+    assert many.version == 3
+    assert one.version == 3
+    for expected, actual in zip(one.module.parameters(), many.module.parameters(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("sharding", ["sharded", pytest.param("hybrid", marks=pytest.mark.slow)])
+def test_parts_in_host_memory_train_alike(sharding: Any, team: Team) -> None:
+    one = Learner(copy.deepcopy(model("full")), GRPO, **SETTINGS)
+    expected = trained(one, "full")
+    modes = Modes(offload="all")
+    count = 2 if sharding == "sharded" else 4
+    many = ranks(team, model("full"), modes, ranks=count, sharding=sharding)
+    assert_same(trained(many, "full"), expected, "full")
+
+
+def test_checkpointed_layers_train_alike(team: Team) -> None:
+    one = Learner(copy.deepcopy(model("full")), GRPO, **SETTINGS)
+    expected = trained(one, "full")
+    many = ranks(team, model("full"), Modes(), activation_checkpointing=True)
+    assert_same(trained(many, "full"), expected, "full")
+
+
+def test_weights_gathered_in_bfloat16(team: Team) -> None:
+    """The update is that of one rank in the same mode to rounding of float32, where micro-batches
+    are the same. Its gradient is about as far from that of float32 as the one of autocast.
+    """
+    module = wide(torch.float32)
+    settings: dict[str, Any] = {"precision": "bf16", "token_budget": 1}
+    expected = trained(ranks(team, module, Modes(), ranks=1, **settings), "full")
+    actual = trained(ranks(team, module, Modes(), ranks=2, **settings), "full")
+    assert_equal(actual, expected, close=1e-5)
+    assert all(g.dtype == torch.float32 for g in actual.gradients)
+
+    def gradient(**settings: Any) -> torch.Tensor:
+        one = Learner(copy.deepcopy(module), GRPO, **(SETTINGS | settings))
+        one.step(batch())
+        return torch.cat([g.flatten() for g in gradients_of(one)])
+
+    exact = gradient()
+    of_autocast = (gradient(**settings) - exact).norm() / exact.norm()
+    of_ranks = (torch.cat([g.flatten() for g in actual.gradients]) - exact).norm() / exact.norm()
+    assert 0 < of_ranks < 1.5 * of_autocast < 0.1
+
+
+def test_gathers_in_float32_are_autocast(team: Team) -> None:
+    """One rank then makes the very gradient of the default learner."""
+    module, settings = wide(torch.float32), {"precision": "bf16"}
+    one = Learner(copy.deepcopy(module), GRPO, **(SETTINGS | settings))
+    many = ranks(team, module, Modes(gather="float32"), ranks=1, **settings)
+    for learner in (one, many):
+        learner.step(batch())
+    for expected, actual in zip(gradients_of(one), gradients_of(many), strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_modes_that_do_not_go_together_are_refused() -> None:
+    module = tiny_model("gpt2", vocab=24, hidden=16)
+    half, host = Modes(gather="bfloat16"), Modes(offload="all")
+    with pytest.raises(UsageError, match='set learner.precision = "bf16"'):
+        FsdpLearner(module, GRPO, modes=half)
+    for modes in (half, host):
+        with pytest.raises(UsageError, match='learner.args.sharding = "sharded"'):
+            FsdpLearner(module, GRPO, modes=modes, sharding="replicated", precision="bf16")
+
+
+def test_settings_reach_the_ranks() -> None:
+    kind = Fsdp(gather="bfloat16", optimizer="adamw_8bit", offload="all")
+    assert kind.modes == Modes(gather="bfloat16", optimizer="adamw_8bit", offload="all")
