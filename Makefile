@@ -15,8 +15,9 @@ READY := $(VENV)/.ready
 SITE := $(VENV)/.site
 PIP_ARGS ?=
 INSTALL = $(BIN)/python -m pip install --no-input --progress-bar off $(PIP_ARGS)
-# What builds the members: installed once, and not into a build environment for each of them.
-BUILD := editables hatchling setuptools
+# What builds the members: installed once, and not into a build environment for each of them. A new virtual environment
+# of Python 3.11 has a setuptools that builds no wheel by itself.
+BUILD := editables hatchling "setuptools>=77.0.3"
 TRAIN ?= $(BIN)/quintain train
 ARGS ?=
 PYTEST ?= $(BIN)/python -m pytest
