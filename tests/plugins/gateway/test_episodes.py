@@ -23,7 +23,7 @@ from quintain import (
     need,
     reward,
 )
-from quintain.errors import EnvironmentFault
+from quintain.errors import EnvironmentFault, UsageError
 from quintain.evaluation import evaluate
 from quintain.learning.batch import batch_of
 from quintain.types.rollout import Group
@@ -77,14 +77,17 @@ def play(
     samples: int = 1,
     tasks: int = 1,
     limits: Limits | None = None,
+    gateway: dict[str, Any] | None = None,
+    environment: type[Outside] | None = None,
 ) -> list[Rollout[Any, Any]]:
-    """The rollouts of *program*."""
+    """The rollouts of *program*; *gateway* are settings of the gateway."""
 
     async def run() -> list[Rollout[Any, Any]]:
-        async with Gateway() as gateway:
-            environment = Outside(gateway=gateway, program=program).overridden(limits=limits)
+        async with Gateway(**gateway or {}) as service:
+            made = (environment or Outside)(gateway=service, program=program)
+            played = made.overridden(limits=limits)
             done = await evaluate(
-                environment, engine, tasks=tasks, samples=samples, sampling=Sampling(), retries=0
+                played, engine, tasks=tasks, samples=samples, sampling=Sampling(), retries=0
             )
             return list(done.rollouts)
 
@@ -313,3 +316,100 @@ def test_the_message_of_a_fault_reaches_the_log_of_the_episode() -> None:
 
     (rollout,) = play(program, ScriptedEngine())
     assert rollout.termination.reason == "no such file"
+
+
+def named(endpoint: Endpoint, http: aiohttp.ClientSession, model: str, *messages: Any) -> Any:
+    return ask(endpoint, http, *messages, model=model)
+
+
+async def with_a_user_and_a_judge(
+    endpoint: Endpoint, http: aiohttp.ClientSession, task: Task
+) -> str:
+    asked = await named(endpoint, http, "gpt-4o-user", "You are a user. Ask.")
+    said = await named(endpoint, http, "policy", asked["content"])
+    again = await named(
+        endpoint,
+        http,
+        "gpt-4o-user",
+        "You are a user. Ask.",
+        asked,
+        {"role": "user", "content": "?"},
+    )
+    await named(endpoint, http, "judge", again["content"])
+    return str(said["content"])
+
+
+def test_models_of_other_names_are_recorded_and_do_not_train() -> None:
+    gateway = {"models": ["policy"]}
+    (rollout,) = play(with_a_user_and_a_judge, ScriptedEngine(replies="42"), gateway=gateway)
+    assert rollout.termination.kind == "finished"
+    assert [*rollout.transcripts] == [""]
+    assert [turn.tokens > 0 for turn in rollout.turns] == [False, True, False, False]
+    players = [turn.player for turn in rollout.turns]
+    # The user is one conversation of two turns: its second request goes on.
+    assert players == [
+        "gpt-4o-user thread-1",
+        "",
+        "gpt-4o-user thread-1",
+        "judge thread-1",
+    ]
+
+
+def test_models_of_other_names_are_refused() -> None:
+    async def program(endpoint: Endpoint, http: aiohttp.ClientSession, task: Task) -> str:
+        with pytest.raises(RuntimeError, match="404 model_not_found"):
+            await named(endpoint, http, "judge", "Is it right?")
+        said = await named(endpoint, http, "policy", "x")
+        return str(said["content"])
+
+    gateway = {"models": ["policy"], "other_models": "refuse"}
+    (rollout,) = play(program, ScriptedEngine(replies="42"), gateway=gateway)
+    assert rollout.outcome.total == 1
+
+
+def test_an_unknown_way_to_answer_other_models_is_refused() -> None:
+    with pytest.raises(UsageError, match="expected .untrained. or .refuse."):
+        Gateway(other_models="forward")
+
+
+def test_two_names_in_an_episode_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    rollouts = play(with_a_user_and_a_judge, ScriptedEngine(replies="42"), tasks=3)
+    assert [len(rollout.transcripts) for rollout in rollouts] == [3, 3, 3]
+    said = [r.getMessage() for r in caplog.records if "asks for the models" in r.getMessage()]
+    assert len(said) == 1
+    assert "gpt-4o-user, policy, judge" in said[0]
+
+
+class WithSystem(Outside):
+    system = "SYSTEM OF THE RECIPE"
+
+
+def test_the_recipes_system_message_is_in_each_conversation_that_brings_none() -> None:
+    async def program(endpoint: Endpoint, http: aiohttp.ClientSession, task: Task) -> str:
+        said = await ask(endpoint, http, "one")
+        await ask(endpoint, http, "one", said, {"role": "user", "content": "two"})
+        # a history written in other words, a helper, and one with a system message of its own
+        await ask(endpoint, http, "one", {"role": "assistant", "content": "so"}, "three")
+        await ask(endpoint, http, "help")
+        await ask(endpoint, http, {"role": "system", "content": "ITS OWN"}, "help")
+        return str(said["content"])
+
+    seen: list[list[str]] = []
+
+    def reply(messages: list[Message]) -> str:
+        seen.append([m.content for m in messages if m.role == "system"])
+        return "42"
+
+    play(program, ScriptedEngine(replies=reply), environment=WithSystem)
+    assert seen == [["SYSTEM OF THE RECIPE"]] * 4 + [["ITS OWN"]]
+
+
+def test_a_first_request_with_turns_of_another_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    async def program(endpoint: Endpoint, http: aiohttp.ClientSession, task: Task) -> str:
+        example = {"role": "assistant", "content": "an example"}
+        said = await ask(endpoint, http, "one", example, {"role": "user", "content": "two"})
+        return str(said["content"])
+
+    (rollout,) = play(program, ScriptedEngine(replies="42"))
+    assert "turns of an assistant that the policy did not take" in caplog.text
+    assert rollout.metrics["gateway_rewritten"] == 0

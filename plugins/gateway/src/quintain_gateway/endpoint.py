@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from operator import eq, is_
@@ -45,6 +45,7 @@ class Endpoint:
             (`turn_fault`); empty if it was. A request that arrives while none is in flight shows
             that the agent went on, and clears it.
         requests, turns: requests so far; turns that the policy took.
+        models: names by which it was asked, in the order of their first requests.
     """
 
     def __init__(
@@ -56,7 +57,12 @@ class Endpoint:
         concurrency: int,
         queue: int,
         policy_time: Callable[[], AbstractContextManager[None]] = nullcontext,
+        names: Collection[str] = (),
+        other: Callable[[str], Policy] | None = None,
     ) -> None:
+        """*names* are those of the policy, empty for any; *other* returns what answers to another
+        name, which without it is refused.
+        """
         self.base_url, self.api_key = base_url, api_key
         self.limit: LimitReached | None = None
         self.requests = self.turns = 0
@@ -66,6 +72,9 @@ class Endpoint:
         self.read = Recent(eq, texts_alone)  # messages of requests (chat API), as sent and as read
         self._known = Recent(is_)
         self._policy, self._threads = policy, Threads(policy)
+        self.models: dict[str, None] = {}
+        self._names, self._other = names, other
+        self._threads_of_others: dict[str, Threads] = {}
         self._failures: dict[Thread, BaseException] = {}
         self._faults: dict[Thread, str] = {}
         self._room = asyncio.Semaphore(concurrency)
@@ -107,6 +116,11 @@ class Endpoint:
         return self._threads.rewritten
 
     @property
+    def foreign(self) -> int:
+        """1 if the first request of all had turns that the policy did not take, else 0."""
+        return self._threads.foreign
+
+    @property
     def busy(self) -> bool:
         """Whether requests are in flight."""
         return bool(self._tasks)
@@ -135,6 +149,7 @@ class Endpoint:
         """
         if self.closed:
             raise over()
+        threads = self._threads_of(request.model)
         if self._waiting >= self._queue:
             message = (
                 f"{self._waiting} requests of this episode are in flight; expected at most "
@@ -147,7 +162,7 @@ class Endpoint:
             self._acting.close()
         self.requests += 1
         self._waiting += 1
-        task = loop.create_task(self._answers(request), context=self._context.copy())
+        task = loop.create_task(self._answers(request, threads), context=self._context.copy())
         self._tasks.add(task)
         try:
             return await task
@@ -172,19 +187,32 @@ class Endpoint:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _answers(self, request: TurnRequest) -> list[PolicyTurn]:
+    def _threads_of(self, model: str) -> Threads:
+        """Return the conversations with *model*, as a request names it."""
+        self.models[model] = None
+        if not self._names or model in self._names:
+            return self._threads
+        if self._other is None:
+            known = ", ".join(self._names)
+            message = f"no model {model!r} here; the policy is {known} (`models` of the gateway)"
+            raise ApiError(404, "model_not_found", message, param="model")
+        if model not in self._threads_of_others:
+            self._threads_of_others[model] = Threads(self._other(model))
+        return self._threads_of_others[model]
+
+    async def _answers(self, request: TurnRequest, known_threads: Threads) -> list[PolicyTurn]:
         # Threads are chosen before anything waits, in the order in which requests arrive.
         messages = self._known.made(
             request.messages, lambda known, new: [self._as_known(m) for m in new]
         )
         threads: list[Thread] = []
         try:
-            threads += [self._threads.take(messages) for _ in range(request.n)]
+            threads += [known_threads.take(messages) for _ in range(request.n)]
             if request.n == 1:
-                return [await self._answer(threads[0], request)]
+                return [await self._answer(threads[0], request, known_threads)]
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._answer(thread, request.of_reply(i)))
+                    group.create_task(self._answer(thread, request.of_reply(i), known_threads))
                     for i, thread in enumerate(threads)
                 ]
             return [t.result() for t in tasks]
@@ -194,9 +222,9 @@ class Endpoint:
             ) from failed
         finally:
             for thread in threads:
-                self._threads.release(thread)
+                known_threads.release(thread)
 
-    async def _answer(self, thread: Thread, request: TurnRequest) -> PolicyTurn:
+    async def _answer(self, thread: Thread, request: TurnRequest, threads: Threads) -> PolicyTurn:
         """Take one turn of *thread*; whatever fails becomes an answer to the agent, and is
         remembered if it is ours.
         """
@@ -227,9 +255,7 @@ class Endpoint:
         self.turns += 1
         seen = self._with_ids(answer, thread, request)
         errors = _errors(answer.turn.calls, one=request.one_call) if seen.turn.calls else ()
-        self._threads.answered(
-            thread, Message("assistant", seen.text, calls=seen.turn.calls), errors
-        )
+        threads.answered(thread, Message("assistant", seen.text, calls=seen.turn.calls), errors)
         return seen
 
     def _with_ids(self, answer: PolicyTurn, thread: Thread, request: TurnRequest) -> PolicyTurn:

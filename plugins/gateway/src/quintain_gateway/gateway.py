@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, Self
 
@@ -35,9 +35,14 @@ class Gateway(Service):
         concurrency: requests of one episode that are sampled at once; further ones wait.
         queue: requests of one episode that wait or are sampled; further ones get 429.
         max_bytes: size of a request's body.
+        models: names that an agent has for the policy; empty means any name.
+        other_models: who answers to other names, such as those of a simulated user or a judge
+            within the agent's program: ``"untrained"``, the engine of the policy, in the record of
+            the episode but never trained; ``"refuse"``, nobody.
 
     Raises:
-        UsageError: a number out of its range, or a host that other machines reach without *remote*.
+        UsageError: a number out of its range, a host that other machines reach without *remote*, or
+            another word in *other_models*.
     """
 
     def __init__(
@@ -49,7 +54,15 @@ class Gateway(Service):
         concurrency: int = 64,
         queue: int = 1024,
         max_bytes: int = 16_000_000,
+        models: Sequence[str] = (),
+        other_models: str = "untrained",
     ) -> None:
+        if other_models not in ("untrained", "refuse"):
+            raise UsageError(
+                f'gateway: other_models is {other_models!r}; expected "untrained" or "refuse"'
+            )
+        if isinstance(models, str):
+            models = [models]
         for name, value in (
             ("concurrency", concurrency),
             ("queue", queue),
@@ -57,10 +70,14 @@ class Gateway(Service):
         ):
             if value < 1:  # no request would ever be answered
                 raise UsageError(f"gateway: {name} is {value}; expected at least 1")
-        self._server = Server(host=host, port=port, remote=remote, max_bytes=max_bytes)
+        self._models, self._other_models = tuple(models), other_models
+        listed = self._models or ("default",)
+        self._server = Server(
+            host=host, port=port, remote=remote, max_bytes=max_bytes, models=listed
+        )
         self.max_bytes = max_bytes
         self._concurrency, self._queue = concurrency, queue
-        self._warned = False
+        self._warned: set[str] = set()
 
     @property
     def base_url(self) -> str:
@@ -91,7 +108,9 @@ class Gateway(Service):
             LimitReached: at the end, if a request met a limit and the block raised for it.
         """
         policy = SessionPolicy(agent)
-        async with self.serve(policy, agent.policy_time if acts else nullcontext) as endpoint:
+        policy_time = agent.policy_time if acts else nullcontext
+        other = policy.untrained if self._other_models == "untrained" else None
+        async with self.serve(policy, policy_time, other) as endpoint:
             try:
                 yield endpoint
             except Exception as e:
@@ -112,21 +131,43 @@ class Gateway(Service):
         agent.metric(
             gateway_requests=endpoint.requests, gateway_threads=threads, gateway_rewritten=rewritten
         )
-        if rewritten and not self._warned:
-            self._warned = True
-            _log.warning(
-                "gateway: %d conversations in an episode of %d turns: the agent rewrites its "
-                "history. All versions are one sample, and each is computed anew; "
+        if rewritten:
+            self._warn_once(
+                "rewritten",
+                f"{threads} conversations in an episode of {endpoint.turns} turns: the agent "
+                "rewrites its history. All versions are one sample, and each is computed anew; "
                 "docs/gateway.md#conversations says what keeps one",
-                *(threads, endpoint.turns),
             )
+        if endpoint.foreign:
+            self._warn_once(
+                "foreign",
+                "the first request of an episode has turns of an assistant that the policy did not "
+                "take: they are context, and do not train",
+            )
+        if len(endpoint.models) > 1 and not self._models:
+            names = ", ".join(endpoint.models)
+            self._warn_once(
+                "models",
+                f"one episode asks for the models {names}: the policy answers to each name, and "
+                "all its turns train with the reward of the episode. `models` of the gateway names "
+                "those that are the policy; docs/gateway.md#models",
+            )
+
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning("gateway: %s", message)
 
     @asynccontextmanager
     async def serve(
-        self, policy: Policy, policy_time: Callable[[], AbstractContextManager[None]] = nullcontext
+        self,
+        policy: Policy,
+        policy_time: Callable[[], AbstractContextManager[None]] = nullcontext,
+        other: Callable[[str], Policy] | None = None,
     ) -> AsyncIterator[Endpoint]:
         """Open an endpoint over any *policy*, for the time of the block or until the task that
-        entered it ends. The agent acts on a turn within *policy_time*.
+        entered it ends. The agent acts on a turn within *policy_time*; *other* returns what answers
+        to the name of another model.
         """
         key = secrets.token_urlsafe(16)
         endpoint = Endpoint(
@@ -136,6 +177,8 @@ class Gateway(Service):
             concurrency=self._concurrency,
             queue=self._queue,
             policy_time=policy_time,
+            names=self._models,
+            other=other,
         )
         self._server.add(endpoint)
         loop, owner = asyncio.get_running_loop(), asyncio.current_task()

@@ -1,4 +1,6 @@
-"""The policy of an episode: each thread of an agent is a conversation of its player."""
+"""The policy of an episode: each thread of an agent is a conversation of its player. Models of other
+names are players that do not train.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ from .request import PolicyTurn, Token, TurnRequest
 
 
 class SessionPolicy:
-    """Opens conversations of *agent*; the first one is *agent* itself."""
+    """Opens conversations of *agent*; the first one is *agent* itself. Each of them that brings no
+    system message gets that of the recipe, which *agent* has.
+    """
 
     def __init__(self, agent: Any) -> None:
         self._agent = agent
         self._free = True
+        self._system = next((m.content for m in agent.messages if m.role == "system"), "")
         self.turns = 0
         self.limited: SessionConversation | None = None
 
@@ -24,7 +29,11 @@ class SessionPolicy:
         if self._free:
             self._free = False
             return SessionConversation(self, self._agent)
-        return SessionConversation(self, self._agent.conversation(name))
+        return SessionConversation(self, self._agent.conversation(name), self._system)
+
+    def untrained(self, model: str) -> UntrainedPolicy:
+        """Return what answers to *model*, the name of another model than the policy."""
+        return UntrainedPolicy(self._agent, model)
 
     @property
     def engine(self) -> Engine:
@@ -38,16 +47,34 @@ class SessionPolicy:
                 break
 
 
-class SessionConversation:
-    """One conversation of an episode."""
+class UntrainedPolicy(SessionPolicy):
+    """A player of the same engine, whose turns are in the record and do not train: a simulated user
+    or a judge that the agent's program asks at the policy's address.
+    """
 
-    def __init__(self, policy: SessionPolicy, session: Any) -> None:
-        self._policy, self.session = policy, session
+    def __init__(self, agent: Any, model: str) -> None:
+        super().__init__(agent)
+        self._model = model
+        self._system = ""  # the recipe's is the policy's
+
+    def conversation(self, name: str) -> SessionConversation:
+        player = self._agent.player(f"{self._model} {name}", self._agent.engine)
+        return SessionConversation(self, player)
+
+
+class SessionConversation:
+    """One conversation of an episode; *system* is for one that brings no system message."""
+
+    def __init__(self, policy: SessionPolicy, session: Any, system: str = "") -> None:
+        self._policy, self.session, self._system = policy, session, system
 
     def add(self, messages: Sequence[Message]) -> None:
         if messages and messages[0].role == "system" and self._policy.turns == 0:
             self.session.system(messages[0].content)  # takes the place of the recipe's
             messages = messages[1:]
+        elif self._system and not any(m.role == "system" for m in messages):
+            self.session.system(self._system)
+        self._system = ""  # for the first messages alone
         self.session.user(messages)
 
     async def turn(self, request: TurnRequest) -> PolicyTurn:

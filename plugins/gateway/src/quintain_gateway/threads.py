@@ -51,6 +51,7 @@ class Threads:
         count: of threads.
         rewritten: threads after the first that began with turns of an assistant which no thread
             has: the agent wrote its history again in other words, or left a part out.
+        foreign: the same of the first thread: examples, or turns of another model.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -59,7 +60,7 @@ class Threads:
         self._ends: dict[bytes, list[tuple[Thread, int]]] = {}
         self._asked: dict[bytes, list[Thread]] = {}
         self._digested = Recent(is_)
-        self.count = self.rewritten = 0
+        self.count = self.rewritten = self.foreign = 0
 
     def take(self, messages: Sequence[Message]) -> Thread:
         """Return the thread of a request, which has all of *messages* and is busy until
@@ -71,9 +72,9 @@ class Threads:
         # else it is a request that is sent again: its messages are in the conversation
         if thread is None:
             thread, known = self._extended(digests)
-            self.rewritten += (
-                not known and self.count > 1 and any(m.role == "assistant" for m in messages)
-            )
+            if not known and any(m.role == "assistant" for m in messages):
+                self.rewritten += self.count > 1
+                self.foreign += self.count == 1
             thread.conversation.add(
                 _with_errors(messages[known:], thread.errors.get(thread.turns, ()))
             )
