@@ -10,7 +10,6 @@ from ..console.screen import for_terminal
 from ..errors import QuintainError
 from ..recipe.extends import bundled_text
 from ..recipe.resolve import PRETRAINED, base_recipe, load_subclass
-from ..recipe.sources import ModelSource
 from ..recipe.tables import Recipe
 from ..registry.lookup import current
 
@@ -24,6 +23,8 @@ def recipe_alone(*, quiet: bool) -> str:
     """
     if find_spec("torch") is None:
         return SMALL  # its checks say what to install, before 93 MB are downloaded
+    from ..recipe.sources import ModelSource  # imports torch, which not every recipe needs
+
     recipe = Recipe.parse(bundled_text(FIRST))
     with for_terminal(quiet=quiet) as screen:
         try:

@@ -41,6 +41,10 @@ REPLACEMENTS = {
     "data": "--arg data={0} (the environment dataset: --arg path={0})",
     "path": "--arg path={}",
     "slots": "--set engine.args.slots={}",
+    "lora": "--set model.lora.r=16",
+    "lora_r": "--set model.lora.r={}",
+    "lora_alpha": "--set model.lora.lora_alpha={}",
+    "use_peft": "--set model.lora.r=16",
 }
 """Options that other trainers have, and the words that do the same here; ``{}`` is the value."""
 
@@ -303,10 +307,11 @@ def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> Ru
 
     if resume is not None:
         return RunFolder.open(find_run(resume, choices["folder"] or "runs"))
+    recipe = _recipe(path, **choices)
+    # Imported once the recipe is read: they import torch, and a mistake is said at once.
     from ..recipe.check import check_recipe
     from ..recipe.resolve import pinned_recipe
 
-    recipe = _recipe(path, **choices)
     if not recipe.run.name:
         stem = Path(
             recipe.environments[0].use.partition(":")[2] or recipe.environments[0].use

@@ -145,7 +145,7 @@ def _unknown(loc: Loc, model: type[BaseModel]) -> str:
             for s, t in _tables(model, "")
             if key in t.model_fields and key not in ("use", "args")
         ]
-        near = f"; did you mean {' or '.join(homes)}?" if homes else did_you_mean(key, keys)
+        near = f"; did you mean {' or '.join(homes)}?" if homes else did_you_mean(key, [*keys, KEY])
         return f"unknown section [{key}]{near}"
     if key == KEY:
         return (

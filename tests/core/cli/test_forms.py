@@ -28,6 +28,8 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("train --num_generations 8", "write --set batch.group_size=8"),
         ("train --batch-size=4", "write --set batch.prompts=4"),
+        ("train --lora", "write --set model.lora.r=16"),
+        ("train --lora-r 8", "write --set model.lora.r=8"),
         ("train gsm8k --max_steps 100", "write --steps 100"),
         ("train --output_dir out", "write --folder out"),
         ("train --output_dir 'my dir'", "write --folder 'my dir'"),

@@ -180,6 +180,7 @@ def test_text_may_look_like_a_number() -> None:
         ("lr=1e-3", ["--set lr=1e-3", "unknown section [lr]", "did you mean learner.lr?"]),
         ("temperature=1", ["did you mean sampling.temperature or evaluation.temperature?"]),
         ("use=arithmetic", ["unknown section [use]"]),
+        ("extend=quickstart", ["unknown section [extend]", "did you mean 'extends'"]),
         ("environments.0.level=3", ["[[environments]] number 1", "go under args"]),
         ("environments.0.limits.turn=3", ["[environments.0.limits]", "did you mean 'turns'"]),
         ("services.judge={use = 'llm', x = 3}", ["unknown key 'x' in [services.judge]"]),

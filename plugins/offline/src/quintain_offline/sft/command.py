@@ -164,7 +164,7 @@ def _show(screen: Screen, update: EpochUpdate) -> None:
         screen,
         update,
         f"epoch {update.epoch}/{update.epochs}  loss {update.loss:.3f}  lr {update.lr:.1e}  "
-        f"{rate:,.0f} tokens/s",
+        f"{rate:,.{0 if rate >= 10 else 1}f} tokens/s",
     )
 
 

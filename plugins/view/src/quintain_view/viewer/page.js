@@ -243,4 +243,5 @@ document.addEventListener("keydown", event => {
   if (next) open(next);
 });
 refresh();
-document.querySelector(".group.chosen")?.scrollIntoView({block: "center"});
+// On a narrow screen the list is the page, whose head has the title and the search.
+if (!matchMedia("(max-width: 760px)").matches) document.querySelector(".group.chosen")?.scrollIntoView({block: "center"});
