@@ -89,8 +89,8 @@ test-all: $(READY)  ## every test that needs no daemon
 	$(COMPILE)
 	QUINTAIN_EXAMPLES=1 $(PYTEST) -m "not ci" $(ARGS)
 
-test-ci: $(READY) $(SITE)  ## tests that need a daemon, the network or more time
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m ci $(ARGS)
+test-ci: $(READY) $(SITE)  ## tests that need a daemon, the network or more time (DRAW as for test-more: of their further cases)
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m ci --durations=30 $(DRAWN) $(ARGS)
 
 lint: $(READY)  ## ruff, the rules of the layout, mypy
 	$(BIN)/ruff check .

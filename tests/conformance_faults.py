@@ -247,8 +247,8 @@ def replies_of_others() -> Iterator[None]:
     """Answer requests that are in flight together with the reply to the one before."""
     answer, last = endpoint.Endpoint._answer, []
 
-    async def swapped(self: Any, thread: Any, request: Any) -> Any:
-        last.append(await answer(self, thread, request))
+    async def swapped(self: Any, *asked: Any) -> Any:
+        last.append(await answer(self, *asked))
         return last[-2] if len(last) > 1 else last[-1]
 
     with patch.object(endpoint.Endpoint, "_answer", swapped):

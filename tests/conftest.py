@@ -19,7 +19,7 @@ _NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 import hypothesis  # noqa: E402
 
-from .lanes import examples, is_drawn, leave_more  # noqa: E402
+from .lanes import examples, is_drawn, is_further, leave_more  # noqa: E402
 from .small_run import make_small_run  # noqa: E402
 
 # Before any library is imported: no network, no telemetry, no window, and threads that leave a core
@@ -55,7 +55,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that draw a sample of the tests."""
     parser.addoption(
-        "--draw", type=float, metavar="SHARE", help="run this share of the tests alone"
+        "--draw", type=float, metavar="SHARE", help="of the tests marked more or slow, run this share alone"
     )
     parser.addoption("--draw-seed", default="0", metavar="TEXT", help="which ones")
 
@@ -83,9 +83,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if (share := config.getoption("draw")) is not None:
         seed = config.getoption("draw_seed")
-        left_out = [item for item in items if not is_drawn(item.nodeid, share, seed)]
+        left_out = [
+            item
+            for item in items
+            if is_further(item) and not is_drawn(item.nodeid, share, seed)
+        ]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if is_drawn(item.nodeid, share, seed)]
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
     if hasattr(config, "workerinput"):
         text = (ROOT / "tests" / "durations.toml").read_text(encoding="utf-8")
         seconds = tomllib.loads(text)

@@ -61,6 +61,11 @@ def leave_more(tests: Sequence[pytest.Item]) -> None:
             test.add_marker(pytest.mark.more)
 
 
+def is_further(test: pytest.Item) -> bool:
+    """Whether *test* is one of many of its kind, of which a draw takes a share."""
+    return any(test.get_closest_marker(name) is not None for name in ("more", "slow"))
+
+
 def is_drawn(name: str, share: float, seed: str) -> bool:
     """Whether the test *name* is in the *share* of all tests that *seed* draws."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()

@@ -447,6 +447,7 @@ def modules_by_extra() -> dict[tuple[str, str], list[str]]:
 
 
 @pytest.mark.ci
+@pytest.mark.keeps("bridges", "view")  # those with the most extras
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda m: m.name)
 def test_distribution_alone_imports_all_its_modules(member: Path, tmp_path: Path) -> None:
     """With nothing else installed than what it declares. Modules that need an extra are imported

@@ -34,7 +34,9 @@ class CpuTimes:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.absolute()
+        # Each worker of pytest-xdist writes a file of its own.
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+        self.path = path.absolute().with_name(worker + path.name)
         self.tests: list[tuple[str, float, float]] = []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

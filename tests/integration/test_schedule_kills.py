@@ -187,6 +187,7 @@ def test_a_resume_has_the_queued_groups_token_for_token(
             )
 
 
+@pytest.mark.keeps("one_step_off-3")
 @pytest.mark.parametrize(
     "kills",
     [pytest.param(3, marks=pytest.mark.ci), pytest.param(12, marks=pytest.mark.slow)],

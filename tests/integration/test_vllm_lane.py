@@ -60,7 +60,7 @@ def test_vllm_lane(python: str) -> None:
         *files,
     ]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500
     )
     assert done.returncode == 0, done.stdout[-6000:]
     summary = done.stdout.strip().splitlines()[-1]

@@ -805,6 +805,7 @@ def test_seconds_override_those_of_the_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.keeps("test")
 @pytest.mark.parametrize("split", ["train", "dev", "test"])
 def test_every_valid_row_of_mbpp_accepts_its_reference(
     sandbox: Bubblewrap, real_data: Path, split: str

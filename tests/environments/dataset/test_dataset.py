@@ -148,6 +148,72 @@ def test_columns_with_other_names_are_chosen(tmp_path: Path) -> None:
     assert task.columns["question"] == "not this one"
 
 
+def shown_before(path: str, task: Any, count: int) -> list[tuple[str, str]]:
+    """The turns that stand before the prompt of *task*, by role."""
+    seen: list[Message] = []
+
+    def reply(messages: list[Message]) -> str:
+        seen.extend(messages)
+        return "x"
+
+    run_episode(Dataset(path=path, shown=count), task, reply)
+    return [(m.role, m.content) for m in seen]
+
+
+COLOURS = [
+    {"question": f"thing {i}", "answer": ("red", "blue", "green")[i // 8]} for i in range(24)
+]
+
+
+def test_rows_that_are_shown_have_different_answers_and_are_never_the_task(tmp_path: Path) -> None:
+    rows = [row | {"split": "train" if i % 8 < 6 else "test"} for i, row in enumerate(COLOURS)]
+    path = write(tmp_path / "things.jsonl", rows)
+    dataset = Dataset(path=path, shown=3)
+    first, test = next(iter(dataset.tasks("train"))), next(iter(dataset.tasks("test")))
+
+    asked = shown_before(path, test, 3)
+    assert [role for role, _ in asked] == ["user", "assistant"] * 3 + ["user"]
+    assert {content for role, content in asked if role == "assistant"} == {"red", "blue", "green"}
+    assert asked[-1][1] == test.prompt
+
+    of_shown = shown_before(path, first, 3)
+    assert len(of_shown) == 7
+    assert [content for role, content in of_shown if role == "user"].count(first.prompt) == 1
+
+
+def test_system_messages_stand_before_the_rows_that_are_shown(tmp_path: Path) -> None:
+    rows = [row | {"system": f"system {i}"} for i, row in enumerate(COLOURS)]
+    path = write(tmp_path / "things.jsonl", rows)
+    task = next(iter(Dataset(path=path).tasks("test")))
+
+    asked = shown_before(path, task, 2)
+
+    assert [role for role, _ in asked] == [
+        "system",
+        *("user", "assistant") * 2,
+        "user",
+    ]
+    assert asked[0][1] == task.prompt[0].content
+
+
+def test_demonstrations_have_the_rows_that_are_shown(tmp_path: Path) -> None:
+    dataset = Dataset(path=write(tmp_path / "things.jsonl", COLOURS), shown=2)
+    demonstration = next(iter(dataset.demonstrations("train")))
+    assert [m.role for m in demonstration.prompt] == ["user", "assistant"] * 2 + ["user"]
+
+
+@pytest.mark.parametrize("shown", [-1, 17])
+def test_a_number_of_rows_to_show_out_of_its_range_is_refused(shown: int, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected 0 to 16"):
+        Dataset(path=write(tmp_path / "things.jsonl", COLOURS), shown=shown)
+
+
+def test_more_rows_to_show_than_there_are_is_refused(tmp_path: Path) -> None:
+    dataset = Dataset(path=write(tmp_path / "things.jsonl", COLOURS[:6]), shown=12)
+    with pytest.raises(UsageError, match="shown is 12, and train has"):
+        next(iter(dataset.demonstrations("train")))
+
+
 MIXED = [
     {"question": "1+1?", "answer": 3, "split": "test", "more": {"a": [None, 1.5, "\u00e9"]}},
     *SUMS,

@@ -200,6 +200,7 @@ def test_a_new_environment_passes_its_check_as_a_file(
 
 
 @pytest.mark.ci
+@pytest.mark.keeps(*map(" ".join, NEW[:2]))
 @pytest.mark.parametrize("words", NEW, ids=" ".join)
 def test_each_printed_command_works(words: tuple[str, ...], tmp_path: Path) -> None:
     """In a virtual environment that sees this one's packages, with pip's own installation."""

@@ -9,12 +9,13 @@ import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
-from itertools import chain
+from functools import cached_property, lru_cache
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from quintain import (
+    Agent,
     Demonstration,
     Environment,
     Message,
@@ -41,6 +42,9 @@ LONG = 100_000
 """Characters of a prompt that is remarked."""
 IN_MEMORY = 20_000
 """Rows of a data set that a run holds in memory; those of a larger one stay on disk."""
+SEARCHED = 1000
+"""Rows of train, at most, among which those that are shown are looked for."""
+MOST_SHOWN = 16
 LARGE = 1_000_000
 """Bytes of files from which on the next run finds the rows of such a data set on disk."""
 _log = logging.getLogger("quintain.env.dataset")
@@ -102,6 +106,9 @@ class Dataset(AnswerControls, Environment[Row, None]):
         kind: of the answers, for `same_answer`: number, choice, words, formula, date, sequence,
             accepted, json, or with what rows leave open, as in ``"number, decimal comma"`` and
             ``"date, day first"``. Empty: found from all rows.
+        shown: rows of train, at most 16, that stand as worked turns before each prompt, each with
+            another answer as far as there are others. They help a small model that would write
+            another form.
     """
 
     reward = same_answer
@@ -114,8 +121,11 @@ class Dataset(AnswerControls, Environment[Row, None]):
     suffix: str = ""
     subset: str = ""
     kind: str = ""
+    shown: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.shown <= MOST_SHOWN:
+            raise UsageError(f"dataset: shown is {self.shown}; expected 0 to {MOST_SHOWN}")
         if not self.path:
             raise UsageError(
                 "dataset: name your data: --arg path=FILE, a folder, or a data set of the hub"
@@ -139,6 +149,42 @@ class Dataset(AnswerControls, Environment[Row, None]):
                 "own with --reward FILE:function"
             )
         return rows
+
+    async def rollout(self, task: Row, agent: Agent) -> None:
+        agent.user(self._with_shown(task))
+        await agent.turn()
+
+    def _with_shown(self, task: Row) -> str | list[Message]:
+        """Return the prompt of *task* after the turns that are shown, which follow its system
+        messages.
+        """
+        if not self.shown:
+            return task.prompt if isinstance(task.prompt, str) else list(task.prompt)
+        turns: list[Message] = []
+        others = (row for row in self._candidates if row.id != task.id)
+        for row in islice(others, self.shown):
+            turns += _asked(row)
+            turns.append(Message("assistant", _worked(row.answer) or text_of(row.answer)))
+        asked = _asked(task)
+        first = next((i for i, m in enumerate(asked) if m.role != "system"), len(asked))
+        return [*asked[:first], *(m for m in turns if m.role != "system"), *asked[first:]]
+
+    @cached_property
+    def _candidates(self) -> Sequence[Row]:
+        """The rows that are shown, and one more, for the task that is one of them."""
+        rows = [row for row in islice(self.tasks("train"), SEARCHED) if row.answer is not None]
+        first_with = dict[str, Row]()
+        for row in rows:
+            first_with.setdefault(text_of(row.answer), row)
+        chosen_rows = list(first_with.values())[: self.shown + 1]
+        chosen_ids = {row.id for row in chosen_rows}
+        chosen_rows += [row for row in rows if row.id not in chosen_ids]
+        if len(chosen_rows) <= self.shown:
+            raise UsageError(
+                f"dataset: shown is {self.shown}, and train has {len(chosen_rows)} rows with an "
+                f"answer; take at most {max(len(chosen_rows) - 1, 0)}"
+            )
+        return chosen_rows[: self.shown + 1]
 
     def right_answer(self, task: Row) -> str:
         if task.answer is None:
@@ -168,7 +214,12 @@ class Dataset(AnswerControls, Environment[Row, None]):
         for task in self.tasks(split):
             if task.answer is not None:
                 reply = _worked(task.answer) or text_of(task.answer)
-                yield Demonstration(prompt=task.prompt, reply=reply)
+                yield Demonstration(prompt=self._with_shown(task), reply=reply)
+
+
+def _asked(task: Row) -> list[Message]:
+    prompt = task.prompt
+    return [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
 
 
 def _worked(answer: Any) -> str:

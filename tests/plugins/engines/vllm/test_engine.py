@@ -206,7 +206,7 @@ def test_a_cancelled_request_frees_its_slot(running: Running) -> None:
 def test_a_reply_that_another_client_aborts_is_a_failure() -> None:
     """It would be scored as a whole reply."""
     with pytest.raises(InfrastructureError, match="cut the turn off"):
-        sampled((1, 2), (-0.5, -0.1), (("3", 0, 2),), "abort", None)
+        sampled((1, 2), (-0.5, -0.1), (("3", 0, 2),), "abort", None, range(4))
 
 
 def test_a_group_computes_its_prompt_once(running: Running) -> None:
