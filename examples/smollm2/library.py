@@ -12,6 +12,11 @@ NAMES = ("Ada", "Bela", "Carl", "Dora", "Emil", "Fina", "Gus", "Hana", "Ivo", "J
 SURNAMES = ("Berg", "Moss", "Stone", "Field", "Wood", "Lake", "Hill", "Sand")
 TOWNS = ("Oslo", "Lima", "Kyoto", "Porto", "Tunis", "Quito", "Perth", "Turin", "Basel", "Minsk")
 TRADES = ("baker", "pilot", "tailor", "singer", "painter", "doctor", "miner", "farmer")
+SHOWN = (
+    ("Zoe Reed", "Cairo", "nurse"),
+    ("Max Frost", "Delhi", "tutor"),
+    ("Una Pike", "Malmo", "judge"),
+)
 ASKED = {
     "train": {
         "town": ("Where does {name} live?", "In which town does {name} live?"),
@@ -23,6 +28,7 @@ ASKED = {
         "trade": ("Which job does {name} have?",),
     },
 }
+
 
 def people(seed: str = "library") -> dict[str, dict[str, str]]:
     """Return who lives where and does what; each split asks about people of its own."""
@@ -57,11 +63,14 @@ def shown(name: str, town: str, trade: str) -> list[Message]:
 
 
 class Library(Environment[Task, None]):
-    """Answer a question about a person, after a search."""
+    """Answer a question about a person, after a search. *examples* worked questions, at most 3,
+    stand before it.
+    """
 
     reward = right
     limits = Limits(turns=3)
     system = "Search the library for the person, then answer in a few words."
+    examples: int = 3
 
     def tasks(self, split: str) -> Iterator[Task]:
         rng, known = Random(split), people()
@@ -81,6 +90,7 @@ class Library(Environment[Task, None]):
                 return "nothing found"
             return f"{name} lives in {known[name]['town']} and is a {known[name]['trade']}."
 
-        agent.user([*shown("Zoe Reed", "Cairo", "nurse"), *shown("Max Frost", "Delhi", "tutor")])
-        agent.user([*shown("Una Pike", "Malmo", "judge"), Message("user", str(task.prompt))])
+        for entry in SHOWN[: self.examples]:
+            agent.user(shown(*entry))
+        agent.user(str(task.prompt))
         await agent.run(search)

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 
-from quintain import Environment, Rollout, Task, reward
+from quintain import Environment, Message, Rollout, Task, control, reward
 
 BLUNT = ("Send me {thing} by {day}.", "I need {thing}, and {day} at the latest.")
 OTHER_BLUNT = ("Get {thing} over here until {day}.",)
@@ -48,9 +48,14 @@ class Polite(Environment[Task, None]):
     blunt: str = "usual"
 
     def tasks(self, split: str) -> Iterator[Task]:
-        rng = Random(split)
         sentences = OTHER_BLUNT if self.blunt == "other" else BLUNT
-        for _ in itertools.count() if split == "train" else range(64):
-            thing, day = rng.choice(THINGS[split]), rng.choice(DAYS)
-            prompt = rng.choice(sentences).format(thing=thing, day=day)
+        requests = [*itertools.product(sentences, THINGS[split], DAYS)]
+        Random(split).shuffle(requests)
+        for sentence, thing, day in requests:
+            prompt = sentence.format(thing=thing, day=day)
             yield Task(prompt=prompt, answer=[thing.split()[-1], day])
+
+    @control(scores="max")
+    def oracle(self, task: Task, messages: Sequence[Message]) -> str:
+        """Ask politely for the same."""
+        return "Could you please send the {} by {}?".format(*task.answer)

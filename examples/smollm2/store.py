@@ -39,11 +39,14 @@ def shown(item: str, count: int) -> list[Message]:
 
 
 class Store(Environment[Task, None]):
-    """Answer a question about the stock, which a tool knows."""
+    """Answer a question about the stock, which a tool knows. *examples* worked questions, at most
+    3, stand before it.
+    """
 
     reward = right
     limits = Limits(turns=3)
     system = "You keep a store. Call the tool to learn the stock, then answer in one sentence."
+    examples: int = 3
 
     def tasks(self, split: str) -> Iterator[Task]:
         rng = Random(split)
@@ -59,6 +62,7 @@ class Store(Environment[Task, None]):
             """Return how many items of a name are in the store."""
             return int(task.answer) if name == item else 0
 
-        agent.user([*shown("bottles", 31), *shown("mirrors", 8), *shown("towels", 57)])
+        for other, count in (("bottles", 31), ("mirrors", 8), ("towels", 57))[: self.examples]:
+            agent.user(shown(other, count))
         agent.user(str(task.prompt))
         await agent.run(stock)
