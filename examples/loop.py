@@ -3,8 +3,8 @@
     python examples/loop.py                     # about a minute on a CPU
     python examples/loop.py --steps 5 --seed 1
 
-A small model learns to carry in sums. The loop trains what `quintain train` trains: the same tokens,
-rewards and weights, bit for bit. `quintain train` adds recipes, checkpoints, records and plugins.
+A small model learns to carry in sums, as in `quintain train arithmetic`: same tokens, rewards and
+weights, bit for bit. The command adds recipes, checkpoints, records and plugins.
 
 The policy is the language model. It gives an answer y to a task x with the probability pi(y | x),
 the product of the probabilities of its tokens y_1, y_2, ... The reward R(x, y) is a number. Training
@@ -126,7 +126,7 @@ def report(step: int, groups: Sequence[AnyGroup], metrics: Mapping[str, float]) 
     tokens = fmean(rollout.tokens for rollout in rollouts)
     print(
         f"step {step:2}  right {right:.1%}  reward {reward:.3f}  tokens {tokens:.1f}"
-        f"  entropy {metrics['entropy']:.3f}  gradient {metrics['grad_norm']:.3f}",
+        f"  entropy {metrics.get('entropy', 0):.3f}  gradient {metrics.get('grad_norm', 0):.3f}",
         flush=True,
     )
 

@@ -55,7 +55,10 @@ ROOT = Path(__file__).resolve().parent.parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options that draw a sample of the tests."""
     parser.addoption(
-        "--draw", type=float, metavar="SHARE", help="of the tests marked more or slow, run this share alone"
+        "--draw",
+        type=float,
+        metavar="SHARE",
+        help="of the tests marked more or slow, run this share alone",
     )
     parser.addoption("--draw-seed", default="0", metavar="TEXT", help="which ones")
 
@@ -84,9 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (share := config.getoption("draw")) is not None:
         seed = config.getoption("draw_seed")
         left_out = [
-            item
-            for item in items
-            if is_further(item) and not is_drawn(item.nodeid, share, seed)
+            item for item in items if is_further(item) and not is_drawn(item.nodeid, share, seed)
         ]
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)

@@ -3,12 +3,8 @@ plugin.
 
 Public names are imported when first used, so ``import quintain`` costs next to nothing.
 
-The folders, lowest first: ``errors`` and ``tracebacks``, ``types`` (records), ``interfaces`` (what a
-plugin implements), ``tasks`` (which task comes next), ``registry`` (finds plugins),
-``rollouts`` (runs and scores episodes), ``services``, ``models``, ``engines``, ``learning`` (batch
-to update), ``evaluation``, ``process`` (signals and threads), ``store`` (files of a run),
-``console`` (what a person reads), ``recipe``, ``run`` (the loop), ``testing`` and ``cli``. Plugins
-import the names in the ``__all__`` of a folder.
+docs/architecture.md has the folders in their order. Plugins import the names in the ``__all__`` of
+a folder.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import os
 import subprocess
 import sys
@@ -137,11 +136,10 @@ def trained(name: str, seed: int, quick: bool) -> Trained:
         tasks = 4 if quick else 32
         shifted = [shift(part, run, model, tasks) for model in models]
         result.measured[f"shift: {part.moved}"] = (shifted[0], shifted[1])
-        for texts, pieces in other_texts(2 if quick else TEXTS).items():
-            result.measured[f"nats a token, {texts}"] = (
-                loss(models[0], pieces),
-                loss(models[1], pieces),
-            )
+        texts = other_texts(2 if quick else TEXTS)
+        first, last = (losses(model, texts) for model in models)
+        for kind in texts:
+            result.measured[f"nats a token, {kind}"] = (first[kind], last[kind])
     return result
 
 
@@ -200,18 +198,21 @@ def other_texts(count: int) -> dict[str, list[str]]:
 
 
 @torch.no_grad()
-def loss(folder: Path, texts: Sequence[str]) -> float:
-    """Return the mean negative log-prob of the tokens of *texts*, in nats a token."""
+def losses(folder: Path, texts: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Return the mean negative log-prob of the tokens of each kind of text, in nats a token."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    total, tokens = 0.0, 0
-    for text in texts:
-        ids = tokenizer(text, return_tensors="pt").input_ids[:, :PIECE]
-        total += float(model(ids, labels=ids).loss) * (ids.shape[1] - 1)
-        tokens += ids.shape[1] - 1
-    return total / tokens if tokens else math.nan
+    found = {}
+    for kind, pieces in texts.items():
+        total, tokens = 0.0, 0
+        for piece in pieces:
+            ids = tokenizer(piece, return_tensors="pt").input_ids[:, :PIECE]
+            total += float(model(ids, labels=ids).loss) * (ids.shape[1] - 1)
+            tokens += ids.shape[1] - 1
+        found[kind] = total / tokens
+    return found
 
 
 def study_of(names: Sequence[str]) -> Study:

@@ -24,9 +24,11 @@ def keys(schema: dict[str, Any], at: str = "") -> set[str]:
 
 
 def test_every_key_exists() -> None:
-    """The second column of the tables of TRL, verl and prime-rl."""
-    rows = re.findall(r"^\| (.+?) \| (.*?) \| (.*?) ?\|$", PAGE.text, re.M)
-    named = {key for _, here, _ in rows for key in re.findall(r"`(\w+(?:\.\w+)+)`", here)}
+    """The second column of the tables of TRL, verl and prime-rl, the first of the last tables."""
+    first, last = PAGE.text.split("## SkyRL", 1)
+    columns = [row[1] for row in re.findall(r"^\| (.+?) \| (.*?) \| (.*?) ?\|$", first, re.M)]
+    columns += re.findall(r"^\| (.+?) \|", last, re.M)
+    named = {key for here in columns for key in re.findall(r"`(\w+(?:\.\w+)+)`", here)}
 
     assert len(named) >= 30
     assert set() == named - keys(recipe_schema())

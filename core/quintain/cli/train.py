@@ -193,7 +193,9 @@ def _only_resume(recipe: str | None, dry_run: bool, choices: dict[str, Any]) -> 
     refused += [recipe] if recipe is not None else []
     if refused:
         raise click.UsageError(
-            f"--resume takes the recipe of the run unchanged; leave out {', '.join(refused)}"
+            f"--resume takes the recipe of the run unchanged; leave out {', '.join(refused)}. A new "
+            "run with other settings begins from its weights with --model RUN instead; to change "
+            "this one, edit its recipe.toml and add --force"
         )
     if dry_run:
         raise click.UsageError(

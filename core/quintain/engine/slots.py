@@ -184,6 +184,7 @@ class Slots:
                     copies.append((place, leader, shared))
             extensions.append((leader, shared))
             followers += [(leader, row) for row in self._seat(groups[ids], leader, idle)]
+        # Later requests may copy the prompts of live rows. Their replies come when a row is freed.
         for row in self.rows:
             if row.request is not None:
                 row.cached = () if row.request.stale else row.request.ids

@@ -201,7 +201,7 @@ class Batch:
         are fewer groups).
 
         Args:
-            order: of the groups.
+            order: of the groups, a permutation of their numbers.
         """
         count = max(1, min(count, len(order)))
         parts: list[list[int]] = []

@@ -326,7 +326,9 @@ def trained(
 
     A rollout without a sampled token is left out of baselines and denominators, too. The policy did
     nothing for its reward: even to end a turn is a token. It would make the update noisier, and the
-    direction of the gradient is right without it.
+    direction of the gradient is right without it. Not so where the policy itself, as another
+    player, decides whether this one gets a turn: a player that seldom moves then has a smaller
+    share of the gradient (docs/games.md, "Whose tokens train").
     """
     for group in groups:
         for rollout in group.valid:

@@ -107,7 +107,8 @@ def remark_on_spread(algorithm: Algorithm) -> str | None:
 @per_group
 def group_mean(rewards: Sequence[float], *, tolerance: float = SPREAD_TOLERANCE) -> list[float]:
     """R - mean(group): Dr. GRPO (Liu et al. 2025, 2503.20783). The expected gradient is
-    (G - 1) / G of the true one, with G the valid rollouts of the group.
+    (G - 1) / G of the true one, with G the samples of the group: the valid rollouts, or those in
+    which a player of several sampled.
     """
     return centre(rewards, tolerance)
 
@@ -133,7 +134,7 @@ def group_norm(
 @per_group
 def leave_one_out(rewards: Sequence[float], *, tolerance: float = SPREAD_TOLERANCE) -> list[float]:
     """R_i - mean of the others = G / (G - 1) (R_i - mean): RLOO (Ahmadian et al. 2024, 2402.14740,
-    equation 7). Unbiased.
+    equation 7). Unbiased where every group has at least two samples.
 
     A group of one has no others and gets 0.
     """

@@ -7,7 +7,10 @@ cannot arise. Tokens that a correction masks still count here, truncated samples
 leaves out (``mask_truncated``) do not.
 
 The batch that an aggregation sees is one minibatch. S is the number of its samples, T_i that of the
-trained tokens of sample i, P that of its groups.
+trained tokens of sample i, P that of its groups: a task has one for each player that sampled.
+Samples with an advantage of 0 count. Samples of rejected groups, failed rollouts and samples that
+are left out as doubtful do not, so a filter that draws no others makes the gradient longer by the
+share that it leaves out.
 """
 
 from __future__ import annotations

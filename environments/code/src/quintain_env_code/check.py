@@ -184,6 +184,10 @@ def _read(data: str) -> tuple[list[tuple[CodeTask, str]], list[Fault]]:
 
 
 async def _faults(tasks: Sequence[tuple[CodeTask, str]], slots: int, repeat: int) -> list[Fault]:
+    """Return what is wrong with *tasks*, given with their places: each reference runs *repeat*
+    times, or up to its first failure.
+    """
+    # Twice the slots, so that a task is prepared while others run.
     async with BestSandbox(slots=slots, enforce=ENFORCE) as sandbox:
         grader, room = Grader(sandbox), asyncio.Semaphore(2 * slots)
         done = 0
@@ -210,9 +214,9 @@ async def _faults(tasks: Sequence[tuple[CodeTask, str]], slots: int, repeat: int
             )
 
         return [
-            text
-            for text in await asyncio.gather(*(fault(*task) for task in tasks))
-            if text is not None
+            found
+            for found in await asyncio.gather(*(fault(*task) for task in tasks))
+            if found is not None
         ]
 
 

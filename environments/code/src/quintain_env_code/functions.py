@@ -226,7 +226,7 @@ def _parts(
     specification: Specification, slips: Slips
 ) -> tuple[str, str, Callable[[Sequence[int]], list[int]], str]:
     """Return condition and change of *v* as texts, both as one function of a sequence, and the
-    collecting step's name.
+    collecting step's name, as in ``("v > 3", "v * v", squares_above_3, "sum")``.
     """
     holds: Callable[[int], bool]
     changed: Callable[[int], int]

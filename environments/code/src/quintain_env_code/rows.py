@@ -418,6 +418,11 @@ _READERS: tuple[
 
 
 def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits and weights that a row sets.
+
+    Raises:
+        UsageError: one is no number, or weights are no list.
+    """
     known: dict[str, Callable[[Any], Any]] = {
         "cpu_seconds": float,
         "memory_mib": int,
@@ -425,8 +430,13 @@ def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
     }
     settings: dict[str, Any] = {}
     for key, convert in known.items():
+        value = row.get(key)
+        if value is None or value == "":  # an empty field of CSV
+            continue
         try:
-            settings |= {key: convert(row[key])} if row.get(key) else {}
+            if key == "weights" and isinstance(value, str):
+                raise TypeError("a text is no list")
+            settings[key] = convert(value)
         except (TypeError, ValueError) as e:
             raise UsageError(
                 f"{key} is {str(row[key])[:80]!r}; expected a number, or for weights a list of them"

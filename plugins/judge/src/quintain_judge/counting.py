@@ -369,13 +369,15 @@ def prepared(text: str, phrase: str) -> str:
 
 @lru_cache(1024)
 def pattern_of(phrase: str) -> regex.Pattern[str]:
-    """Return what finds *phrase* in a `prepared` text: as whole words, which a letter, a mark or a
-    digit continues, the point in a number, and ``++`` or ``#`` behind a letter; in a script
-    without spaces, anywhere.
+    """Return what finds *phrase*, which is not empty, as whole words in a `prepared` text.
+
+    No letter, mark or digit may touch it, nor ``.5`` behind a number, nor ``++`` or ``#`` behind a
+    letter. In a script without spaces it is found anywhere.
     """
     text = prepared(phrase, phrase) or phrase
     first = text[0]
     last = text[-1]
+    # No half of an emoji that a zero width joiner (U+200D) makes one of two.
     before = r"(?<!\u200d)"
     after = r"(?![\p{M}\p{Emoji_Modifier}\u200d])"
     spaceless = rf"[{_UNSPACED}{_JOINED}]"

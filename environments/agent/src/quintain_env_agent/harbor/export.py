@@ -194,11 +194,14 @@ class Exported:
         place: Path,
         task: Task,
         answer: str,
-        packages: Path,
+        archive: Path,
         image: str,
         requirements: tuple[str, ...],
     ) -> None:
-        """Write one folder; one that exists is written over."""
+        """Write the folder of one task: ``environment``, ``solution`` with the *answer* of the
+        oracle, and ``tests`` with the grader. Files of an earlier export are written over, not
+        removed.
+        """
         for folder in ("environment", "solution", "tests"):
             (place / folder).mkdir(parents=True, exist_ok=True)
         lines = [f"FROM {image}"]
@@ -219,7 +222,7 @@ class Exported:
             (place / path).write_text(text, encoding="utf-8")
         for path in ("solution/solve.sh", "tests/test.sh"):
             (place / path).chmod(0o755)
-        (place / "tests" / "packages.zip").write_bytes(packages.read_bytes())
+        (place / "tests" / "packages.zip").write_bytes(archive.read_bytes())
         for name, content in self.files.items():
             (place / "tests" / name).write_bytes(content)
 

@@ -285,8 +285,9 @@ def _spec(
     """Return the environment of *table* with the arguments of the command line.
 
     Args:
-        whole_file: whether a file of data that *table* names is no file of training, which the
-            environment cuts into splits. One that the command line names never is.
+        whole_file: the data file of *table* is only evaluated, so all its rows are the split
+            ``test`` unless one is chosen. A file that the command line names is always evaluated
+            so.
     """
     from quintain.recipe import EnvironmentSpec
 

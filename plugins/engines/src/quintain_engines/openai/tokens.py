@@ -137,13 +137,15 @@ class OpenAITokenEngine(TokenEngine):
     async def _completion(
         self, body: dict[str, Any], ids: Sequence[int], seed: int | None
     ) -> tuple[Any, Any]:
-        """Return the choice of a completion of *ids*, and the whole answer.
+        """Return the choice of a completion of *ids*, and the whole answer. *seed* draws the waits
+        between tries alone.
 
         Raises:
-            InfrastructureError: it is none, or one of another prompt.
+            InfrastructureError: the answer is no completion, or one of another prompt.
         """
-        fields = {**body, "logprobs": 0, "return_token_ids": True, **self._extra}
-        request = b'%b, "prompt": [%b]}' % (json.dumps(fields)[:-1].encode(), self._written(ids))
+        asked = {**body, "logprobs": 0, "return_token_ids": True, **self._extra}
+        # JSON without its closing brace, then the ids, whose text is kept from turn to turn.
+        request = b'%b, "prompt": [%b]}' % (json.dumps(asked)[:-1].encode(), self._written(ids))
         status, text = await self._client.send("POST", "/completions", seed, request)
         if status != 200:
             raise self._client.refusal(status, text)

@@ -17,7 +17,7 @@ from .canary import FUSED
 from .checksums import checksum
 
 COLUMNS = 256
-"""Of a weight that are read at once."""
+"""Columns of a weight that are read at once."""
 Found = dict[str, tuple[str, int]]
 
 
@@ -36,7 +36,7 @@ def weights_of(model: Any) -> Found:
         vocabulary = getattr(layer, "org_vocab_size", None)
         sizes = [vocabulary] if vocabulary else list(getattr(layer, "output_partition_sizes", ()))
         parts = parts_of(model, name.removesuffix(".base_layer"), len(sizes))
-        if len(parts) != len(sizes):
+        if len(parts) != len(sizes):  # joined under names that are not known: one weight
             sizes = [sum(sizes)] if sizes else []
         if _is_shard(layer):
             continue

@@ -131,10 +131,9 @@ def _based(gold: str, answer: str) -> bool | None:
 
 
 def _choices(gold: str, answer: str) -> bool | None:
-    """Return a letter from A to J names a choice, with or without parentheses and with or without
-    its content.
+    """Compare choices: a letter from A to J names one, with or without parentheses and its content.
 
-    Where the reference is the content alone, so may the answer be behind its letter.
+    Where the reference is the content alone, the answer may have its letter before it.
     """
     reference = choice(gold)
     labelled = _LABELLED.fullmatch(answer)

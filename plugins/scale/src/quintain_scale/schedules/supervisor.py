@@ -240,8 +240,10 @@ class ReplicaSupervisor:
                 await self._close(number)
 
     async def _restart(self, number: int) -> None:
+        """Put a new replica into the place of a dead one, once it is time to try again."""
         health = self.health[number]
-        with suppress(TimeoutError):  # unless it is removed before
+        # The time-out is the end of the wait. It ends earlier if the replica is removed meanwhile.
+        with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, health.retry_at - _now())):
                 await self.router.until(lambda: health.state != ReplicaState.DEAD)
         if health.state != ReplicaState.DEAD:
@@ -252,7 +254,7 @@ class ReplicaSupervisor:
             await self._close(number)
         try:
             replica = self._make(number)
-            # before the first update nobody sends it any: it loads what the others did
+            # Before the first update nobody sends it weights: it loads those that the others did.
             replica.awaits_weights = self._published is not None
             await replica.__aenter__()
         except Exception as error:  # noqa: BLE001 -- each is a reason to try again later
