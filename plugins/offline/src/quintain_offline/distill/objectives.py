@@ -70,9 +70,14 @@ def divergence(
 
 
 def _log_rest(logp_NK: Tensor) -> Tensor:
-    """Log of what the listed ids leave, [N, 1]; at least the rounding error of a sum."""
-    rest = 1 - logp_NK.exp().sum(1, keepdim=True)
-    return rest.clamp(min=torch.finfo(logp_NK.dtype).eps).log()
+    """Log of what the listed ids leave, [N, 1]; at least what the rounding of log-probs hides.
+
+    Summed in float64. The gradient depends on the inverse of the rest: where a policy leaves 1e-7 to
+    the other ids, a sum of 150,000 terms in float32 is off by more than that.
+    """
+    rest = 1 - logp_NK.double().exp().sum(1, keepdim=True)
+    least = torch.finfo(logp_NK.dtype).eps / 100
+    return rest.clamp(min=least).log().to(logp_NK.dtype)
 
 
 def _divergence(p: Tensor, q: Tensor, kind: Divergence, beta: float) -> Tensor:

@@ -1,0 +1,164 @@
+"""Agents of well-known frameworks, unmodified, against the gateway (docs/gateway.md has the table).
+
+Each program beside this file is an ordinary agent with one tool. It reads a question from standard
+input, prints the answer, and knows nothing of Quintain. Its argument is the API that it speaks. Run
+it with `python -P`, for it has the name of the package that it imports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from quintain import Limits, Message, Reply, Sampling, Task, ToolCall
+from quintain.evaluation import evaluate
+from quintain.types import trained
+from quintain_env_agent import AgentProgram
+from quintain_gateway import Gateway, api
+from quintain_gateway.errors import ApiError
+
+from ..comparison import compared
+from ..truth import TruthEngine
+
+__all__ = ["FRAMEWORKS", "Framework", "Played", "played"]
+
+PAIRS = ((4821, 3377), (5102, 2946), (6374, 1815))
+CONCURRENCIES = (1, 3)
+_QUESTION = re.compile(r"What is (\d+) \+ (\d+)\?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """A framework and what its program needs.
+
+    Attributes:
+        package: distribution whose version is reported.
+        apis: that its program speaks, with the class or setting for each.
+        more: further requirements of the program.
+    """
+
+    package: str
+    apis: Mapping[str, str]
+    more: tuple[str, ...] = ()
+
+
+FRAMEWORKS: Mapping[str, Framework] = {
+    "openai": Framework(
+        package="openai",
+        apis={"chat": "`chat.completions.create`", "responses": "`responses.create`"},
+    ),
+    "anthropic": Framework(package="anthropic", apis={"messages": "`beta.messages.tool_runner`"}),
+    "openai_agents": Framework(
+        package="openai-agents",
+        more=("litellm",),
+        apis={
+            "chat": '`set_default_openai_api("chat_completions")`, `set_tracing_disabled(True)`',
+            "responses": "the default, `set_tracing_disabled(True)`",
+            "messages": "`LitellmModel`, model `anthropic/NAME`, `set_tracing_disabled(True)`",
+        },
+    ),
+    "litellm": Framework(
+        package="litellm",
+        apis={
+            "chat": "model `openai/NAME`",
+            "responses": "model `openai/responses/NAME`",
+            "messages": "model `anthropic/NAME`",
+        },
+    ),
+    "smolagents": Framework(
+        package="smolagents",
+        more=("smolagents[openai,litellm]",),
+        apis={
+            "chat": "`OpenAIModel`",
+            "responses": "`LiteLLMModel`, model `openai/responses/NAME`",
+            "messages": "`LiteLLMModel`, model `anthropic/NAME`",
+        },
+    ),
+}
+"""By the name of the program."""
+
+
+@dataclass(kw_only=True)
+class Played:
+    """What became of the episodes of one program in one API.
+
+    Attributes:
+        right, episodes: of all episodes, those that finished with the right answer.
+        kept, sampled: tokens that the engine sampled, and those of them that train exactly once.
+        conversations: numbers of conversations that an episode had.
+        faults: differences, refused requests and terminations other than finished.
+    """
+
+    right: int = 0
+    episodes: int = 0
+    kept: int = 0
+    sampled: int = 0
+    conversations: set[int] = field(default_factory=set)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def kept_all(self) -> bool:
+        """Whether each episode was right, each token trains once and nothing was refused."""
+        return not self.faults and self.right == self.episodes and self.kept == self.sampled > 0
+
+
+async def played(python: str, name: str, program_api: str) -> Played:
+    """Return what became of the episodes of the program *name*, run by the interpreter *python*."""
+    found = Played()
+    program = str(Path(__file__).with_name(f"{name}.py"))
+    tasks = [Task(prompt=f"What is {x} + {y}?", answer=str(x + y)) for x, y in PAIRS]
+    response_of = api.ApiResponse.of
+
+    def refused(error: ApiError, path: str) -> api.ApiResponse:
+        found.faults.append(f"{path}: {error.status} {error}")
+        return response_of(error, path)
+
+    for concurrency in CONCURRENCIES:
+        truth = TruthEngine(_reply)
+        with patch.object(api.ApiResponse, "of", refused):
+            async with Gateway() as gateway:
+                environment = AgentProgram(
+                    gateway=gateway, argv=(python, "-P", program, program_api), source="arithmetic"
+                )
+                done = await evaluate(
+                    environment.overridden(limits=Limits(turns=8, seconds=300)),
+                    truth,
+                    tasks=tasks,
+                    sampling=Sampling(temperature=0.7),
+                    concurrency=concurrency,
+                    retries=0,
+                )
+        sequences = [s for _, _, branches in trained(done.groups) for s in branches]
+        differences = compared(truth.log, sequences)
+        found.faults += map(str, differences)
+        found.sampled += sum(len(turn.ids) for turn in truth.log)
+        found.kept += sum(sum(s.mask) for s in sequences)
+        for rollout in done.rollouts:
+            found.episodes += 1
+            found.right += rollout.outcome is not None and rollout.outcome.total == 1
+            found.conversations.add(len(rollout.transcripts))
+            if rollout.termination.kind != "finished":
+                found.faults.append(f"{rollout.termination.kind}: {rollout.termination.reason}")
+    return found
+
+
+def _reply(messages: Sequence[Message]) -> Reply | str:
+    """Call `add` with the numbers of the question. Once the sum is in the conversation, say it, in
+    the way that the framework asks for.
+    """
+    text = "\n".join(m.content for m in messages)
+    x, y = map(int, _QUESTION.findall(text)[-1])
+    answer = str(x + y) if str(x + y) in text else ""
+    if not answer:
+        return _call("add", x=x, y=y)
+    if '"final_answer"' in messages[0].content:  # smolagents
+        return _call("final_answer", answer=answer)
+    return answer
+
+
+def _call(name: str, **arguments: Any) -> Reply:
+    return Reply(text="", calls=(ToolCall(name=name, arguments=arguments),))
