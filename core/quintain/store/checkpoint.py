@@ -13,7 +13,8 @@
                           taken) and `services`
         state.pt          tensors of that state, if any
         checkpoint.json   step, whether it was the best so far and by what, what the evaluation of this step
-                          found (null if there was none), version, name of the tokenizer
+                          found (null if there was none), version, name of the tokenizer, number and digest of
+                          the lines of metrics.jsonl up to the step
         SHA256SUMS        digests of the other files, as `sha256sum -c` reads them
 
 A checkpoint is written under a temporary name, flushed to the disk and renamed: a folder with the
@@ -97,12 +98,14 @@ class Checkpoint:
         return cls(path=path, step=step, best=best, tokenizer=tokenizer)
 
     def verify(self) -> None:
-        """Compare the files with their digests, which takes about 0.7 s per GB.
+        """Compare the files with their digests, which takes about 0.7 s per GB, and the metrics of
+        the run up to here with theirs.
 
         Raises:
             RunError: a file is missing, added or different; the message names the last earlier
                 checkpoint without such.
             RunError: it has no optimizer state, as the best one of a run after later ones.
+            RunError: lines of ``metrics.jsonl`` are missing or different.
         """
         if not (fault := self._fault()):
             if not (self.path / STATE).exists():
@@ -111,6 +114,7 @@ class Checkpoint:
                     f"resume it"
                 )
                 raise RunError(f"{kept}; train its model in a new run: --model {self.model}")
+            self._compare_metrics()
             return
         earlier = (path for step, path in reversed(steps_in(self.path.parent)) if step < self.step)
         complete = (path for path in earlier if (path / STATE).exists())
@@ -124,14 +128,55 @@ class Checkpoint:
         )
         raise RunError(f"checkpoint {self.path} is damaged ({fault}); remove the folder to {fix}")
 
-    def _fault(self) -> str:
-        """Return a file that is not as it was saved, and why; empty for none."""
+    def verify_model(self) -> None:
+        """Compare the files of the model alone with their digests, if there are any.
+
+        Raises:
+            RunError: a file is missing, added or different.
+        """
+        if not (self.path / SUMS).exists():
+            return
+        if fault := self._fault("model/"):
+            raise RunError(
+                f"the model of checkpoint {self.path} is damaged ({fault}); take another checkpoint "
+                "of the run"
+            )
+
+    def _compare_metrics(self) -> None:
+        """Compare the metrics of the run up to this step with those that it had. A run whose file
+        of metrics was moved away goes on without them.
+        """
+        folder = RunFolder(self.path.parent.parent, lock=False)
+        with _read_whole(self.path):
+            description = json.loads((self.path / "checkpoint.json").read_text(encoding="utf-8"))
+            saved = description.get("metrics")
+        if saved is None or not folder.metrics_path.exists():
+            return
+        current = folder.metrics_digest(self.step)
+        if current == saved:
+            return
+        lines = f"{current['lines']} of {saved['lines']} lines"
+        if current["lines"] == saved["lines"]:
+            lines = "other values"
+        raise RunError(
+            f"{folder.metrics_path} has {lines} up to step {self.step} of checkpoint {self.path}; "
+            "put the file back, or move it away to go on without these metrics"
+        )
+
+    def _fault(self, part: str = "") -> str:
+        """Return a file that is not as it was saved, and why; empty for none.
+
+        Args:
+            part: of the checkpoint, a folder such as ``model/``; empty for all.
+        """
         try:
             lines = (self.path / SUMS).read_text(encoding="utf-8").splitlines()
-            current = _digests(self.path)
+            inside = _digests(self.path / part)
         except (OSError, UnicodeDecodeError) as e:
             return str(e)
-        saved = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        current = {part + name: digest for name, digest in inside.items()}
+        entries = (line.partition("  ") for line in lines)
+        saved = {name: digest for digest, _, name in entries if name.startswith(part)}
         for name in sorted(saved.keys() | current.keys()):
             if name not in current or name not in saved:
                 return f"{name} is {'not in ' + SUMS if name in current else 'missing'}"
@@ -320,6 +365,7 @@ class CheckpointManager:
                 "best": best,
                 "version": __version__,
                 "tokenizer": name,
+                "metrics": self.folder.metrics_digest(),
             }
             _write_json(beside / "checkpoint.json", description)
             self._begun = _Begun(

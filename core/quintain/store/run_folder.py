@@ -19,6 +19,7 @@ by whole lines. So saved data stays readable if the process dies at any point.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -237,6 +238,20 @@ class RunFolder:
             RunError: a line in the middle is damaged.
         """
         return [record for record, _ in self._lines(self.metrics_path)]
+
+    def metrics_digest(self, step: int | None = None) -> dict[str, Any]:
+        """Return number and SHA-256 of the lines of the metrics, of all or up to *step*; raises as
+        `metrics`.
+        """
+        if not self.metrics_path.exists():
+            lines: list[bytes] = []
+        elif step is None:  # not read as JSON, since each checkpoint asks for them
+            lines = self.metrics_path.read_bytes().splitlines(keepends=True)
+        else:
+            read = self._lines(self.metrics_path)
+            lines = [line for record, line in read if record["step"] <= step]
+        whole = [line for line in lines if line.endswith(b"\n")]
+        return {"lines": len(whole), "sha256": hashlib.sha256(b"".join(whole)).hexdigest()}
 
     def processes(self) -> list[Record]:
         """Return the provenance of the processes so far; raises as `metrics`."""

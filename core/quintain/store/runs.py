@@ -10,7 +10,7 @@ from ..errors import RunError, UnknownNameError, UsageError
 from ..models.hf import check_folder
 from ..registry.known import known_plugins
 from ..registry.lookup import current
-from .checkpoint import best
+from .checkpoint import Checkpoint, best
 from .run_folder import RunFolder, no_run
 from .toml import read_toml
 
@@ -44,7 +44,8 @@ def model_named(name: str, folder: str | Path = "runs") -> NamedModel:
     model, the name of a model source, a file that one reads, or a Hugging Face id.
 
     Raises:
-        RunError: the run has no checkpoint yet, or its recipe is damaged.
+        RunError: the run has no checkpoint yet, its recipe is damaged, or a file of the model is
+            not as it was saved.
         UsageError: the name is that of a model source whose model depends on an environment, or is
             not here yet.
     """
@@ -68,6 +69,8 @@ def model_named(name: str, folder: str | Path = "runs") -> NamedModel:
             raise UnknownNameError(f"{e}; no folder of that name either; {hub}") from None
         check_folder(name)
         is_checkpoint = any(os.path.isfile(inside / config) for config in configs)
+        around = Path(name) if is_checkpoint else Path(name).parent
+        Checkpoint(path=around, step=0).verify_model()
         return NamedModel(str(inside) if is_checkpoint else name, "")
     run = RunFolder(path, lock=False)
     checkpoint = best(run)
@@ -76,6 +79,7 @@ def model_named(name: str, folder: str | Path = "runs") -> NamedModel:
             f"run {run.name!r} has no checkpoint yet; `quintain train --resume {run.name}` "
             f"continues it"
         )
+    checkpoint.verify_model()
     try:
         rows = read_toml(run.recipe()).get("environments", [])
         system = str(rows[0].get("system", "")) if len(rows) == 1 else ""

@@ -2,7 +2,7 @@
 
 Each program beside this file is an ordinary agent with one tool. It reads a question from standard
 input, prints the answer, and knows nothing of Quintain. Its argument is the API that it speaks. Run
-it with `python -P`, for it has the name of the package that it imports.
+it with `python -I`, for it has the name of the package that it imports.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ FRAMEWORKS: Mapping[str, Framework] = {
         package="openai",
         apis={"chat": "`chat.completions.create`", "responses": "`responses.create`"},
     ),
-    "anthropic": Framework(package="anthropic", apis={"messages": "`beta.messages.tool_runner`"}),
+    "anthropic": Framework(package="anthropic", apis={"messages": "`messages.create`"}),
+    "anthropic_tool_runner": Framework(
+        package="anthropic", apis={"messages": "`beta.messages.tool_runner`"}
+    ),
     "openai_agents": Framework(
         package="openai-agents",
         more=("litellm",),
@@ -76,6 +79,49 @@ FRAMEWORKS: Mapping[str, Framework] = {
             "chat": "`OpenAIModel`",
             "responses": "`LiteLLMModel`, model `openai/responses/NAME`",
             "messages": "`LiteLLMModel`, model `anthropic/NAME`",
+        },
+    ),
+    "langgraph": Framework(
+        package="langgraph",
+        more=("langchain-openai", "langchain-anthropic"),
+        apis={
+            "chat": "`ChatOpenAI`",
+            "responses": "`ChatOpenAI(use_responses_api=True)`",
+            "messages": "`ChatAnthropic`",
+        },
+    ),
+    "strands": Framework(
+        package="strands-agents",
+        more=("strands-agents[openai,anthropic]",),
+        apis={
+            "chat": "`OpenAIModel`",
+            "responses": "`OpenAIResponsesModel`",
+            "messages": "`AnthropicModel`",
+        },
+    ),
+    "pydantic_ai": Framework(
+        package="pydantic-ai",
+        apis={
+            "chat": "model `openai-chat:NAME`",
+            "responses": "model `openai-responses:NAME`",
+            "messages": "model `anthropic:NAME`",
+        },
+    ),
+    "dspy": Framework(
+        package="dspy",
+        apis={
+            "chat": "`ReAct`, `LM`, model `openai/NAME`",
+            "responses": '`LM(model_type="responses")`',
+            "messages": "`LM`, model `anthropic/NAME`",
+        },
+    ),
+    "google_adk": Framework(
+        package="google-adk",
+        more=("litellm",),
+        apis={
+            "chat": "`LiteLlm`, model `openai/NAME`",
+            "responses": "`LiteLlm`, model `openai/responses/NAME`",
+            "messages": "`LiteLlm`, model `anthropic/NAME`",
         },
     ),
 }
@@ -122,7 +168,7 @@ async def played(python: str, name: str, program_api: str) -> Played:
         with patch.object(api.ApiResponse, "of", refused):
             async with Gateway() as gateway:
                 environment = AgentProgram(
-                    gateway=gateway, argv=(python, "-P", program, program_api), source="arithmetic"
+                    gateway=gateway, argv=(python, "-I", program, program_api), source="arithmetic"
                 )
                 done = await evaluate(
                     environment.overridden(limits=Limits(turns=8, seconds=300)),
@@ -134,7 +180,8 @@ async def played(python: str, name: str, program_api: str) -> Played:
                 )
         sequences = [s for _, _, branches in trained(done.groups) for s in branches]
         differences = compared(truth.log, sequences)
-        found.faults += map(str, differences)
+        if differences:
+            found.faults.append(f"{len(differences)} differences, the first: {differences[0]}")
         found.sampled += sum(len(turn.ids) for turn in truth.log)
         found.kept += sum(sum(s.mask) for s in sequences)
         for rollout in done.rollouts:
@@ -151,7 +198,10 @@ def _reply(messages: Sequence[Message]) -> Reply | str:
     the way that the framework asks for.
     """
     text = "\n".join(m.content for m in messages)
-    x, y = map(int, _QUESTION.findall(text)[-1])
+    questions = _QUESTION.findall(text)
+    if not questions:
+        return "There is no question."
+    x, y = map(int, questions[-1])
     answer = str(x + y) if str(x + y) in text else ""
     if not answer:
         return _call("add", x=x, y=y)

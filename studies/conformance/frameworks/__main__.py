@@ -39,8 +39,8 @@ def frameworks(ctx: click.Context, names: tuple[str, ...], envs: Path, here: boo
     failed = False
     for name in names or FRAMEWORKS:
         framework = FRAMEWORKS[name]
-        python = sys.executable if here else str(envs.resolve() / name / "bin" / "python")
-        reason = "" if here else _installed(envs / name, framework)
+        python = sys.executable if here else str(envs.resolve() / framework.package / "bin" / "python")
+        reason = "" if here else _installed(envs / framework.package, framework)
         if reason:
             failed = True
             click.echo(_line((framework.package, "-", "-", "-", "-", "-", reason)))

@@ -6,7 +6,9 @@ import sys
 from typing import Any
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else prices are fetched at the import
-from litellm import completion
+import litellm
+
+litellm.suppress_debug_info = True  # else it writes to standard output
 
 NAMES = {"chat": "openai/policy", "responses": "openai/responses/policy"}
 NUMBERS = {"x": {"type": "integer"}, "y": {"type": "integer"}}
@@ -15,7 +17,7 @@ tools = [{"type": "function", "function": ADD}]
 model = NAMES.get(sys.argv[1], "anthropic/policy")
 history: list[Any] = [{"role": "user", "content": sys.stdin.read()}]
 while True:
-    message = completion(model=model, messages=history, tools=tools).choices[0].message
+    message = litellm.completion(model=model, messages=history, tools=tools).choices[0].message
     history.append(message)
     if not message.tool_calls:
         break

@@ -17,8 +17,10 @@ def add(x: int, y: int) -> int:
 agent = Agent(name="Adder", instructions="Use the tool.", model="policy", tools=[add])
 if sys.argv[1] == "messages":
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    import litellm
     from agents.extensions.models.litellm_model import LitellmModel
 
+    litellm.suppress_debug_info = True  # else it writes to standard output
     agent.model = LitellmModel("anthropic/policy")
 else:
     set_default_openai_api("responses" if sys.argv[1] == "responses" else "chat_completions")

@@ -37,6 +37,7 @@ from quintain.store.checkpoint import (
     restore_random_states,
 )
 from quintain.store.run_folder import RunFolder
+from quintain.store.runs import model_named
 from quintain.types.transcript import TrainingSequence
 
 from ..learning import batches
@@ -339,6 +340,65 @@ def test_every_flipped_bit_is_found_before_a_resume(folder: RunFolder) -> None:
     shutil.rmtree(keep.all()[0].path)
     with pytest.raises(RunError, match="start the run again; no earlier checkpoint is undamaged"):
         keep.all()[0].verify()
+
+
+def drop_a_line(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:1], *lines[2:]]
+
+
+def drop_half(lines: list[bytes]) -> list[bytes]:
+    return lines[:2]
+
+
+def change_a_value(lines: list[bytes]) -> list[bytes]:
+    return [lines[0].replace(b"0.5", b"0.7"), *lines[1:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop_a_line, "3 of 4 lines up to step 4"),
+        (drop_half, "2 of 4 lines up to step 4"),
+        (change_a_value, "other values up to step 4"),
+    ],
+)
+def test_metrics_that_are_not_those_of_the_checkpoint_are_named(
+    change: Any, message: str, folder: RunFolder
+) -> None:
+    keep, trained = checkpoints(folder), learner()
+    for step in (1, 2, 3, 4):
+        folder.append({"step": step, "success": 0.5})
+    path = keep.save(4, learner=trained, state={})
+    folder.append({"step": 5, "success": 0.5})  # after the checkpoint: a resume drops it
+    (checkpoint,) = keep.all()
+    checkpoint.verify()
+
+    lines = folder.metrics_path.read_bytes().splitlines(keepends=True)
+    folder.metrics_path.write_bytes(b"".join(change(lines)))
+
+    with pytest.raises(
+        RunError, match=f"metrics.jsonl has {message} of checkpoint {path}; put the"
+    ):
+        checkpoint.verify()
+    folder.metrics_path.unlink()  # moved away on purpose
+    checkpoint.verify()
+
+
+def test_a_damaged_model_is_refused_wherever_it_is_named(folder: RunFolder) -> None:
+    """As a run, as its checkpoint and as the folder in it."""
+    path = checkpoints(folder).save(1, learner=learner(), state={})
+    names = (str(folder.path), str(path), str(path / "model"))
+    for name in names:
+        assert model_named(name).path == str(path / "model")
+
+    weights = path / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+
+    for name in names:
+        with pytest.raises(RunError, match=r"damaged \(model/model.safetensors differs from its"):
+            model_named(name)
 
 
 def test_sha256sum_reads_the_digests(folder: RunFolder) -> None:
