@@ -56,6 +56,7 @@ from .storage import (
 FORMAT = 2
 SUMS = "SHA256SUMS"
 STATE = "learner.pt"
+_SUM = re.compile(r"[0-9a-f]{64}  .+")
 _SPARE = 8_000_000
 """Bytes reserved for tokenizer, configuration and state."""
 
@@ -81,7 +82,7 @@ class Checkpoint:
         Raises:
             RunError: it is damaged, or from a newer version of Quintain.
         """
-        with _read_whole(path):
+        with _read_whole(path, "checkpoint.json"):
             description = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
             step, best, form = (
                 int(description["step"]),
@@ -147,7 +148,7 @@ class Checkpoint:
         of metrics was moved away goes on without them.
         """
         folder = RunFolder(self.path.parent.parent, lock=False)
-        with _read_whole(self.path):
+        with _read_whole(self.path, "checkpoint.json"):
             description = json.loads((self.path / "checkpoint.json").read_text(encoding="utf-8"))
             saved = description.get("metrics")
         if saved is None or not folder.metrics_path.exists():
@@ -175,6 +176,8 @@ class Checkpoint:
         except (OSError, UnicodeDecodeError) as e:
             return str(e)
         current = {part + name: digest for name, digest in inside.items()}
+        if odd := next((i for i, line in enumerate(lines, 1) if not _SUM.fullmatch(line)), 0):
+            return f"line {odd} of {SUMS} is no digest with the name of a file"
         entries = (line.partition("  ") for line in lines)
         saved = {name: digest for digest, _, name in entries if name.startswith(part)}
         for name in sorted(saved.keys() | current.keys()):
@@ -474,8 +477,8 @@ def save_model(
 
 
 @contextmanager
-def _read_whole(path: Path) -> Iterator[None]:
-    """Turn any error from reading the checkpoint at *path* into one.
+def _read_whole(path: Path, file: str = "") -> Iterator[None]:
+    """Turn any error from reading the checkpoint at *path*, or a *file* of it, into one.
 
     Raises:
         RunError: the checkpoint is damaged.
@@ -486,6 +489,8 @@ def _read_whole(path: Path) -> Iterator[None]:
         raise
     except Exception as e:  # json, pickle, zip, torch and safetensors each raise their own
         reason = str(e).strip().split("\n")[0] or type(e).__name__
+        if file and file not in reason:
+            reason = f"{file}: {reason}"
         raise RunError(
             f"checkpoint {path} is damaged ({reason}); remove the folder to continue from an "
             f"earlier one"

@@ -251,6 +251,27 @@ def test_unfinished_and_foreign_folders_are_ignored(folder: RunFolder) -> None:
     assert Checkpoint.open(found.path).state == {}, "a saved step stays as it is"
 
 
+@pytest.mark.parametrize("line", ["", "x", "  model/config.json", "ab  name", "\x00" * 66])
+def test_a_damaged_file_of_digests_is_named(line: str, folder: RunFolder) -> None:
+    keep = checkpoints(folder)
+    path = keep.save(1, learner=learner(), state={})
+    sums = path / "SHA256SUMS"
+    sums.write_text(sums.read_text() + line + "\n")
+    (checkpoint,) = keep.all()
+    number = len(sums.read_text().splitlines())
+
+    with pytest.raises(RunError, match=f"line {number} of SHA256SUMS is no digest"):
+        checkpoint.verify()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense", '{"step": "x"}', '{"step": 1}'])
+def test_a_damaged_description_is_named(text: str, folder: RunFolder) -> None:
+    path = checkpoints(folder).save(1, learner=learner(), state={})
+    (path / "checkpoint.json").write_text(text)
+    with pytest.raises(RunError, match=r"is damaged \(checkpoint.json: "):
+        Checkpoint.open(path)
+
+
 def test_damaged_and_newer_checkpoints_say_so(folder: RunFolder) -> None:
     path = folder.checkpoints / "step-000001"
     path.mkdir(parents=True)

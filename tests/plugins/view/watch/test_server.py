@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -208,7 +209,10 @@ def test_orders_reach_a_run_that_runs(tmp_path: Path) -> None:
 
     with RunFolder.open(folder):
         assert server.steer("sums", order) == {"given": "concurrency"}
-        for wrong in (b"", b"[]", b'{"action": "rm"}', b'{"action": "stop", "value": 3}'):
+        numbers = (b"1.5", b"NaN", b"Infinity", b"true", b"0", b'"5"', b"[1]")
+        wrong_numbers = (b'{"action": "concurrency", "value": %b}' % n for n in numbers)
+        others = (b"", b"[]", b'{"action": "rm"}', b'{"action": "stop", "value": 3}', b"[" * 9000)
+        for wrong in (*others, *wrong_numbers):
             with pytest.raises(UsageError):
                 server.steer("sums", wrong)
     server._server.server_close()
@@ -224,6 +228,20 @@ def test_a_large_body_is_refused(server: WatchServer) -> None:
 
     assert status == 413
     assert answer["error"] == "an order has at most 10000 bytes"
+
+
+@pytest.mark.parametrize("path", ["timeline/{}", "rollouts/{}/0", "rollouts/1/{}"])
+def test_a_step_of_5000_digits_is_nowhere(path: str, server: WatchServer) -> None:
+    status, _, _ = call(server, f"/api/runs/sums/{path.format('9' * 5000)}")
+    assert status == 404
+
+
+def test_a_length_of_5000_digits_is_refused(server: WatchServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        head = f"POST /api/runs/sums/steer HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
+        head += f"Authorization: Bearer {server.token}\r\nContent-Length: {'9' * 5000}\r\n\r\n"
+        connection.sendall(head.encode())
+        assert b" 413 " in connection.recv(1000).splitlines()[0]
 
 
 def test_the_command_prints_its_address_and_ends(runs: Path) -> None:

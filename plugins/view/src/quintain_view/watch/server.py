@@ -42,6 +42,8 @@ MOST_ROWS = 500
 """Rollouts of one answer."""
 MOST_BODY = 10_000
 """Bytes of an order."""
+MOST_DIGITS = 12
+"""Digits of a step, of a row or of a length."""
 
 
 def _part(name: str) -> str:
@@ -151,11 +153,11 @@ class WatchServer:
                 with lock:
                     index.refresh()
                     return index.page(_query(query), max(0, _whole(query, "offset", 0)), limit)
-            case ["rollouts", step, row] if step.isdecimal() and row.isdecimal():
+            case ["rollouts", step, row] if _is_number(step) and _is_number(row):
                 index, lock = self._index(folder)
                 with lock:
                     return index.view(int(step), int(row))
-            case ["timeline", step] if step.isdecimal():
+            case ["timeline", step] if _is_number(step):
                 return timeline_of(folder, int(step))
         return None
 
@@ -169,7 +171,7 @@ class WatchServer:
         try:
             wanted = json.loads(body)
             order = SteeringOrder(action=str(wanted["action"]), value=wanted.get("value"))
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             raise UsageError(f"no order: {e!r}") from e
         if not is_running(folder):
             raise UsageError(f"run {name!r} does not run, so nothing takes orders")
@@ -186,6 +188,11 @@ class WatchServer:
             if folder not in self._indexes:
                 self._indexes[folder] = (RolloutIndex(folder), threading.Lock())
             return self._indexes[folder]
+
+
+def _is_number(text: str) -> bool:
+    """Return whether *text* is a number of a step or row. Python refuses to read very long ones."""
+    return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def _whole(query: Mapping[str, str], name: str, default: int) -> int:
@@ -252,7 +259,7 @@ class WatchRequest(BaseHTTPRequestHandler):
             return
         path = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MOST_BODY:
+        if not _is_number(length) or int(length) > MOST_BODY:
             self.close_connection = True
             self._json(413, {"error": f"an order has at most {MOST_BODY} bytes"})
             return

@@ -62,8 +62,11 @@ class SteeringOrder:
         if (self.value is not None) != (self.action in NUMBERS):
             needs = "needs a number" if self.action in NUMBERS else "takes no number"
             raise UsageError(f"{self.action} {needs}")
-        if (self.value is not None and self.value < 1) or self.step < 0:
+        # JSON has fractions, NaN and true where a whole number is expected.
+        if self.value is not None and (type(self.value) is not int or self.value < 1):
             raise UsageError(f"{self.action} is {self.value}; expected a whole number from 1 up")
+        if type(self.step) is not int or self.step < 0:
+            raise UsageError(f"step is {self.step}; expected a whole number from 0 up")
 
 
 def give(folder: Path, order: SteeringOrder) -> Path:
@@ -84,7 +87,7 @@ def waiting_orders(folder: Path) -> list[tuple[Path, SteeringOrder]]:
             content = json.loads(file.read_bytes())
             fields = {key: content[key] for key in ("action", "value", "step")}
             orders.append((file, SteeringOrder(**fields)))
-        except (OSError, ValueError, KeyError, TypeError, UsageError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, UsageError):
             continue
     return orders
 
