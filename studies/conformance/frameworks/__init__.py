@@ -115,6 +115,15 @@ FRAMEWORKS: Mapping[str, Framework] = {
             "messages": "`LM`, model `anthropic/NAME`",
         },
     ),
+    "crewai": Framework(
+        package="crewai",
+        more=("crewai[anthropic]",),
+        apis={
+            "chat": "`LLM`, model `openai/NAME`",
+            "responses": '`LLM(api="responses")`, model `openai/NAME`',
+            "messages": "`LLM`, model `anthropic/NAME`",
+        },
+    ),
     "google_adk": Framework(
         package="google-adk",
         more=("litellm",),
@@ -203,6 +212,11 @@ def _reply(messages: Sequence[Message]) -> Reply | str:
         return "There is no question."
     x, y = map(int, questions[-1])
     answer = str(x + y) if str(x + y) in text else ""
+    if "[[ ## next_tool_name ## ]]" in text:  # dspy
+        name, arguments = ("finish", "{}") if answer else ("add", f'{{"x": {x}, "y": {y}}}')
+        return _fields(next_thought="I add.", next_tool_name=name, next_tool_args=arguments)
+    if "[[ ## answer ## ]]" in text:
+        return _fields(reasoning="I added.", answer=answer)
     if not answer:
         return _call("add", x=x, y=y)
     if '"final_answer"' in messages[0].content:  # smolagents
@@ -212,3 +226,9 @@ def _reply(messages: Sequence[Message]) -> Reply | str:
 
 def _call(name: str, **arguments: Any) -> Reply:
     return Reply(text="", calls=(ToolCall(name=name, arguments=arguments),))
+
+
+def _fields(**fields: str) -> str:
+    """Return fields in the format that dspy asks for."""
+    blocks = (f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items())
+    return "\n\n".join((*blocks, "[[ ## completed ## ]]"))

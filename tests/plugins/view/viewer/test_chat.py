@@ -216,6 +216,39 @@ def test_no_environment_means_no_tasks() -> None:
         chat.take(runner, "/task")
 
 
+POLITE = f"{Path(__file__).parents[4]}/examples/smollm2/polite.py:Polite"
+
+
+def test_a_folder_plays_the_environment_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny(tmp_path / "model", context=512)
+    words = ["chat", str(tmp_path / "model"), "--env", POLITE, "-a", "blunt=other"]
+
+    assert main([*words, "--max-tokens", "4", "--once", "/task"]) == 0
+
+    said = capsys.readouterr().out
+    assert "Get " in said
+    assert "task 1: " in said
+    assert "Reply with the question alone." in said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-a", "blunt=other"], "--arg is for the environment of --env"),
+        (["--env", "polit"], "unknown environment 'polit'"),
+        (["--env", POLITE, "-a", "rude=1"], "rude"),
+    ],
+)
+def test_a_wrong_environment_is_refused(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny(tmp_path / "model")
+    assert main(["chat", str(tmp_path / "model"), *options, "--once", "/task"]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.ci
 def test_ctrl_c_ends_the_chat_at_once(tmp_path: Path) -> None:
     """At the prompt, while the input is open: status 130, no traceback."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from quintain import Environment, Message, Sampling, TokenEngine
-from quintain.cli import Count, folder_option
+from quintain.cli import Count, arg_option, folder_option, recipe_for
 from quintain.errors import QuintainError, UsageError
 
 from .chat_template import PLAIN, template_of, with_template
@@ -61,6 +61,13 @@ QUIT = ("/quit", "/exit")
     is_flag=True,
     help="Send texts as they are, without the form of the environment's prompts.",
 )
+@click.option(
+    "--env",
+    "-e",
+    metavar="NAME",
+    help="Environment whose tasks are played (default: that of the run's recipe).",
+)
+@arg_option
 @folder_option
 def chat(
     run: str,
@@ -70,6 +77,8 @@ def chat(
     template: str | None,
     once: str | None,
     raw: bool,
+    env: str | None,
+    args: tuple[str, ...],
     folder: str,
 ) -> None:
     """Talk to the model of RUN (a run, a folder with a model, or a Hugging Face id).
@@ -77,7 +86,7 @@ def chat(
     If all prompts of the run's environment begin or end with the same text, what you type gets it;
     if it has one turn, each text is a conversation of its own, as in training. With --raw texts
     stay as they are, in one conversation. /task plays a held-out task and shows its score, /help
-    lists the commands.
+    lists the commands. --env names the environment for a model that no run has trained.
 
     A base model has no chat template: what you type is then a paragraph that begins with "User:",
     and the reply ends where the next one would begin. --template sets another form.
@@ -85,6 +94,7 @@ def chat(
     \b
     quintain chat arithmetic-1 --once "What is 58 plus 67?"
     quintain chat arithmetic-1 --once /task
+    quintain chat smollm2-135m --env reverse.py:Reverse --once /task
     """
     from rich.console import Console
 
@@ -92,10 +102,16 @@ def chat(
     from quintain.models import HFTokenizer
     from quintain.store import checkpoint_note, model_named
 
+    if args and env is None:
+        raise click.UsageError("--arg is for the environment of --env; name that, too")
     path, own_system = model_named(run, folder)
     if note := checkpoint_note(path):
         click.echo(f"{run}: {note}", err=True)
-    played = _played(run, folder)
+    if env is not None:
+        played: Played | None = _played_in(env, args)
+        own_system = _system_of(played)
+    else:
+        played = _played(run, folder)
     text = None if template is None else template_of(template)
     with Console(stderr=True).status(f"loading {run} ..."):
         # a run has compared the layers with the model's own forward
@@ -201,6 +217,25 @@ def _played(run: str, folder: str) -> Played | None:
         return None
 
 
+def _played_in(env: str, args: Sequence[str]) -> Played:
+    """Return the environment *env* with the arguments of the command line.
+
+    Raises:
+        QuintainError: there is no such environment or argument.
+    """
+    from quintain.recipe import EnvironmentSpec
+
+    recipe = recipe_for(env, [f"environments.0.args.{pair}" for pair in args])
+    return Played(recipe, EnvironmentSpec.of(recipe.environments[0]))
+
+
+def _system_of(played: Played | None) -> str:
+    """Return the system message of an environment; empty for none."""
+    if played is None:
+        return ""
+    return str(played.spec.system or getattr(played.spec.component, "system", ""))
+
+
 @dataclass
 class ChatConsole:
     """One conversation and its commands."""
@@ -289,8 +324,8 @@ class ChatConsole:
 
         if self.played is None:
             raise UsageError(
-                "there is no environment to take a task from: chat with a run, whose recipe names "
-                "one"
+                "there is no environment to take a task from: name one with --env, or chat with a "
+                "run, whose recipe names one"
             )
         if number and not (number.isdecimal() and 0 < int(number[:9]) < 10**8):
             raise UsageError(f"/task {number}: expected the number of a task, such as /task 3")
