@@ -100,7 +100,8 @@ FRAMEWORKS: Mapping[str, Framework] = {
         },
     ),
     "pydantic_ai": Framework(
-        package="pydantic-ai",
+        package="pydantic-ai-slim",
+        more=("pydantic-ai-slim[openai,anthropic]",),
         apis={
             "chat": "model `openai-chat:NAME`",
             "responses": "model `openai-responses:NAME`",
@@ -119,9 +120,9 @@ FRAMEWORKS: Mapping[str, Framework] = {
         package="crewai",
         more=("crewai[anthropic]",),
         apis={
-            "chat": "`LLM`, model `openai/NAME`",
-            "responses": '`LLM(api="responses")`, model `openai/NAME`',
-            "messages": "`LLM`, model `anthropic/NAME`",
+            "chat": '`LLM(provider="openai")`',
+            "responses": '`LLM(provider="openai", api="responses")`',
+            "messages": '`LLM(provider="anthropic")`',
         },
     ),
     "google_adk": Framework(

@@ -2,14 +2,16 @@
 
 import os
 import sys
+from typing import Any
 
 os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TRACING_ENABLED": "false"}
 from crewai import LLM, Agent
 from crewai.tools import tool
 
-MODELS = {
-    "chat": LLM(model="openai/policy"),
-    "responses": LLM(model="openai/policy", api="responses"),
+SETTINGS: dict[str, dict[str, Any]] = {
+    "chat": {"provider": "openai"},
+    "responses": {"provider": "openai", "api": "responses"},
+    "messages": {"provider": "anthropic", "max_tokens": 1000},
 }
 
 
@@ -19,6 +21,6 @@ def add(x: int, y: int) -> int:
     return x + y
 
 
-model = MODELS.get(sys.argv[1]) or LLM(model="anthropic/policy", max_tokens=1000)
+model = LLM(model="policy", **SETTINGS[sys.argv[1]])
 agent = Agent(role="Adder", goal="Add.", backstory="You add.", llm=model, tools=[add])
 print(agent.kickoff(sys.stdin.read()).raw)

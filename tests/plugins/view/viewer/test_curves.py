@@ -98,3 +98,17 @@ def test_a_legend_above_a_panel_covers_no_curve() -> None:
     assert legend.y0 >= axes.y1
     assert legend.x0 > panel._left_title.get_window_extent().x1
     assert legend.x1 <= figure.bbox.x1
+
+
+def test_the_result_is_drawn_in_both_ways_of_decoding() -> None:
+    """Also where the run was not evaluated in between. What was not measured is left out."""
+    metrics = [{"step": 0}, {"step": 1, "success": 0.5}]
+    before = {"accuracy": 0.2, "split": "test", "temperature": 0.7}
+    greedy = {"other_decoding": {"accuracy": 0.3, "temperature": 0.0}}
+    after = {**before, "accuracy": 0.6}
+    without = picture(metrics)
+    sampled = picture(metrics, held_out={"before": before, "after": after})
+    both = picture(metrics, held_out={"before": before | greedy, "after": after | greedy})
+
+    assert len({without, sampled, both}) == 3
+    assert picture(metrics, held_out={"before": None, "after": after}) == without

@@ -60,8 +60,7 @@ def picture(
         metrics: records of ``metrics.jsonl``.
         split: the split of the evaluations during the run.
         temperature: of the training samples.
-        held_out: that of the summary, for the accuracy of the other way of decoding before and
-            after.
+        held_out: that of the summary, for the accuracies before and after.
 
     Raises:
         UsageError: there is no record.
@@ -72,7 +71,7 @@ def picture(
     def paint(figure: Any) -> None:
         panels = figure.subplots(2, 2, sharex=True)
         _accuracy(panels.flat[0], metrics, split, temperature)
-        _other_decoding(panels.flat[0], metrics, held_out or {})
+        _before_and_after(panels.flat[0], metrics, held_out or {})
         add_legend(panels.flat[0], "lower right")  # too long to stand above the panel
         for panel, paint_panel in zip(panels.flat[1:], (_reward, _lengths, _entropy), strict=True):
             paint_panel(panel, metrics)
@@ -128,20 +127,21 @@ def _accuracy(panel: Any, metrics: Records, split: str, temperature: float | Non
     )
 
 
-def _other_decoding(panel: Any, metrics: Records, held_out: Mapping[str, Any]) -> None:
-    """Mark the accuracies before and after in the way of decoding that the curve does not have."""
+def _before_and_after(panel: Any, metrics: Records, held_out: Mapping[str, Any]) -> None:
+    """Mark the accuracies of the summary, in both ways of decoding: the result that the end of the
+    run prints, which may be of another split than the curve.
+    """
     steps = (metrics[0]["step"], metrics[-1]["step"])
-    ends = [held_out.get(when, {}) for when in ("before", "after")]
-    points = [
-        (s, m["other_decoding"]["accuracy"])
-        for s, m in zip(steps, ends, strict=True)
-        if m.get("other_decoding")
-    ]
-    if points and None not in dict(points).values():
-        label = (
-            f"{ends[-1].get('split', '')}, {decoding(ends[-1]['other_decoding']['temperature'])}"
-        )
-        panel.plot(*zip(*points, strict=True), "s", color=ORANGE, ms=5, mfc="none", label=label)
+    ends = [held_out.get(when) or {} for when in ("before", "after")]
+    others = [measured.get("other_decoding") or {} for measured in ends]
+    for found, marker, colour in ((ends, "D", BLUE), (others, "s", ORANGE)):
+        values = [measured.get("accuracy") for measured in found]
+        if None in values:
+            continue
+        how = found[-1].get("temperature")
+        split = ends[-1].get("split", "")
+        label = split if how is None else f"{split}, {decoding(how)}"
+        panel.plot(steps, values, marker, color=colour, ms=5, mfc="none", label=label)
 
 
 def _reward(panel: Any, metrics: Records) -> None:
