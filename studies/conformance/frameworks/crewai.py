@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TRACING_ENABLED": "false"}
-from crewai import LLM, Agent
+from crewai import LLM, Agent, Crew, Task
 from crewai.tools import tool
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -23,4 +23,5 @@ def add(x: int, y: int) -> int:
 
 model = LLM(model="policy", **SETTINGS[sys.argv[1]])
 agent = Agent(role="Adder", goal="Add.", backstory="You add.", llm=model, tools=[add])
-print(agent.kickoff(sys.stdin.read()).raw)
+task = Task(description=sys.stdin.read(), expected_output="The sum.", agent=agent)
+print(Crew(agents=[agent], tasks=[task]).kickoff().raw)

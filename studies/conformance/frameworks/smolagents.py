@@ -4,7 +4,10 @@ import os
 import sys
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else litellm fetches prices at its import
+import litellm
 from smolagents import LiteLLMModel, OpenAIModel, ToolCallingAgent, tool
+
+litellm.suppress_debug_info = True  # else it writes to standard output
 
 
 @tool
