@@ -24,7 +24,7 @@ import torch
 from .common import RESULTS, ROOT, Line, Panel, Report, Study, main
 
 RECIPES = "examples/smollm2"
-TEXTS = 40
+TEXTS = 8
 """Pieces of the book, and worked solutions of GSM8K, on which the loss is measured."""
 PIECE = 256
 """Tokens of a piece."""

@@ -20,6 +20,7 @@ from quintain.types import trained
 from quintain_env_agent import AgentProgram
 from quintain_gateway import Gateway, api
 from quintain_gateway.errors import ApiError
+from quintain_gateway.messages import NO_THREADS
 
 from ..comparison import compared
 from ..truth import TruthEngine
@@ -37,15 +38,27 @@ class Framework:
 
     Attributes:
         package: distribution whose version is reported.
-        apis: that its program speaks, with the class or setting for each.
+        apis: that its program speaks, with the class or the name of a model that chooses each.
         more: further requirements of the program.
+        setting: of the program in every API, and why it has more than one conversation.
     """
 
     package: str
     apis: Mapping[str, str]
     more: tuple[str, ...] = ()
+    setting: str = ""
+
+    def remark(self, api: str) -> str:
+        """Return what its program sets to speak *api*."""
+        return ". ".join(filter(None, (self.apis[api], self.setting)))
 
 
+_LITELLM = "`litellm.suppress_debug_info = True`, else it writes to standard output"
+_BY_LITELLM = {
+    "chat": "model `openai/NAME`",
+    "responses": "model `openai/responses/NAME`",
+    "messages": "model `anthropic/NAME`",
+}
 FRAMEWORKS: Mapping[str, Framework] = {
     "openai": Framework(
         package="openai",
@@ -59,26 +72,25 @@ FRAMEWORKS: Mapping[str, Framework] = {
         package="openai-agents",
         more=("litellm",),
         apis={
-            "chat": '`set_default_openai_api("chat_completions")`, `set_tracing_disabled(True)`',
-            "responses": "the default, `set_tracing_disabled(True)`",
-            "messages": "`LitellmModel`, model `anthropic/NAME`, `set_tracing_disabled(True)`",
+            "chat": '`set_default_openai_api("chat_completions")`',
+            "responses": "the default",
+            "messages": "`LitellmModel`, model `anthropic/NAME`",
         },
+        setting="`set_tracing_disabled(True)`, else it sends traces to OpenAI",
     ),
-    "litellm": Framework(
-        package="litellm",
-        apis={
-            "chat": "model `openai/NAME`",
-            "responses": "model `openai/responses/NAME`",
-            "messages": "model `anthropic/NAME`",
-        },
+    "google_adk": Framework(
+        package="google-adk",
+        more=("litellm",),
+        apis={api: f"`LiteLlm`, {model}" for api, model in _BY_LITELLM.items()},
+        setting=_LITELLM,
     ),
-    "smolagents": Framework(
-        package="smolagents",
-        more=("smolagents[openai,litellm]",),
+    "pydantic_ai": Framework(
+        package="pydantic-ai-slim",  # pydantic-ai is this with all extras, and no code
+        more=("pydantic-ai-slim[openai,anthropic]",),
         apis={
-            "chat": "`OpenAIModel`",
-            "responses": "`LiteLLMModel`, model `openai/responses/NAME`",
-            "messages": "`LiteLLMModel`, model `anthropic/NAME`",
+            "chat": "model `openai-chat:NAME`",
+            "responses": "model `openai-responses:NAME`",
+            "messages": "model `anthropic:NAME`",
         },
     ),
     "langgraph": Framework(
@@ -90,31 +102,15 @@ FRAMEWORKS: Mapping[str, Framework] = {
             "messages": "`ChatAnthropic`",
         },
     ),
-    "strands": Framework(
-        package="strands-agents",
-        more=("strands-agents[openai,anthropic]",),
+    "smolagents": Framework(
+        package="smolagents",
+        more=("smolagents[openai,litellm]",),
         apis={
             "chat": "`OpenAIModel`",
-            "responses": "`OpenAIResponsesModel`",
-            "messages": "`AnthropicModel`",
+            "responses": "`LiteLLMModel`, model `openai/responses/NAME`",
+            "messages": f"`LiteLLMModel`, model `anthropic/NAME`. {_LITELLM}",
         },
-    ),
-    "pydantic_ai": Framework(
-        package="pydantic-ai-slim",
-        more=("pydantic-ai-slim[openai,anthropic]",),
-        apis={
-            "chat": "model `openai-chat:NAME`",
-            "responses": "model `openai-responses:NAME`",
-            "messages": "model `anthropic:NAME`",
-        },
-    ),
-    "dspy": Framework(
-        package="dspy",
-        apis={
-            "chat": "`ReAct`, `LM`, model `openai/NAME`",
-            "responses": '`LM(model_type="responses")`',
-            "messages": "`LM`, model `anthropic/NAME`",
-        },
+        setting="It sends calls and results as text",
     ),
     "crewai": Framework(
         package="crewai",
@@ -124,16 +120,28 @@ FRAMEWORKS: Mapping[str, Framework] = {
             "responses": '`LLM(provider="openai", api="responses")`',
             "messages": '`LLM(provider="anthropic")`',
         },
+        setting="`CREWAI_DISABLE_TELEMETRY=true`. It leaves out the text beside a call",
     ),
-    "google_adk": Framework(
-        package="google-adk",
-        more=("litellm",),
+    "strands": Framework(
+        package="strands-agents",
+        more=("strands-agents[openai,anthropic]",),
         apis={
-            "chat": "`LiteLlm`, model `openai/NAME`",
-            "responses": "`LiteLlm`, model `openai/responses/NAME`",
-            "messages": "`LiteLlm`, model `anthropic/NAME`",
+            "chat": "`OpenAIModel`",
+            "responses": "`OpenAIResponsesModel`",
+            "messages": "`AnthropicModel`",
         },
+        setting="`callback_handler=None`, else it writes to standard output",
     ),
+    "dspy": Framework(
+        package="dspy",
+        apis={
+            "chat": "`LM`, model `openai/NAME`",
+            "responses": '`LM(model_type="responses")`, model `openai/NAME`',
+            "messages": "`LM`, model `anthropic/NAME`",
+        },
+        setting="`ReAct` sends all steps as one message",
+    ),
+    "litellm": Framework(package="litellm", apis=_BY_LITELLM, setting=_LITELLM),
 }
 """By the name of the program."""
 
@@ -143,23 +151,24 @@ class Played:
     """What became of the episodes of one program in one API.
 
     Attributes:
-        right, episodes: of all episodes, those that finished with the right answer.
-        kept, sampled: tokens that the engine sampled, and those of them that train exactly once.
+        episodes, right: all of them, and those that finished with the right answer.
+        sampled, trained: tokens that the engine sampled, and tokens that train.
         conversations: numbers of conversations that an episode had.
-        faults: differences, refused requests and terminations other than finished.
+        faults: tokens that do not train exactly as they were sampled, refused requests, wrong
+            answers, and terminations other than finished.
     """
 
-    right: int = 0
     episodes: int = 0
-    kept: int = 0
+    right: int = 0
     sampled: int = 0
+    trained: int = 0
     conversations: set[int] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
 
     @property
-    def kept_all(self) -> bool:
+    def passed(self) -> bool:
         """Whether each episode was right, each token trains once and nothing was refused."""
-        return not self.faults and self.right == self.episodes and self.kept == self.sampled > 0
+        return not self.faults and self.right == self.episodes and self.trained == self.sampled > 0
 
 
 async def played(python: str, name: str, program_api: str) -> Played:
@@ -170,7 +179,8 @@ async def played(python: str, name: str, program_api: str) -> Played:
     response_of = api.ApiResponse.of
 
     def refused(error: ApiError, path: str) -> api.ApiResponse:
-        found.faults.append(f"{path}: {error.status} {error}")
+        if error.code != NO_THREADS:  # after which a client sends the whole history
+            found.faults.append(f"{path}: {error.status} {error}")
         return response_of(error, path)
 
     for concurrency in CONCURRENCIES:
@@ -193,19 +203,21 @@ async def played(python: str, name: str, program_api: str) -> Played:
         if differences:
             found.faults.append(f"{len(differences)} differences, the first: {differences[0]}")
         found.sampled += sum(len(turn.ids) for turn in truth.log)
-        found.kept += sum(sum(s.mask) for s in sequences)
+        found.trained += sum(sum(s.mask) for s in sequences)
         for rollout in done.rollouts:
             found.episodes += 1
             found.right += rollout.outcome is not None and rollout.outcome.total == 1
             found.conversations.add(len(rollout.transcripts))
             if rollout.termination.kind != "finished":
                 found.faults.append(f"{rollout.termination.kind}: {rollout.termination.reason}")
+            elif rollout.result.answer != rollout.task.answer:
+                found.faults.append(f"the answer is {rollout.result.answer[:60]!r}")
     return found
 
 
 def _reply(messages: Sequence[Message]) -> Reply | str:
-    """Call `add` with the numbers of the question. Once the sum is in the conversation, say it, in
-    the way that the framework asks for.
+    """Call `add` with the numbers of the question, and write a text beside the call. Once the sum is
+    in the conversation, say it, in the way that the framework asks for.
     """
     text = "\n".join(m.content for m in messages)
     questions = _QUESTION.findall(text)
@@ -226,7 +238,7 @@ def _reply(messages: Sequence[Message]) -> Reply | str:
 
 
 def _call(name: str, **arguments: Any) -> Reply:
-    return Reply(text="", calls=(ToolCall(name=name, arguments=arguments),))
+    return Reply(text="I call it.", calls=(ToolCall(name=name, arguments=arguments),))
 
 
 def _fields(**fields: str) -> str:

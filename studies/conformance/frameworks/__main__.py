@@ -39,30 +39,30 @@ def frameworks(ctx: click.Context, names: tuple[str, ...], envs: Path, here: boo
     failed = False
     for name in names or FRAMEWORKS:
         framework = FRAMEWORKS[name]
-        python = sys.executable if here else str(envs.resolve() / framework.package / "bin" / "python")
+        python = (
+            sys.executable if here else str(envs.resolve() / framework.package / "bin" / "python")
+        )
         reason = "" if here else _installed(envs / framework.package, framework)
         if reason:
             failed = True
             click.echo(_line((framework.package, "-", "-", "-", "-", "-", reason)))
             continue
-        for api, remark in framework.apis.items():
+        for api in framework.apis:
             found = asyncio.run(played(python, name, api))
-            failed = failed or not found.kept_all
-            click.echo(_line(_cells(framework, _version(python, framework), api, found, remark)))
+            failed = failed or not found.passed
+            click.echo(_line(_cells(framework, _version(python, framework), api, found)))
     ctx.exit(failed)
 
 
-def _cells(
-    framework: Framework, version: str, api: str, found: Played, remark: str
-) -> tuple[str, ...]:
+def _cells(framework: Framework, version: str, api: str, found: Played) -> tuple[str, ...]:
     return (
         framework.package,
         version,
         api,
         f"{found.right} of {found.episodes}",
-        f"{found.kept} of {found.sampled}",
+        f"{found.trained} of {found.sampled}",
         " or ".join(map(str, sorted(found.conversations))),
-        ". ".join([remark, *dict.fromkeys(found.faults)]),
+        ". ".join([framework.remark(api), *dict.fromkeys(found.faults)]),
     )
 
 

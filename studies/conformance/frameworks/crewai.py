@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any
 
-os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TRACING_ENABLED": "false"}
+os.environ["CREWAI_DISABLE_TELEMETRY"] = "true"
 from crewai import LLM, Agent, Crew, Task
 from crewai.tools import tool
 

@@ -7,9 +7,8 @@ from typing import Any
 from openai import OpenAI
 
 NUMBERS = {"x": {"type": "integer"}, "y": {"type": "integer"}}
-ADD = {"name": "add", "parameters": {"type": "object", "properties": NUMBERS}}
-history: list[Any] = [{"role": "user", "content": sys.stdin.read()}]
-client, answer = OpenAI(), ""
+ADD: Any = {"name": "add", "parameters": {"type": "object", "properties": NUMBERS}}
+client = OpenAI()
 
 
 def added(arguments: str) -> str:
@@ -18,23 +17,29 @@ def added(arguments: str) -> str:
     return str(numbers["x"] + numbers["y"])
 
 
-while not answer:
-    if sys.argv[1] == "chat":
-        tools: Any = [{"type": "function", "function": ADD}]
-        reply = client.chat.completions.create(model="policy", messages=history, tools=tools)
-        message = reply.choices[0].message
-        history.append(message)
-        for call in message.tool_calls or ():
-            result = added(call.function.arguments)
-            history.append({"role": "tool", "tool_call_id": call.id, "content": result})
-        answer = message.content or ""
-    else:
-        tools = [{"type": "function", **ADD}]
-        response = client.responses.create(model="policy", input=history, tools=tools)
-        history += response.output
-        for item in response.output:
-            if item.type == "function_call":
-                result = {"call_id": item.call_id, "output": added(item.arguments)}
-                history.append({"type": "function_call_output", **result})
-        answer = response.output_text
-print(answer)
+def chat(history: list[Any]) -> str:
+    """Answer by chat completions."""
+    tools: Any = [{"type": "function", "function": ADD}]
+    reply = client.chat.completions.create(model="policy", messages=history, tools=tools)
+    message = reply.choices[0].message
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": added(call.function.arguments)}
+        for call in message.tool_calls or ()
+    ]
+    return chat([*history, message, *results]) if results else message.content or ""
+
+
+def responses(history: list[Any]) -> str:
+    """Answer by the Responses API."""
+    tools: Any = [{"type": "function", **ADD}]
+    reply = client.responses.create(model="policy", input=history, tools=tools)
+    calls = [item for item in reply.output if item.type == "function_call"]
+    results = [
+        {"type": "function_call_output", "call_id": c.call_id, "output": added(c.arguments)}
+        for c in calls
+    ]
+    return responses([*history, *reply.output, *results]) if results else reply.output_text
+
+
+question = [{"role": "user", "content": sys.stdin.read()}]
+print(chat(question) if sys.argv[1] == "chat" else responses(question))

@@ -220,3 +220,23 @@ def test_a_coding_agent_runs_unchanged(tmp_path: Path) -> None:
             assert transcript.sampled == sum(sum(s.mask) for s in transcript.sequences())
 
     asyncio.run(run())
+
+
+def test_threads_are_refused_by_the_code_that_clients_know() -> None:
+    """A client that asked the server to keep its messages sends all of them instead."""
+
+    async def run() -> None:
+        async with client(["hello"]) as c:
+            body = {
+                "model": "m",
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": "hi"}],
+                "thread": {"type": "create"},
+            }
+            status, said = await c.post("/messages", body)
+            assert status == 400
+            assert said["error"]["details"]["error_code"] == "thread_unsupported_request"
+            status, _ = await c.post("/messages", body | {"thread": None})
+            assert status == 200
+
+    asyncio.run(run())

@@ -60,8 +60,11 @@ class Endpoint:
         names: Collection[str] = (),
         other: Callable[[str], Policy] | None = None,
     ) -> None:
-        """*names* are those of the policy, empty for any; *other* returns what answers to another
-        name, which without it is refused.
+        """Open an endpoint of *policy*.
+
+        Args:
+            names: those of the policy; empty means any.
+            other: returns what answers to another name, which without it is refused.
         """
         self.base_url, self.api_key = base_url, api_key
         self.limit: LimitReached | None = None

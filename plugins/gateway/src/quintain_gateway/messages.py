@@ -23,6 +23,8 @@ _KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+NO_THREADS = "thread_unsupported_request"
+"""The code by which Anthropic's own clients know that they have to do without threads."""
 _CHOICES = ("auto", "any", "tool", "none")
 
 
@@ -65,6 +67,13 @@ def request_of(body: Mapping[str, Any]) -> TurnRequest:
     Raises:
         ApiError: 400, naming the field.
     """
+    if body.get("thread") is not None:  # a client that is told so sends the whole history instead
+        raise ApiError(
+            400,
+            NO_THREADS,
+            "the gateway keeps no threads: send all messages, without `thread`",
+            param="thread",
+        )
     common = DIALECT.read(body)
     items = get(body, "messages", list, [])
     if not items:

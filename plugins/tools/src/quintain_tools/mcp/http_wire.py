@@ -131,7 +131,7 @@ async def _refusal(
 
 
 def _is_error_of(request: httpx2.Request, content: bytes) -> bool:
-    """Whether *content* is a JSON-RPC error that answers *request*. Before the first call a server
+    """Return whether *content* is a JSON-RPC error that answers *request*. Before the first call a server
     may refuse what it has not read, such as a newer version.
     """
     message = _message(content)

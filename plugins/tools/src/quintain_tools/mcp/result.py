@@ -113,8 +113,8 @@ def _structured(result: CallToolResult, limit: int) -> Iterator[str]:
 
 
 def _is_said(value: Any, texts: list[str]) -> bool:
-    """Whether one of *texts* is *value* as JSON, or each name and value stands in them; the name of
-    a value that is alone, such as ``result``, is nobody's word.
+    """Return whether one of *texts* is *value* as JSON, or each name and value stands in them; the
+    name of a value that is alone, such as ``result``, is nobody's word.
     """
     if any(_as_json(text) == (value,) for text in texts):
         return True
