@@ -224,11 +224,13 @@ def _failure_of_file(component: Component, error: BaseException) -> str:
 
 
 def _module_of_file(name: str) -> Any:
-    """Import a Python file once, under its own name unless another module has that, with its folder
-    on the path.
+    """Import a Python file once, under its own name unless another module has that, loaded or
+    installed, with its folder on the path.
     """
     path = Path(name).expanduser().resolve()
     title = path.stem
+    if title not in sys.modules and _is_installed(title, path):
+        title = f"quintain_file_{title}"
     while (module := sys.modules.get(title)) is not None:
         if getattr(module, "__file__", None) == str(path):
             return module  # importing it again would register its pieces twice
@@ -245,6 +247,17 @@ def _module_of_file(name: str) -> Any:
         del sys.modules[title]
         raise
     return module
+
+
+def _is_installed(title: str, path: Path) -> bool:
+    """Return whether importing *title* would find another module than the file *path*, such as the
+    package that the file is an adapter of.
+    """
+    try:
+        spec = importlib.util.find_spec(title)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() != path
 
 
 @contextmanager

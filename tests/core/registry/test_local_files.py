@@ -4,6 +4,7 @@ told.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -295,3 +296,29 @@ def test_an_installed_name_is_not_asked_of_files(folder: Path) -> None:
     """A file beside an installed component of its name hides nothing."""
     (folder / "arithmetic.py").write_text("raise SystemExit(1)\n")
     assert current().load("environment", "arithmetic").__name__ == "Arithmetic"
+
+
+def test_a_file_named_like_an_installed_package_hides_it_from_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an adapter of the package has it, which imports the package itself."""
+    package = tmp_path / "site" / "benchmark_of_others"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "tasks.py").write_text("PROMPTS = ['from the package']\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    file = tmp_path / "benchmark_of_others.py"
+    file.write_text(
+        "from benchmark_of_others.tasks import PROMPTS\n"
+        "from quintain import Environment, Task\n\n"
+        "class Own(Environment[Task, None]):\n"
+        "    def tasks(self, split):\n"
+        "        return [Task(prompt=prompt) for prompt in PROMPTS]\n"
+    )
+
+    own = current().load("environment", f"{file}:Own")
+
+    assert [task.prompt for task in own().tasks("train")] == ["from the package"]
+    assert own is current().load("environment", f"{file}:Own")
+    for name in [n for n in sys.modules if "benchmark_of_others" in n]:
+        monkeypatch.delitem(sys.modules, name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quintain import Agent, Environment, Limits, Task, as_tool
+from quintain import Agent, Environment, Limits, Task, ToolSpec, as_tool
 from quintain.errors import PolicyTimeout
 from quintain_authoring import EnvironmentSuite
 from quintain_authoring.stalling import stalling, unscored
@@ -64,6 +64,18 @@ class ByItselfInTime(ByItself):
         agent.user(task.prompt)
         while True:
             await agent.turn(as_tool(look))
+            with agent.policy_time():
+                await asyncio.sleep(0)
+            agent.user("done")
+
+
+class ByItselfFromSpecifications(Base):
+    """Its tools run elsewhere, so it offers specifications alone."""
+
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        agent.user(task.prompt)
+        while True:
+            await agent.turn(ToolSpec(name="look"))
             with agent.policy_time():
                 await asyncio.sleep(0)
             agent.user("done")
@@ -129,6 +141,7 @@ def said(environment: type[Environment[Any, Any]]) -> str:
         (NeverEnds, "failed: a policy that never comes to an end never ends"),
         (ByItself, "waits outside of `agent.policy_time()`"),
         (ByItselfInTime, ""),
+        (ByItselfFromSpecifications, ""),
         (Early, "failed: `agent.policy_time()` begins before the first turn"),
         (Breaks, "failed: a policy that never comes to an end ends with environment_error"),
         (BlamesThePolicy, "failed: an engine that takes for ever ends with policy_timeout"),

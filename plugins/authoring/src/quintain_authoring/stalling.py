@@ -21,6 +21,7 @@ from quintain import (
     Rollout,
     Tool,
     ToolCall,
+    ToolSpec,
     as_tool,
     reward,
 )
@@ -54,7 +55,7 @@ class Watch:
     """
 
     def __init__(self, *, slow_calls: bool = False) -> None:
-        self.tools: Sequence[Tool] = ()
+        self.tools: Sequence[ToolSpec] = ()
         self.ran = self.early = self.waited = False
         self._slow_calls, self._turns, self._chosen, self._running = slow_calls, 0, 0, 0
         self._after: asyncio.Handle | None = None
@@ -65,7 +66,8 @@ class Watch:
 
         async def watched_turn(*tools: Any, **options: Any) -> Any:
             self.end()
-            self.tools = [as_tool(tool) for tool in tools]
+            # An environment that runs the calls itself offers specifications alone.
+            self.tools = [t if isinstance(t, ToolSpec) else as_tool(t).spec for t in tools]
             taken = await turn(*tools, **options)
             self._turns += 1
             if taken.calls and not self._running:
@@ -202,7 +204,7 @@ def played(
             raise InfrastructureError(ENDLESS)
         if not watch.tools:
             return Reply(text="once more")
-        spec = watch.tools[turns % len(watch.tools)].spec
+        spec = watch.tools[turns % len(watch.tools)]
         call = ToolCall(name=spec.name, arguments=example(spec.parameters))
         return Reply(text="", calls=(call,))
 

@@ -128,7 +128,8 @@ CONTROL_TASKS = 100
 @click.option(
     "--controls",
     is_flag=True,
-    help="Check that the environment's control policies score as declared.",
+    help="Check that the environment's control policies score as declared, on 100 tasks unless "
+    "--tasks says another number.",
 )
 @json_option
 def evaluate(
