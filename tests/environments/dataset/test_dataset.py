@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from quintain import Message
+from quintain import Environment, Message
 from quintain.cli import main
 from quintain.errors import UsageError
 from quintain.tasks import Mixture
@@ -149,14 +149,16 @@ def test_columns_with_other_names_are_chosen(tmp_path: Path) -> None:
 
 
 def shown_before(path: str, task: Any, count: int) -> list[tuple[str, str]]:
-    """The turns that stand before the prompt of *task*, by role."""
+    """What the policy reads of *task* behind the rows that are shown, by role."""
     seen: list[Message] = []
+    dataset = Dataset(path=path, shown=count)
+    asked = next(t for split in ("train", "test") for t in dataset.tasks(split) if t.id == task.id)
 
     def reply(messages: list[Message]) -> str:
         seen.extend(messages)
         return "x"
 
-    run_episode(Dataset(path=path, shown=count), task, reply)
+    run_episode(dataset, asked, reply)
     return [(m.role, m.content) for m in seen]
 
 
@@ -168,7 +170,7 @@ COLOURS = [
 def test_rows_that_are_shown_have_different_answers_and_are_never_the_task(tmp_path: Path) -> None:
     rows = [row | {"split": "train" if i % 8 < 6 else "test"} for i, row in enumerate(COLOURS)]
     path = write(tmp_path / "things.jsonl", rows)
-    dataset = Dataset(path=path, shown=3)
+    dataset = Dataset(path=path)
     first, test = next(iter(dataset.tasks("train"))), next(iter(dataset.tasks("test")))
 
     asked = shown_before(path, test, 3)
@@ -179,6 +181,15 @@ def test_rows_that_are_shown_have_different_answers_and_are_never_the_task(tmp_p
     of_shown = shown_before(path, first, 3)
     assert len(of_shown) == 7
     assert [content for role, content in of_shown if role == "user"].count(first.prompt) == 1
+
+
+def test_shown_rows_leave_an_environment_of_one_turn(tmp_path: Path) -> None:
+    """As `quintain chat` and the export to task folders take one."""
+    assert Dataset.rollout is Environment.rollout
+    dataset = Dataset(path=write(tmp_path / "things.jsonl", COLOURS), shown=2)
+    tasks = dataset.tasks("train")
+    assert [task.id for task in tasks] == [task.id for task in tasks[:]]
+    assert len(tasks) == len(Dataset(path=dataset.path).tasks("train"))
 
 
 def test_system_messages_stand_before_the_rows_that_are_shown(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from quintain import (
-    Agent,
     Demonstration,
     Environment,
     Message,
@@ -34,7 +33,7 @@ from .columns import RoleColumns, chosen
 from .comparison import MISSING, needs_math, states
 from .kinds import KINDS, SETTINGS, AnswerKinds, kind_of, reference_of, settled, text_of
 from .readers import SPLITS, Record, passed_over, records
-from .rows import RowFile, StoredRows, folder_for, new_rows, repeated, store, stored_in
+from .rows import Changed, RowFile, StoredRows, folder_for, new_rows, repeated, store, stored_in
 
 ROLES = ("system", "user", "assistant", "tool")
 PARTS = ("train", "dev", "test")
@@ -136,7 +135,11 @@ class Dataset(AnswerControls, Environment[Row, None]):
                 f"a setting, as in {' or '.join(map(repr, SETTINGS))}"
             )
 
-    def tasks(self, split: str) -> Iterable[Row]:
+    def tasks(self, split: str) -> Sequence[Row]:
+        rows = self._rows(split)
+        return Changed(rows, self._with_shown) if self.shown else rows
+
+    def _rows(self, split: str) -> Sequence[Row]:
         wanted = (self.prompt, self.answer, self.split, self.system_column)
         compares = _compares(self.reward)
         rows = _loaded(
@@ -150,29 +153,21 @@ class Dataset(AnswerControls, Environment[Row, None]):
             )
         return rows
 
-    async def rollout(self, task: Row, agent: Agent) -> None:
-        agent.user(self._with_shown(task))
-        await agent.turn()
-
-    def _with_shown(self, task: Row) -> str | list[Message]:
-        """Return the prompt of *task* after the turns that are shown, which follow its system
-        messages.
-        """
-        if not self.shown:
-            return task.prompt if isinstance(task.prompt, str) else list(task.prompt)
+    def _with_shown(self, task: Row) -> Row:
+        """Return *task* with the turns that are shown in its prompt, behind its system messages."""
         turns: list[Message] = []
         others = (row for row in self._candidates if row.id != task.id)
         for row in islice(others, self.shown):
-            turns += _asked(row)
+            turns += (message for message in _asked(row) if message.role != "system")
             turns.append(Message("assistant", _worked(row.answer) or text_of(row.answer)))
         asked = _asked(task)
         first = next((i for i, m in enumerate(asked) if m.role != "system"), len(asked))
-        return [*asked[:first], *(m for m in turns if m.role != "system"), *asked[first:]]
+        return replace(task, prompt=(*asked[:first], *turns, *asked[first:]))
 
     @cached_property
     def _candidates(self) -> Sequence[Row]:
         """The rows that are shown, and one more, for the task that is one of them."""
-        rows = [row for row in islice(self.tasks("train"), SEARCHED) if row.answer is not None]
+        rows = [row for row in islice(self._rows("train"), SEARCHED) if row.answer is not None]
         first_with = dict[str, Row]()
         for row in rows:
             first_with.setdefault(text_of(row.answer), row)
@@ -214,7 +209,7 @@ class Dataset(AnswerControls, Environment[Row, None]):
         for task in self.tasks(split):
             if task.answer is not None:
                 reply = _worked(task.answer) or text_of(task.answer)
-                yield Demonstration(prompt=self._with_shown(task), reply=reply)
+                yield Demonstration(prompt=task.prompt, reply=reply)
 
 
 def _asked(task: Row) -> list[Message]:

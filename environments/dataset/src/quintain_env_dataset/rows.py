@@ -103,6 +103,25 @@ class RowsOnDisk(Sequence[T], Generic[T]):
         return f"<{len(self)} rows>"
 
 
+class Changed(Sequence[T], Generic[T]):
+    """Other *tasks*, each changed by *change* when it is asked for."""
+
+    def __init__(self, tasks: Sequence[T], change: Callable[[T], T]) -> None:
+        self._tasks, self._change = tasks, change
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+    def __getitem__(self, at: int | slice) -> T | list[T]:
+        if isinstance(at, slice):
+            return [self._change(task) for task in self._tasks[at]]
+        return self._change(self._tasks[at])
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoredRows:
     """The rows of a data set in a folder, by split.
