@@ -431,7 +431,7 @@ def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for key, convert in known.items():
         value = row.get(key)
-        if value is None or value == "":  # an empty field of CSV
+        if not value:  # an empty field of CSV; and 0 s of CPU would judge every solution wrong
             continue
         try:
             if key == "weights" and isinstance(value, str):
