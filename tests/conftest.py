@@ -176,3 +176,13 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plugin switches of the caller's shell do not reach the tests."""
     for name in ("QUINTAIN_PLUGINS", "QUINTAIN_STRICT_PLUGINS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _own_components(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test adds to the registry is gone after it: the next test of the process may list all
+    components.
+    """
+    from quintain.registry.lookup import current
+
+    monkeypatch.setattr(current(), "_added", list(current()._added))
