@@ -3,6 +3,9 @@
 Qwen3-shaped, random weights, a byte-level BPE tokenizer of 2,048 ids trained on made-up words, a
 ChatML template: 4 layers, heads of 32 or 64, tied embeddings.
 ``python -m studies.benchmarks.shapes NAME`` makes the folder; reading it needs no torch.
+
+``135M`` is a model that has learned language: SmolLM2-135M-Instruct, in the folder that
+``quintain model get smollm2-135m`` writes, with 30 layers and a vocabulary of 49,152.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ VOCABULARY = 2048
 PROMPTS = 512
 PROMPT_TOKENS = (34, 40)
 """Fewest and most tokens of a rendered prompt; 37 on average."""
+PRETRAINED = {"135M": "smollm2-135m"}
+"""Models that have learned language, by their name for ``quintain model get``."""
+PRETRAINED_TOKENS = (56, 64)
+"""Those of a prompt for one of them, whose template begins with a system message; 60 on average."""
 
 SIZES = {
     "0.1M": {
@@ -164,10 +171,12 @@ def _tokenizer(words: Sequence[str]):  # type: ignore[no-untyped-def]
     return wrapped
 
 
-def _prompts(tokenizer, rng: random.Random, words: Sequence[str]) -> list[str]:  # type: ignore[no-untyped-def]
+def _prompts(  # type: ignore[no-untyped-def]
+    tokenizer, rng: random.Random, words: Sequence[str], tokens: tuple[int, int] = PROMPT_TOKENS
+) -> list[str]:
     texts: list[str] = []
     while len(texts) < PROMPTS:
-        length, text = rng.randint(*PROMPT_TOKENS), ""
+        length, text = rng.randint(*tokens), ""
         while True:
             text = f"{text} {rng.choice(words)}".strip()
             messages = [{"role": "user", "content": text}]
@@ -206,6 +215,8 @@ def config_of(size: str, **settings: Any) -> Any:
 
 def make(size: str) -> Path:
     """Write the folder of *size*."""
+    if size in PRETRAINED:
+        return _make_pretrained(size)
     import torch
     from transformers import Qwen3ForCausalLM
 
@@ -222,6 +233,24 @@ def make(size: str) -> Path:
     tokenizer.save_pretrained(path)
     (path / "prompts.json").write_text(json.dumps(_prompts(tokenizer, rng, words)))
     print(f"{path}: {sum(p.numel() for p in model.parameters()):,} parameters")
+    return path
+
+
+def _make_pretrained(size: str) -> Path:
+    """Write the prompts beside links to the files of the model, which has to be there."""
+    from transformers import AutoTokenizer
+
+    from quintain.store.runs import model_named
+
+    source, path = Path(model_named(PRETRAINED[size]).path), CACHE / size
+    path.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if not (path / file.name).exists():
+            (path / file.name).symlink_to(file)
+    rng = random.Random(0)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    texts = _prompts(tokenizer, rng, _words(rng, 20_000), PRETRAINED_TOKENS)
+    (path / "prompts.json").write_text(json.dumps(texts))
     return path
 
 

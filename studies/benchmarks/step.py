@@ -9,6 +9,7 @@ from 8 to 128: the same multiset of lengths on both sides in every round, so equ
 are sampled and trained.
 
     python -m studies.benchmarks.step            all cases, about ten minutes on two quiet cores
+    python -m studies.benchmarks.step --only 135M
     python -m studies.benchmarks.step --quick
 """
 
@@ -59,6 +60,12 @@ CASES = (
     Case(size="1.05M", precision="bf16", aim=2.0),
     Case(size="1.05M", low=8, high=128, aim=2.0),
 )
+REAL = (
+    Case(size="135M", low=48, high=48, groups=8, aim=2.5),
+    Case(size="135M", low=16, high=80, groups=8, aim=2.5),
+    Case(size="135M", precision="bf16", low=48, high=48, groups=8, aim=2.5),
+)
+"""SmolLM2-135M; run where ``--only`` names them."""
 LARGE = (
     Case(size="0.6B", precision="bf16", low=512, high=512),
     Case(size="0.6B", precision="bf16", low=64, high=512),
@@ -133,7 +140,7 @@ def main() -> None:
         if args.quick
         else CASES
         if not args.only
-        else [c for c in (*CASES, *LARGE) if args.only in c.name]
+        else [c for c in (*CASES, *REAL, *LARGE) if args.only in c.name]
     )
     for case in cases:
         result = figures[case.name] = measure(case, args)

@@ -11,11 +11,11 @@ head size, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from ..models.adapters import body_of
@@ -112,6 +112,7 @@ class LayerForward:
 
     def __init__(self, decoder: Decoder, context: int, *, graphs: bool = True) -> None:
         self.decoder = decoder
+        decoder.pack()
         self.device = decoder.device
         self.vocab_size = decoder.vocab_size
         shape = (len(decoder.layers), decoder.key_heads, decoder.head_dim)
@@ -199,7 +200,7 @@ class LayerForward:
         return hidden, computed
 
     def head(self, hidden: Tensor) -> Tensor:
-        return cast(Tensor, self.decoder.head(hidden))
+        return self.decoder.head(hidden)
 
 
 class CacheAttention(Protocol):
@@ -302,6 +303,7 @@ class LayerSteps:
         self._cos = cos
         self._sin = torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
         self._weights = [_StepWeights(decoder, layer) for layer in decoder.layers]
+        self._head = decoder.head.without_gradient()
 
     def step(self, ids: Tensor) -> Tensor:
         decoder = self._decoder
@@ -315,7 +317,7 @@ class LayerSteps:
         for weights in self._weights:
             hidden = self._layer(weights, hidden, cos, sin, slots)
         positions.add_(1)
-        return cast(Tensor, decoder.head(decoder.final_norm(hidden)))
+        return self._head(decoder.final_norm(hidden))
 
     def _layer(
         self, w: _StepWeights, hidden: Tensor, cos: Tensor, sin: Tensor, slots: Tensor
@@ -352,19 +354,9 @@ class _StepWeights:
         self.layer = layer
         self.qkv = layer.qkv.without_gradient()
         self.gate_up = layer.gate_up.without_gradient()
-        self.output = _residual(layer.attention.o_proj)
-        self.down = _residual(layer.feedforward.down_proj)
+        self.output = layer.output.onto()
+        self.down = layer.down.onto()
         self.head_weight, self.epsilon = decoder.head_norm(layer)
-
-
-def _residual(part: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return hidden + part(inner), in one operation where *part* is a linear map without bias or
-    adapter.
-    """
-    if type(part) is not nn.Linear or part.bias is not None:
-        return lambda hidden, inner: hidden + cast(Tensor, part(inner))
-    weight = part.weight.detach().t()
-    return lambda hidden, inner: torch.addmm(hidden, inner, weight)
 
 
 def visible(positions_NT: Tensor, reach: int) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..types.sampling import Sampling
 from .decoding import DecodingForward
@@ -18,6 +19,9 @@ BURST_SECONDS = 0.04
 """Longest time the event loop is kept waiting between steps."""
 
 BURST_STEPS = 64
+
+PLAIN_SIZE, BLOCK = 4096, 128
+"""Tokens of a vocabulary up to which the running sum of all is taken; of a block in a larger one."""
 
 
 def decode_burst(
@@ -124,10 +128,28 @@ def invert(probs: Tensor, uniforms: Tensor) -> Tensor:
     """Invert the cumulative distribution: return the quantile function of *probs* [n, V], which
     need not sum to 1, at *uniforms* [n] in [0, 1); returns ids [n].
     """
-    # in float32 the sum of a large vocabulary drifts
-    cumulative = probs.cumsum(-1, dtype=torch.float64)
-    ids = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
-    return ids.squeeze(-1).clamp_(max=probs.shape[-1] - 1)
+    if probs.shape[-1] <= PLAIN_SIZE:
+        # in float32 the sum of a large vocabulary drifts
+        cumulative = probs.cumsum(-1, dtype=torch.float64)
+        ids = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+        return ids.squeeze(-1).clamp_(max=probs.shape[-1] - 1)
+    # A running sum is slow. So first the block, by the sums of all, and then the token in it.
+    if missing := -probs.shape[-1] % BLOCK:
+        probs = functional.pad(probs, (0, missing))
+    blocks_NBT = probs.unflatten(-1, (-1, BLOCK))
+    sums_NB = blocks_NBT.sum(-1).double()
+    ends_NB = sums_NB.cumsum(-1)
+    goals_N1 = uniforms[:, None] * ends_NB[:, -1:]
+    block_N1 = torch.searchsorted(ends_NB, goals_N1, right=True).clamp_(max=ends_NB.shape[-1] - 1)
+    goals_N1 = goals_N1 - (ends_NB - sums_NB).gather(-1, block_N1)
+    chosen_NT = blocks_NBT.gather(1, block_N1[..., None].expand(-1, 1, BLOCK))[:, 0]
+    inside_NT = chosen_NT.cumsum(-1, dtype=torch.float64)
+    # The two sums of a block may differ in their last digits. A goal between them would give its
+    # last token, which may have been truncated.
+    last_N1 = inside_NT[:, -1:]
+    below_N1 = torch.nextafter(last_N1, torch.zeros_like(last_N1))
+    inner_N1 = torch.searchsorted(inside_NT, goals_N1.clamp(min=0).minimum(below_N1), right=True)
+    return (block_N1 * BLOCK + inner_N1).squeeze(-1)
 
 
 def truncate(probs: Tensor, sampling: Sampling) -> Tensor:

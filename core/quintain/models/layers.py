@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .adapters import base_of, has_adapters
+from .packed import PackedLinear, packs
 from .transfers import on_gpu
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -46,28 +47,52 @@ class JoinedLinear:
         plain = all(type(part) is nn.Linear and type(part.weight) is nn.Parameter for part in parts)
         self._biases = plain and all(part.bias is not None for part in self.parts)
         self._plain = plain and (self._biases or all(part.bias is None for part in self.parts))
+        self._packed: PackedLinear | None = None
         if self._plain:
             self.bias = _adjacent([part.bias for part in self.parts]) if self._biases else None
             weight = _adjacent([part.weight for part in self.parts])
             self.weight = weight if self.bias is not None or not self._biases else None
 
     def __call__(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self.without_gradient()(x)
+        return self._by_parts(x)
+
+    def _by_parts(self, x: Tensor) -> Tensor:
+        if len(self.parts) == 1:
+            return cast(Tensor, self.parts[0](x))
         if not self._plain:
             return torch.cat([part(x) for part in self.parts], dim=-1)
-        if not torch.is_grad_enabled() and self._lies_joined():
-            return functional.linear(x, cast(Tensor, self.weight), self.bias)
         # With autograd the parameters are concatenated on each call: a view over their common
         # storage would get the gradient in their place. The copy is small beside the product.
         bias = torch.cat([part.bias for part in self.parts]) if self._biases else None
         return functional.linear(x, torch.cat([part.weight for part in self.parts]), bias)
 
+    def pack(self) -> None:
+        """Keep a packed copy of the weights for calls without autograd; adapters have none."""
+        if self._plain and not self.parts[0].weight.is_inference():
+            self._packed = PackedLinear(self.parts)
+
     def without_gradient(self) -> Callable[[Tensor], Tensor]:
         """Return the same map with all checks made now, for loops that call it thousands of
         times.
         """
+        if self._packed is not None:
+            return self._packed.fresh()
         if not self._lies_joined():
-            return self
+            return self._by_parts
         return partial(functional.linear, weight=cast(Tensor, self.weight), bias=self.bias)
+
+    def onto(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return hidden + map(x) as a function of hidden and x, in one operation where it can be,
+        with all checks made now.
+        """
+        if self._packed is not None:
+            return self._packed.fresh().add
+        if not self._lies_joined() or self.bias is not None:
+            return lambda hidden, x: hidden + self._by_parts(x)
+        weight = cast(Tensor, self.weight).t()
+        return lambda hidden, x: torch.addmm(hidden, x, weight)
 
     def _lies_joined(self) -> bool:
         """Return whether the view still covers all weights: moving or casting the module gives them
@@ -77,12 +102,14 @@ class JoinedLinear:
 
 
 class Layer:
-    """One decoder layer: its modules, and joined maps over those that read the same input.
+    """One decoder layer: its modules, and its linear maps, joined where they read the same input.
 
     Attributes:
         block: the module of transformers.
         qkv: query, key and value projections.
+        output: the projection of the mixed values.
         gate_up: the two projections into the feed-forward network.
+        down: the projection out of it.
     """
 
     def __init__(self, index: int, block: Any) -> None:
@@ -91,7 +118,9 @@ class Layer:
         self.before_attention = block.input_layernorm
         self.before_feedforward = block.post_attention_layernorm
         self.qkv = JoinedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.output = JoinedLinear(attention.o_proj)
         self.gate_up = JoinedLinear(feedforward.gate_proj, feedforward.up_proj)
+        self.down = JoinedLinear(feedforward.down_proj)
 
 
 class Decoder:
@@ -112,7 +141,8 @@ class Decoder:
         _, self.key_heads, self.head_dim = cache_shape(base.config)
         self.scaling: float = self.head_dim**-0.5
         self.layers = tuple(Layer(i, block) for i, block in enumerate(base.model.layers))
-        self.embed, self.head = base.model.embed_tokens, base.lm_head
+        self.embed, self.head = base.model.embed_tokens, JoinedLinear(base.lm_head)
+        self._base = base
         self._final_norm, self._rotary = base.model.norm, base.model.rotary_emb
 
     @classmethod
@@ -124,6 +154,15 @@ class Decoder:
         """
         base = base_of(module)
         return cls(base) if _is_plain(base) else None
+
+    def pack(self) -> None:
+        """Read the weights of linear maps from packed copies, where that pays and autograd is off."""
+        size = sum(p.numel() * p.element_size() for p in self._base.parameters())
+        if packs(self.device.type, self.dtype, size):
+            for layer in self.layers:
+                for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                    linear.pack()
+            self.head.pack()
 
     @property
     def device(self) -> torch.device:
@@ -181,9 +220,9 @@ class Decoder:
         """Finish *layer*: add to *hidden* [..., D] the attention's output, of the mixed values
         *mixed* [..., H, E], and then that of the feed-forward network.
         """
-        hidden = hidden + layer.attention.o_proj(mixed.flatten(-2))
+        hidden = hidden + layer.output(mixed.flatten(-2))
         joined = layer.gate_up(self.rms_norm(layer.before_feedforward, hidden))
-        return hidden + layer.feedforward.down_proj(self.gated(joined))
+        return hidden + layer.down(self.gated(joined))
 
     def gated(self, joined: Tensor) -> Tensor:
         """Compute silu(gate) * up, [..., W], from the two projections joined, [..., 2 W]."""

@@ -15,6 +15,7 @@ from ..models.forward import TOKEN_BUDGET
 from ..models.head import CHUNK_ELEMENTS
 from ..models.layers import Decoder, cache_shape
 from ..models.load import cache_bytes
+from ..models.packed import packs
 from .plan import RunPlan
 
 AUTOCAST_SHARE = 0.72
@@ -84,6 +85,12 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
     size = getattr(torch, dtype, torch.float32).itemsize
     merges = lora and plan.engine.args.get("merge", True)
     copies = merges or dtype != plan.learner.dtype or plan.copies_weights
+    # On a CPU the engine keeps weights in the layout of its products, too.
+    packed = (
+        free is None
+        and Decoder.of(module) is not None
+        and packs("cpu", getattr(torch, dtype, torch.float32), size * parameters)
+    )
     # adapters are float32 at least
     loading = int((needed.weights + needed.own) * parameters)
     loading += max(0, 4 - needed.weights) * trained if lora else 0
@@ -99,7 +106,7 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
         reference=int((needed.own or needed.weights) * parameters)
         if plan.algorithm.uses_reference and not lora
         else 0,
-        copy=size * parameters if plan.engine.beside_learner and copies else 0,
+        copy=size * parameters * (copies + packed) if plan.engine.beside_learner else 0,
         activations=needed.processes
         * (
             activations(plan, module)

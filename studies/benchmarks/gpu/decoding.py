@@ -96,11 +96,11 @@ def speeds(part: Part, side: str, size: str, rows: int) -> dict[str, Any]:
 
 def vllm(part: Part, size: str) -> dict[str, Any]:
     """`studies.benchmarks.engines`: the embedded engine, both engines of vLLM, ``generate``."""
-    from ..engines import measure
+    from ..engines import Batch, measure
 
     if part.rehearse:
-        return asyncio.run(measure(size, 1, 4, 8, str(part.device)))
-    return asyncio.run(measure(size, 3, 64, 256, str(part.device)))
+        return asyncio.run(measure(size, 1, Batch(rows=4, new=8), str(part.device)))
+    return asyncio.run(measure(size, 3, Batch(), str(part.device)))
 
 
 def run(part: Part) -> None:

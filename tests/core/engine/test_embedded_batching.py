@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quintain.engine.decoding import LayerForward
 from quintain.engine.embedded import EmbeddedEngine
-from quintain.engine.sampler import Sampler, invert, truncate
+from quintain.engine.sampler import PLAIN_SIZE, Sampler, invert, truncate
 from quintain.engine.slots import common_prefix
 from quintain.errors import InfrastructureError, UsageError
 from quintain.learning import ModuleWeights
@@ -389,6 +389,26 @@ def test_inversion_never_draws_what_cannot_happen(weights: list[float], uniform:
     before = float(probs[:drawn].sum())
     assert before <= uniform * float(probs.sum()) + 1e-9
     assert weights[drawn] > 0 or uniform > 1 - 1e-12
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.1, 3.0, 40.0]), st.integers(0, 200))
+def test_inversion_by_blocks_is_that_of_the_running_sum(seed: int, scale: float, more: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    size = PLAIN_SIZE + 1 + more
+    probs = (torch.randn(5, size, generator=generator) * scale).softmax(-1)
+    probs[torch.rand(5, size, generator=generator) < 0.5] = 0  # as truncation does
+    probs[:, -1] += 1e-30
+    uniforms = torch.tensor([0.0, 0.3, 0.9, 1 - 2**-24, 1 - 2**-53], dtype=torch.float64)
+
+    drawn = invert(probs, uniforms)
+
+    running = probs.double().cumsum(-1)
+    goals = uniforms * running[:, -1]
+    ends = running.gather(-1, drawn[:, None])[:, 0]
+    share = probs.gather(-1, drawn[:, None])[:, 0].double()
+    assert (share > 0).all()
+    assert (ends >= goals * (1 - 1e-6)).all()
+    assert (ends - share <= goals * (1 + 1e-6) + 1e-12).all()
 
 
 @given(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from quintain.models import packed
 from quintain.models.layers import Decoder, attend, fuse_storage
 
 from .tiny import save_tiny, tiny_model
@@ -33,7 +33,7 @@ def forward(decoder: Decoder, ids: Tensor) -> Tensor:
         hidden = decoder.after_attention(
             layer, hidden, attend(query, key, value, None, decoder.scaling)
         )
-    return functional.linear(decoder.final_norm(hidden), decoder.head.weight)
+    return decoder.head(decoder.final_norm(hidden))
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -153,3 +153,89 @@ def test_save_tiny_gives_a_folder(tmp_path: Path) -> None:
         "model.safetensors",
         "tokenizer.json",
     }
+
+
+@pytest.fixture
+def _pack_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "PACKED_BYTES", range(2**31))
+
+
+def packed_decoder(model: Any) -> Decoder:
+    fuse_storage(model)
+    decoder = Decoder.of(model)
+    assert decoder is not None
+    decoder.pack()
+    assert isinstance(decoder.head.without_gradient(), packed.PackedLinear)
+    return decoder
+
+
+@pytest.mark.usefixtures("_pack_all")
+@pytest.mark.parametrize("kind", LLAMA_LIKE)
+def test_packed_weights_give_the_same_and_leave_gradients_alone(kind: str) -> None:
+    model = tiny_model(kind)
+    decoder = packed_decoder(model)
+    ids = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.allclose(forward(decoder, ids), model(ids).logits, atol=1e-5)
+    with torch.inference_mode():
+        assert torch.allclose(forward(decoder, ids), model(ids).logits, atol=1e-5)
+    wanted = torch.autograd.grad(model(ids).logits.square().mean(), list(model.parameters()))
+    ours = torch.autograd.grad(forward(decoder, ids).square().mean(), list(model.parameters()))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(ours, wanted, strict=True))
+
+
+@pytest.mark.usefixtures("_pack_all")
+def test_packed_weights_follow_every_way_to_change_them() -> None:
+    model, ids = tiny_model("qwen2"), torch.arange(24)[None]
+    decoder = packed_decoder(model)
+    seen: list[Tensor] = []
+
+    def follows() -> None:
+        with torch.inference_mode():
+            logits = model(ids).logits
+            assert torch.allclose(forward(decoder, ids), logits, atol=1e-4)
+            assert not any(torch.allclose(logits, before, atol=1e-3) for before in seen)
+            seen.append(logits)
+
+    follows()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model(ids).logits.square().mean().backward()
+    optimizer.step()
+    follows()
+    model.load_state_dict(tiny_model("qwen2", seed=1).state_dict())
+    follows()
+    with torch.inference_mode():  # as an engine's copy is refreshed
+        for parameter, other in zip(
+            model.parameters(), tiny_model("qwen2", seed=2).parameters(), strict=True
+        ):
+            parameter.copy_(other)
+    follows()
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 1.5
+    follows()
+
+
+@pytest.mark.usefixtures("_pack_all")
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_packing_leaves_out_what_has_an_adapter() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(r=4, target_modules=["q_proj", "o_proj"], init_lora_weights=False)
+    adapted = get_peft_model(tiny_model("qwen3"), lora)
+    decoder, ids = packed_decoder(adapted), torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.allclose(forward(decoder, ids), adapted(ids).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "size", "packs"),
+    [
+        ("cpu", torch.float32, 2**24, True),
+        ("cpu", torch.float32, 2**20, False),
+        ("cpu", torch.float32, 2**34, False),
+        ("cpu", torch.float64, 2**24, False),
+        ("cuda", torch.float32, 2**24, False),
+    ],
+)
+def test_what_is_packed(device: str, dtype: torch.dtype, size: int, packs: bool) -> None:
+    assert packed.packs(device, dtype, size) is packs

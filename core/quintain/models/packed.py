@@ -1,0 +1,64 @@
+"""Copies of weights in the layout that oneDNN's kernels read, for products without autograd on a CPU.
+
+A product of few rows does little with each weight that it reads. From weights in rows torch reads
+about 10 GB/s on two cores, from packed ones 20 to 25, and products of many rows gain, too
+(``docs/decisions/0237``). The layout belongs to oneDNN, so a learner's weights cannot be kept in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+PACKED_BYTES = range(2**23, 2**31)
+"""Weights of a model that are packed. Those of a smaller one stay in the caches of a processor; the
+copy of a larger one takes memory that may be missing.
+"""
+
+
+def packs(device: str, dtype: torch.dtype, size: int) -> bool:
+    """Return whether weights of *size* bytes in *dtype* on a *device* of that kind can be packed, and
+    whether that pays.
+
+    The size decides and no measurement, since the last digits of log-probs depend on it.
+    """
+    if device != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    # An operator that torch's compiler uses, without a public name.
+    known = hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    multiplies = dtype == torch.float32 or (
+        dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+    return known and multiplies and size in PACKED_BYTES
+
+
+class PackedLinear:
+    """Linear maps of one input side by side, [..., D] to their outputs joined, from a packed copy."""
+
+    def __init__(self, parts: Sequence[nn.Linear]) -> None:
+        self._parts = parts
+        self._packed_at: list[tuple[int, int]] = []
+        self._weight: Tensor | None = None
+        self._bias: Tensor | None = None
+
+    def fresh(self) -> PackedLinear:
+        """Return itself, packed again if a weight was moved or changed in place since."""
+        tensors = [t for part in self._parts for t in (part.weight, part.bias) if t is not None]
+        now = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
+        if now != self._packed_at:
+            with torch.no_grad():
+                joined = torch.cat([part.weight for part in self._parts])
+                self._weight = torch.ops.mkldnn._reorder_linear_weight(joined)
+                if self._parts[0].bias is not None:
+                    self._bias = torch.cat([part.bias for part in self._parts])
+            self._packed_at = now
+        return self
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+
+    def add(self, hidden: Tensor, x: Tensor) -> Tensor:
+        """Return *hidden* + the map of *x*, each [n, D]."""
+        return torch.ops.mkldnn._linear_pointwise.binary(x, hidden, self._weight, self._bias, "add")
