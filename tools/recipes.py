@@ -45,6 +45,7 @@ COUNT_OR_WORDS = {
     "model.lora.target_modules": 'list of text, or `"all-linear"`',
     "run.max_sample_mismatch": 'number > 0, or `"none"`',
     "learner.betas": "list of two numbers >= 0, < 1",
+    "learner.schedules": "table of tables",
 }
 """Values that validators accept beyond the annotations."""
 
@@ -193,8 +194,9 @@ MEANINGS = {
     "batch.retries": "retries of an episode that failed for reasons other than the policy",
     "batch.concurrency": "concurrent episodes",
     "learner.use": "name of a learner; `torch` trains in this process",
-    "learner.lr": "learning rate, constant after the warm-up",
+    "learner.lr": "learning rate, constant after the warm-up but for a schedule",
     "learner.warmup_steps": "steps of linear warm-up to `lr`",
+    "learner.schedules": "factors of `lr` and of numbers of the algorithm by step ([above](#schedules))",
     "learner.weight_decay": "decoupled weight decay",
     "learner.betas": "betas of AdamW",
     "learner.max_grad_norm": "maximum norm of the gradient; larger gradients are clipped, 0 clips none",
@@ -279,6 +281,35 @@ Keys of the recipe override those of the base, and `--set` overrides both. Table
 `[[environments]]`) are replaced as a whole. A table with a different `use` drops the inherited `args`. A base can
 extend another recipe, but not in a circle. Errors name the file with the key. The resolved recipe in the run folder has
 all keys and no `extends`.
+
+## Schedules
+
+A schedule multiplies a setting of the learner by a factor that depends on the step. The setting keeps its own key, so
+that `--lr` and a schedule of `lr` go together.
+
+```toml
+extends = "quickstart"
+
+[algorithm]
+use = "grpo"
+
+[learner]
+lr = 1e-5
+
+[learner.schedules]
+lr = { cosine = [1, 0.1, 200] }
+"kl.coefficient" = { ramp = [1, 0, 100] }
+```
+
+| factor | value |
+|---|---|
+| `{ ramp = [start, stop, steps] }` | goes from `start` to `stop` in a line, then stays; the words of `.ramp` of [rewards](write-a-reward.md) |
+| `{ cosine = [start, stop, steps] }` | the same along half a cosine |
+| `{ adaptive = [nats, steps] }` | for `kl.coefficient` alone: begins at 1, rises by at most 0.2 / `steps` in a step where the divergence from ref is above `nats` a token, and falls as fast below it (1909.08593, section 2.2) |
+
+Keys are `lr`, `kl.coefficient`, and the numbers of the update's own pieces: `objective.low` is the clip of `grpo`, and
+an [objective of yours](write-an-algorithm.md) may take the coefficient of an entropy bonus. `quintain train --dry-run` prints the values,
+each step logs them as `schedule.lr`, and a continued run goes on with them. There is none for `sampling.temperature`.
 
 ## In an editor
 

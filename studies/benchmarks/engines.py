@@ -68,7 +68,7 @@ class LlamaServer:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
-        slots = ["--parallel", str(rows), "--ctx-size", str(512 * rows), "--kv-unified"]
+        slots = ["--parallel", str(rows), "--ctx-size", str(512 * rows), "--no-kv-unified"]
         self._command = [
             *(program, "--model", gguf, "--port", str(self._port), "--threads", str(threads)),
             *(*slots, "--no-webui", "--log-disable"),
@@ -125,7 +125,13 @@ class Engines:
     """The sides over one set of weights; context manager that starts and stops their servers."""
 
     def __init__(
-        self, size: str, batch: Batch, device: str, precision: str, llama: LlamaServer | None
+        self,
+        size: str,
+        batch: Batch,
+        device: str,
+        precision: str,
+        sides: Sequence[str],
+        llama: LlamaServer | None,
     ) -> None:
         from quintain.engine.embedded import EmbeddedEngine
         from quintain.models.load import load_model
@@ -139,12 +145,18 @@ class Engines:
         loaded = load_model(folder(size), dtype=dtype, device=device)
         loaded.tokenizer.stop_ids = ()
         settings: dict[str, Any] = {"slots": rows, "context": 512, "options": options}
+        if dtype == "bfloat16":
+            settings["canary_tolerance"] = 1.0  # 135M differs by 0.4 nats on the canary's text
         self.module, self.batch, self.version = loaded.module, batch, 0
+        kinds: dict[str, Any] = {"vllm": VLLMEngine, "vllm-server": VLLMServer}
         self.engines: dict[str, Any] = {
-            "embedded": EmbeddedEngine.sharing(loaded.module, loaded.tokenizer, slots=rows),
-            "vllm": VLLMEngine.sharing(loaded.module, loaded.tokenizer, **settings),
-            "vllm-server": VLLMServer.sharing(loaded.module, loaded.tokenizer, **settings),
+            "embedded": EmbeddedEngine.sharing(loaded.module, loaded.tokenizer, slots=rows)
         }
+        for side in kinds:
+            if side in sides:
+                self.engines[side] = kinds[side].sharing(
+                    loaded.module, loaded.tokenizer, **settings
+                )
         if llama is not None:
             self.engines["llama.cpp"] = llama
 
@@ -201,13 +213,13 @@ async def measure(
     batch: Batch,
     device: str,
     precision: str = "fp32",
+    sides: Sequence[str] = SIDES[:-1],
     llama: LlamaServer | None = None,
 ) -> dict[str, Any]:
     """Speeds and update times per side, over *rounds* rounds after one that does not count."""
-    sides = SIDES if llama else SIDES[:-1]
     speeds: dict[str, list[float]] = {side: [] for side in sides}
     syncs: dict[str, list[float]] = {side: [] for side in sides}
-    async with Engines(size, batch, device, precision, llama) as engines:
+    async with Engines(size, batch, device, precision, sides, llama) as engines:
         for round_ in range(-1, rounds):
             engines.step()
             for side in sides if round_ % 2 else reversed(sides):
@@ -233,6 +245,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="sizes whose name contains this")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--rows", type=int, default=64, help="sequences of a round")
+    parser.add_argument("--without", default="", help="sides to leave out, with commas")
     parser.add_argument("--llama", help="llama.cpp's server program")
     parser.add_argument("--gguf", help="the same model as a file that it reads")
     args = parser.parse_args()
@@ -249,10 +262,11 @@ def main() -> None:
         batch = Batch(rows=4, new=8) if args.quick else Batch(rows=args.rows)
         if size == "135M":
             batch = Batch(rows=args.rows, each=8, prompt=60, new=48)
-        llama = None
+        llama, left_out = None, {*args.without.split(","), "" if args.llama else "llama.cpp"}
+        sides = [side for side in SIDES if side not in left_out]
         if args.llama:
             llama = LlamaServer(args.llama, args.gguf, batch.rows, args.threads)
-        measuring = measure(size, rounds, batch, args.device, args.precision, llama)
+        measuring = measure(size, rounds, batch, args.device, args.precision, sides, llama)
         figures[size] = asyncio.run(measuring)
         for side, f in figures[size].items():
             sync = shown(f["sync_ms"]) if "sync_ms" in f else "-"

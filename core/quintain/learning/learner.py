@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, cast
 
 import torch
@@ -33,6 +34,7 @@ from ..models.sampler_mismatch import (
 from ..models.transfers import to_device
 from ..types.transcript import TrainingSequence
 from .batch import Batch, Sample, batch_of
+from .factors import Factors
 from .loss import MinibatchLoss
 from .meter import Meter, advantage_metrics, sampler_metrics, staleness, under
 from .microbatch import MicroBatch
@@ -85,8 +87,9 @@ class Learner:
     Args:
         module: a causal language model of transformers.
         algorithm: the algorithm; only `supervised_step` works without.
-        lr: peak learning rate of AdamW, constant after the warm-up.
+        lr: peak learning rate of AdamW, constant after the warm-up but for a schedule.
         warmup_steps: updates over which the learning rate rises linearly from lr / warmup_steps.
+        schedules: what multiplies ``lr`` and numbers of the algorithm in each step (see `Factor`).
         betas, epsilon, weight_decay: of AdamW; matrices alone decay.
         max_grad_norm: gradients are scaled down to this norm; 0 leaves them.
         precision: of the layers: ``float32``, or autocast to ``bf16`` or ``fp16`` (with a loss
@@ -119,6 +122,7 @@ class Learner:
         *,
         lr: float = 1e-5,
         warmup_steps: int = 0,
+        schedules: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
         weight_decay: float = 0.0,
@@ -139,6 +143,8 @@ class Learner:
         if precision not in AUTOCAST:
             raise UsageError(f"precision is {precision!r}; expected 'float32', 'bf16' or 'fp16'")
         self.algorithm = algorithm
+        self._unscheduled = algorithm
+        self._factors = Factors(schedules, algorithm)
         self.ranks = ranks
         self.max_sample_mismatch = max_sample_mismatch
         self._doubtful = DoubtfulSamples(exact=exact_sampler and precision == "float32")
@@ -198,7 +204,7 @@ class Learner:
         Raises:
             BindingError: a slot is empty.
         """
-        self.algorithm = self._algorithm.with_services(services)
+        self.algorithm = self._unscheduled = self._algorithm.with_services(services)
 
     batch = staticmethod(batch_of)
 
@@ -211,6 +217,8 @@ class Learner:
         """
         if not batch.tokens:
             raise UsageError("the batch holds no token that trains")
+        if self._unscheduled is not None:
+            self.algorithm = self._factors.algorithm_at(self._unscheduled, self.version)
         for piece in self._algorithm.pieces:
             empty = [slot for parameter, slot in piece.needs.items() if parameter not in piece.args]
             if empty:
@@ -316,8 +324,11 @@ class Learner:
         metrics |= staleness(batch.versions, self.version, ignored=algorithm.ignores_staleness)
         if left_out:
             metrics["mismatch.left_out"] = float(len(left_out))
+        metrics |= self._factors.metrics(self.version)
+        metrics = self._summary(meter, batch, began) | metrics
+        self._factors.observe(metrics)
         self.version += 1
-        return self._summary(meter, batch, began) | metrics
+        return metrics
 
     def _computed(self, prepared: Prepared) -> Advantages:
         """Return what `compute_advantages` does. A loop that runs cannot run another one, so within
@@ -400,6 +411,8 @@ class Learner:
         if self.scorer.reference is not None:
             state["reference"] = self.scorer.reference.state_dict()
         state["scaler"] = self._scaler.state_dict()  # empty without a loss scale
+        if self._factors.adapted:
+            state["schedules"] = dict(self._factors.adapted)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -414,6 +427,7 @@ class Learner:
             self.scorer.reference.load_state_dict(state["reference"])
         if state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
+        self._factors.adapted |= state.get("schedules", {})
 
     def close(self) -> None:
         """Do nothing; a learner with processes of its own ends them."""
@@ -657,8 +671,9 @@ class Learner:
             nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
         self.updates += 1
         # Linear warm-up: the first update already has a learning rate above 0.
+        warmed = min(1.0, self.updates / max(1, self.warmup_steps))
         for group in optimizer.param_groups:
-            group["lr"] = self.lr * min(1.0, self.updates / max(1, self.warmup_steps))
+            group["lr"] = self.lr * warmed * self._factors.of("lr", self.version)
         self._announce_change()
         scaler.step(optimizer)
         scaler.update()

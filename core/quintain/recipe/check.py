@@ -17,6 +17,7 @@ from ..interfaces.environment import Environment
 from ..interfaces.service import Service
 from ..interfaces.shared_module import shares_module
 from ..learning import Batch, Sample, Step, TrainingSequence
+from ..learning.factors import Factors
 from ..models.hf import check_available
 from ..models.load import as_device
 from ..models.paper import module_on_paper
@@ -83,6 +84,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
         for s, *_ in order
         if s not in named
     ]
+    notes += Factors(recipe.learner.schedules, algorithm).described(algorithm, recipe.learner.lr)
     batch, steps = recipe.batch, recipe.run.steps
     if remark := remark_on_single_samples(recipe, algorithm):
         notes.append(remark)

@@ -18,6 +18,7 @@ from ..interfaces.curriculum import Curriculum
 from ..interfaces.learner import BytesPerParameter, LearnerKind
 from ..interfaces.schedule import Schedule
 from ..interfaces.shared_module import SuggestsSlots, shares_module
+from ..learning.factors import Factors
 from ..registry.discovery import short_name
 from ..registry.lookup import current
 from ..types.sampling import Sampling
@@ -531,7 +532,8 @@ def _notes(recipe: Recipe, algorithm: Algorithm) -> list[str]:
             f"{algorithm.name} requires a float32 head on both sides, but the engine decodes in "
             f'{recipe.model.dtype}: set model.dtype = "float32"'
         )
-    return notes
+    factors = Factors(recipe.learner.schedules, algorithm)
+    return [*notes, *factors.described(algorithm, recipe.learner.lr)]
 
 
 def _staleness_notes(recipe: Recipe, algorithm: Algorithm) -> list[str]:

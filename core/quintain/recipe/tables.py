@@ -304,6 +304,7 @@ class BatchTable(_Table):
 class LearnerTable(_Table):
     """``[learner]``: the learner component *use*, and AdamW.
 
+    *schedules* multiply ``lr`` and numbers of the algorithm by step (`quintain.learning.factors`).
     *token_budget* is the size of a micro-batch in tokens (default: chosen by the learner). *args*
     are further settings of the component.
     *float32_head* computes logits in float32 also with a lower *precision*; an algorithm can
@@ -313,6 +314,7 @@ class LearnerTable(_Table):
     use: Name = "torch"
     lr: float = Field(default=1e-6, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
+    schedules: dict[Name, dict[Name, Annotated[tuple[float, ...], Field(strict=False)]]] = {}
     weight_decay: float = Field(default=0.0, ge=0)
     betas: Annotated[tuple[_Beta, _Beta], Field(strict=False)] = (0.9, 0.999)
     max_grad_norm: float = Field(default=1.0, ge=0)
@@ -329,6 +331,8 @@ class LearnerTable(_Table):
         """Return the keyword arguments of a learner, as `PolicyLearner` lists them."""
         options = self.model_dump(exclude_none=True, exclude={"use", "args"})
         options["activation_checkpointing"] = options.pop("checkpoint_activations")
+        if not self.schedules:
+            del options["schedules"]  # a learner of a plugin may know none
         return options
 
 

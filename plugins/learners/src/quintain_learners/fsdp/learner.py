@@ -91,6 +91,11 @@ class FsdpLearner(Learner):
     ) -> None:
         if algorithm is not None:
             _check(algorithm, sharding)
+        if any("adaptive" in table for table in settings.get("schedules", {}).values()):
+            raise UsageError(
+                "learner fsdp: an adaptive schedule has a state that ranks do not save; use ramp or "
+                "cosine"
+            )
         precision = settings.get("precision", "float32")
         modes = modes.resolved(sharding, precision)
         _check_modes(modes, sharding, precision)
@@ -100,8 +105,9 @@ class FsdpLearner(Learner):
                 'there; use precision = "bf16"'
             )
         # Without an algorithm, so that no copy is made for ref. Checkpointing is that of the ranks;
-        # a critic asks for it.
-        super().__init__(module, None, **(settings | {"activation_checkpointing": False}))
+        # a critic asks for it. So are the schedules of settings.
+        own_settings = settings | {"activation_checkpointing": False, "schedules": {}}
+        super().__init__(module, None, **own_settings)
         self.forward.checkpointing = settings.get("activation_checkpointing", False)
         self.algorithm = algorithm
         device = self.parameters[0].device.type
