@@ -303,13 +303,17 @@ lr = { cosine = [1, 0.1, 200] }
 
 | factor | value |
 |---|---|
-| `{ ramp = [start, stop, steps] }` | goes from `start` to `stop` in a line, then stays; the words of `.ramp` of [rewards](write-a-reward.md) |
+| `{ ramp = [start, stop, steps] }` | goes from `start` to `stop` in a line, then stays |
 | `{ cosine = [start, stop, steps] }` | the same along half a cosine |
-| `{ adaptive = [nats, steps] }` | for `kl.coefficient` alone: begins at 1, rises by at most 0.2 / `steps` in a step where the divergence from ref is above `nats` a token, and falls as fast below it (1909.08593, section 2.2) |
+| `{ adaptive = [nats, steps] }` | of `kl.coefficient` alone: follows the divergence from ref |
+
+An adaptive factor begins at 1. It rises by at most 0.2 / `steps` after a step where the divergence (k3) is above `nats`
+a token, and falls as fast below it (1909.08593, section 2.2).
 
 Keys are `lr`, `kl.coefficient`, and the numbers of the update's own pieces: `objective.low` is the clip of `grpo`, and
-an [objective of yours](write-an-algorithm.md) may take the coefficient of an entropy bonus. `quintain train --dry-run` prints the values,
-each step logs them as `schedule.lr`, and a continued run goes on with them. There is none for `sampling.temperature`.
+an [objective of yours](write-an-algorithm.md) may take the coefficient of an entropy bonus.
+`quintain train --dry-run` prints the values, each step logs them as `schedule.lr`, and a continued run goes on with
+them. There is none for `sampling.temperature`.
 
 ## In an editor
 

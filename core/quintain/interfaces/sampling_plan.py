@@ -27,6 +27,8 @@ class SamplingPlan:
         order: ``shuffled``, ``easy_to_hard`` (by `Task.level`, once over the run; a smaller split
             repeats), or ``hard_first`` (in proportion to 1 - success rate so far; Kimi k1.5,
             2501.12599, section 2.3.4).
+        curriculum: the component that chooses the tasks, or ``FILE.py:Class``; empty: the one that
+            *order*, *drop_solved* and the difficulty need.
         drop_solved: a task whose success rate over the run reached this is not drawn again
             (no-positive-resampling; ScaleRL, 2510.13786, with 0.9). Once all tasks are solved, all
             are restored and their rates reset.
@@ -44,6 +46,7 @@ class SamplingPlan:
     resample: Literal["none", "dynamic", "active"] = "none"
     attempts: int = 10
     order: Literal["shuffled", "easy_to_hard", "hard_first"] = "shuffled"
+    curriculum: str = ""
     drop_solved: float | None = None
     difficulty_samples: int = 0
     difficulty_file: str = ""

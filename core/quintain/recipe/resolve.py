@@ -293,8 +293,16 @@ def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:
     """Return the class of the curriculum that *plan* needs.
 
     Raises:
-        UsageError: the curriculum is not installed.
+        UsageError: the curriculum is not installed, or what the plan names is none.
     """
+    if plan.curriculum:
+        named = current().load("curriculum", plan.curriculum)
+        if not (isinstance(named, type) and issubclass(named, Curriculum)):
+            raise UsageError(
+                f"algorithm.args.plan.curriculum = {plan.curriculum!r} is no subclass of "
+                "quintain.interfaces.Curriculum"
+            )
+        return named
     measured = plan.difficulty_samples or plan.difficulty_file
     if plan.order == "shuffled" and plan.drop_solved is None and not measured:
         return Mixture

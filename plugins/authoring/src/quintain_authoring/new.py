@@ -173,6 +173,19 @@ KINDS = {
             "quintain train --set schedule.use={{name}} --dry-run",
         ),
     ),
+    "curriculum": ComponentKind(
+        prefix="quintain-",
+        component="curriculum",
+        group="quintain.curricula",
+        target="{{package}}.{{module}}:{{class}}",
+        exports="",
+        summary="Takes the next task from the environment whose samples were right least often.",
+        requires="quintain>=0.1",
+        next=(
+            "quintain check {{name}}",
+            "quintain train --set algorithm.args.plan.curriculum={{name}} --dry-run",
+        ),
+    ),
     "command": ComponentKind(
         prefix="quintain-",
         component="command",

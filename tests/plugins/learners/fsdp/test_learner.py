@@ -77,10 +77,15 @@ def test_two_ranks_make_the_update_of_one_process(pair: Team) -> None:
     check(pair, GRPO, "full", "several", [(2, "sharded")])
 
 
-def test_state_is_that_of_one_process(pair: Team) -> None:
+SCHEDULES = {"lr": {"cosine": (1.0, 0.1, 3)}, "kl.coefficient": {"ramp": (1.0, 9.0, 2)}}
+
+
+@pytest.mark.parametrize("schedules", [{}, SCHEDULES], ids=["constant", "scheduled"])
+def test_state_is_that_of_one_process(pair: Team, schedules: Mapping[str, Any]) -> None:
     """It is whole: another learner loads it, and this one that of another; both go on alike."""
-    many = sharded(pair)
-    one = Learner(copy.deepcopy(model("full")), GRPO, layout="bucketed", token_budget=25, lr=1e-3)
+    many = sharded(pair, schedules=schedules)
+    settings = {"layout": "bucketed", "token_budget": 25, "lr": 1e-3, "schedules": schedules}
+    one = Learner(copy.deepcopy(model("full")), GRPO, **settings)  # type: ignore[arg-type]
     many.step(batch())
     one.load_state_dict(copy.deepcopy(many.state_dict()))
     one.step(batch())
@@ -402,6 +407,11 @@ def test_common_prompts_are_computed_once(
             torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
     finally:
         many.close()
+
+
+def test_an_adaptive_schedule_is_refused() -> None:
+    with pytest.raises(UsageError, match="use ramp or cosine"):
+        sharded(schedules={"kl.coefficient": {"adaptive": (0.1, 10.0)}})
 
 
 def test_refusals() -> None:
