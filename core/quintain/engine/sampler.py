@@ -128,13 +128,14 @@ def invert(probs: Tensor, uniforms: Tensor) -> Tensor:
     """Invert the cumulative distribution: return the quantile function of *probs* [n, V], which
     need not sum to 1, at *uniforms* [n] in [0, 1); returns ids [n].
     """
-    if probs.shape[-1] <= PLAIN_SIZE:
+    size = probs.shape[-1]
+    if size <= PLAIN_SIZE:
         # in float32 the sum of a large vocabulary drifts
         cumulative = probs.cumsum(-1, dtype=torch.float64)
         ids = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
-        return ids.squeeze(-1).clamp_(max=probs.shape[-1] - 1)
+        return ids.squeeze(-1).clamp_(max=size - 1)
     # A running sum is slow. So first the block, by the sums of all, and then the token in it.
-    if missing := -probs.shape[-1] % BLOCK:
+    if missing := -size % BLOCK:
         probs = functional.pad(probs, (0, missing))
     blocks_NBT = probs.unflatten(-1, (-1, BLOCK))
     sums_NB = blocks_NBT.sum(-1).double()
@@ -149,7 +150,8 @@ def invert(probs: Tensor, uniforms: Tensor) -> Tensor:
     last_N1 = inside_NT[:, -1:]
     below_N1 = torch.nextafter(last_N1, torch.zeros_like(last_N1))
     inner_N1 = torch.searchsorted(inside_NT, goals_N1.clamp(min=0).minimum(below_N1), right=True)
-    return (block_N1 * BLOCK + inner_N1).squeeze(-1)
+    # beyond the end only where a row is not finite, which the caller reports
+    return (block_N1 * BLOCK + inner_N1).squeeze(-1).clamp_(max=size - 1)
 
 
 def truncate(probs: Tensor, sampling: Sampling) -> Tensor:

@@ -41,7 +41,7 @@ class PolicyLearner(Protocol[BatchT, PreparedT, AdvantagesT]):
     recipe's ``[learner]`` but ``use`` and ``args``, under these names: ``lr``, ``warmup_steps``,
     ``weight_decay``, ``betas``, ``max_grad_norm``, ``precision``, ``float32_head``,
     ``activation_checkpointing`` (the recipe's ``checkpoint_activations``) and, where the recipe has
-    one, ``token_budget``.
+    them, ``token_budget`` and ``schedules`` (by key, ``{"lr": {"ramp": (1, 0, 100)}}``).
 
     A kind that names a parameter ``max_sample_mismatch`` gets the run's limit in nats, too, or
     ``None`` for no check; ``**settings`` does not name it. Its `step` then compares mu with prox

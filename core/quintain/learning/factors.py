@@ -25,7 +25,7 @@ from ..interfaces.pieces import Kind, Piece
 
 OWNERS: tuple[Kind, ...] = ("objective", "correction", "optimizer_step")
 """Pieces whose numbers a factor multiplies: those of the update itself."""
-SHAPES = ("ramp", "cosine", "adaptive")
+SHAPES = frozenset({"ramp", "cosine", "adaptive"})
 WORST = 0.2
 """Relative error of the divergence beyond which an adaptive factor changes no faster."""
 
@@ -61,9 +61,9 @@ class Factor:
         values = list(table[shape])
         numbers = all(isinstance(v, int | float) and math.isfinite(v) and v >= 0 for v in values)
         if shape == "adaptive":
-            if len(values) == 2 and numbers and min(values) > 0:
+            if len(values) == 2 and numbers and values[0] > 0 and values[1] >= 1:
                 return cls(shape, values[0], values[1])
-            expected = "a divergence in nats a token and a number of steps, both above 0"
+            expected = "a divergence in nats a token above 0, and at least one step: [0.1, 10]"
         else:
             if len(values) == 3 and numbers and values[2] == int(values[2]) >= 1:
                 return cls(shape, values[0], values[1], int(values[2]))
@@ -96,13 +96,20 @@ class Factors:
         """Read *schedules*, by the key of the setting.
 
         Raises:
-            UsageError: a key is no number that a factor can multiply here.
+            UsageError: a key is no number that a factor can multiply here, or a piece refuses a
+                value at the start or the end of a schedule.
         """
         self._factors = {key: Factor.parse(key, table) for key, table in schedules.items()}
         for key, factor in self._factors.items():
             _check(key, factor, algorithm)
         adaptive = (key for key, factor in self._factors.items() if factor.shape == "adaptive")
         self.adapted: dict[str, float] = dict.fromkeys(adaptive, 1.0)
+        if algorithm is not None:  # values that a piece refuses are refused now
+            for step in {0, *(factor.steps for factor in self._factors.values())}:
+                self.algorithm_at(algorithm, step)
+
+    def __bool__(self) -> bool:
+        return bool(self._factors)
 
     def of(self, key: str, step: int) -> float:
         """Return the factor of *key*: 1 for what has none."""
@@ -114,6 +121,7 @@ class Factors:
     def algorithm_at(self, algorithm: Algorithm, step: int) -> Algorithm:
         """Return *algorithm* with the values of the step that follows *step* others."""
         changes: dict[str, Any] = {}
+        arguments: dict[str, dict[str, float]] = {}
         for key in self._factors:
             owner, _, name = key.rpartition(".")
             factor = self.of(key, step)
@@ -121,9 +129,10 @@ class Factors:
                 value = algorithm.kl.coefficient * factor
                 changes["kl"] = dataclasses.replace(algorithm.kl, coefficient=value)
             elif owner:
-                piece: Piece = changes.get(owner) or getattr(algorithm, owner)
                 value = getattr(algorithm, owner).argument(name) * factor
-                changes[owner] = piece.configure(**{name: value})
+                arguments.setdefault(owner, {})[name] = value
+        for owner, values in arguments.items():  # together: arguments may exclude each other
+            changes[owner] = getattr(algorithm, owner).configure(**values)
         return dataclasses.replace(algorithm, **changes) if changes else algorithm
 
     def described(self, algorithm: Algorithm, lr: float) -> list[str]:
@@ -145,8 +154,8 @@ class Factors:
                 continue
             last = factor.steps
             steps = sorted({0, last // 4, last // 2, 3 * last // 4})
-            course = [f"{value * factor.at(step):.3g} in step {step + 1}" for step in steps]
-            course.append(f"{value * factor.at(last):.3g} from step {last + 1} on")
+            course = [f"{value * factor.at(step):.3g} in update {step + 1}" for step in steps]
+            course.append(f"{value * factor.at(last):.3g} from update {last + 1} on")
             lines.append(f"{key} is {', '.join(course)}")
         return lines
 
@@ -156,6 +165,10 @@ class Factors:
         if divergence is not None:
             for key, factor in self.adapted.items():
                 self.adapted[key] = self._factors[key].followed(factor, divergence)
+
+    def resume(self, adapted: Mapping[str, float]) -> None:
+        """Continue with what a checkpoint has of the factors that adapt here, too."""
+        self.adapted |= {key: adapted[key] for key in self.adapted if key in adapted}
 
     def metrics(self, step: int) -> dict[str, float]:
         """Return the factors of a step, as ``schedule.lr``."""
@@ -171,6 +184,11 @@ def _check(key: str, factor: Factor, algorithm: Algorithm | None) -> None:
             "kl.coefficient does"
         )
     if key == "lr":
+        if algorithm is not None and algorithm.optimizer_step is not None:
+            raise UsageError(
+                f"learner.schedules.lr has no part in {algorithm.optimizer_step!r}, which replaces "
+                "the optimizer"
+            )
         return
     if algorithm is None:
         raise UsageError(f"learner.schedules.{key}: without an algorithm there is only lr")

@@ -204,7 +204,8 @@ class Learner:
         Raises:
             BindingError: a slot is empty.
         """
-        self.algorithm = self._unscheduled = self._algorithm.with_services(services)
+        base = self._unscheduled or self._algorithm
+        self.algorithm = self._unscheduled = base.with_services(services)
 
     batch = staticmethod(batch_of)
 
@@ -217,7 +218,7 @@ class Learner:
         """
         if not batch.tokens:
             raise UsageError("the batch holds no token that trains")
-        if self._unscheduled is not None:
+        if self._unscheduled is not None and self._factors:
             self.algorithm = self._factors.algorithm_at(self._unscheduled, self.version)
         for piece in self._algorithm.pieces:
             empty = [slot for parameter, slot in piece.needs.items() if parameter not in piece.args]
@@ -427,7 +428,7 @@ class Learner:
             self.scorer.reference.load_state_dict(state["reference"])
         if state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
-        self._factors.adapted |= state.get("schedules", {})
+        self._factors.resume(state.get("schedules", {}))
 
     def close(self) -> None:
         """Do nothing; a learner with processes of its own ends them."""

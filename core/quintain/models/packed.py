@@ -49,7 +49,8 @@ class PackedLinear:
         now = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
         if now != self._packed_at:
             with torch.no_grad():
-                joined = torch.cat([part.weight for part in self._parts])
+                weights = [part.weight for part in self._parts]
+                joined = torch.cat(weights) if len(weights) > 1 else weights[0]
                 self._weight = torch.ops.mkldnn._reorder_linear_weight(joined)
                 if self._parts[0].bias is not None:
                     self._bias = torch.cat([part.bias for part in self._parts])

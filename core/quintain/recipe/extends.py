@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import RecipeError, did_you_mean
+from ..learning.factors import SHAPES
 from ..store.toml import read_toml
 
 KEY = "extends"
@@ -108,7 +109,7 @@ def bundled_text(name: str) -> str:
 def merged(chain: Sequence[RecipeLayer]) -> dict[str, Any]:
     """Return the merged data of *chain* (the recipe first, then those it extends).
 
-    Tables are merged key by key, lists are replaced; the first recipe with a key wins. A table with
+    Tables are merged key by key, lists and schedules are replaced; the first recipe with a key wins. A table with
     a different ``use`` drops the inherited ``args``.
     """
     data: dict[str, Any] = {}
@@ -124,6 +125,8 @@ def _over(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in upper.items():
         below = out.get(key)
         both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        if both and not SHAPES.isdisjoint(value):
+            both = False  # a schedule has one shape, so that another one replaces it
         out[key] = _over(value, below) if both else value  # type: ignore[arg-type]
     return out
 

@@ -301,6 +301,21 @@ class BatchTable(_Table):
         return self
 
 
+_Numbers = Annotated[tuple[float, ...], Field(strict=False)]
+
+
+def _flat(schedules: Any) -> Any:
+    """Join the keys of nested tables, which keys with dots that have no quotes make."""
+    if not isinstance(schedules, Mapping):
+        return schedules
+    out: dict[str, Any] = {}
+    for key, table in schedules.items():
+        nested = isinstance(table, Mapping) and any(isinstance(v, Mapping) for v in table.values())
+        inner = _flat(table) if nested else {"": table}
+        out |= {f"{key}.{name}" if name else key: value for name, value in inner.items()}
+    return out
+
+
 class LearnerTable(_Table):
     """``[learner]``: the learner component *use*, and AdamW.
 
@@ -314,7 +329,7 @@ class LearnerTable(_Table):
     use: Name = "torch"
     lr: float = Field(default=1e-6, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
-    schedules: dict[Name, dict[Name, Annotated[tuple[float, ...], Field(strict=False)]]] = {}
+    schedules: Annotated[dict[Name, dict[Name, _Numbers]], BeforeValidator(_flat)] = {}
     weight_decay: float = Field(default=0.0, ge=0)
     betas: Annotated[tuple[_Beta, _Beta], Field(strict=False)] = (0.9, 0.999)
     max_grad_norm: float = Field(default=1.0, ge=0)

@@ -13,7 +13,12 @@ from typing import Any
 from ..errors import UnknownNameError, UsageError, did_you_mean, nearest, suggestion
 from ..tracebacks import describe_error
 
-BASES = {"environment": "Environment", "engine": "Engine", "service": "Service"}
+BASES = {
+    "environment": "Environment",
+    "engine": "Engine",
+    "service": "Service",
+    "curriculum": "Curriculum",
+}
 """The base class of each kind whose components are classes."""
 RECORDS = {"reward": ("Reward",), "algorithm": ("Algorithm", "Piece")}
 """The classes of each kind whose components are instances: names, because importing them doubles

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..console.screen import Screen
+from ..errors import UsageError
 from ..interfaces.cluster import ProcessCluster
 from ..interfaces.curriculum import Curriculum
 from ..interfaces.engine import TokenEngine
@@ -163,7 +164,12 @@ def learner_for(
         "exact_sampler": plan.learner.exact_sampler,
         "cluster": cluster,
     }
-    named = {field.name for field in signature_of(plan.learner.kind).fields}
+    signature = signature_of(plan.learner.kind)
+    named = {field.name for field in signature.fields}
+    if "schedules" in options and "schedules" not in named and not signature.open:
+        raise UsageError(
+            f"learner {plan.learner.component['use']!r} has no schedules; remove [learner.schedules]"
+        )
     options |= {name: value for name, value in of_run.items() if name in named}
     learner: AnyLearner = plan.learner.kind(model.module, plan.algorithm, **options)
     return learner

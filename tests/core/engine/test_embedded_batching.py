@@ -411,6 +411,16 @@ def test_inversion_by_blocks_is_that_of_the_running_sum(seed: int, scale: float,
     assert (ends - share <= goals * (1 + 1e-6) + 1e-12).all()
 
 
+@pytest.mark.parametrize("size", [30, PLAIN_SIZE + 5])
+def test_inversion_of_what_is_no_distribution_stays_in_the_vocabulary(size: int) -> None:
+    rows = torch.stack([torch.full((size,), float("nan")), torch.zeros(size), torch.ones(size)])
+
+    drawn = invert(rows, torch.tensor([0.3, 0.3, 1 - 2**-53], dtype=torch.float64))
+
+    assert (drawn >= 0).all()
+    assert (drawn < size).all()
+
+
 @given(
     st.lists(st.floats(0.001, 1), min_size=1, max_size=30),
     st.floats(0, 1),

@@ -71,7 +71,7 @@ def test_a_step_is_that_of_the_setting_itself(key: str, factors: list[float], va
         if values is None:
             plain.lr = 1e-3 * factor
         else:
-            plain.algorithm = plain._unscheduled = algorithm.replace(**values(factor))
+            plain.algorithm = algorithm.replace(**values(factor))
         metrics = scheduled.step(batch)
         plain.step(batch)
         constant.step(batch)
@@ -103,7 +103,8 @@ def test_an_adaptive_coefficient_resumes() -> None:
         ("lr", {"ramp": (1, 0, 2.5)}, "start, stop and a number of steps"),
         ("lr", {"ramp": (1, -1, 2)}, "start, stop and a number of steps"),
         ("lr", {"adaptive": (0.1, 10)}, "only kl.coefficient does"),
-        ("kl.coefficient", {"adaptive": (0, 10)}, "both above 0"),
+        ("kl.coefficient", {"adaptive": (0, 10)}, "a token above 0, and at least one step"),
+        ("kl.coefficient", {"adaptive": (0.1, 0.1)}, "a token above 0, and at least one step"),
         ("objective.hihg", {"ramp": (1, 0, 3)}, "did you mean 'objective.low'?"),
         ("advantage.epsilon", {"ramp": (1, 0, 3)}, "names no number of 'grpo'"),
     ],
@@ -118,3 +119,33 @@ def test_a_coefficient_of_zero_is_refused() -> None:
 
     with pytest.raises(UsageError, match="multiplies 0"):
         learner_with(algorithm, schedules={"kl.coefficient": COSINE})
+
+
+def test_values_that_a_piece_refuses_are_refused_before_the_first_step() -> None:
+    algorithm = GRPO.replace(objective={"use": "ppo_clip", "low": 0.2, "high": 0.2, "dual": 3.0})
+
+    with pytest.raises(UsageError, match="dual"):
+        learner_with(algorithm, schedules={"objective.high": {"ramp": (1.0, 100.0, 50)}})
+    both = {key: {"ramp": (1.0, 100.0, 50)} for key in ("objective.high", "objective.dual")}
+    learner_with(algorithm, schedules=both)
+
+
+def test_a_checkpoint_of_another_schedule_changes_nothing() -> None:
+    kl: dict[str, Any] = {"kl.coefficient": {"adaptive": (1e-4, 1.0)}}
+    batch = batches.batch(groups=2, group_size=4)
+    adaptive = learner_with(schedules=kl)
+    adaptive.step(batch)
+    for schedules in ({}, {"kl.coefficient": {"ramp": (1.0, 0.0, 4)}}):
+        other = learner_with(schedules=schedules)
+        other.load_state_dict(copy.deepcopy(adaptive.state_dict()))
+        assert other.step(batch).get("schedule.kl.coefficient", 1.0) == (0.75 if schedules else 1.0)
+
+
+def test_services_given_again_leave_the_settings() -> None:
+    learner = learner_with(schedules={"kl.coefficient": {"ramp": (1.0, 0.0, 1)}})
+    batch = batches.batch(groups=2, group_size=4)
+    learner.step(batch)
+    learner.step(batch)
+    learner.serve({})
+    assert learner.algorithm is not None
+    assert learner.algorithm.kl.coefficient == GRPO.kl.coefficient

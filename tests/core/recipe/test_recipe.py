@@ -565,3 +565,22 @@ def test_an_evaluation_can_follow_the_temperature_of_training() -> None:
             RecipeError, match=r"evaluation.temperature .*from 0 \(greedy\) to 100, or 'sampling'"
         ):
             Recipe.parse(bundled_text("quickstart"), [f"evaluation.temperature={wrong}"])
+
+
+def test_a_schedule_is_replaced_and_its_key_may_have_dots(tmp_path: Path) -> None:
+    base = "environments=[{use='arithmetic'}]\n[learner.schedules]\nlr={cosine=[1, 0.1, 9]}\n"
+    (tmp_path / "base.toml").write_text(base)
+    path = tmp_path / "own.toml"
+    path.write_text(
+        "extends='base.toml'\n[learner.schedules]\nlr={ramp=[1, 0, 5]}\nkl.coefficient={ramp=[1, 0, 2]}\n"
+    )
+
+    given = ["learner.schedules.objective.low={cosine=[2, 1, 3]}"]
+
+    assert Recipe.load(path, given).learner.schedules == {
+        "lr": {"ramp": (1, 0, 5)},
+        "kl.coefficient": {"ramp": (1, 0, 2)},
+        "objective.low": {"cosine": (2, 1, 3)},
+    }
+    recipe = Recipe.load(path, given)
+    assert Recipe.parse(recipe.to_toml()) == recipe
