@@ -341,7 +341,9 @@ def write(name: str, figures: Mapping[str, Any], *, quick: bool, about: Mapping[
     folder.mkdir(parents=True, exist_ok=True)
     suffix = "-cuda" if about.get("device", "cpu") != "cpu" else ""
     path = folder / f"{name}{suffix}.json"
-    command = " ".join(["python", "-m", f"studies.benchmarks.{name}", *sys.argv[1:]])
+    program = name.partition("-")[0]
+    words = [Path(word).name if os.path.isabs(word) else word for word in sys.argv[1:]]
+    command = " ".join(["python", "-m", f"studies.benchmarks.{program}", *words])
     content = {
         "command": command,
         "machine": machine(),

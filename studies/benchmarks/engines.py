@@ -37,6 +37,8 @@ from .shapes import VOCABULARY, folder, generate
 
 SIDES = ("embedded", "vllm", "vllm-server", "generate", "llama.cpp")
 UPDATED = frozenset(SIDES[:3])
+REST = 2.0
+"""Seconds between two sides: threads of servers wait for work in a loop for a while."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +225,7 @@ async def measure(
         for round_ in range(-1, rounds):
             engines.step()
             for side in sides if round_ % 2 else reversed(sides):
+                await asyncio.sleep(REST)
                 sync = await engines.sync(side) if side in UPDATED else 0.0
                 speed = await engines.sample(side, round_)
                 if round_ >= 0:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,13 @@ class Part:
         recipe: what `quintain train` runs.
         shift: words of `quintain eval` for tasks of another form than those that train.
         moved: what differs there.
+        changes: of the recipe, as for ``--set``.
     """
 
     recipe: str
     shift: Sequence[str]
     moved: str
+    changes: Sequence[str] = ()
 
 
 PARTS = {
@@ -77,6 +79,15 @@ PARTS = {
         moved="another way to be blunt",
     ),
 }
+LORA = ("model.lora.r=16", "model.lora.lora_alpha=32", "learner.lr=2e-4")
+KL = ('algorithm.args.kl={where="loss", estimator="k2", coefficient=0.05}',)
+VARIANTS = {
+    f"{name}, {what}": replace(PARTS[name], changes=changes)
+    for name in ("extraction", "polite")
+    for what, changes in (("LoRA", LORA), ("KL", KL))
+}
+"""The same tasks with adapters, and held near the model before training."""
+PARTS |= VARIANTS
 
 
 @dataclass(kw_only=True)
@@ -112,6 +123,7 @@ def trained(name: str, seed: int, quick: bool) -> Trained:
     part = PARTS[name]
     with tempfile.TemporaryDirectory(prefix="quintain-small-") as place:
         words = [part.recipe, "--seed", str(seed), "--folder", place, "--name", "run", "-q"]
+        words += [word for change in part.changes for word in ("--set", change)]
         if quick:
             words += ["--steps", "2", "--set", "evaluation.test.tasks=4"]
             words += ["--set", "batch.prompts=2", "--set", "batch.group_size=2"]
@@ -248,7 +260,7 @@ def study_of(names: Sequence[str]) -> Study:
     return study
 
 
-study = study_of([*PARTS])
+study = study_of([name for name in PARTS if name not in VARIANTS])
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ USUAL_PROMPT = 96
 """Tokens of a prompt, which the plan does not know."""
 CHARACTERS = 3.0
 """Of a token, mostly more in English."""
-UPDATE_SHARE, DECODING_SHARE = 0.7, 0.5
+UPDATE_SHARE, DECODING_SHARE = 0.7, 0.7
 """Of the rate of plain products, what updates and decoding reach: of 135 million parameters, two
 threads, 64 samples of 8 prompts.
 """
