@@ -118,14 +118,14 @@ them.
 READING_FOLDERS = {"run", "rollouts", "learning"}
 """Whose modules a reader of the reading order meets, too, as soon as one of its files imports them."""
 
-READING_TOKENS = 30_000
-READING_WITH_ALL_TOKENS = 37_300
-KERNEL_TOKENS = 34_000
+READING_TOKENS = 30_200
+READING_WITH_ALL_TOKENS = 37_500
+KERNEL_TOKENS = 35_200
 FILE_TOKENS = 5_000
 FUNCTION_TOKENS = 700
 """At most so many tokens, with ten per cent of room or more when they were set (2026-11-23); the
-two of the reading order are what it had on 2026-11-29, in hundreds, when schedules of the learner's
-settings came (decision 0238). The package has no limit: one was met by moving parts of the trainer
+kernel and the two of the reading order are what they had on 2026-11-29, in hundreds, when schedules
+of the learner's settings came (decision 0238). The package has no limit: one was met by moving parts of the trainer
 out of it (decision 0224).
 """
 
@@ -182,6 +182,16 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "private_attributes": {
         f"{module} uses {text}": f"2026-11-23: {why}"
         for module, text, why in (
+            (
+                "quintain.models.packed",
+                "tensor._version",
+                "torch counts the writes to a tensor under no other name",
+            ),
+            (
+                "quintain.models.packed",
+                "hasattr(torch.ops.mkldnn, '_reorder_linear_weight')",
+                "operators of torch's compiler; without them products are plain (decision 0237)",
+            ),
             (
                 "quintain.models.forward",
                 "cast(Any, self.module).config._attn_implementation",

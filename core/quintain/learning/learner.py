@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..errors import PluginError, RunError, UsageError
 from ..interfaces.algorithm import Algorithm, overlong
+from ..interfaces.factors import Factors
 from ..models.forward import TOKEN_BUDGET, Forward, Layout
 from ..models.load import trainable
 from ..models.module_weights import ModuleWeights
@@ -34,7 +35,6 @@ from ..models.sampler_mismatch import (
 from ..models.transfers import to_device
 from ..types.transcript import TrainingSequence
 from .batch import Batch, Sample, batch_of
-from .factors import Factors
 from .loss import MinibatchLoss
 from .meter import Meter, advantage_metrics, sampler_metrics, staleness, under
 from .microbatch import MicroBatch

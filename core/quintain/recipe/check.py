@@ -14,10 +14,10 @@ from ..errors import InfrastructureError, NoTasksError, QuintainError, UsageErro
 from ..evaluation.evaluation import first_tasks
 from ..interfaces.algorithm import Algorithm, GroupStats
 from ..interfaces.environment import Environment
+from ..interfaces.factors import Factors
 from ..interfaces.service import Service
 from ..interfaces.shared_module import shares_module
 from ..learning import Batch, Sample, Step, TrainingSequence
-from ..learning.factors import Factors
 from ..models.hf import check_available
 from ..models.load import as_device
 from ..models.paper import module_on_paper

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import RecipeError, did_you_mean
-from ..learning.factors import SHAPES
+from ..interfaces.factors import SHAPES
 from ..store.toml import read_toml
 
 KEY = "extends"

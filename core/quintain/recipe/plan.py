@@ -15,10 +15,10 @@ from ..console.screen import Screen
 from ..interfaces.algorithm import Algorithm
 from ..interfaces.cluster import ProcessCluster
 from ..interfaces.curriculum import Curriculum
+from ..interfaces.factors import Factors
 from ..interfaces.learner import BytesPerParameter, LearnerKind
 from ..interfaces.schedule import Schedule
 from ..interfaces.shared_module import SuggestsSlots, shares_module
-from ..learning.factors import Factors
 from ..registry.discovery import short_name
 from ..registry.lookup import current
 from ..types.sampling import Sampling

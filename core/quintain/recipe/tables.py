@@ -319,7 +319,7 @@ def _flat(schedules: Any) -> Any:
 class LearnerTable(_Table):
     """``[learner]``: the learner component *use*, and AdamW.
 
-    *schedules* multiply ``lr`` and numbers of the algorithm by step (`quintain.learning.factors`).
+    *schedules* multiply ``lr`` and numbers of the algorithm by step (`quintain.interfaces.factors`).
     *token_budget* is the size of a micro-batch in tokens (default: chosen by the learner). *args*
     are further settings of the component.
     *float32_head* computes logits in float32 also with a lower *precision*; an algorithm can

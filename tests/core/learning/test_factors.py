@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from quintain.errors import UsageError
+from quintain.interfaces.factors import Factor
 from quintain.learning import ALGORITHMS, Learner
-from quintain.learning.factors import Factor
 
 from ..models.tiny import tiny_model
 from . import batches

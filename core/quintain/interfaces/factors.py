@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UsageError, did_you_mean
-from ..interfaces.algorithm import Algorithm
-from ..interfaces.pieces import Kind, Piece
+from .algorithm import Algorithm
+from .pieces import Kind, Piece
 
 OWNERS: tuple[Kind, ...] = ("objective", "correction", "optimizer_step")
 """Pieces whose numbers a factor multiplies: those of the update itself."""
