@@ -26,7 +26,7 @@ from quintain.registry.lookup import current, isolated
 from quintain.store.run_folder import RunFolder, current_run
 from quintain.types.rollout import Rollout
 from quintain.types.task import Task
-from quintain_view.compare.command import repeat_options
+from quintain_view.compare.command import repeat_options, swept
 from quintain_view.compare.comparison import RunBudget, build_comparison
 
 from ....core.models.tiny import save_tiny
@@ -264,6 +264,11 @@ def test_lists_of_words_are_read() -> None:
         (["ours.toml", "--set", "run.seed=3"], "--seeds"),
         (["ours.toml", "--set", "run.folder=elsewhere"], "--folder"),
         (["ours.toml", "--set", "run.name=mine"], "named by recipe and seed"),
+        (["ours.toml", "ours.toml", "--sweep", "learner.lr=1,2"], "give one"),
+        (["ours.toml", "--sweep", "learner.lr"], "expected a key once"),
+        (["ours.toml", "--sweep", "learner.lrr=1,2"], "lrr"),
+        (["ours.toml", "--sweep", "run.seed=1,2"], "--seeds"),
+        (["ours.toml", "--algorithms", "grpo", "--sweep", "learner.lr=1,2"], "leave out"),
         (["ours.toml", "short.toml"], "limits of babble"),
         (["judged.toml", "strict.toml"], "services.judge"),
     ],
@@ -294,6 +299,19 @@ def test_arguments_of_another_algorithm_are_not_dropped_silently(
 
     assert status == 2
     assert "for 'grpo'" in err
+
+
+def test_a_sweep_has_all_combinations(place: Path) -> None:
+    sweep = ["learner.lr=1e-4,2e-4", "algorithm.use=dr_grpo,rloo", "learner.betas=[0.9,0.95]"]
+
+    named = swept(["ours.toml"], sweep, ["learner.warmup_steps=2"])
+
+    assert [(name, r.learner.lr, r.algorithm.use, r.learner.betas) for name, r in named] == [
+        (f"lr={lr},use={use},betas=0.9-0.95", lr, use, (0.9, 0.95))
+        for lr in (0.0001, 0.0002)
+        for use in ("dr_grpo", "rloo")
+    ]
+    assert {r.learner.warmup_steps for _, r in named} == {2}
 
 
 # ---------------------------------------------------------------------------------------- real runs

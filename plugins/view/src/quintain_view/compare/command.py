@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +26,7 @@ EPILOG = """
 Examples:
   quintain compare --algorithms dr_grpo grpo rloo --seeds 0 1 2 --steps 40
   quintain compare ours.toml theirs.toml --seeds 0 1 2 --budget tokens=500000
+  quintain compare ours.toml --sweep learner.lr=1e-5,3e-5,1e-4 --seeds 0 1
 """
 
 RESERVED = {
@@ -101,6 +105,12 @@ def repeat_options(args: Sequence[str]) -> list[str]:
     metavar="A.B=VALUE",
     help="Change a key of every recipe (repeatable).",
 )
+@click.option(
+    "--sweep",
+    multiple=True,
+    metavar="A.B=V,V...",
+    help="Values of a key to compare, in one RECIPE (repeatable: all combinations).",
+)
 @click.option("--folder", help="Folder of the runs and the result.  [default: compare/ENVIRONMENT]")
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
@@ -114,6 +124,7 @@ def compare(
     steps: int | None,
     budget: str | None,
     overrides: Sequence[str],
+    sweep: Sequence[str],
     folder: str | None,
     quiet: bool,
     as_json: bool,
@@ -130,7 +141,12 @@ def compare(
     from .report import draw, show
     from .results import earlier_failures, recipe_results, save
 
-    named = _recipes(recipes, algorithms, [*_choices(env, model, args), *overrides])
+    changes = [*_choices(env, model, args), *overrides]
+    named = swept(recipes, sweep, changes) if sweep else _recipes(recipes, algorithms, changes)
+    if sweep and algorithms:
+        raise UsageError(
+            "--sweep algorithm.use=dr_grpo,rloo varies the algorithm, too: leave out --algorithms"
+        )
     environment = named[0][1].environments[0].use.rpartition(":")[2]
     comparison = build_comparison(
         named,
@@ -212,6 +228,45 @@ def _recipes(
         (name.rpartition("/")[2], _recipe(path, [f"algorithm.use={json.dumps(name)}", *overrides]))
         for name in algorithms
     ]
+
+
+def swept(
+    paths: Sequence[str], sweep: Sequence[str], overrides: Sequence[str]
+) -> list[tuple[str, Recipe]]:
+    """Return the recipe of one file, the quickstart by default, with each combination of values.
+
+    Raises:
+        UsageError: several recipes, a key twice or that the command sets itself, or a value that is
+            a table.
+    """
+    if len(paths) > 1:
+        raise UsageError("--sweep varies one recipe; give one, or leave --sweep out")
+    values_of: dict[tuple[str, ...], list[Any]] = {}
+    for text in sweep:
+        key, _, values = text.partition("=")
+        path = parsed_override(f"{key}=0").path
+        try:
+            listed = tomllib.loads(f"values = [{values}]")["values"]
+        except tomllib.TOMLDecodeError:  # words without quotation marks
+            listed = [word.strip() for word in values.split(",") if word.strip()]
+        if not listed or path in values_of or any(isinstance(v, dict) for v in listed):
+            raise UsageError(
+                f"--sweep {text!r}; expected a key once, with numbers or words and commas between "
+                "them: learner.lr=1e-5,3e-5"
+            )
+        if fix := RESERVED.get(path):
+            raise UsageError(f"--sweep {text!r}: {fix}")
+        values_of[path] = listed
+    file = paths[0] if paths else None
+    named = []
+    for combination in product(*values_of.values()):
+        words, chosen = [], []
+        for path, value in zip(values_of, combination, strict=True):
+            shown = re.sub("[^0-9a-zA-Z._+-]+", "-", str(value)).strip("-")
+            words.append(f"{path[-1]}={shown}")
+            chosen.append(f"{'.'.join(path)}={json.dumps(value)}")
+        named.append((",".join(words), _recipe(file, [*overrides, *chosen])))
+    return named
 
 
 def _recipe(path: str | None, overrides: Sequence[str]) -> Recipe:
