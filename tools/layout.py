@@ -188,11 +188,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
                 "torch counts the writes to a tensor under no other name",
             ),
             (
-                "quintain.models.packed",
-                "hasattr(torch.ops.mkldnn, '_reorder_linear_weight')",
-                "operators of torch's compiler; without them products are plain (decision 0237)",
-            ),
-            (
                 "quintain.models.forward",
                 "cast(Any, self.module).config._attn_implementation",
                 "transformers says nowhere else which attention a loaded model runs",

@@ -8,6 +8,7 @@ about 10 GB/s on two cores, from packed ones 20 to 25, and products of many rows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +25,26 @@ def packs(device: str, dtype: torch.dtype, size: int) -> bool:
 
     The size decides and no measurement, since the last digits of log-probs depend on it.
     """
-    if device != "cpu" or not torch.backends.mkldnn.is_available():
+    return device == "cpu" and size in PACKED_BYTES and _multiplies(dtype)
+
+
+@cache
+def _multiplies(dtype: torch.dtype) -> bool:
+    """Return whether products in *dtype* work here: operators of torch's compiler, which have no
+    public name and are not in every build.
+    """
+    if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
         return False
-    # An operator that torch's compiler uses, without a public name.
-    known = hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    multiplies = dtype == torch.float32 or (
-        dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
-    return known and multiplies and size in PACKED_BYTES
+    ones = torch.ones(16, 16, dtype=dtype)
+    try:
+        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+        weight = torch.ops.mkldnn._reorder_linear_weight(ones)
+        product = torch.ops.mkldnn._linear_pointwise(ones, weight, None, "none", [], "")
+        added = torch.ops.mkldnn._linear_pointwise.binary(ones, ones, weight, None, "add")
+    except (AttributeError, RuntimeError):
+        return False
+    return torch.equal(product, 16 * ones) and torch.equal(added, 17 * ones)
 
 
 class PackedLinear:
