@@ -30,6 +30,7 @@ from quintain.types.rollout import Group
 from quintain_authoring import ScriptedEngine
 from quintain_authoring.scripted import fake_logp
 from quintain_gateway import Endpoint, Gateway
+from quintain_gateway.engine_policy import EnginePolicy
 
 from .kit import ADD, talk
 
@@ -368,8 +369,48 @@ def test_models_of_other_names_are_refused() -> None:
 
 
 def test_an_unknown_way_to_answer_other_models_is_refused() -> None:
-    with pytest.raises(UsageError, match="expected .untrained. or .refuse."):
+    with pytest.raises(UsageError, match="expected .untrained., .refuse. or a server"):
         Gateway(other_models="forward")
+    with pytest.raises(UsageError, match="name those that are"):
+        Gateway(other_models={"base_url": "http://127.0.0.1:9/v1"})
+    with pytest.raises(UsageError, match="base_ulr"):
+        Gateway(models=["policy"], other_models={"base_ulr": "http://127.0.0.1:9/v1"})
+
+
+def test_models_of_other_names_are_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a server, which is another gateway here: its answers are in the record and do not train."""
+
+    async def run() -> tuple[Any, list[str]]:
+        async with (
+            Gateway() as elsewhere,
+            elsewhere.serve(
+                EnginePolicy(ScriptedEngine(replies="from elsewhere"), Sampling())
+            ) as server,
+        ):
+            monkeypatch.setenv("OTHER_KEY", server.api_key)
+            settings = {"base_url": server.base_url, "api_key": "OTHER_KEY"}
+            async with Gateway(models=["policy"], other_models=settings) as gateway:
+                environment = Outside(gateway=gateway, program=with_a_user_and_a_judge)
+                evaluated = await evaluate(environment, ScriptedEngine(replies="42"), tasks=1)
+            return evaluated.rollouts[0], [*server.models]
+
+    rollout, asked = asyncio.run(run())
+    assert rollout.termination.kind == "finished"
+    assert rollout.result == "42"
+    assert [*rollout.transcripts] == [""]
+    assert [turn.reply for turn in rollout.turns] == [
+        "from elsewhere",
+        "42",
+        "from elsewhere",
+        "from elsewhere",
+    ]
+    assert asked == ["gpt-4o-user", "judge"]
+
+
+def test_a_server_that_fails_is_no_fault_of_the_policy() -> None:
+    gateway = {"models": ["policy"], "other_models": {"base_url": "http://127.0.0.1:9/v1"}}
+    (rollout,) = play(with_a_user_and_a_judge, ScriptedEngine(replies="42"), gateway=gateway)
+    assert rollout.termination.kind == "infrastructure_error"
 
 
 def test_two_names_in_an_episode_are_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from quintain import InfrastructureError, LimitReached, Service
 from quintain.errors import EnvironmentFault, UsageError
 
 from .endpoint import Endpoint
+from .forwarding import ForwardedModels
 from .request import Policy
 from .server import Server
 from .sessions import SessionPolicy
@@ -38,11 +39,12 @@ class Gateway(Service):
         models: names that an agent has for the policy; empty means any name.
         other_models: who answers to other names, such as those of a simulated user or a judge
             within the agent's program: ``"untrained"``, the engine of the policy, in the record of
-            the episode but never trained; ``"refuse"``, nobody.
+            the episode but never trained; ``"refuse"``, nobody; or a server, by the settings of
+            the engine ``openai``, ``{"base_url": "https://..."}``, in the record as well.
 
     Raises:
-        UsageError: a number out of its range, a host that other machines reach without *remote*, or
-            another word in *other_models*.
+        UsageError: a number out of its range, a host that other machines reach without *remote*,
+            another word in *other_models*, or a server without *models*.
     """
 
     def __init__(
@@ -55,14 +57,23 @@ class Gateway(Service):
         queue: int = 1024,
         max_bytes: int = 16_000_000,
         models: Sequence[str] = (),
-        other_models: str = "untrained",
+        other_models: str | Mapping[str, Any] = "untrained",
     ) -> None:
-        if other_models not in ("untrained", "refuse"):
-            raise UsageError(
-                f'gateway: other_models is {other_models!r}; expected "untrained" or "refuse"'
-            )
+        self._forwarded: ForwardedModels | None = None
         if isinstance(models, str):
             models = [models]
+        if isinstance(other_models, Mapping):
+            if not models:
+                raise UsageError(
+                    "gateway: other_models is a server, and without models each name is the "
+                    'policy\'s; name those that are: models = ["policy"]'
+                )
+            self._forwarded = ForwardedModels(other_models)
+        elif other_models not in ("untrained", "refuse"):
+            raise UsageError(
+                f'gateway: other_models is {other_models!r}; expected "untrained", "refuse" or a '
+                'server: { base_url = "https://..." }'
+            )
         for name, value in (
             ("concurrency", concurrency),
             ("queue", queue),
@@ -89,7 +100,11 @@ class Gateway(Service):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._server.__aexit__(*exc)
+        try:
+            await self._server.__aexit__(*exc)
+        finally:
+            if self._forwarded is not None:
+                await self._forwarded.close()
 
     @asynccontextmanager
     async def endpoint(self, agent: Any, *, acts: bool = True) -> AsyncIterator[Endpoint]:
@@ -107,9 +122,9 @@ class Gateway(Service):
                 repaired it, whatever the agent made of it.
             LimitReached: at the end, if a request met a limit and the block raised for it.
         """
-        policy = SessionPolicy(agent)
+        policy = SessionPolicy(agent, self._forwarded)
         policy_time = agent.policy_time if acts else nullcontext
-        other = policy.untrained if self._other_models == "untrained" else None
+        other = None if self._other_models == "refuse" else policy.untrained
         async with self.serve(policy, policy_time, other) as endpoint:
             try:
                 yield endpoint

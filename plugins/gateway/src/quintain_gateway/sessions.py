@@ -10,6 +10,7 @@ from typing import Any
 from quintain import Engine, InfrastructureError, LimitReached, Message
 from quintain.errors import EnvironmentFault
 
+from .forwarding import ForwardedModels
 from .request import PolicyTurn, Token, TurnRequest
 
 
@@ -18,8 +19,8 @@ class SessionPolicy:
     system message gets that of the recipe, which *agent* has.
     """
 
-    def __init__(self, agent: Any) -> None:
-        self._agent = agent
+    def __init__(self, agent: Any, others: ForwardedModels | None = None) -> None:
+        self._agent, self._others = agent, others
         self._free = True
         self._system = next((m.content for m in agent.messages if m.role == "system"), "")
         self.turns = 0
@@ -33,7 +34,8 @@ class SessionPolicy:
 
     def untrained(self, model: str) -> UntrainedPolicy:
         """Return what answers to *model*, the name of another model than the policy."""
-        return UntrainedPolicy(self._agent, model)
+        engine = self._agent.engine if self._others is None else self._others.engine(model)
+        return UntrainedPolicy(self._agent, model, engine)
 
     @property
     def engine(self) -> Engine:
@@ -48,18 +50,22 @@ class SessionPolicy:
 
 
 class UntrainedPolicy(SessionPolicy):
-    """A player of the same engine, whose turns are in the record and do not train: a simulated user
-    or a judge that the agent's program asks at the policy's address.
+    """A player whose turns are in the record and do not train: a simulated user or a judge that the
+    agent's program asks at the policy's address. *engine* is the policy's, or that of a server.
     """
 
-    def __init__(self, agent: Any, model: str) -> None:
+    def __init__(self, agent: Any, model: str, engine: Engine) -> None:
         super().__init__(agent)
-        self._model = model
+        self._model, self._engine = model, engine
         self._system = ""  # the recipe's is the policy's
 
     def conversation(self, name: str) -> SessionConversation:
-        player = self._agent.player(f"{self._model} {name}", self._agent.engine)
+        player = self._agent.player(f"{self._model} {name}", self._engine)
         return SessionConversation(self, player)
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
 
 
 class SessionConversation:
