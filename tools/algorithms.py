@@ -202,6 +202,7 @@ PHRASES: dict[str, Words] = {
         "easy_to_hard": "tasks from easy to hard",
         "hard_first": "tasks drawn by failure rate",
     }[way],
+    "plan.curriculum": lambda name: f"tasks chosen by `{name}`" if name else "no curriculum named",
     "plan.drop_solved": lambda rate: (
         "no task dropped" if rate is None else f"tasks dropped at success rate {rate:g}"
     ),
