@@ -176,7 +176,7 @@ class Factors:
 
 
 def _check(key: str, factor: Factor, algorithm: Algorithm | None) -> None:
-    """Raises the `UsageError` of a key that has no number to multiply."""
+    """Raise the `UsageError` of a key that has no number to multiply."""
     owner, _, name = key.rpartition(".")
     if factor.shape == "adaptive" and key != "kl.coefficient":
         raise UsageError(
