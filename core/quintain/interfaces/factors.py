@@ -124,12 +124,12 @@ class Factors:
         arguments: dict[str, dict[str, float]] = {}
         for key in self._factors:
             owner, _, name = key.rpartition(".")
-            factor = self.of(key, step)
-            if key == "kl.coefficient":
-                value = algorithm.kl.coefficient * factor
+            if not owner:
+                continue  # the learner's own
+            value = _value(algorithm, key) * self.of(key, step)
+            if owner == "kl":
                 changes["kl"] = dataclasses.replace(algorithm.kl, coefficient=value)
-            elif owner:
-                value = getattr(algorithm, owner).argument(name) * factor
+            else:
                 arguments.setdefault(owner, {})[name] = value
         for owner, values in arguments.items():  # together: arguments may exclude each other
             changes[owner] = getattr(algorithm, owner).configure(**values)
@@ -139,13 +139,7 @@ class Factors:
         """Return what each setting is over the steps, a line each."""
         lines = []
         for key, factor in self._factors.items():
-            owner, _, name = key.rpartition(".")
-            if not owner:
-                value = lr
-            elif owner == "kl":
-                value = algorithm.kl.coefficient
-            else:
-                value = getattr(algorithm, owner).argument(name)
+            value = lr if key == "lr" else _value(algorithm, key)
             if factor.shape == "adaptive":
                 lines.append(
                     f"{key} begins at {value:g} and follows a divergence of {factor.first:g} nats a "
@@ -173,6 +167,15 @@ class Factors:
     def metrics(self, step: int) -> dict[str, float]:
         """Return the factors of a step, as ``schedule.lr``."""
         return {f"schedule.{key}": self.of(key, step) for key in self._factors}
+
+
+def _value(algorithm: Algorithm, key: str) -> float:
+    """Return the number of *algorithm* that a factor of *key* multiplies."""
+    owner, _, name = key.rpartition(".")
+    if owner == "kl":
+        return algorithm.kl.coefficient
+    number: float = getattr(algorithm, owner).argument(name)
+    return number
 
 
 def _check(key: str, factor: Factor, algorithm: Algorithm | None) -> None:
