@@ -188,6 +188,7 @@ MEANINGS = {
     "sampling.top_p": "must be 1",
     "sampling.top_k": "must be 0",
     "sampling.min_p": "must be 0",
+    "sampling.schedules": "factor of `temperature` by step ([above](#schedules))",
     "batch.prompts": "tasks per step",
     "batch.group_size": "rollouts per task",
     "batch.min_group_size": "groups with fewer valid rollouts are rejected and counted",
@@ -284,8 +285,8 @@ all keys and no `extends`.
 
 ## Schedules
 
-A schedule multiplies a setting of the learner by a factor that depends on the step. The setting keeps its own key, so
-that `--lr` and a schedule of `lr` go together.
+A schedule multiplies a setting of the learner, or the temperature of sampling, by a factor that depends on the step. The
+setting keeps its own key, so that `--lr` and a schedule of `lr` go together.
 
 ```toml
 extends = "quickstart"
@@ -299,6 +300,9 @@ lr = 1e-5
 [learner.schedules]
 lr = { cosine = [1, 0.1, 200] }
 "kl.coefficient" = { ramp = [1, 0, 100] }
+
+[sampling.schedules]
+temperature = { ramp = [1.2, 1, 50] }
 ```
 
 | factor | value |
@@ -313,7 +317,10 @@ a token, and falls as fast below it (1909.08593, section 2.2).
 Keys are `lr`, `kl.coefficient`, and the numbers of the update's own pieces: `objective.low` is the clip of `grpo`, and
 an [objective of yours](write-an-algorithm.md) may take the coefficient of an entropy bonus.
 `quintain train --dry-run` prints the values, each step logs them as `schedule.lr`, and a continued run goes on with
-them. There is none for `sampling.temperature`.
+them.
+
+The temperature of `[sampling.schedules]` is that of the samples of a step, and of the policy that the step trains.
+Evaluations keep `sampling.temperature`. Schedules that sample ahead refuse it, since a batch has one temperature.
 
 ## In an editor
 

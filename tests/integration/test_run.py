@@ -335,3 +335,27 @@ def test_diverged_weights_are_never_a_checkpoint(place: Path) -> None:
     assert "Traceback" not in err
     assert "its weights have diverged" in err, err
     assert not list((place / "runs" / "nan" / "checkpoints").glob("*"))
+
+
+def test_a_temperature_schedule_is_that_of_samples_and_update(
+    place: Path, start: Callable[..., ForkedRun]
+) -> None:
+    """The samples of a step have its temperature, the learner agrees with their log-probs, and a
+    run that was killed goes on with it.
+    """
+    words = ["--set", "sampling.schedules.temperature={ramp=[2,0.5,3]}", "--steps", "5"]
+    process = start("train", "recipe.toml", *words, "--name", "cooled")
+    wait_for_step(place / "runs" / "cooled", 2, process)
+    kill(process)
+    here(place, "train", "--resume", "cooled")
+    here(place, "train", "recipe.toml", *words, "--name", "whole")
+
+    steps = metrics(place, "whole")[1:]
+    assert [m["schedule.sampling.temperature"] for m in steps] == [2, 1.5, 1, 0.5, 0.5]
+    assert max(m["mismatch.sample"] for m in steps) < 1e-4
+    folder = RunFolder.open(place / "runs" / "whole", lock=False)
+    for step, temperature in enumerate([2, 1.5, 1, 0.5, 0.5], 1):
+        for row in folder.read_rollouts(step):
+            (transcript,) = json.loads(row["rollout"])["transcripts"].values()
+            assert transcript["temperature"] == temperature
+    assert metrics(place, "cooled") == metrics(place, "whole")

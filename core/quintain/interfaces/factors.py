@@ -48,7 +48,8 @@ class Factor:
 
     @classmethod
     def parse(cls, key: str, table: Mapping[str, Any]) -> Factor:
-        """Return the factor that *table* describes, as ``{"ramp": (1, 0, 100)}``.
+        """Return the factor that *table* describes, as ``{"ramp": (1, 0, 100)}``; *key* is its
+        place in a recipe.
 
         Raises:
             UsageError: it has no known shape, or the wrong numbers.
@@ -57,7 +58,7 @@ class Factor:
             shapes = (
                 "{ ramp = [1, 0, 100] }, { cosine = [1, 0.1, 100] } or { adaptive = [0.1, 10] }"
             )
-            raise UsageError(f"learner.schedules.{key} is {dict(table)!r}; expected {shapes}")
+            raise UsageError(f"{key} is {dict(table)!r}; expected {shapes}")
         values = list(table[shape])
         numbers = all(isinstance(v, int | float) and math.isfinite(v) and v >= 0 for v in values)
         if shape == "adaptive":
@@ -68,7 +69,7 @@ class Factor:
             if len(values) == 3 and numbers and values[2] == int(values[2]) >= 1:
                 return cls(shape, values[0], values[1], int(values[2]))
             expected = "start, stop and a number of steps: [1, 0, 100]"
-        raise UsageError(f"learner.schedules.{key}.{shape} is {values!r}; expected {expected}")
+        raise UsageError(f"{key}.{shape} is {values!r}; expected {expected}")
 
     def at(self, step: int) -> float:
         """Return the factor of the step that follows *step* others."""
@@ -76,6 +77,13 @@ class Factor:
         if self.shape == "cosine":
             share = (1 - math.cos(math.pi * share)) / 2
         return self.first + (self.second - self.first) * share
+
+    def course(self, value: float, unit: str) -> str:
+        """Return what *value* is over the steps, which are called *unit*, in words."""
+        last = self.steps
+        steps = sorted({0, last // 4, last // 2, 3 * last // 4})
+        told = [f"{value * self.at(step):.3g} in {unit} {step + 1}" for step in steps]
+        return ", ".join([*told, f"{value * self.at(last):.3g} from {unit} {last + 1} on"])
 
     def followed(self, factor: float, divergence: float) -> float:
         """Return an adaptive *factor* after a step with *divergence*."""
@@ -99,7 +107,9 @@ class Factors:
             UsageError: a key is no number that a factor can multiply here, or a piece refuses a
                 value at the start or the end of a schedule.
         """
-        self._factors = {key: Factor.parse(key, table) for key, table in schedules.items()}
+        self._factors = {
+            key: Factor.parse(f"learner.schedules.{key}", table) for key, table in schedules.items()
+        }
         for key, factor in self._factors.items():
             _check(key, factor, algorithm)
         adaptive = (key for key, factor in self._factors.items() if factor.shape == "adaptive")
@@ -146,11 +156,7 @@ class Factors:
                     "token from ref"
                 )
                 continue
-            last = factor.steps
-            steps = sorted({0, last // 4, last // 2, 3 * last // 4})
-            course = [f"{value * factor.at(step):.3g} in update {step + 1}" for step in steps]
-            course.append(f"{value * factor.at(last):.3g} from update {last + 1} on")
-            lines.append(f"{key} is {', '.join(course)}")
+            lines.append(f"{key} is {factor.course(value, 'update')}")
         return lines
 
     def observe(self, metrics: Mapping[str, float]) -> None:

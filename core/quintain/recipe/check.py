@@ -14,7 +14,6 @@ from ..errors import InfrastructureError, NoTasksError, QuintainError, UsageErro
 from ..evaluation.evaluation import first_tasks
 from ..interfaces.algorithm import Algorithm, GroupStats
 from ..interfaces.environment import Environment
-from ..interfaces.factors import Factors
 from ..interfaces.service import Service
 from ..interfaces.shared_module import shares_module
 from ..learning import Batch, Sample, Step, TrainingSequence
@@ -26,7 +25,7 @@ from ..registry.lookup import current
 from ..services.manager import find_service, start_order
 from ..store.runs import source_named
 from .on_cpu import LARGE, remark_on_cpu
-from .plan import EvaluationPlan, RunPlan
+from .plan import EvaluationPlan, RunPlan, schedule_notes
 from .resolve import EPISODES_SLOT, OWN_SLOTS, EnvironmentSpec, is_model_source, load_subclass
 from .room import check_plan
 from .sources import ModelSource
@@ -84,7 +83,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
         for s, *_ in order
         if s not in named
     ]
-    notes += Factors(recipe.learner.schedules, algorithm).described(algorithm, recipe.learner.lr)
+    notes += schedule_notes(recipe, algorithm)
     batch, steps = recipe.batch, recipe.run.steps
     if remark := remark_on_single_samples(recipe, algorithm):
         notes.append(remark)

@@ -15,7 +15,7 @@ from ..console.screen import Screen
 from ..interfaces.algorithm import Algorithm
 from ..interfaces.cluster import ProcessCluster
 from ..interfaces.curriculum import Curriculum
-from ..interfaces.factors import Factors
+from ..interfaces.factors import Factor, Factors
 from ..interfaces.learner import BytesPerParameter, LearnerKind
 from ..interfaces.schedule import Schedule
 from ..interfaces.shared_module import SuggestsSlots, shares_module
@@ -33,6 +33,7 @@ from .resolve import (
     learner_kind,
     resolve_algorithm,
     resolve_schedule,
+    temperature_factor,
 )
 from .sources import ModelRequest, ModelSource, services_for
 from .tables import ComponentTable, Recipe
@@ -214,6 +215,7 @@ class RolloutPlan:
         min_group_size: valid rollouts of a group, in addition to the algorithm's group filter.
         retries: of an episode that failed for reasons other than the policy.
         concurrency: episodes at once; ``None`` is the engine's choice.
+        temperature: what multiplies that of *sampling* in each step.
     """
 
     sampling: Sampling
@@ -223,6 +225,7 @@ class RolloutPlan:
     min_group_size: int
     retries: int
     concurrency: int | None
+    temperature: Factor | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, algorithm: Algorithm) -> RolloutPlan:
@@ -238,7 +241,15 @@ class RolloutPlan:
             min_group_size=batch.min_group_size or 1,
             retries=batch.retries,
             concurrency=batch.concurrency,
+            temperature=temperature_factor(recipe),
         )
+
+    def sampling_at(self, step: int) -> Sampling:
+        """Return the settings of the samples of *step*; the first is 1."""
+        if self.temperature is None:
+            return self.sampling
+        temperature = self.sampling.temperature * self.temperature.at(step - 1)
+        return self.sampling.replace(temperature=temperature)
 
     @property
     def samples(self) -> int:
@@ -532,8 +543,17 @@ def _notes(recipe: Recipe, algorithm: Algorithm) -> list[str]:
             f"{algorithm.name} requires a float32 head on both sides, but the engine decodes in "
             f'{recipe.model.dtype}: set model.dtype = "float32"'
         )
+    return [*notes, *schedule_notes(recipe, algorithm)]
+
+
+def schedule_notes(recipe: Recipe, algorithm: Algorithm) -> list[str]:
+    """Return what the settings with a schedule are over the steps, a line each."""
     factors = Factors(recipe.learner.schedules, algorithm)
-    return [*notes, *factors.described(algorithm, recipe.learner.lr)]
+    notes = factors.described(algorithm, recipe.learner.lr)
+    if (factor := temperature_factor(recipe)) is not None:
+        course = factor.course(recipe.sampling.temperature, "step")
+        notes.append(f"sampling.temperature is {course}")
+    return notes
 
 
 def _staleness_notes(recipe: Recipe, algorithm: Algorithm) -> list[str]:

@@ -18,6 +18,7 @@ from ..interfaces.cluster import ProcessCluster
 from ..interfaces.curriculum import Curriculum
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
+from ..interfaces.factors import Factor
 from ..interfaces.learner import LearnerKind
 from ..interfaces.reward import Reward
 from ..interfaces.sampling_plan import SamplingPlan
@@ -422,6 +423,32 @@ def resolve_schedule(recipe: Recipe) -> Schedule:
             f"set schedule.use to one that overlaps (pip install {fix}), or remove the args"
         )
     return schedule
+
+
+def temperature_factor(recipe: Recipe) -> Factor | None:
+    """Return what multiplies the temperature of sampling in each step.
+
+    Raises:
+        UsageError: the temperature would not stay above 0 and at most 100, or a batch may have
+            samples of several steps: its policy has one temperature.
+    """
+    table = recipe.sampling.schedules.get("temperature")
+    if table is None:
+        return None
+    key = "sampling.schedules.temperature"
+    factor = Factor.parse(key, table)
+    values = [recipe.sampling.temperature * end for end in (factor.first, factor.second)]
+    if factor.shape == "adaptive" or not all(0 < value <= 100 for value in values):
+        raise UsageError(
+            f"{key} is {dict(table)!r}; expected a ramp or a cosine that keeps the temperature "
+            "above 0 and at most 100"
+        )
+    if resolve_schedule(recipe).overlaps:
+        raise UsageError(
+            f"{key}: the schedule {recipe.schedule.use!r} samples ahead, so that a batch would have "
+            "several temperatures; remove one of them"
+        )
+    return factor
 
 
 def engine_kind(recipe: Recipe) -> Any:

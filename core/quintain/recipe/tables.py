@@ -246,8 +246,25 @@ class EnvironmentTable(ComponentTable):
     system: str | None = None
 
 
+_Numbers = Annotated[tuple[float, ...], Field(strict=False)]
+
+
+def _flat(schedules: Any) -> Any:
+    """Join the keys of nested tables, which keys with dots that have no quotes make."""
+    if not isinstance(schedules, Mapping):
+        return schedules
+    out: dict[str, Any] = {}
+    for key, table in schedules.items():
+        nested = isinstance(table, Mapping) and any(isinstance(v, Mapping) for v in table.values())
+        inner = _flat(table) if nested else {"": table}
+        out |= {f"{key}.{name}" if name else key: value for name, value in inner.items()}
+    return out
+
+
 class SamplingTable(_Table):
-    """``[sampling]``, of training; *max_tokens* is for one turn."""
+    """``[sampling]``, of training; *max_tokens* is for one turn, and *schedules* multiply the
+    temperature by step (`quintain.interfaces.factors`).
+    """
 
     temperature: float = Field(default=1.0, gt=0, le=100)
     max_tokens: int = Field(default=256, ge=1)
@@ -255,6 +272,7 @@ class SamplingTable(_Table):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    schedules: dict[Literal["temperature"], dict[Name, _Numbers]] = {}
 
     @model_validator(mode="after")
     def _no_truncation(self) -> SamplingTable:
@@ -299,21 +317,6 @@ class BatchTable(_Table):
                 f"{self.group_size}"
             )
         return self
-
-
-_Numbers = Annotated[tuple[float, ...], Field(strict=False)]
-
-
-def _flat(schedules: Any) -> Any:
-    """Join the keys of nested tables, which keys with dots that have no quotes make."""
-    if not isinstance(schedules, Mapping):
-        return schedules
-    out: dict[str, Any] = {}
-    for key, table in schedules.items():
-        nested = isinstance(table, Mapping) and any(isinstance(v, Mapping) for v in table.values())
-        inner = _flat(table) if nested else {"": table}
-        out |= {f"{key}.{name}" if name else key: value for name, value in inner.items()}
-    return out
 
 
 class LearnerTable(_Table):

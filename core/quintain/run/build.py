@@ -295,6 +295,7 @@ def collector_for(
         group_size=rollouts.group_size,
         min_group_size=rollouts.min_group_size,
         screen=screen,
+        sampling_at=rollouts.sampling_at if rollouts.temperature else None,
         replays=replays,
         schedule=plan.schedule,
         steps=plan.stop.steps,

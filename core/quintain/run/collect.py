@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from ..interfaces.rollout_request import RolloutRequest
 from ..interfaces.schedule import Schedule
 from ..rollouts.runner import RolloutContext, run_groups
 from ..types.rollout import AnyGroup, AnyRollout
+from ..types.sampling import Sampling
 from ..types.transcript import TokenSource
 from .replays import Replay
 
@@ -78,6 +79,7 @@ class Collector:
         group_size: rollouts per group.
         min_group_size: minimum number of valid rollouts, in addition to the group filter.
         screen: shows progress.
+        sampling_at: the settings of the samples of a step, where they change.
         replays: replays episodes of the last step for advantages that need it.
         schedule: how far sampling runs ahead of the learner, for collectors that overlap.
         steps: of the run; no group is started beyond its batches.
@@ -92,6 +94,7 @@ class Collector:
     group_size: int
     min_group_size: int = 1
     screen: Screen
+    sampling_at: Callable[[int], Sampling] | None = None
     replays: Replay = field(default_factory=Replay)
     schedule: Schedule = field(default_factory=Schedule)
     steps: int = 0
@@ -116,6 +119,9 @@ class Collector:
         """
         plan = self.algorithm.plan
         active = plan.resample == "active"
+        if self.sampling_at is not None:
+            sampling = self.sampling_at(step)
+            self.rollout_context = replace(self.rollout_context, sampling=sampling)
         context = replace(self.rollout_context, step=step)
         supply = _Supply(self)
         tried: list[AnyGroup] = []
@@ -167,6 +173,8 @@ class Collector:
             **self.curriculum.metrics(),
             **self.rollout_context.grading.take_metrics(),
         }
+        if self.sampling_at is not None:
+            metrics["schedule.sampling.temperature"] = self.rollout_context.sampling.temperature
         if plan.resample != "none":
             metrics |= collected.metrics()
         if plan.thinking_budget is not None:

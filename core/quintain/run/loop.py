@@ -83,7 +83,6 @@ async def train_step(run: Run) -> bool:
     step = run.progress.step + 1
     clock = run.progress.clock.fork()
     stalls = run.engine.stalls
-    sampling = run.plan.rollouts.sampling
     with run.saving.restored_on_error():
         with clock("rollouts"):
             # Sample `group_size` episodes per prompt, score each by its environment's reward, and
@@ -93,6 +92,7 @@ async def train_step(run: Run) -> bool:
         run.record.collected(step, collected, run.collector.curriculum.notices())
         run.screen.phase(f"step {step}: update")
         run.saving.announce()
+        sampling = run.collector.rollout_context.sampling
         batch = run.learner.batch(
             collected.accepted, temperature=sampling.temperature, max_tokens=sampling.max_tokens
         )

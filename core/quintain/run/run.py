@@ -131,11 +131,12 @@ class Run:
 
     def begin(self) -> None:
         """Announce the run to the screen and the hooks."""
+        rollouts = self.plan.rollouts
         self.screen.start(
             self.plan.stop.steps,
             self.progress.step,
             self.plan.evaluation.split,
-            temperature=self.plan.rollouts.sampling.temperature,
+            temperature=None if rollouts.temperature else rollouts.sampling.temperature,
             best_reward=best_reward(self.collector.environments),
             may_end_early=self.plan.stop.may_end_early,
             accuracy=self.plan.stop.accuracy,

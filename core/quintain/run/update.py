@@ -61,7 +61,7 @@ class PolicyUpdate:
             UndeliveredWeights: the engine has other weights than it was given.
             SamplerMismatch: log-probs of the same tokens differ by more than the limit.
         """
-        temperature = self.plan.rollouts.sampling.temperature
+        temperature = self.collector.rollout_context.sampling.temperature
         limit = self.plan.learner.max_sample_mismatch
         if limit is not None:
             live = ModuleWeights(self.learner.module, self.learner.version)

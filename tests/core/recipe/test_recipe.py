@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.errors import RecipeError
+from quintain.errors import RecipeError, UsageError
 from quintain.interfaces.agent import Limits
 from quintain.recipe.errors import line_of
 from quintain.recipe.extends import bundled_text
+from quintain.recipe.plan import RunPlan
 from quintain.recipe.resolve import is_model_source
 from quintain.recipe.tables import LimitsTable, Recipe, parsed_override
 
@@ -584,3 +585,21 @@ def test_a_schedule_is_replaced_and_its_key_may_have_dots(tmp_path: Path) -> Non
     }
     recipe = Recipe.load(path, given)
     assert Recipe.parse(recipe.to_toml()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("table", "schedule", "message"),
+    [
+        ("{adaptive=[0.1, 10]}", "sync", "a ramp or a cosine"),
+        ("{ramp=[1, 0, 10]}", "sync", "above 0 and at most 100"),
+        ("{ramp=[1, 200, 10]}", "sync", "above 0 and at most 100"),
+        ("{ramp=[1, 2]}", "sync", "sampling.schedules.temperature.ramp is"),
+        ("{ramp=[1, 2, 10]}", "one_step_off", "a batch would have several temperatures"),
+    ],
+)
+def test_a_temperature_that_cannot_follow_is_refused(
+    table: str, schedule: str, message: str
+) -> None:
+    given = [f"sampling.schedules.temperature={table}", f"schedule.use={schedule}"]
+    with pytest.raises(UsageError, match=message):
+        RunPlan.of(Recipe.parse(bundled_text("quickstart"), given))
