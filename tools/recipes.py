@@ -285,8 +285,8 @@ all keys and no `extends`.
 
 ## Schedules
 
-A schedule multiplies a setting of the learner, or the temperature of sampling, by a factor that depends on the step. The
-setting keeps its own key, so that `--lr` and a schedule of `lr` go together.
+A schedule multiplies a setting of the learner, or the temperature of sampling, by a factor that depends on the step.
+The setting keeps its own key, so that `--lr` and a schedule of `lr` go together.
 
 ```toml
 extends = "quickstart"
