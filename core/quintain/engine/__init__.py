@@ -13,5 +13,6 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from .embedded import EmbeddedEngine as EmbeddedEngine
+    from .sampler import Sampler as Sampler
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from random import Random, SystemRandom
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ class EmbeddedEngine(TokenEngine):
     Attributes:
         path, snapshot: the classes that decode; its copy of the weights, ``None`` where it decodes
             the learner's own.
+        sampler: what draws a token from the logits.
         stalls: how often a reproducible engine's patience ended and it stepped without some live
             episode.
 
@@ -67,6 +68,7 @@ class EmbeddedEngine(TokenEngine):
     """
 
     name = "embedded"
+    sampler: ClassVar[type[Sampler]] = Sampler
 
     def __init__(
         self,
@@ -509,7 +511,8 @@ class EmbeddedEngine(TokenEngine):
         # The prompt gave the logits already, so the first token takes no step.
         requests = [self._rows_request(row) for row in rows]
         uniforms = torch.tensor([r.random.random() for r in requests], dtype=torch.float64)
-        sampler = Sampler([r.sampling for r in requests], logits.device, self.tokenizer.vocab_size)
+        words = self.tokenizer.vocab_size
+        sampler = self.sampler([r.sampling for r in requests], logits.device, words)
         ids, logps = sampler.pick(logits, uniforms.to(logits.device))
         for row, token, logp in zip(rows, ids.tolist(), logps.tolist(), strict=True):
             self._rows_request(row).append([token], [logp], self.version)
@@ -524,7 +527,7 @@ class EmbeddedEngine(TokenEngine):
         else:
             rows = range(self._slots.live[-1] + 1)
         requests = [self._slots.rows[row].request for row in rows]
-        decoded = decode_burst(self._forward, requests, self.tokenizer.vocab_size)
+        decoded = decode_burst(self._forward, requests, self.tokenizer.vocab_size, self.sampler)
         for row, request, tokens, logps in zip(rows, requests, *decoded, strict=True):
             if request is not None:
                 request.append(tokens, logps, self.version)

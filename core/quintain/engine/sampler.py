@@ -25,13 +25,16 @@ PLAIN_SIZE, BLOCK = 4096, 128
 
 
 def decode_burst(
-    forward: DecodingForward, requests: Sequence[Request | None], words: int
+    forward: DecodingForward,
+    requests: Sequence[Request | None],
+    words: int,
+    kind: type[Sampler],
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Step all rows together until one may have ended; per row its tokens and log-probs, one of
     each per step.
 
     Rows without a request are stepped along in a fixed batch, and their tokens dropped. *words* is
-    the number of ids of the tokenizer.
+    the number of ids of the tokenizer, *kind* what draws.
     """
     live = [r for r in requests if r is not None]
     # No further than to the end of the first, so that its row goes to a waiting request at once.
@@ -39,7 +42,7 @@ def decode_burst(
     stop_ids = frozenset().union(*(r.stop_ids for r in live))
     with_stop_strings = [(row, r) for row, r in enumerate(requests) if r is not None and r.stops]
     rows = [r or live[0] for r in requests]  # an idle row samples like any other, for nobody
-    sampler = Sampler([r.sampling for r in rows], forward.device, words)
+    sampler = kind([r.sampling for r in rows], forward.device, words)
     steps = forward.steps([len(r.cached) for r in rows], count)
     ids = torch.tensor([r.tokens[-1] for r in rows], device=forward.device)
     tokens: list[list[int]] = []
@@ -102,18 +105,25 @@ class Sampler:
         """
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
-        if self.temperatures is not None:
-            logits = logits / self.temperatures.to(logits.dtype)
-        probs = logits.softmax(-1)
-        if self.prunes is not None:
-            probs = probs * (probs >= self.prunes.to(probs.dtype) * probs.amax(-1, keepdim=True))
-            probs = probs / probs.sum(-1, keepdim=True)
+        probs = self.distribution(logits)
         known = logits[:, : self.words]
         if self._all_greedy:
             ids = known.argmax(-1)
         else:
             ids = self._draw(probs[:, : self.words], known, uniforms)
         return ids, probs.gather(-1, ids[:, None]).squeeze(-1).log()
+
+    def distribution(self, logits: Tensor) -> Tensor:
+        """Return what the next tokens are drawn from, and what their log-probs are of, [n, V] like
+        *logits*. An engine with a sampler of its own draws from another one (docs/write-a-plugin.md).
+        """
+        if self.temperatures is not None:
+            logits = logits / self.temperatures.to(logits.dtype)
+        probs = logits.softmax(-1)
+        if self.prunes is not None:
+            probs = probs * (probs >= self.prunes.to(probs.dtype) * probs.amax(-1, keepdim=True))
+            probs = probs / probs.sum(-1, keepdim=True)
+        return probs
 
     def _draw(self, probs: Tensor, logits: Tensor, uniforms: Tensor) -> Tensor:
         ids = invert(probs, uniforms)

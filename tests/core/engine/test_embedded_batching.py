@@ -476,6 +476,32 @@ def test_rows_of_a_padded_vocabulary_are_never_drawn(sampling: Sampling) -> None
     torch.testing.assert_close(logps, expected, rtol=0, atol=1e-5)
 
 
+class Mixed(Sampler):
+    """Half of the mass is that of the model, half is spread over the vocabulary."""
+
+    def distribution(self, logits: Tensor) -> Tensor:
+        probs = super().distribution(logits)
+        return 0.5 * probs + 0.5 / probs.shape[-1]
+
+
+class Explore(EmbeddedEngine):
+    sampler = Mixed
+
+
+def test_a_sampler_of_an_engine_draws_and_records_its_own_distribution() -> None:
+    """First tokens and later ones, greedy ones too: their log-probs are those of the mixture."""
+    model = tiny_model("llama")
+    engine = Explore.sharing(model, TOKENIZER, slots=4)
+    size = model.config.vocab_size
+    requests = [(prompt, Sampling(seed=i, max_tokens=6)) for i, prompt in enumerate(prompts(6))]
+    requests.append((prompts(1)[0], Sampling(temperature=0.0, max_tokens=6)))
+
+    for (prompt, _), sampled in zip(requests, run(sample_all(engine, requests)), strict=True):
+        own = torch.tensor(plain_logps(model, prompt, sampled.ids, 1.0), dtype=torch.float64)
+        mixed = (0.5 * own.exp() + 0.5 / size).log()
+        assert sampled.logps == pytest.approx(mixed.tolist(), abs=1e-5)
+
+
 def test_the_cache_grows_with_what_is_stored() -> None:
     engine = engine_of(tiny_model(context=2048), slots=8)
     assert isinstance(engine._forward, LayerForward)
