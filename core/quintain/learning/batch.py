@@ -29,6 +29,7 @@ class Sample:
         shaping: what training adds.
         group: samples with the same number are compared with one another.
         environment: where the task came from.
+        player: whose it is; empty for the first one.
         truncated: a limit cut the rollout short.
         turns: trained tokens of each turn, conversation by conversation; empty where that is not
             known.
@@ -43,6 +44,7 @@ class Sample:
     shaping: float = 0.0
     group: int
     environment: str = ""
+    player: str = ""
     truncated: bool = False
     turns: tuple[int, ...] = ()
     turn_scores: tuple[float, ...] = ()
@@ -250,6 +252,7 @@ def _sample(
         shaping=shaping,
         group=group,
         environment=rollout.environment,
+        player=player,
         truncated=rollout.termination.kind is TerminationKind.TRUNCATED,
         turns=turns if known else (),
         turn_scores=_turn_scores(rollout, player, len(turns)) if known else (),

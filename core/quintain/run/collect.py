@@ -255,11 +255,8 @@ class Collector:
 
 def _has_forced_tokens(rollout: AnyRollout) -> bool:
     """Return whether the thinking of *rollout* was ended by its budget."""
-    for transcript in rollout.transcripts.values():
-        for branch in transcript.branches:
-            if TokenSource.FORCED in branch.sources:
-                return True
-    return False
+    branches = (branch for one in rollout.transcripts.values() for branch in one.branches)
+    return any(TokenSource.FORCED in branch.sources for branch in branches)
 
 
 class _Supply:

@@ -131,18 +131,28 @@ def group_norm(
     return standardise(rewards, epsilon, ddof, tolerance)
 
 
-@per_group
-def leave_one_out(rewards: Sequence[float], *, tolerance: float = SPREAD_TOLERANCE) -> list[float]:
+@advantage
+def leave_one_out(step: Step, *, tolerance: float = SPREAD_TOLERANCE) -> list[float]:
     """R_i - mean of the others = G / (G - 1) (R_i - mean): RLOO (Ahmadian et al. 2024, 2402.14740,
     equation 7). Unbiased where every group has at least two samples.
 
-    A group of one has no others and gets 0.
+    A group of one has no others and gets 0. But a further player may be there in a single rollout
+    of a group: these are compared with one another over the groups of an environment, which is
+    unbiased, too.
     """
-    size = len(rewards)
-    if size < 2:
-        return [0.0] * size
-    # By `centre`, so that equal rewards give exactly 0.
-    return [centred * size / (size - 1) for centred in centre(rewards, tolerance)]
+
+    def of_part(rewards: list[float]) -> list[float]:
+        # By `centre`, so that equal rewards give exactly 0.
+        others = max(1, len(rewards) - 1)
+        return [centred * len(rewards) / others for centred in centre(rewards, tolerance)]
+
+    alone: dict[tuple[str, str], list[int]] = {}
+    for i, *others in step.groups:
+        sample = step.batch.samples[i]
+        if sample.player and not others:
+            alone.setdefault((sample.environment, sample.player), []).append(i)
+    # what comes later holds
+    return step.over([*step.groups, *alone.values()], of_part, "leave_one_out")
 
 
 @advantage

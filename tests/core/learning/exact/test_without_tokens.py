@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from quintain import Score, Task
@@ -124,3 +125,58 @@ def test_counting_them_would_add_noise() -> None:
 
     left_out, counted = noises
     assert counted > 5 * left_out
+
+
+@pytest.mark.parametrize("groups", [2, pytest.param(3, marks=pytest.mark.more)])
+def test_a_second_player_that_is_seldom_there_has_its_whole_gradient(groups: int) -> None:
+    """Alone in its group it is compared with those of other groups that are alone. So only a batch
+    in which a single one is alone lacks a share.
+    """
+    present = 0.2
+    size = 2
+    truth = np.zeros(2)
+    found = np.zeros(2)
+    lacking = 0.0
+    policy = np.array([0.6, 0.4])
+    chances = {NOTHING: 1 - present, 0: present * policy[0], 1: present * policy[1]}
+    for tokens in product(chances, repeat=groups * size):
+        chance = float(np.prod([chances[token] for token in tokens]))
+        played_groups = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+        batch = batch_of(
+            [
+                Group(task=TASK, rollouts=tuple(seated(t, i, n) for i, t in enumerate(group)))
+                for n, group in enumerate(played_groups)
+            ],
+            temperature=1.0,
+            max_tokens=1,
+        )
+        advantages = leave_one_out(
+            Step(batch=batch, rewards=tuple(sample.total for sample in batch.samples))
+        )
+        acted = [token for token in tokens if token != NOTHING]
+        for token, advantage in zip(acted, advantages, strict=True):
+            found += chance * advantage * (np.eye(2)[token] - policy)
+            truth += chance * token * (np.eye(2)[token] - policy)
+        alone = sum(size - group.count(NOTHING) == 1 for group in played_groups)
+        lacking += chance * (alone == 1)
+
+    assert np.linalg.norm(truth) > 0.1
+    share = found @ truth / (truth @ truth)
+    assert share == pytest.approx(1 - lacking / (groups * size * present))
+
+
+def seated(token: int, sample: int, group: int) -> AnyRollout:
+    """An episode in which the second player has one turn, worth its token, or none."""
+    branch = Branch(
+        ids=(0, max(token, 0)),
+        sources=(TokenSource.PROMPT, TokenSource.MODEL),
+        logps=(0.0, -1.0),
+        versions=(-1, 0),
+    )
+    seats = {} if token == NOTHING else {"rival": Transcript(branches=(branch,), player="rival")}
+    return rollout(TASK).replace(
+        transcripts=seats,
+        outcome=Score(value=0.0, players={"rival": float(token)} if seats else {}),
+        sample=sample,
+        group=group,
+    )
