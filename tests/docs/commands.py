@@ -84,7 +84,7 @@ ELSEWHERE = {
     "quintain train --model Qwen/Qwen3-0.6B --env gsm8k": GSM8K,
     "quintain train dataset --arg path=qa.jsonl --model Qwen/Qwen3-0.6B": FILE,
     "quintain train dataset --arg path=tickets.csv --arg prompt=ticket --arg answer=queue "
-    "--model smollm2-135m": FILE,
+    "--arg shown=8 --model smollm2-135m": FILE,
     "quintain train dataset --arg path=qa.jsonl --reward score.py:score --model Qwen/Qwen3-0.6B": FILE,
     "quintain eval gsm8k --engine http://127.0.0.1:8000 --model NAME --samples 8 --k 1,4,8": SERVER,
     "quintain eval code --data mbpp.jsonl --engine @oracle": CODE,
