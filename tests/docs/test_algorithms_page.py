@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import textwrap
 import traceback
@@ -86,6 +87,7 @@ def test_ratios_are_seen() -> None:
 
 def test_differences_are_described_in_words() -> None:
     """Each kind of setting."""
+    importlib.import_module("quintain_algorithms.objectives")  # the pieces that are named below
     grpo = ALGORITHMS["grpo"]
 
     def words(**changes: Any) -> list[str]:
