@@ -33,6 +33,7 @@ from ..errors import (
 )
 from ..tracebacks import defined_at, describe_error, is_failure
 from ..types.rollout import SCORE_TOLERANCE, AnyRollout, Score, reaches
+from .factors import Factor
 from .service import Need
 
 P = ParamSpec("P")
@@ -454,7 +455,7 @@ def _gated(step: int, s: Score, by: Score, threshold: float) -> Score:
 
 
 def _ramped(step: int, s: Score, start: float, stop: float, steps: int) -> Score:
-    return _scaled(step, s, start + (stop - start) * min(max(step / steps, 0.0), 1.0))
+    return _scaled(step, s, Factor("ramp", start, stop, steps).at(step))
 
 
 def _details_of_both(a: Score, b: Score) -> dict[str, Any]:
