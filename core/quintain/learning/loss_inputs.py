@@ -38,7 +38,8 @@ class LossInputs:
             ``top_logp`` and ``prox_top_logp``, the log-probs under theta and prox of prox's
             likeliest tokens, [N, K], and ``prox_top_has``, whether the sampled token is one of
             these. Also the columns that the advantage returned; with ``asked_ids`` [N, K] among
-            them, ``asked_logp``, the log-probs of these ids under theta, with gradient, [N, K].
+            them, ``asked_logp``, the log-probs of these ids under theta, with gradient, [N, K], and
+            ``rest_logp``, the log of the probability of all others, [N], if there are any.
     """
 
     logp: Tensor

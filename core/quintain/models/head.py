@@ -73,6 +73,8 @@ class Statistics:
         square: sum over the vocabulary of the squared probability, [N].
         mean_logp: mean over the vocabulary of the log-prob, [N].
         asked_logp: log-probs of further ids, [N, K]; ``None`` where no ids were passed.
+        rest_logp: log of the probability of all ids but these, [N]; ``None`` where no ids were
+            passed, or all.
         top_ids, top_logp: the likeliest tokens and their log-probs, without gradient, [N, K], or
             ``None``.
         safe: the tokens that pruning kept, as bits, [N, ceil(V / 8)]; all statistics are those of
@@ -84,6 +86,7 @@ class Statistics:
     square: Tensor
     mean_logp: Tensor
     asked_logp: Tensor | None = None
+    rest_logp: Tensor | None = None
     top_ids: Tensor | None = None
     top_logp: Tensor | None = None
     safe: Tensor | None = None
@@ -134,13 +137,14 @@ def statistics(
     columns = _Reduce.apply(
         hidden_ND, weight_VD, bias_V, token_ids, tempered, kind, size, top, prune, safe
     )
-    asked_logp, entropy, square, mean_logp, top_ids, top_logp, kept = columns
+    asked_logp, entropy, square, mean_logp, rest_logp, top_ids, top_logp, kept = columns
     return Statistics(
         logp=asked_logp[:, 0],
         entropy=entropy,
         square=square,
         mean_logp=mean_logp,
         asked_logp=None if asked_NK is None else asked_logp[:, 1:],
+        rest_logp=rest_logp,
         top_ids=top_ids,
         top_logp=top_logp,
         safe=kept,
@@ -181,6 +185,8 @@ class _Reduce(torch.autograd.Function):
         entropy, square, mean_logp, normaliser = (
             hidden_ND.new_empty(n, dtype=wide) for _ in range(4)
         )
+        has_rest = 1 < asked_NK.shape[1] <= vocab
+        rest_logp = hidden_ND.new_empty(n, dtype=wide) if has_rest else None
         top = min(top, vocab)
         top_ids = asked_NK.new_empty((n, top)) if top else None
         top_logp = hidden_ND.new_empty((n, top), dtype=wide) if top else None
@@ -210,6 +216,10 @@ class _Reduce(torch.autograd.Function):
                 total_B = raised_BV.sum(1)
                 log_total_B = total_B.log()
                 asked_logp[part] = below_BV.gather(1, asked_NK[part]) - log_total_B.unsqueeze(1)
+                if rest_logp is not None:
+                    # A sum of its own: 1 less the others would be their rounding where it is small.
+                    rest_BV = below_BV.scatter(1, asked_NK[part, 1:], -torch.inf)
+                    rest_logp[part] = rest_BV.logsumexp(1) - log_total_B
                 if top_ids is not None and top_logp is not None:
                     values, top_ids[part] = below_BV.topk(top, dim=1)
                     top_logp[part] = values - log_total_B.unsqueeze(1)
@@ -228,6 +238,7 @@ class _Reduce(torch.autograd.Function):
             entropy,
             square,
             mean_logp,
+            rest_logp,
             top_ids,
             top_logp,
             None if kept is None else kept.clone(),
@@ -255,7 +266,7 @@ class _Reduce(torch.autograd.Function):
                 grad_BV = _grad_logits(
                     logits_BV.sub_(normaliser_N[places].unsqueeze(1)),
                     asked_NK[places],
-                    [None if g is None else g[places] for g in grads[:4]],
+                    [None if g is None else g[places] for g in grads[:5]],
                     None if kept is None else _unpacked(kept[places], head_VD.shape[0]),
                 )
                 if isinstance(slope_BV, Tensor) or slope_BV != 1.0:
@@ -320,14 +331,16 @@ def _grad_logits(
     logp_CV: Tensor, asked_CK: Tensor, grads: list[Tensor | None], in_CV: Tensor | None
 ) -> Tensor:
     """Overwrite *logp_CV* with the gradient with respect to the scaled logits z, from those of the
-    four statistics, and return it; tokens outside *in_CV* receive none.
+    five statistics, and return it; tokens outside *in_CV* receive none.
 
     With p = softmax(z): d logp_k = 1_k - p; d entropy = -p (log p + entropy); d square = 2 p (p -
-    square); d mean_logp = 1/V - p.
+    square); d mean_logp = 1/V - p; d rest_logp = p / rest - p for the ids of the rest, else -p.
     """
-    by_asked, by_entropy, by_square, by_mean = grads
+    by_asked, by_entropy, by_square, by_mean, by_rest = grads
     if in_CV is not None:
         logp_CV.masked_fill_(~in_CV, -torch.inf)
+    if by_rest is not None:
+        rest_CV = logp_CV.scatter(1, asked_CK[:, 1:], -torch.inf).softmax(1)
     prob_CV = logp_CV.exp() if by_entropy is not None else logp_CV.exp_()
     if in_CV is not None and by_entropy is not None:
         logp_CV.masked_fill_(~in_CV, 0.0)
@@ -344,7 +357,12 @@ def _grad_logits(
         factor_CV = factor_CV - by_mean.unsqueeze(1)
     if by_asked is not None:
         factor_CV = factor_CV - by_asked.sum(1, keepdim=True)
+    if by_rest is not None:
+        by_rest = by_rest.unsqueeze(1)
+        factor_CV = factor_CV - by_rest
     grad_CV = torch.mul(prob_CV, factor_CV, out=logp_CV)
+    if by_rest is not None:
+        grad_CV.addcmul_(rest_CV, by_rest)
     if by_mean is not None:
         share = 1 / logp_CV.shape[1] if in_CV is None else in_CV / in_CV.sum(1, keepdim=True)
         grad_CV += by_mean.unsqueeze(1) * share

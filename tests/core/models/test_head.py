@@ -61,9 +61,33 @@ def test_gradcheck_of_every_statistic() -> None:
     def run(hidden: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         s = statistics(hidden, weight, target, temperature=0.8, chunk=3, asked_NK=asked)
         assert s.asked_logp is not None
-        return s.logp, s.entropy, s.square, s.mean_logp, s.asked_logp
+        assert s.rest_logp is not None
+        return s.logp, s.entropy, s.square, s.mean_logp, s.asked_logp, s.rest_logp
 
     assert torch.autograd.gradcheck(run, (hidden, weight))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.05])
+def test_the_rest_of_a_sharp_distribution_is_a_sum_of_its_own(temperature: float) -> None:
+    """In float32, where it is far below the rounding of 1, and below the smallest float32: value and
+    gradient to rounding of the logits. Of all ids there is none.
+    """
+    hidden, weight, target = case(n=9, d=8, v=60)
+    asked = (hidden @ weight.t()).topk(3, dim=1).indices
+    logp = ((hidden @ weight.t()) / temperature).log_softmax(1)
+    rest = logp.scatter(1, asked, -math.inf).logsumexp(1)
+    wanted = torch.autograd.grad(rest.sum(), (hidden, weight))
+    assert float(rest.detach().min()) < (-60 if temperature < 1 else -2)
+    narrow = [x.detach().float().requires_grad_() for x in (hidden, weight)]
+    for chunk in (4, 100):
+        found = statistics(*narrow, target, temperature=temperature, chunk=chunk, asked_NK=asked)
+        assert found.rest_logp is not None
+        torch.testing.assert_close(found.rest_logp.double(), rest, rtol=1e-5, atol=1e-4)
+        grads = torch.autograd.grad(found.rest_logp.sum(), narrow)
+        for actual, expected in zip(grads, wanted, strict=True):
+            assert float((actual.double() - expected).norm() / expected.norm()) < 1e-4
+    every = torch.arange(60).expand(9, -1)
+    assert statistics(hidden, weight, target, asked_NK=every).rest_logp is None
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])

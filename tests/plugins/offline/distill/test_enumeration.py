@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ from torch import Tensor
 
 from quintain import Algorithm, aggregation
 from quintain.learning import Batch
+from quintain.models.head import statistics
 from quintain_offline.distill import GKD, OPD, reverse_kl_of_learner
-from quintain_offline.distill.objectives import _log_rest
+from quintain_offline.distill.objectives import _log_rest, divergence
 
 from ....core.learning.exact.bench import Bench, sample_of
 from ....core.learning.exact.policies import Array, Path
@@ -180,17 +183,55 @@ def test_expected_update_is_the_gradient_of_what_it_names(name: str) -> None:
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9)
 
 
-def test_a_small_rest_of_many_ids_is_summed_exactly() -> None:
-    """The gradient depends on its inverse. What remains is the rounding of the log-probs."""
+def test_a_small_rest_that_is_not_told_is_summed_exactly() -> None:
+    """Of a server's log-probs. What remains is their rounding."""
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(8, 150_000, generator=draw, dtype=torch.float64)
     log_probs = (logits.log_softmax(1) + math.log1p(-1e-6)).float()
 
-    rest = _log_rest(log_probs).exp()
+    rest = _log_rest(log_probs, None).exp()
 
     exact = 1 - log_probs.double().exp().sum(1, keepdim=True)
     assert float(exact.min()) > 1e-8
     torch.testing.assert_close(rest, exact.float(), rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("kind", ["forward", "reverse", "js"])
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
+def test_a_bucket_is_exact_where_the_policy_is_sure(kind: str, temperature: float) -> None:
+    """In float32 against float64, by the hidden states: a policy that leaves 1e-20 to the other ids,
+    to which the teacher gives some per cent.
+    """
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(500, 16, generator=draw, dtype=torch.float64)
+    hidden = torch.randn(40, 16, generator=draw, dtype=torch.float64)
+    other = hidden + 0.3 * torch.randn(40, 16, generator=draw, dtype=torch.float64)
+    q = (0.6 * other @ weight.t()).log_softmax(1)
+    top, ids = q.topk(20, dim=1)
+    rest = q.scatter(1, ids, -math.inf).logsumexp(1)
+
+    x = hidden.clone().requires_grad_()
+    p = (x @ weight.t() / temperature).log_softmax(1)
+    left = p.scatter(1, ids, -math.inf).logsumexp(1)
+    parts = [torch.cat([a, b[:, None]], 1) for a, b in ((p.gather(1, ids), left), (top, rest))]
+    exact = {"forward": forward, "reverse": reverse, "js": jensen_shannon(0.5)}[kind](*parts)
+    (expected,) = torch.autograd.grad(exact.sum(), x)
+
+    narrow = hidden.float().requires_grad_()
+    told = statistics(narrow, weight.float(), ids[:, 0], temperature=temperature, asked_NK=ids)
+    columns = {
+        "asked_logp": told.asked_logp,
+        "rest_logp": told.rest_logp,
+        "teacher_logp": top.float(),
+        "teacher_rest": rest.float(),
+    }
+    inputs: Any = SimpleNamespace(statistics=columns, advantage=torch.zeros(40), logp=told.logp)
+    terms, _ = divergence(inputs, kind="jensen_shannon" if kind == "js" else kind)
+    (actual,) = torch.autograd.grad(terms.sum(), narrow)
+
+    assert float(left.detach().min()) < (-40 if temperature < 1 else -6)
+    torch.testing.assert_close(terms.double(), exact, rtol=1e-5, atol=1e-5)
+    assert float((actual.double() - expected).norm() / expected.norm()) < 1e-4
 
 
 def test_a_bucket_is_below_the_whole_vocabulary() -> None:

@@ -107,6 +107,9 @@ def test_a_model_gives_what_a_plain_forward_pass_gives(
                 torch.testing.assert_close(score.top_logp, values, **CLOSE)
                 assert score.top_ids is not None
                 assert score.top_ids.equal(ids)
+                assert score.rest_logp is not None
+                rest = expected.scatter(1, ids, -torch.inf).logsumexp(1)
+                torch.testing.assert_close(score.rest_logp, rest, **CLOSE)
 
 
 def test_an_ensemble_averages_probabilities(policy: LoadedModel, folders: dict[str, str]) -> None:

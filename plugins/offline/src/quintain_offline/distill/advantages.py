@@ -127,15 +127,17 @@ async def teacher_tokens(
     values = _task(step, reward, task)
     width = min((_top(score).shape[1] for score in told), default=1)
     complete = bool(told) and all(score.top_ids is None for score in told)
-    ids, logp = [], []
+    ids, logp, rest = [], [], []
     for row, score in zip(rows, scores, strict=True):
         n = len(row.positions)
         logp.append(torch.full((n, width), torch.nan) if score is None else _top(score)[:, :width])
+        rest.append(torch.full((n,), torch.nan) if score is None else _rest(score, width))
         if not complete:
             top_ids = None if score is None else score.top_ids
             ids.append(_all_ids(n, width) if top_ids is None else top_ids[:, :width])
     metrics["asked_ids"] = _all_ids(len(values), width) if complete else torch.cat(ids)
     metrics["teacher_logp"] = torch.cat(logp)
+    metrics["teacher_rest"] = torch.cat(rest)
     if complete:
         metrics["teacher_complete"] = torch.ones(len(values), dtype=torch.bool)
     return values, metrics
@@ -233,6 +235,14 @@ def _top(score: TeacherScore) -> Tensor:
             "the teacher gives log-probs of sampled tokens alone; use advantage = 'reverse_kl'"
         )
     return score.top_logp
+
+
+def _rest(score: TeacherScore, width: int) -> Tensor:
+    """Return the log of what the first *width* ids leave, [n]; NaN where the teacher does not say."""
+    logp = _top(score)
+    if score.rest_logp is None:
+        return torch.full((len(logp),), torch.nan)
+    return torch.cat([logp[:, width:], score.rest_logp[:, None]], dim=1).logsumexp(1)
 
 
 def _all_ids(count: int, size: int) -> Tensor:

@@ -258,7 +258,7 @@ class ModelScorer:
         device, size = hidden[0].device, self._forwards[0].head_weight.shape[0]
         target_N = torch.tensor([row.ids[p] for row in rows for p in row.positions], device=device)
         shared = None if self._shared is None else self._shared.to(device)
-        logp, top_logp, top_ids = [], [], []
+        logp, top_logp, top_ids, rest_logp = [], [], [], []
         step = max(1, CHUNK // size)
         for start in range(0, len(target_N), step):
             chunk = slice(start, start + step)
@@ -272,10 +272,13 @@ class ModelScorer:
                 continue
             values, places = known_CV.topk(top, dim=1)
             top_logp.append(values.cpu())
-            top_ids.append((places if shared is None else shared[places]).cpu())
+            ids_CK = places if shared is None else shared[places]
+            top_ids.append(ids_CK.cpu())
+            rest_logp.append(logp_CV.scatter(1, ids_CK, -torch.inf).logsumexp(1).cpu())
         counts = [len(row.positions) for row in rows]
-        of_rows, values_of_rows, ids_of_rows = (
-            torch.split(torch.cat(x), counts) if x else None for x in (logp, top_logp, top_ids)
+        of_rows, values_of_rows, ids_of_rows, rests_of_rows = (
+            torch.split(torch.cat(x), counts) if x else None
+            for x in (logp, top_logp, top_ids, rest_logp)
         )
         assert of_rows is not None
         found = []
@@ -284,7 +287,10 @@ class ModelScorer:
             ids = None if ids_of_rows is None else ids_of_rows[k]
             if top_of_row is not None and ids is None and self._shared is not None:
                 ids = self._shared.expand(len(top_of_row), -1)
-            found.append(TeacherScore(logp=logp_of_row, top_logp=top_of_row, top_ids=ids))
+            rest = None if rests_of_rows is None else rests_of_rows[k]
+            found.append(
+                TeacherScore(logp=logp_of_row, top_logp=top_of_row, top_ids=ids, rest_logp=rest)
+            )
         return found
 
     def _distribution(self, hidden: Sequence[Tensor], temperature: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -61,23 +62,31 @@ def divergence(
             logp_NK = logp_NK - logp_NK.logsumexp(1, keepdim=True)
             teacher_NK = teacher_NK - teacher_NK.logsumexp(1, keepdim=True)
         else:
+            rests = (t.statistics.get(name) for name in ("rest_logp", "teacher_rest"))
             logp_NK, teacher_NK = (
-                torch.cat([x, _log_rest(x)], dim=1) for x in (logp_NK, teacher_NK)
+                torch.cat([x, _log_rest(x, rest)], dim=1)
+                for x, rest in zip((logp_NK, teacher_NK), rests, strict=True)
             )
     terms = torch.where(told_N, _divergence(logp_NK, teacher_NK, kind, beta), 0.0)
     measured = {"divergence": terms.detach(), "covered": covered_N}
     return weight * terms - t.advantage * t.logp, measured
 
 
-def _log_rest(logp_NK: Tensor) -> Tensor:
-    """Log of what the listed ids leave, [N, 1]; at least what the rounding of log-probs hides.
+def _log_rest(logp_NK: Tensor, rest_N: Tensor | None) -> Tensor:
+    """Return the log of what the listed ids leave, [N, 1]: *rest_N* where it is a number.
 
-    Summed in float64. The gradient depends on the inverse of the rest: where a policy leaves 1e-7 to
-    the other ids, a sum of 150,000 terms in float32 is off by more than that.
+    Elsewhere it is 1 less their sum, in float64, and at least what the rounding of log-probs hides.
+    A policy needs the number: its gradient depends on the inverse of the rest.
     """
-    rest = 1 - logp_NK.double().exp().sum(1, keepdim=True)
-    least = torch.finfo(logp_NK.dtype).eps / 100
-    return rest.clamp(min=least).log().to(logp_NK.dtype)
+    rest = 1 - logp_NK.double().exp().sum(1)
+    kind = torch.finfo(logp_NK.dtype)
+    found_N = rest.clamp(min=kind.eps / 100).log().to(logp_NK.dtype)
+    if rest_N is not None:
+        known_N = rest_N.to(logp_NK)
+        # A teacher that leaves nothing: infinity times 0 is no number.
+        known_N = torch.where(known_N.isneginf(), math.log(kind.tiny), known_N)
+        found_N = torch.where(known_N.isnan(), found_N, known_N)
+    return found_N.unsqueeze(1)
 
 
 def _divergence(p: Tensor, q: Tensor, kind: Divergence, beta: float) -> Tensor:

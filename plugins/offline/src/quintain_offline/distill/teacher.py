@@ -42,16 +42,20 @@ class TeacherScore:
         top_logp: log-probs of other ids, normalised over the teacher's whole vocabulary, [n, K];
             ``None`` where none were asked for.
         top_ids: these ids, [n, K]; ``None`` means that they are all ids of the policy, in order.
+        rest_logp: log of the probability of all ids of the teacher but these, [n]; ``None`` where
+            it does not say.
     """
 
     logp: Tensor
     top_logp: Tensor | None = None
     top_ids: Tensor | None = None
+    rest_logp: Tensor | None = None
 
     @property
     def size(self) -> int:
         """Numbers that it holds."""
-        return sum(x.numel() for x in (self.logp, self.top_logp, self.top_ids) if x is not None)
+        held = (self.logp, self.top_logp, self.top_ids, self.rest_logp)
+        return sum(x.numel() for x in held if x is not None)
 
 
 class Teacher(Service):
