@@ -8,6 +8,8 @@ import asyncio
 import json
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from transformers import AutoModelForTokenClassification
 
 from quintain import Message, Task
 from quintain.errors import UsageError
+from quintain.learning import Batch, Sample, Step
 from quintain.models import HFTokenizer, load_model
 from quintain.testing import rollout
 from quintain_algorithms.tree_search import (
@@ -26,11 +29,13 @@ from quintain_algorithms.tree_search import (
     ValueModel,
     ValueReport,
     fit_value,
+    value_steps,
 )
 from quintain_algorithms.tree_search.command import value as command
 from quintain_offline.reward_model import ProcessRewardModel
 
-from ....core.models.tiny import save_tiny
+from ....core.learning import batches
+from ....core.models.tiny import save_tiny, with_exact_norms
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +124,49 @@ def test_values_at_places_are_those_of_the_beginnings(fitted: tuple[Path, ValueR
     whole, begun = asyncio.run(both())
     assert whole[0] == pytest.approx(begun[0], abs=1e-6)
     assert whole[1] == pytest.approx(begun[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("budget", [1, 30, 8192])
+def test_credit_is_that_of_plain_passes_over_beginnings(
+    policy: str, tmp_path: Path, budget: int
+) -> None:
+    """`value_steps` against float64: each beginning that ends with a line break, or is the prompt, in
+    a pass of its own. The end of an answer is worth its reward.
+    """
+    torch.manual_seed(0)
+    module: Any = AutoModelForTokenClassification.from_pretrained(policy, num_labels=1)
+    torch.nn.init.normal_(module.score.weight, std=0.5)
+    module.save_pretrained(tmp_path)
+    tokenizer = load_model(policy, device="cpu").tokenizer
+    tokenizer.hf.save_pretrained(tmp_path)
+    wide = with_exact_norms(module.double().eval())
+    prompt = tokenizer.encode("say it\n")
+    answers = [("a\n\nbc\nd", 0.3), ("no line", 1.0), ("ends\n", 0.0), ("\nx", 0.5)]
+    samples, expected = [], []
+    for text, reward in answers:
+        lines = text.splitlines(keepends=True)
+        begun = [prompt]
+        for line in lines:
+            begun.append([*begun[-1], *tokenizer.encode(line)])
+        with torch.no_grad():
+            worth = [
+                float(wide(torch.tensor([ids])).logits[0, -1, 0].sigmoid()) for ids in begun[:-1]
+            ]
+        for k, line in enumerate(lines):
+            reached = worth[k + 1] if k + 1 < len(worth) else reward
+            expected += [reached - worth[k]] * len(tokenizer.encode(line))
+        row = batches.sequence(prompt, begun[-1][len(prompt) :])
+        samples.append(Sample(sequences=(row,), outcome=reward, group=0))
+    step = Step(batch=Batch(samples=tuple(samples)), rewards=tuple(r for _, r in answers))
+
+    async def computed() -> list[float]:
+        engine = SimpleNamespace(tokenizer=tokenizer)
+        async with ValueModel(model=str(tmp_path), device="cpu", token_budget=budget) as model:
+            found, _ = value_steps.with_services({"policy": engine, "value": model})(step)
+        return list(found.tolist())
+
+    assert asyncio.run(computed()) == pytest.approx(expected, abs=1e-6)
+    assert max(map(abs, expected)) > 0.1
 
 
 def test_a_process_reward_model_reads_the_same_values(
