@@ -228,6 +228,21 @@ def test_a_hint_ends_the_prompt(tmp_path: Path, hint: str) -> None:
         torch.testing.assert_close(score.logp, expected, rtol=0, atol=2e-5)
 
 
+def test_a_reply_is_no_solution_for_itself(tmp_path: Path) -> None:
+    """Two players of one episode are two samples of one rollout."""
+    model = load_model(save_tiny(tmp_path / "model"))
+    played = Played(model.tokenizer)
+    lost, won = played.rollouts[:2]
+    played.rollouts = [won, won, lost]
+
+    async def run() -> list[Any]:
+        teacher = SelfTeacher(hint="solution", policy=model, learner=model, replay=played)
+        async with teacher:
+            return await teacher.score(played.rows())
+
+    assert [score is None for score in asyncio.run(run())] == [True, True, False]
+
+
 def test_a_prompt_of_other_messages_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no place for the hint"):
         hinted(tmp_path, rows=[TeacherRow((5, 6, 7, 8), (3,), "babble", 0)])

@@ -113,10 +113,10 @@ class SelfTeacher(Teacher):
             return "" if rollout.task.answer is None else str(rollout.task.answer)
         if self._hint == "feedback":
             return rollout.outcome.reason if rollout.outcome is not None else ""
-        others = [
+        others = [  # an episode of several players is there once for each of them
             other
-            for i, other in enumerate(rollouts)
-            if i != sample and other.group == rollout.group and other.outcome is not None
+            for other in rollouts
+            if other is not rollout and other.group == rollout.group and other.outcome is not None
         ]
         best = max(others, key=lambda other: other.outcome.total, default=None)
         return best.reply if best is not None and reaches(best.outcome.total, SUCCESS) else ""
