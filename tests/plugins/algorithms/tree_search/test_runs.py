@@ -5,15 +5,19 @@ credit.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from quintain.cli import main
+from quintain.learning import Learner
 from quintain.models import load_model
+from quintain_algorithms.tree_search import SearchEngine
 
-from ....core.models.tiny import save_tiny
+from ....core.models.tiny import save_tiny, with_exact_norms
 from ....small_run import make_small_run, small_recipe
 
 pytestmark = pytest.mark.usefixtures("no_curves")
@@ -93,6 +97,47 @@ def test_what_a_search_finds_is_imitated(
     table = f'use = "{engine}"\nargs = {{ by = "tokens", size = 2 }}'
     steps = trained(tmp_path, "sft", table)
     assert [record["updates"] for record in steps] == [1, 1]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("engine", ["beam", "mcts", "tree"])
+def test_what_trains_is_what_the_search_returned(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token by token, with log-probs that are those of the model by float64, at its temperature."""
+    monkeypatch.chdir(tmp_path)
+    returned: Counter[Any] = Counter()
+    batches: list[Any] = []
+    sample, step = SearchEngine.sample, Learner.step
+
+    async def sampled(self: Any, ids: Any, sampling: Any) -> Any:
+        found = await sample(self, ids, sampling)
+        returned[(*ids,), found.ids, found.logps] += 1
+        return found
+
+    def stepped(self: Any, batch: Any, **more: Any) -> Any:
+        batches.append(batch.step.batch)
+        return step(self, batch, **more)
+
+    monkeypatch.setattr(SearchEngine, "sample", sampled)
+    monkeypatch.setattr(Learner, "step", stepped)
+    table = f'use = "{engine}"\nargs = {{ by = "tokens", size = 2 }}'
+    trained(tmp_path, "sft", table, "--set", "sampling.temperature=0.7")
+
+    first = batches[0]
+    module = with_exact_norms(load_model("model", device="cpu", dtype="float64").module)
+    trains: Counter[Any] = Counter()
+    for batch in batches:
+        for (row,) in (sample.sequences for sample in batch.samples):
+            start = row.mask.index(True)
+            assert all(row.mask[start:])
+            trains[row.ids[:start], row.ids[start:], row.logps[start:]] += 1
+            if batch is first:
+                with torch.no_grad():
+                    logits = module(torch.tensor([row.ids])).logits[0, start - 1 : -1] / 0.7
+                own = logits.log_softmax(-1).gather(1, torch.tensor(row.ids[start:])[:, None])
+                assert list(row.logps[start:]) == pytest.approx(own[:, 0].tolist(), abs=2e-5)
+    assert trains == returned
 
 
 @pytest.mark.more
