@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import shorten
 from typing import Any
 
@@ -123,7 +124,8 @@ def load_model(
     if module is None:
         module = _module_of(path, "auto" if dtype == "auto" else as_dtype(dtype), attn)
     tokenizer = HFTokenizer(tokenizer, stop_ids=_generation_stops(module))
-    _name_stops(module, tokenizer.stop_ids)
+    if set(tokenizer.stop_ids) > set(_generation_stops(module)):
+        name_stops(module, tokenizer.stop_ids)
     embeddings = module.get_input_embeddings().weight.shape[0]
     if tokenizer.vocab_size > embeddings:
         raise UsageError(
@@ -339,13 +341,23 @@ def _has_vocabulary(loaded: Any, name: str) -> bool:
     return not files or any(has_file(name, file, local_files_only=True) for file in files)
 
 
-def _name_stops(module: Any, stop_ids: tuple[int, ...]) -> None:
-    """Let the generation config, which checkpoints and exports hold, name all *stop_ids*: of a base
-    model it has only the end of a document, and not that of a turn.
+def name_stops(module: Any, stop_ids: Sequence[int], strings: Sequence[str] = ()) -> None:
+    """Let the generation config, which checkpoints and exports hold, name all *stop_ids* and stop
+    *strings*: of a base model it has only the end of a document, and not that of a turn.
     """
     generation = getattr(module, "generation_config", None)
-    if generation is not None and set(stop_ids) > set(_generation_stops(module)):
-        generation.eos_token_id = list(stop_ids) if len(stop_ids) > 1 else stop_ids[0]
+    if generation is None:
+        return
+    generation.eos_token_id = stop_ids[0] if len(stop_ids) == 1 else [*stop_ids] or None
+    if strings:
+        generation.stop_strings = [*strings]
+    if not hasattr(generation, "to_json_file"):
+        return  # of a bare model, which is never saved
+    # transformers saves what it read, but refuses a changed one that has settings of another mode,
+    # such as the temperature without do_sample of many published models. So this one is read, too.
+    with TemporaryDirectory() as folder:
+        generation.to_json_file(Path(folder) / "generation_config.json")
+        module.generation_config = type(generation).from_pretrained(folder)
 
 
 def _generation_stops(module: Any) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -313,6 +314,23 @@ def test_saved_models_name_all_stop_tokens(folder: Path, tmp_path: Path) -> None
     saved = json.loads((tmp_path / "generation_config.json").read_text())
     assert saved["eos_token_id"] == [258, 257]
     assert loaded.tokenizer.stop_ids == (258, 257)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0.9, "top_p": 0.6}, {"length_penalty": 0.5}, {"pad_token_id": -1}],
+)
+def test_a_generation_config_that_transformers_refuses_once_changed_is_saved(
+    folder: Path, tmp_path: Path, settings: dict[str, float]
+) -> None:
+    """Many published models have a temperature without do_sample."""
+    shutil.copytree(folder, tmp_path / "published")
+    file = tmp_path / "published/generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    load_model(tmp_path / "published").module.save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved/generation_config.json").read_text())
+    assert saved["eos_token_id"] == [258, 257]
+    assert {key: saved[key] for key in settings} == settings
 
 
 def test_the_name_depends_on_vocabulary_and_template() -> None:

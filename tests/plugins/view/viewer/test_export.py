@@ -213,6 +213,17 @@ def test_defaults_are_written_as_jinja_reads_them() -> None:
     assert literal(None) == "none"
 
 
+def test_a_temperature_without_sampling_is_exported_as_it_is(tmp_path: Path) -> None:
+    """Many published models have one, which transformers does not save once the config is changed."""
+    save_tiny(tmp_path / "base")
+    file = tmp_path / "base/generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"temperature": 0.6}))
+
+    assert main(["export", "base", "out"]) == 0
+
+    assert transformers.GenerationConfig.from_pretrained("out").temperature == 0.6
+
+
 def test_a_base_model_stops_where_its_replies_end(tmp_path: Path) -> None:
     """Without a template: the strings that end a reply are in the generation config, and the card
     shows the form.

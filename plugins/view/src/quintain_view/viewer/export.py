@@ -167,7 +167,7 @@ def write(
     """
     import torch
 
-    from quintain.models import load_model, merge_adapters
+    from quintain.models import load_model, merge_adapters, name_stops
 
     model = load_model(path, dtype="float32" if merge else dtype or "auto", device="cpu")
     module: Any = model.module
@@ -186,10 +186,8 @@ def write(
     arguments = tokenizer.init_kwargs.get(TEMPLATE, {})
     if arguments and isinstance(tokenizer.chat_template, str):
         tokenizer.chat_template = with_defaults(tokenizer.chat_template, arguments)
-    if (generation := getattr(module, "generation_config", None)) is not None:
-        generation.eos_token_id = list(model.tokenizer.stop_ids) or None
-        # those of the form without a template
-        generation.stop_strings = list(model.tokenizer.stops) or None
+    # the strings are those of the form without a template
+    name_stops(module, model.tokenizer.stop_ids, model.tokenizer.stops)
     text = card(
         out.absolute().name,
         report,
