@@ -157,6 +157,16 @@ def test_two_replies_train_in_their_own_contexts(kind: str) -> None:
     assert "".join(own) == plain * 2
 
 
+@pytest.mark.parametrize("kind", ["a blank behind the colon", "blanks around", "no thoughts"])
+def test_the_history_has_a_reply_as_the_template_writes_it(kind: str) -> None:
+    """The template writes the blank before a reply, and the reply itself has none."""
+    tokenizer = HFTokenizer(byte_tokenizer(KINDS[kind][0]))
+    messages = [QUESTION, Message("assistant", "4"), QUESTION, Message("assistant", "8")]
+    (row,) = encode_conversation(messages, [1, 3], tokenizer, END)
+    text = tokenizer.decode(row.ids)
+    assert text == tokenizer.render(messages, prompt=False)[: len(text)]
+
+
 @pytest.mark.parametrize("content", ["4<|im_end|>", "4<|im_end|>\n", "4<|im_end|><|im_end|>"])
 def test_an_end_of_turn_in_the_data_trains_once(content: str) -> None:
     tokenizer = HFTokenizer(byte_tokenizer())

@@ -157,6 +157,8 @@ def encode_conversation(
                     stop=end,
                 )
             )
+            # Not the raw text: the template writes the blank or the thought before a reply itself.
+            conversation.messages[-1] = reply
             sampled = True
         else:
             sequences.append(_in_its_own_context(history, prompt, whole, tokenizer, tools, end))
