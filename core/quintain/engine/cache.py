@@ -104,6 +104,44 @@ class KVStore:
         return torch.zeros(2, rows, heads, capacity, head_dim, **self._options)
 
 
+class RoutedStore(KVStore):
+    """A `KVStore` of a mixture, which also keeps the experts of each token of a row. They move with the
+    keys and values that they computed, so that a copied prefix has those of its source.
+
+    Args:
+        width: experts of a token in all layers.
+
+    Attributes:
+        experts: [rows, capacity, width] in int16.
+    """
+
+    def __init__(self, *shape: int, width: int, **options: Any) -> None:
+        self._width = width
+        super().__init__(*shape, **options)
+
+    def release(self) -> None:
+        super().release()
+        self.experts = self._no_experts()
+
+    def reserve(self, rows: int, length: int) -> None:
+        super().reserve(rows, length)
+        if self.experts.shape[:2] != (self.rows, self.capacity):
+            bigger = self._no_experts(self.rows, self.capacity)
+            old_rows, old_capacity, _ = self.experts.shape
+            bigger[:old_rows, :old_capacity] = self.experts
+            self.experts = bigger
+
+    def copy(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        super().copy(moves)
+        if moves:
+            sources, targets, _ = zip(*moves, strict=True)
+            self.experts[list(targets)] = self.experts[list(sources)]
+
+    def _no_experts(self, rows: int = 0, capacity: int = 0) -> Tensor:
+        device = self._options["device"]
+        return torch.zeros(rows, capacity, self._width, dtype=torch.int16, device=device)
+
+
 class RowCache(Cache):
     """A `KVStore` as a cache of transformers, for one forward pass: each row is written at its own
     positions.

@@ -22,8 +22,11 @@ from ..models.adapters import body_of
 from ..models.kernels import kernels_of
 from ..models.layers import Decoder, Layer, attend, cache_shape, rms_norm
 from ..models.probe import logit_map_of
+from ..models.routers import Routers
 from ..models.transfers import to_device
-from .cache import KVStore, RowCache
+from .cache import KVStore, RoutedStore, RowCache
+
+NO_ROUTERS = Routers([])
 
 PrefixCache = list[tuple[Tensor, Tensor]]
 """Keys and values of a prefix, per layer, [1, P, K, E] each."""
@@ -77,6 +80,12 @@ class DecodingForward(Protocol):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Compute the logits [..., V] of hidden states [..., D]."""
+        ...
+
+    def experts(self, row: int, count: int) -> tuple[str, ...]:
+        """Return the experts of the first *count* tokens of a row, see
+        `quintain.types.transcript.Sampled`; nothing where they are not recorded.
+        """
         ...
 
 
@@ -201,6 +210,9 @@ class LayerForward:
 
     def head(self, hidden: Tensor) -> Tensor:
         return self.decoder.head(hidden)
+
+    def experts(self, row: int, count: int) -> tuple[str, ...]:
+        return ()
 
 
 class CacheAttention(Protocol):
@@ -368,10 +380,14 @@ def visible(positions_NT: Tensor, reach: int) -> Tensor:
 class ModuleForward:
     """Calls any transformers module with plain causal attention, on our cache and a mask of
     ours.
+
+    Args:
+        routers: of the module, whose choices are recorded; none records nothing.
     """
 
-    def __init__(self, module: Any, context: int) -> None:
+    def __init__(self, module: Any, context: int, routers: Routers = NO_ROUTERS) -> None:
         self.module = module
+        self._routers = routers
         self._body = body_of(module)
         self._cache_name = cache_name(self._body)
         self._logit_map = logit_map_of(module)
@@ -379,9 +395,10 @@ class ModuleForward:
         config = module.config.get_text_config()
         self.device = first.device
         self.vocab_size: int = config.vocab_size
-        self.store = KVStore(
-            *cache_shape(config), dtype=first.dtype, device=first.device, context=context
-        )
+        options: Any = {"dtype": first.dtype, "device": first.device, "context": context}
+        self.store: KVStore = KVStore(*cache_shape(config), **options)
+        if routers:
+            self.store = RoutedStore(*cache_shape(config), width=routers.width, **options)
 
     def extend(
         self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]
@@ -396,14 +413,19 @@ class ModuleForward:
         self, rows_N: Tensor, ids_NT: Tensor, positions_NT: Tensor, reach: int, last_N: Tensor
     ) -> Tensor:
         """Compute the logits after token ``last_N`` of each row, [n, V]."""
-        hidden = self._body(
-            input_ids=ids_NT,
-            # padding may reach beyond the last position
-            position_ids=positions_NT.clamp(max=self.store.context - 1),
-            attention_mask=additive(visible(positions_NT, reach), self.store.dtype),
-            use_cache=True,
-            **{self._cache_name: RowCache(self.store, rows_N, positions_NT, reach)},
-        )[0]
+        with self._routers.watched() as choices:
+            hidden = self._body(
+                input_ids=ids_NT,
+                # padding may reach beyond the last position
+                position_ids=positions_NT.clamp(max=self.store.context - 1),
+                attention_mask=additive(visible(positions_NT, reach), self.store.dtype),
+                use_cache=True,
+                **{self._cache_name: RowCache(self.store, rows_N, positions_NT, reach)},
+            )[0]
+        if isinstance(self.store, RoutedStore):
+            # Those of padding, too, beyond the row's end, as its keys and values.
+            chosen = self._routers.chosen(choices).view(*ids_NT.shape, -1)
+            self.store.experts[rows_N[:, None], positions_NT] = chosen
         return self.head(hidden[torch.arange(len(rows_N), device=self.device), last_N])
 
     def steps(self, lengths: Sequence[int], count: int) -> Steps:
@@ -418,6 +440,11 @@ class ModuleForward:
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._logit_map(self.module.get_output_embeddings()(hidden))
+
+    def experts(self, row: int, count: int) -> tuple[str, ...]:
+        if not isinstance(self.store, RoutedStore):
+            return ()
+        return self._routers.texts(self.store.experts[row, :count])
 
 
 class _ModuleSteps:
@@ -459,12 +486,17 @@ class BatchForward:
     """Calls any transformers module on left-padded prompts and the module's own cache; a batch runs
     until all end.
 
+    Args:
+        routers: of the module, whose choices are recorded; none records nothing.
+
     Attributes:
         rows: size of the current batch.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, routers: Routers = NO_ROUTERS) -> None:
         self.module = module
+        self._routers = routers
+        self._chosen: list[Tensor] = []  # in each pass of the batch, [n, T, width]
         self.device = next(module.parameters()).device
         self.vocab_size: int = module.config.get_text_config().vocab_size
         self.rows = 0
@@ -490,6 +522,7 @@ class BatchForward:
         pads_N1 = torch.tensor(pads, device=self.device)[:, None]
         self._mask = (torch.arange(longest, device=self.device)[None] >= pads_N1).long()
         self._cache = None
+        self._chosen = []
         return self._forward(batch)
 
     def steps(self, lengths: Sequence[int], count: int) -> Steps:
@@ -507,7 +540,10 @@ class BatchForward:
         if "position_ids" in self._arguments:
             options["position_ids"] = positions
         mask = None if self._cache is not None and self._is_state() else self._mask
-        output = self.module(input_ids=ids_NT, attention_mask=mask, use_cache=True, **options)
+        with self._routers.watched() as choices:
+            output = self.module(input_ids=ids_NT, attention_mask=mask, use_cache=True, **options)
+        if self._routers:
+            self._chosen.append(self._routers.chosen(choices).view(*ids_NT.shape, -1))
         self._cache = getattr(output, self._cache_name)
         return cast(Tensor, output.logits[:, -1])
 
@@ -526,3 +562,9 @@ class BatchForward:
 
     def head(self, hidden: Tensor) -> Tensor:
         return hidden
+
+    def experts(self, row: int, count: int) -> tuple[str, ...]:
+        if not self._chosen:
+            return ()
+        of_row = torch.cat([chosen[row] for chosen in self._chosen])
+        return self._routers.texts(of_row[self._mask[row].bool()][:count])

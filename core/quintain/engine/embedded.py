@@ -33,7 +33,7 @@ from ..types.sampling import Sampling
 from ..types.transcript import Sampled
 from .decoding import BatchForward
 from .gradients import WithoutGradients
-from .probe import choose_forward
+from .probe import choose_forward, recordable
 from .sampler import Sampler, decode_burst
 from .scoring import ScoreRequest, score_all
 from .slots import Request, Slots
@@ -83,6 +83,7 @@ class EmbeddedEngine(TokenEngine):
         template: Mapping[str, Any] | None = None,
         graphs: bool = True,
         checked: bool = True,
+        router_replay: bool | None = None,
     ) -> None:
         """Load *model* (a folder or a hub name).
 
@@ -99,18 +100,27 @@ class EmbeddedEngine(TokenEngine):
             graphs: replay the steps of decoding as CUDA graphs, on a GPU in half precision.
             checked: compare the layers that decode with the model's own forward. Without, a loader
                 may read the weights alone, in half the time.
+            router_replay: record the experts that computed each token, which the learner then takes
+                again; ``None`` where the model is a mixture that allows it.
 
         Raises:
-            UsageError: the model cannot be loaded, or a setting is out of range.
+            UsageError: the model cannot be loaded, a setting is out of range, or *router_replay* is
+                true and the experts of the model cannot be recorded.
         """
-        self._configure(slots, context, reproducible, patience, graphs)
+        self._configure(slots, context, reproducible, patience, graphs, router_replay)
         bare = not checked and dtype == "float32"
         loaded = load_model(model, dtype=dtype, device=device, bare=bare)
         loaded.tokenizer.use_template(template or {})
         self._open(loaded.module, loaded.tokenizer, Snapshot(loaded.module))
 
     def _configure(
-        self, slots: int, context: int | None, reproducible: bool, patience: float, graphs: bool
+        self,
+        slots: int,
+        context: int | None,
+        reproducible: bool,
+        patience: float,
+        graphs: bool,
+        router_replay: bool | None,
     ) -> None:
         if slots < 1:
             raise UsageError(
@@ -130,6 +140,7 @@ class EmbeddedEngine(TokenEngine):
         self._reproducible = reproducible
         self._patience = patience
         self._graphs = graphs
+        self._router_replay = router_replay
 
     def _open(self, module: Any, tokenizer: ChatTokenizer, snapshot: Snapshot | None) -> None:
         self._module = module
@@ -139,7 +150,8 @@ class EmbeddedEngine(TokenEngine):
         self.context = min(self._longest or supported, supported)
         self.version = 0
         self.stalls = 0
-        self._forward = choose_forward(module, self.context, graphs=self._graphs)
+        routers = recordable(module, self._router_replay)
+        self._forward = choose_forward(module, self.context, graphs=self._graphs, routers=routers)
         if on_gpu(self._forward.device) and self._forward.store is not None:
             self._forward.store.least_rows = self.slots
         self.path = f"{type(self._forward).__name__} over {type(module).__name__}"
@@ -168,6 +180,7 @@ class EmbeddedEngine(TokenEngine):
         copy: bool = False,
         graphs: bool = True,
         merge: bool = True,
+        router_replay: bool | None = None,
     ) -> EmbeddedEngine:
         """Return an engine over a learner's *module*.
 
@@ -178,10 +191,11 @@ class EmbeddedEngine(TokenEngine):
         in the same *dtype* is decoded directly, too: no copy, but more products for each token.
 
         Raises:
-            UsageError: a setting is out of range, or a copy is needed without *merge*.
+            UsageError: a setting is out of range, a copy is needed without *merge*, or *router_replay*
+                is true and the experts of *module* cannot be recorded.
         """
         engine = cls.__new__(cls)
-        engine._configure(slots, context, reproducible, patience, graphs)
+        engine._configure(slots, context, reproducible, patience, graphs, router_replay)
         if copy:
             snapshot: Snapshot | None = Snapshot.apart(module, dtype)
         else:
@@ -542,9 +556,10 @@ class EmbeddedEngine(TokenEngine):
             )
         finish = request.finish()
         if finish is not None:
+            experts = self._forward.experts(row, len(request.cached))
             self._slots.free(row)
             if not request.future.done():
-                request.future.set_result(request.sampled(*finish))
+                request.future.set_result(request.sampled(*finish, experts=experts))
 
     def _rows_request(self, row: int) -> Request:
         request = self._slots.rows[row].request

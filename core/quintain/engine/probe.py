@@ -11,19 +11,24 @@ from typing import Any
 import torch
 
 from ..errors import UsageError
+from ..models.adapters import base_of
 from ..models.layers import Decoder, has_windows
 from ..models.probe import agree, log_probs, plain_log_probs
-from .decoding import BatchForward, DecodingForward, LayerForward, ModuleForward
+from ..models.routers import Routers
+from .decoding import NO_ROUTERS, BatchForward, DecodingForward, LayerForward, ModuleForward
 
 _log = logging.getLogger(__name__)
 
 
-def choose_forward(module: Any, context: int, *, graphs: bool = True) -> DecodingForward:
+def choose_forward(
+    module: Any, context: int, *, graphs: bool = True, routers: Routers = NO_ROUTERS
+) -> DecodingForward:
     """Return the fastest forward for *module* that agrees with the module's own: over its layers,
     else its own forward with our cache, else fixed batches.
 
     Args:
         graphs: replay steps over the layers as CUDA graphs.
+        routers: whose choices are recorded, none in a dense model.
 
     Raises:
         UsageError: none agrees.
@@ -37,9 +42,9 @@ def choose_forward(module: Any, context: int, *, graphs: bool = True) -> Decodin
     ):
         return LayerForward(decoder, context, graphs=graphs)
     windows = has_windows(module.config.get_text_config())
-    if not windows and not disagreement(lambda: ModuleForward(module, context), module):
-        return ModuleForward(module, context)
-    reason = disagreement(lambda: BatchForward(module), module, rough=True)
+    if not windows and not disagreement(lambda: ModuleForward(module, context, routers), module):
+        return ModuleForward(module, context, routers)
+    reason = disagreement(lambda: BatchForward(module, routers), module, rough=True)
     if reason:
         raise UsageError(
             f"the embedded engine cannot sample from {name}: decoded from a left-padded batch and "
@@ -49,7 +54,7 @@ def choose_forward(module: Any, context: int, *, graphs: bool = True) -> Decodin
     _log.warning(
         "%s takes no cache with rows of different lengths; decoding in fixed batches", name
     )
-    return BatchForward(module)
+    return BatchForward(module, routers)
 
 
 @torch.inference_mode()
@@ -99,3 +104,28 @@ def disagreement(make: Callable[[], DecodingForward], module: Any, *, rough: boo
     return (
         f"its log-probs differ from those of its own forward by {float(error_NTV.max()):.2g} nats"
     )
+
+
+@torch.inference_mode()
+def recordable(module: Any, wanted: bool | None) -> Routers:
+    """Return the routers of *module* whose choices can be recorded; none in a dense model, or if they
+    are not *wanted*.
+
+    Args:
+        wanted: ``None`` is where they can be.
+
+    Raises:
+        UsageError: they are wanted and there are none.
+    """
+    routers = NO_ROUTERS if wanted is False else Routers.of(base_of(module))
+    if routers:
+        with routers.watched() as choices:
+            plain_log_probs(module, [1, 2])
+        if all(choice.index is not None for choice in choices):
+            return routers
+    if wanted:
+        raise UsageError(
+            f"engine.args.router_replay = true: {type(module).__name__} has no routers of experts "
+            "that the embedded engine can record; remove the setting"
+        )
+    return NO_ROUTERS

@@ -69,13 +69,17 @@ class Request:
             return "length", None
         return None
 
-    def sampled(self, finish: Finish, stop: str | int | None = None) -> Sampled:
+    def sampled(
+        self, finish: Finish, stop: str | int | None = None, experts: tuple[str, ...] = ()
+    ) -> Sampled:
+        """Return the turn, which ended by *finish*."""
         return Sampled(
             ids=tuple(self.tokens),
             logps=tuple(self.logps),
             versions=tuple(self.versions),
             finish=finish,
             stop=stop,
+            experts=experts,
         )
 
     @property

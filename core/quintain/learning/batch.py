@@ -183,7 +183,7 @@ class Batch:
             for sequence in sample.sequences:
                 places = [place for place, trains in enumerate(sequence.mask) if trains]
                 if places:
-                    rows.append(TokenSequence(sequence.ids, places))
+                    rows.append(TokenSequence(sequence.ids, places, sequence.experts))
             of_samples.append(rows)
         return of_samples
 

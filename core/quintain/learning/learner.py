@@ -632,6 +632,7 @@ class Learner:
             seconds=time.perf_counter() - began,
             samples=float(len(batch.samples)),
             tokens=float(batch.tokens),
+            **self.forward.experts.metrics(self.ranks.sum),
         )
 
     def _announce_change(self) -> None:

@@ -15,7 +15,7 @@ common prefix, T tokens of a rest, H query heads, K key heads, E head size.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, Literal, cast
@@ -34,6 +34,7 @@ from .layers import Decoder, Layer, attend, product_type, steady_length
 from .prefix_layout import Padding, PrefixGroup, PrefixLayout, TokenSequence, tokens_computed
 from .prefix_tree import Node
 from .probe import agree, logit_map_of, plain_log_probs
+from .routers import ExpertLoad, Routers, again
 from .training_decoder import TrainingDecoder
 from .transfers import to_device
 
@@ -59,6 +60,9 @@ class Forward:
         gathers: hooks of a sharded module gather the weights of its parts, so that `Decoder` runs
             inside the calls of these.
 
+    Attributes:
+        experts: how many tokens each expert of a mixture got in passes with a gradient.
+
     Raises:
         UsageError: logits are not those of a linear output layer, a scale and a soft cap.
     """
@@ -82,13 +86,19 @@ class Forward:
         self.decoder = TrainingDecoder.of(module) if layout in ("auto", "shared") else None
         self._steady = steady_length(cast(Any, module).config.get_text_config())
         self._checkpointed: list[nn.Module] = []
+        self._routers = Routers.of(module)
+        self._recorded: Tensor | None = None  # experts of the tokens of the present pass
+        self.experts = ExpertLoad(self._routers, self.device)
         with torch.autocast(self.device.type, half or torch.bfloat16, enabled=half is not None):
             self._logit_map = logit_map_of(module)
             self.layout: Layout = self._choose(layout)
         if checkpointing and self.layout != "shared":
             renamed = hasattr(module, "activation_checkpointing_enable")  # in transformers 5
             name = "activation_checkpointing" if renamed else "gradient_checkpointing"
-            settings = {f"{name}_kwargs": {"use_reentrant": False}}
+            options: dict[str, Any] = {"use_reentrant": False}
+            if self._routers:
+                options["context_fn"] = lambda: again(self._routers, self._recorded)
+            settings = {f"{name}_kwargs": options}
             cast(Any, getattr(module, f"{name}_enable"))(**settings)
             self._checkpointed = [
                 part for part in module.modules() if getattr(part, "gradient_checkpointing", False)
@@ -215,16 +225,39 @@ class Forward:
             )
         return agrees
 
-    def _body(self, **inputs: Tensor | None) -> Tensor:
+    def _body(
+        self, rows: Sequence[TokenSequence], lengths: Sequence[int], **inputs: Tensor | None
+    ) -> Tensor:
+        """Run the layers over *rows*, which take places of *lengths* tokens in *inputs*."""
         # The layers checkpoint in training mode and then take no cache. So they are in it for this
         # pass alone: between the passes the embedded engine may decode this very module.
         for part in self._checkpointed:
             part.training = torch.is_grad_enabled()
         try:
-            return body_of(self.module)(**inputs, use_cache=False).last_hidden_state
+            if not self._routers:
+                return body_of(self.module)(**inputs, use_cache=False).last_hidden_state
+            return self._mixed(rows, lengths, inputs)
         finally:
             for part in self._checkpointed:
                 part.training = False
+
+    def _mixed(
+        self,
+        rows: Sequence[TokenSequence],
+        lengths: Sequence[int],
+        inputs: Mapping[str, Tensor | None],
+    ) -> Tensor:
+        """Run the layers of a mixture with the experts that the rows have on record."""
+        texts = [row.experts for row in rows]
+        self._recorded = self._routers.recorded(texts, lengths, self.device)
+        with self._routers.watched(self._recorded) as choices:
+            hidden: Tensor = body_of(self.module)(**inputs, use_cache=False).last_hidden_state
+        if torch.is_grad_enabled():
+            places = [
+                i < len(row.ids) - 1 for row, n in zip(rows, lengths, strict=True) for i in range(n)
+            ]
+            self.experts.add(choices, to_device(torch.tensor(places), self.device), self._recorded)
+        return hidden
 
     def _bucketed(self, rows: Sequence[TokenSequence]) -> Tensor:
         device = self.device
@@ -235,7 +268,8 @@ class Forward:
         # No mask: causal attention and recurrences look left, the padding is on the right, and
         # kernels are faster with plain causality. Masked padding would see nothing at all in a
         # window, which is NaN in float64.
-        hidden_RTD = self._body(input_ids=ids_RT, position_ids=positions_RT)
+        lengths = [longest] * len(rows)
+        hidden_RTD = self._body(rows, lengths, input_ids=ids_RT, position_ids=positions_RT)
         # A token is predicted from the state of the one before it, hence the -1 here and below.
         indices: list[int] = []
         for r, row in enumerate(rows):
@@ -254,7 +288,8 @@ class Forward:
             positions += range(len(row.ids) - 1)
         ids_1F = to_device([ids], device)
         positions_1F = to_device([positions], device)
-        hidden_FD = self._body(input_ids=ids_1F, position_ids=positions_1F)[0]
+        lengths = [len(row.ids) - 1 for row in rows]
+        hidden_FD = self._body(rows, lengths, input_ids=ids_1F, position_ids=positions_1F)[0]
         return hidden_FD.index_select(0, to_device(indices, device))
 
 

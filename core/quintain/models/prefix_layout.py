@@ -24,10 +24,13 @@ from .transfers import to_device
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Token ids, and the positions (from 1, increasing) whose log-probs are needed."""
+    """Token ids, and the positions (from 1, increasing) whose log-probs are needed; *experts* as in
+    `quintain.types.transcript.Sampled`.
+    """
 
     ids: Sequence[int]
     positions: Sequence[int]
+    experts: Sequence[str] = ()
 
 
 PrefixGroup = Sequence[TokenSequence]

@@ -56,7 +56,9 @@ def check_recipe(recipe: Recipe) -> list[str]:
     check_group_size(recipe, algorithm)
     as_device(recipe.model.device)
     check_args(
-        engine.sharing if shares_module(engine) else engine, recipe.engine.args, who="[engine]"
+        engine.sharing if shares_module(engine) else engine,
+        recipe.engine.args,
+        who=f"engine {recipe.engine.use!r}",
     )
     engine.check_settings(recipe.engine.args)
     if recipe.model.tool_format != "auto":

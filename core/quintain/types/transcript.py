@@ -42,6 +42,11 @@ class Sampled:
     weight version that sampled each. ``stop`` is the string or id that ended the turn. ``forced``
     is the half-open span of tokens that a thinking budget inserted between the sampled ones:
     log-prob 0, version -1.
+
+    ``experts`` are those of a mixture that computed the tokens, from the first of the prompt on; the
+    last token of the turn was not computed yet. A text has a character for each expert, layer by
+    layer, "0" for expert 0. It is empty for a token, and the tuple for a turn, of which the engine
+    recorded none.
     """
 
     ids: tuple[int, ...]
@@ -50,6 +55,7 @@ class Sampled:
     finish: Finish
     stop: str | int | None = None
     forced: tuple[int, int] = (0, 0)
+    experts: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -103,7 +109,8 @@ class Branch:
 
     ``ids``, ``sources``, ``logps`` and ``versions`` have equal length. ``logps`` holds the sampling
     log-prob where the source is `TokenSource.MODEL` and 0 elsewhere; ``versions`` the weight
-    version there and -1 elsewhere.
+    version there and -1 elsewhere. ``experts`` are those of its last turn, from the start of the
+    conversation, see `Sampled`.
     """
 
     # makes pydantic set the attributes of a restored record, not its __dict__
@@ -114,6 +121,7 @@ class Branch:
     sources: tuple[int, ...] = Packed("_sources", "bq")  # type: ignore[assignment]
     logps: tuple[float, ...] = Packed("_logps", "fd")  # type: ignore[assignment]
     versions: tuple[int, ...] = Packed("_versions", "bhiq")  # type: ignore[assignment]
+    experts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.sources) == len(self.logps) == len(self.versions):
@@ -126,12 +134,14 @@ class TrainingSequence:
     equal length.
 
     ``logps`` and ``versions`` are the sampler's where ``mask`` is true, 0 and -1 elsewhere.
+    ``experts`` are as in `Sampled`, and not a column.
     """
 
     ids: tuple[int, ...]
     mask: tuple[bool, ...]
     logps: tuple[float, ...]
     versions: tuple[int, ...]
+    experts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +161,7 @@ class Transcript:
 
     def path(self, branch: int) -> Branch:
         """Return the tokens of a branch from the start of the conversation, as one root branch."""
-        return Branch(-1, 0, *self._paths()[branch])
+        return Branch(-1, 0, *self._paths()[branch], self.branches[branch].experts)
 
     def _paths(self) -> list[tuple[tuple[Any, ...], ...]]:
         """Return the columns of each branch from the start of the conversation; parents come before
@@ -187,6 +197,7 @@ class Transcript:
                     versions=tuple(
                         [x if m else -1 for x, m in zip(versions[:end], mask, strict=False)]
                     ),
+                    experts=branch.experts,
                 )
             )
         return sequences
@@ -212,6 +223,7 @@ class Recorder:
         self._sources = bytearray()
         self._logps = array("d")
         self._versions = array("i")
+        self._experts: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of tokens of the open branch."""
@@ -247,6 +259,7 @@ class Recorder:
         self._sources.extend(sources)
         self._logps.extend(s.logps)
         self._versions.extend(s.versions)
+        self._experts = s.experts
 
     def branch(self, ids: Sequence[int], sources: Sequence[int]) -> None:
         """Start a branch whose path is *ids*; the prefix that it shares with the open branch is
@@ -262,6 +275,7 @@ class Recorder:
         self._fork = shared
         for column in self._columns():
             del column[shared:]
+        self._experts = ()
         self.add(ids[shared:], sources[shared:])
 
     def _columns(self) -> tuple[Any, ...]:
@@ -269,7 +283,7 @@ class Recorder:
 
     def _open_branch(self) -> Branch:
         own = [column[self._fork :] for column in self._columns()]
-        return Branch(self._parent, self._fork, *own)
+        return Branch(self._parent, self._fork, *own, self._experts)
 
     def transcript(self, **fields: object) -> Transcript:
         """Return the record so far; recording may continue."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -143,6 +143,20 @@ def test_what_an_engine_left_comes_back(quintain_run: Any) -> None:
     back = Rollout.from_json(json.loads(json.dumps(r.to_json())), Task, type(None))
     assert back == r
     assert back.transcripts[""].sequences() == r.transcripts[""].sequences()
+
+
+def test_experts_come_back_and_records_without_them_stay_readable() -> None:
+    """Those of 256 experts, too, of which Python holds two bytes each and JSON some more."""
+    experts = ("0", chr(ord("0") + 44), chr(ord("0") + 255))
+    branch = Branch(
+        ids=(1, 2, 3, 4), sources=(1, 2, 2, 2), logps=(0.0,) * 4, versions=(0,) * 4, experts=experts
+    )
+    r = replace(rollout(Maze(prompt="?"), "up"), transcripts={"": Transcript(branches=(branch,))})
+    data = json.loads(json.dumps(r.to_json()))
+    assert Rollout.from_json(data, Maze, type(None)) == r
+    del data["transcripts"][""]["branches"][0]["experts"]  # as stored before there were any
+    (sequence,) = Rollout.from_json(data, Maze, type(None)).transcripts[""].sequences()
+    assert sequence.experts == ()
 
 
 def test_wrong_data_is_refused() -> None:

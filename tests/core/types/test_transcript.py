@@ -90,6 +90,24 @@ def test_a_sampled_prefix_that_a_branch_shares_trains_on_the_first_only() -> Non
     assert second.versions == (-1, -1, -1, 0)
 
 
+def test_experts_are_those_of_the_last_turn_of_a_branch() -> None:
+    """A turn has those of the whole conversation; a branch has its own, not those of its parent."""
+    r = Recorder()
+    r.add([1], [S.PROMPT])
+    r.sampled(replace(said(2, 3), experts=("01", "10")))
+    r.add([4], [S.TOOL])
+    r.sampled(replace(said(5), experts=("01", "10", "12", "20")))
+    r.branch([1, 2, 9], [S.PROMPT, S.COPY, S.PROMPT])
+    r.sampled(replace(said(4), experts=("01", "11", "21")))
+    r.branch([1, 7], [S.PROMPT, S.PROMPT])
+    r.sampled(said(8))
+    transcript = r.transcript()
+    found = [sequence.experts for sequence in transcript.sequences()]
+    assert found == [("01", "10", "12", "20"), ("01", "11", "21"), ()]
+    assert transcript.path(1).experts == ("01", "11", "21")
+    assert pickle.loads(pickle.dumps(transcript)) == transcript
+
+
 def test_nothing_sampled_nothing_to_train() -> None:
     r = Recorder()
     assert r.transcript().sequences() == []
@@ -200,6 +218,7 @@ def test_columns_come_back_as_they_were_given(rows: list[tuple[int, int, float, 
         "sources": sources,
         "logps": logps,
         "versions": versions,
+        "experts": (),
     } == asdict(branch)
     assert not rows or branch != replace(
         branch, logps=tuple(x + 1 if abs(x) < 1e6 else 0.5 for x in logps)

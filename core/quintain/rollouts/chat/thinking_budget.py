@@ -56,6 +56,7 @@ async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Samplin
         finish=then.finish,
         stop=then.stop,
         forced=(len(first.ids), len(first.ids) + len(forced)),
+        experts=then.experts,
     )
 
 

@@ -317,7 +317,11 @@ def conjugate_gradients(
 def rows_of(batch: Batch) -> list[TokenSequence]:
     """Return every sequence that trains, longest first, with the places of its trained tokens."""
     rows = [
-        TokenSequence(sequence.ids, [place for place, trains in enumerate(sequence.mask) if trains])
+        TokenSequence(
+            sequence.ids,
+            [place for place, trains in enumerate(sequence.mask) if trains],
+            sequence.experts,
+        )
         for sample in batch.samples
         for sequence in sample.sequences
         if any(sequence.mask)

@@ -44,7 +44,9 @@ FRAMES, TEXTS = "frames", "texts"
 TOKEN = "QUINTAIN_WORKERS_TOKEN"
 """Environment variable of what watchers have to know."""
 
-Packed = tuple[bytes, bytes, bytes | int, Finish, str | int | None, tuple[int, int]]
+Packed = tuple[
+    bytes, bytes, bytes | int, Finish, str | int | None, tuple[int, int], tuple[str, ...]
+]
 
 
 class Stream(asyncio.Protocol):
@@ -186,12 +188,13 @@ def packed(sampled: Sampled) -> Packed:
         sampled.finish,
         sampled.stop,
         sampled.forced,
+        sampled.experts,
     )
 
 
 def unpacked(columns: Packed) -> Sampled:
     """Return the `Sampled` of `packed`, bit for bit."""
-    packed_tokens, packed_logps, packed_versions, finish, stop, forced = columns
+    packed_tokens, packed_logps, packed_versions, finish, stop, forced, experts = columns
     ids = tuple(unpacked_ids(packed_tokens))
     return Sampled(
         ids=ids,
@@ -202,6 +205,7 @@ def unpacked(columns: Packed) -> Sampled:
         finish=finish,
         stop=stop,
         forced=forced,
+        experts=experts,
     )
 
 
