@@ -239,7 +239,22 @@ def again(routers: Routers, recorded_NLK: Tensor | None) -> tuple[Any, AbstractC
     """Return the contexts of a layer's forward and of its second one in the backward pass, as
     `torch.utils.checkpoint` takes them: the second comes when `Routers.watched` has ended.
     """
-    return nullcontext(), nullcontext() if recorded_NLK is None else routers.watched(recorded_NLK)
+    return nullcontext(), nullcontext() if recorded_NLK is None else _Again(routers, recorded_NLK)
+
+
+class _Again:
+    """`Routers.watched`, which can be entered as often as a backward pass computes the layer again."""
+
+    def __init__(self, routers: Routers, recorded_NLK: Tensor) -> None:
+        self._routers, self._recorded = routers, recorded_NLK
+        self._entered: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> None:
+        self._entered.append(self._routers.watched(self._recorded))
+        self._entered[-1].__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        self._entered.pop().__exit__(*exc)
 
 
 def _is_router(part: Any) -> bool:

@@ -242,7 +242,13 @@ class Rollout(Generic[T, R]):
     def to_json(self) -> dict[str, Any]:
         """Return plain data for JSON; `from_json` restores the rollout."""
         of_these_types = Rollout.__class_getitem__((type(self.task), type(self.result)))  # type: ignore[attr-defined]
-        return dict(type_adapter(of_these_types).dump_python(self, mode="json"))
+        data = dict(type_adapter(of_these_types).dump_python(self, mode="json"))
+        for transcript in data["transcripts"].values():
+            for branch in transcript["branches"]:
+                # of mixtures alone, so that other records are what they were
+                if not branch["experts"]:
+                    del branch["experts"]
+        return data
 
     @staticmethod
     def from_json(

@@ -175,3 +175,18 @@ def test_experts_of_another_model_are_refused() -> None:
     other = Learner(mixture("qwen3-moe", num_experts_per_tok=1), REINFORCE)
     with pytest.raises(UsageError, match="2 layers with 1 of 4 experts"):
         other.step(batch_of(PROMPTS, sampled))
+
+
+def test_layers_are_computed_again_as_often_as_a_backward_pass_needs_them() -> None:
+    """As second derivatives of checkpointed layers do."""
+    module = mixture("qwen3-moe")
+    sampled = turns(EmbeddedEngine.sharing(with_noisy_routers(module, 0.5), TOKENIZER), PROMPTS)
+    gradients = []
+    for checkpoints in (True, False):
+        learner = Learner(module, REINFORCE, activation_checkpointing=checkpoints)
+        rows = batch_of(PROMPTS, sampled).rows(range(4))
+        loss = learner.scorer.statistics([rows]).logp.sum()
+        for retain in (True, False):
+            gradient = torch.autograd.grad(loss, learner.parameters, retain_graph=retain)
+            gradients.append(torch.cat([part.flatten() for part in gradient]))
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)

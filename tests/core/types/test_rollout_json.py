@@ -154,6 +154,7 @@ def test_experts_come_back_and_records_without_them_stay_readable() -> None:
     r = replace(rollout(Maze(prompt="?"), "up"), transcripts={"": Transcript(branches=(branch,))})
     data = json.loads(json.dumps(r.to_json()))
     assert Rollout.from_json(data, Maze, type(None)) == r
+    assert "experts" not in str(rollout(Maze(prompt="?"), "up").to_json())
     del data["transcripts"][""]["branches"][0]["experts"]  # as stored before there were any
     (sequence,) = Rollout.from_json(data, Maze, type(None)).transcripts[""].sequences()
     assert sequence.experts == ()
