@@ -169,10 +169,7 @@ class Batch:
         """Return the sequences of the samples at *indices* that train, with the places of their
         trained tokens.
         """
-        rows: list[TokenSequence] = []
-        for i in indices:
-            rows += self._rows[i]
-        return rows
+        return [row for i in indices for row in self._rows[i]]
 
     @cached_property
     def _rows(self) -> list[list[TokenSequence]]:
@@ -211,10 +208,7 @@ class Batch:
             # Rounded bounds, so that parts differ by one group at most and each group is in one.
             first = round(len(order) * k / count)
             end = round(len(order) * (k + 1) / count)
-            part: list[int] = []
-            for group in order[first:end]:
-                part.extend(self.groups[group])
-            parts.append(part)
+            parts.append([i for group in order[first:end] for i in self.groups[group]])
         return parts
 
 

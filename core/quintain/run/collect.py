@@ -120,8 +120,7 @@ class Collector:
         plan = self.algorithm.plan
         active = plan.resample == "active"
         if self.sampling_at is not None:
-            sampling = self.sampling_at(step)
-            self.rollout_context = replace(self.rollout_context, sampling=sampling)
+            self.rollout_context = replace(self.rollout_context, sampling=self.sampling_at(step))
         context = replace(self.rollout_context, step=step)
         supply = _Supply(self)
         tried: list[AnyGroup] = []
