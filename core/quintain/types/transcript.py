@@ -161,7 +161,7 @@ class Transcript:
 
     def path(self, branch: int) -> Branch:
         """Return the tokens of a branch from the start of the conversation, as one root branch."""
-        return Branch(-1, 0, *self._paths()[branch], experts=self.branches[branch].experts)
+        return Branch(-1, 0, *(*self._paths()[branch], self.branches[branch].experts))
 
     def _paths(self) -> list[tuple[tuple[Any, ...], ...]]:
         """Return the columns of each branch from the start of the conversation; parents come before
@@ -283,7 +283,7 @@ class Recorder:
 
     def _open_branch(self) -> Branch:
         own = [column[self._fork :] for column in self._columns()]
-        return Branch(self._parent, self._fork, *own, experts=self._experts)
+        return Branch(self._parent, self._fork, *(*own, self._experts))
 
     def transcript(self, **fields: object) -> Transcript:
         """Return the record so far; recording may continue."""
