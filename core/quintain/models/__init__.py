@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .adapters import base_of as base_of
     from .adapters import body_of as body_of
     from .forward import Forward as Forward
+    from .head import statistics as statistics
     from .hf import check_available as check_available
     from .hf import check_folder as check_folder
     from .hf import check_whole as check_whole

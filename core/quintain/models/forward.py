@@ -90,7 +90,7 @@ class Forward:
         self._recorded: Tensor | None = None  # experts of the tokens of the present pass
         self.experts = ExpertLoad(self._routers, self.device)
         with torch.autocast(self.device.type, half or torch.bfloat16, enabled=half is not None):
-            self._logit_map = logit_map_of(module)
+            self.logit_map = logit_map_of(module)
             self.layout: Layout = self._choose(layout)
         if checkpointing and self.layout != "shared":
             renamed = hasattr(module, "activation_checkpointing_enable")  # in transformers 5
@@ -116,12 +116,12 @@ class Forward:
         # Autocast would choose the type of the product with the head; here the option `math` alone
         # does.
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            head = {"bias_V": self._head.bias, "logit_map": self._logit_map}
+            head = {"bias_V": self._head.bias, "logit_map": self.logit_map}
             return statistics(hidden_ND, self.head_weight, target_N, **(options | head))
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Return all logits, [N, V], of *hidden_ND*, for what `statistics` does not compute."""
-        return self._logit_map(functional.linear(hidden_ND, self.head_weight, self._head.bias))
+        return self.logit_map(functional.linear(hidden_ND, self.head_weight, self._head.bias))
 
     @property
     def head_weight(self) -> Tensor:
