@@ -16,6 +16,8 @@ from quintain.errors import UsageError
 from .server import is_loopback
 
 DEFAULT = "default"
+MOST_BYTES = 16_000_000
+"""Of the body of a request."""
 EXAMPLE = "Write stone backwards."
 """What the general starter, which is served by default, answers rightly without randomness."""
 
@@ -64,6 +66,20 @@ EXAMPLE = "Write stone backwards."
 @click.option(
     "--slots", type=Count(1), default=64, show_default=True, help="Replies sampled at once."
 )
+@click.option("--tinker", is_flag=True, help="Train and sample by the API of Tinker's SDK.")
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Journal and weights, with --tinker.  [default: tinker in the parent of the run folders]",
+)
+@click.option(
+    "--adapters",
+    type=Count(1),
+    default=64,
+    show_default=True,
+    help="Adapters that a key holds, with --tinker.",
+)
 @folder_option
 def serve(
     model: str,
@@ -75,6 +91,9 @@ def serve(
     max_tokens: int,
     idle: float,
     slots: int,
+    tinker: bool,
+    state: Path | None,
+    adapters: int,
     folder: str,
 ) -> None:
     """Serve MODEL (a run, a folder with a model, or a Hugging Face id; by default the default
@@ -82,6 +101,9 @@ def serve(
 
     Chat completions, responses and messages, as docs/gateway.md says. Each key has a session of its own;
     without --key any is accepted, on the loopback interface only. Ctrl-C ends it.
+
+    With --tinker: programs of Tinker's SDK train adapters on MODEL and sample from them, as
+    docs/tinker.md says. --key takes several keys, separated by commas.
     """
     from quintain.store import model_named
 
@@ -92,6 +114,12 @@ def serve(
         )
     path = default_model() if model == DEFAULT else model_named(model, folder).path
     with sigterm_as_ctrl_c():
+        if tinker:
+            place = state or Path(folder) / "tinker"
+            keys = [part.strip() for part in key.split(",") if part.strip()]
+            about = {"host": host, "port": port, "keys": keys, "slots": slots}
+            asyncio.run(_serve_tinker(path, model, place, adapters, about))
+            return
         asyncio.run(
             _serve(
                 path,
@@ -124,6 +152,33 @@ def default_model() -> str:
     return str(general_starter())
 
 
+async def _serve_tinker(
+    path: str, name: str, state: Path, adapters: int, settings: dict[str, Any]
+) -> None:
+    from .tinker.calls import KeyLimits
+    from .tinker.server import TinkerServer
+
+    click.echo(f"loading {path}", err=True)
+    server = TinkerServer(
+        path,
+        name,
+        state,
+        limits=KeyLimits(adapters=adapters),
+        max_bytes=MOST_BYTES,
+        remote=True,
+        **settings,
+    )
+    stop = asyncio.Event()
+    async with server:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        click.echo(f"serving {name} for training at {server.root_url}")
+        key = "one of the keys of --key" if settings["keys"] else "tml-any"
+        click.echo(f"set TINKER_BASE_URL={server.root_url} and TINKER_API_KEY={key}")
+        await stop.wait()
+
+
 async def _serve(path: str, slots: int, sampling: Sampling, settings: dict[str, Any]) -> None:
     from quintain.engine import EmbeddedEngine
 
@@ -134,7 +189,7 @@ async def _serve(path: str, slots: int, sampling: Sampling, settings: dict[str, 
     stop = asyncio.Event()
     async with (
         engine,
-        ModelServer(engine, sampling, max_bytes=16_000_000, remote=True, **settings) as server,
+        ModelServer(engine, sampling, max_bytes=MOST_BYTES, remote=True, **settings) as server,
     ):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -127,7 +127,7 @@ class Server:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
-            response = await self._answer(request)
+            response = await self.answer(request)
         except ApiError as e:
             response = api.ApiResponse.of(e, request.path)
         except web.HTTPRequestEntityTooLarge:
@@ -136,7 +136,7 @@ class Server:
             return await _streamed(request, response)
         return web.Response(body=response.body, status=response.status, headers=response.headers)
 
-    async def _answer(self, request: web.Request) -> api.ApiResponse:
+    async def answer(self, request: web.Request) -> api.ApiResponse:
         method = "GET" if request.method == "HEAD" else request.method
         api.route(method, request.path)
         self.check(request)

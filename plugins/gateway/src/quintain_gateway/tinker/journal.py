@@ -1,0 +1,184 @@
+"""What the server has promised, on disk before it is answered: requests, their results, and where
+each adapter's weights lie.
+
+One database in SQLite with ``synchronous = FULL`` (sqlite.org/pragma.html): a commit that returned
+survives a loss of power. Files of tensors are written whole before the commit that names them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quintain.errors import UsageError
+
+__all__ = ["Accepted", "Effect", "Journal"]
+
+Effect = tuple[str, tuple[Any, ...]]
+"""A statement of SQL with its parameters."""
+
+KEPT = 20_000
+"""Results of a session that are kept, for a client that asks again."""
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS session (id TEXT PRIMARY KEY, owner TEXT, created REAL,
+    finished TEXT, about TEXT);
+CREATE TABLE IF NOT EXISTS model (id TEXT PRIMARY KEY, owner TEXT, session TEXT, spec TEXT,
+    about TEXT, snapshot TEXT DEFAULT '', covered INTEGER DEFAULT -1, applied INTEGER DEFAULT -1,
+    unloaded INTEGER DEFAULT 0, used REAL);
+CREATE TABLE IF NOT EXISTS sampler (id TEXT PRIMARY KEY, owner TEXT, session TEXT, file TEXT,
+    path TEXT);
+CREATE TABLE IF NOT EXISTS request (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE,
+    owner TEXT, session TEXT, model TEXT, seq INTEGER, kind TEXT, form TEXT, body BLOB,
+    done INTEGER DEFAULT 0, result TEXT);
+CREATE INDEX IF NOT EXISTS by_model ON request (model, seq);
+CREATE INDEX IF NOT EXISTS by_session ON request (session, number);
+CREATE TABLE IF NOT EXISTS checkpoint (path TEXT PRIMARY KEY, owner TEXT, model TEXT, name TEXT,
+    kind TEXT, created REAL, expires REAL, bytes INTEGER, public INTEGER DEFAULT 0, about TEXT,
+    file TEXT);
+CREATE TABLE IF NOT EXISTS reply (key TEXT PRIMARY KEY, body TEXT);
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """A request that was accepted.
+
+    Attributes:
+        seq: its place among those of its model; samples have none.
+        form: the content type of *body*.
+    """
+
+    id: str
+    owner: str
+    session: str
+    model: str
+    seq: int
+    kind: str
+    form: str
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Journal:
+    """The database in *folder*, which no other process may use.
+
+    Raises:
+        UsageError: another server uses the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._held = (folder / "lock").open("w")
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            self._held.close()
+            raise UsageError(
+                f"another server uses {folder}: stop it, or name another folder with --state"
+            ) from e
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(folder / "journal.sqlite", check_same_thread=False)
+        self._db.row_factory = sqlite3.Row
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.executescript(SCHEMA)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+        self._held.close()
+
+    def one(self, sql: str, *values: Any) -> Any:
+        """Return the first row that *sql* finds, or ``None``."""
+        with self._lock:
+            return self._db.execute(sql, values).fetchone()
+
+    def all(self, sql: str, *values: Any) -> list[Any]:
+        """Return all rows that *sql* finds."""
+        with self._lock:
+            return self._db.execute(sql, values).fetchall()
+
+    def commit(self, effects: Iterable[Effect]) -> None:
+        """Write all *effects* or none; on return they are on disk."""
+        with self._lock, self._db:
+            for sql, values in effects:
+                self._db.execute(sql, values)
+
+    def accept(self, request: Accepted, effects: Sequence[Effect] = ()) -> bool:
+        """Write *request* and *effects* down; returns whether it is new."""
+        columns = (
+            request.id, request.owner, request.session, request.model, request.seq,
+            request.kind, request.form, request.body,
+        )  # fmt: skip
+        with self._lock, self._db:
+            added = self._db.execute(
+                "INSERT OR IGNORE INTO request (id, owner, session, model, seq, kind, form, body)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                columns,
+            )
+            if not added.rowcount:
+                return False
+            for sql, values in effects:
+                self._db.execute(sql, values)
+        return True
+
+    def finish(self, request: Accepted, result: Any, effects: Sequence[Effect]) -> None:
+        """Write the *result* of a request, together with what it changed."""
+        done: list[Effect] = [
+            (
+                "UPDATE request SET done = 1, result = ? WHERE id = ?",
+                (json.dumps(result), request.id),
+            )
+        ]
+        if request.model:
+            values = (request.seq, time.time(), request.model)
+            done.append(("UPDATE model SET applied = ?, used = ? WHERE id = ?", values))
+        else:
+            done.append(("UPDATE request SET body = NULL WHERE id = ?", (request.id,)))
+        self.commit([*done, *effects])
+
+    def forget(self, session: str) -> None:
+        """Drop results of *session* that are too old to be asked for again."""
+        newest = self.one("SELECT max(number) AS n FROM request WHERE session = ?", session)["n"]
+        self.commit(
+            [
+                (
+                    "DELETE FROM request WHERE session = ? AND number < ? AND done = 1 AND body IS NULL",
+                    (session, (newest or 0) - KEPT),
+                )
+            ]
+        )
+
+    def waiting(self) -> list[Accepted]:
+        """Return the requests without a result, in the order of their arrival."""
+        return [
+            self._request(r)
+            for r in self.all("SELECT * FROM request WHERE done = 0 ORDER BY number")
+        ]
+
+    def since(self, model: str, seq: int) -> list[Accepted]:
+        """Return the finished requests of *model* after *seq* that changed it, in order."""
+        rows = self.all(
+            "SELECT * FROM request WHERE model = ? AND seq > ? AND done = 1 AND body IS NOT NULL"
+            " AND kind IN ('forward_backward', 'optim_step', 'load_weights')"
+            " AND result NOT LIKE '{\"error\"%' ORDER BY seq",
+            model,
+            seq,
+        )
+        return [self._request(row) for row in rows]
+
+    @staticmethod
+    def _request(row: Any) -> Accepted:
+        names = ("id", "owner", "session", "model", "seq", "kind", "form", "body")
+        return Accepted(**{name: row[name] for name in names})
