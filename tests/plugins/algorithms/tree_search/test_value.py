@@ -126,6 +126,7 @@ def test_values_at_places_are_those_of_the_beginnings(fitted: tuple[Path, ValueR
     assert whole[1] == pytest.approx(begun[1], abs=1e-6)
 
 
+@pytest.mark.keeps("30")
 @pytest.mark.parametrize("budget", [1, 30, 8192])
 def test_credit_is_that_of_plain_passes_over_beginnings(
     policy: str, tmp_path: Path, budget: int

@@ -85,6 +85,7 @@ def relative(actual: list[Tensor], expected: list[Tensor]) -> float:
     return float((flat[0] - flat[1]).norm() / flat[1].norm())
 
 
+@pytest.mark.keeps("all")
 @pytest.mark.parametrize("offload", ["none", "all"])
 def test_float64_is_the_loop_to_rounding(offload: Any, team: Team) -> None:
     gradients, weights = own_loop(model("full"), STEPS)
@@ -96,6 +97,7 @@ def test_float64_is_the_loop_to_rounding(offload: Any, team: Team) -> None:
     assert relative(*steps) < 1e-6
 
 
+@pytest.mark.keeps("bfloat16-all")
 @pytest.mark.parametrize("offload", ["none", "all"])
 @pytest.mark.parametrize("gather", ["bfloat16", "float32"])
 def test_bfloat16_is_off_by_what_rounding_explains(gather: Any, offload: Any, team: Team) -> None:
