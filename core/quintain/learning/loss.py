@@ -128,9 +128,8 @@ class MinibatchLoss:
         # Only the first look at a token under prox is kept: a line search looks again, at other weights.
         statistics = self._statistics(micro, positions, asked_NK, freeze=first and observe)
         if asked_NK is not None:
-            columns["asked_logp"] = cast(Tensor, statistics.asked_logp)
-            if statistics.rest_logp is not None:
-                columns["rest_logp"] = statistics.rest_logp
+            for name in ("asked_logp", "rest_logp"):
+                columns[name] = getattr(statistics, name)
         if observe:
             self.policies.keep_prox(positions, statistics.logp.detach(), before_updates=first)
         # After `keep_prox`, so that the ratio of the first update is exactly 1.

@@ -39,7 +39,7 @@ class LossInputs:
             likeliest tokens, [N, K], and ``prox_top_has``, whether the sampled token is one of
             these. Also the columns that the advantage returned; with ``asked_ids`` [N, K] among
             them, ``asked_logp``, the log-probs of these ids under theta, with gradient, [N, K], and
-            ``rest_logp``, the log of the probability of all others, [N], if there are any.
+            ``rest_logp``, the log of the probability of all others, [N], ``None`` if there are none.
     """
 
     logp: Tensor
