@@ -118,7 +118,8 @@ def serve(
             place = state or Path(folder) / "tinker"
             keys = [part.strip() for part in key.split(",") if part.strip()]
             about = {"host": host, "port": port, "keys": keys, "slots": slots}
-            asyncio.run(_serve_tinker(path, model, place, adapters, about))
+            held = {"adapters": adapters, "idle": idle}
+            asyncio.run(_serve_tinker(path, model, place, held, about))
             return
         asyncio.run(
             _serve(
@@ -153,7 +154,7 @@ def default_model() -> str:
 
 
 async def _serve_tinker(
-    path: str, name: str, state: Path, adapters: int, settings: dict[str, Any]
+    path: str, name: str, state: Path, held: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     from .tinker.calls import KeyLimits
     from .tinker.server import TinkerServer
@@ -163,7 +164,7 @@ async def _serve_tinker(
         path,
         name,
         state,
-        limits=KeyLimits(adapters=adapters),
+        limits=KeyLimits(**held),
         max_bytes=MOST_BYTES,
         remote=True,
         **settings,

@@ -193,6 +193,24 @@ def test_limits_of_a_key_are_typed(base: Path, tmp_path: Path) -> None:
     run(base, tmp_path, program, limits=KeyLimits(adapters=1, rank=8, queue=2))
 
 
+def test_an_idle_adapter_makes_room_and_comes_back(base: Path, tmp_path: Path) -> None:
+    async def program(_: Any, client: Client) -> None:
+        await client.open()
+        first = await client.model()
+        await client.train(first, [datum()])
+        await client.step(first)
+        await client.train(first, [datum()])  # a gradient is pending
+        second = await client.model(1)  # in its place, and the first one is idle at once
+        await client.train(second, [datum()])
+        await client.step(second)
+        await client.train(second, [datum()])
+        for model in (first, second):
+            await client.step(model)
+        assert await client.forward(first) == await client.forward(second)
+
+    run(base, tmp_path, program, limits=KeyLimits(adapters=1, idle=0.0))
+
+
 def test_checkpoints_are_listed_copied_kept_for_a_time_and_removed(
     base: Path, tmp_path: Path
 ) -> None:

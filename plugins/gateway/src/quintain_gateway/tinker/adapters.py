@@ -133,10 +133,12 @@ class Adapter:
                 with torch.no_grad():
                     parameter.copy_(tensors[key])
                 if optimizer and f"optimizer.step.{key}" in tensors:
-                    self._adam().state[parameter] = {
-                        field: tensors[f"optimizer.{field}.{key}"].clone()
-                        for field in ("step", *MOMENTS)
+                    moments = {
+                        field: tensors[f"optimizer.{field}.{key}"].to(parameter, copy=True)
+                        for field in MOMENTS
                     }
+                    step = tensors[f"optimizer.step.{key}"].clone()
+                    self._adam().state[parameter] = {"step": step, **moments}
 
     def _adam(self) -> torch.optim.AdamW:
         if self._optimizer is None:

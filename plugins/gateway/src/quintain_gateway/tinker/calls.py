@@ -35,11 +35,14 @@ class KeyLimits:
         adapters: in memory at once.
         rank: of an adapter, at most.
         queue: requests that wait.
+        idle: seconds after which an adapter without requests makes room for another one. It comes
+            back from the disk with its next request.
     """
 
     adapters: int = 64
     rank: int = 256
     queue: int = 4096
+    idle: float = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,12 +244,17 @@ class Calls:
         if not self._request(call, name)["done"]:
             event = asyncio.Event()
             self._waiting.setdefault(name, []).append(event)
-            if not self._request(call, name)["done"]:
-                try:
+            try:
+                if not self._request(call, name)["done"]:
                     async with asyncio.timeout(POLL_SECONDS):
                         await event.wait()
-                except TimeoutError:
-                    return {"type": "try_again", "request_id": name, "queue_state": "active"}
+            except TimeoutError:
+                return {"type": "try_again", "request_id": name, "queue_state": "active"}
+            finally:
+                waiting = self._waiting.get(name, [])
+                self._waiting[name] = [other for other in waiting if other is not event]
+                if not self._waiting[name]:
+                    del self._waiting[name]
         row = self._request(call, name)
         result = json.loads(row["result"])
         if PROTOBUF in call.accepts and "error" not in result:
@@ -259,6 +267,8 @@ class Calls:
     def _new_model(self, call: SdkCall, session: str, model: str, kind: str, body: Any) -> Any:
         assert self.worker is not None
         known = self._journal.one("SELECT 1 FROM model WHERE id = ?", model)
+        if not known:
+            self._make_room(call.owner)
         if not known and self._models.held(call.owner) >= self._limits.adapters:
             raise ApiError(
                 403,
@@ -274,6 +284,15 @@ class Calls:
         columns = "(id, owner, session, spec, about, used) VALUES (?, ?, ?, ?, ?, ?)"
         self._accept(request, [(f"INSERT OR IGNORE INTO model {columns}", row)])
         return {"request_id": request.id, "model_id": model}
+
+    def _make_room(self, owner: str) -> None:
+        """Where *owner* holds all the adapters it may, drop from memory what has been idle."""
+        if self._models.held(owner) < self._limits.adapters:
+            return
+        before = time.time() - self._limits.idle
+        idle = "SELECT id FROM model WHERE owner = ? AND used < ?"
+        for row in self._journal.all(idle, owner, before):
+            self._models.drop(row["id"])
 
     def _ordered(self, call: SdkCall, kind: str, head: Mapping[str, Any]) -> Any:
         """Accept a request of a model, whatever is wrong in it: it takes its place in the order of
