@@ -8,6 +8,7 @@ import copy
 import hashlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
+from ..errors import UsageError, nearest, suggestion
 from ..registry.binding import bind
 from ..registry.lookup import current
 from .adapters import base_of, named_tensors
@@ -78,10 +79,11 @@ def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
                 f"lora.{name} = {value!r} is not supported: sampler or ref would be wrong; leave "
                 f"it out"
             )
+    _check_names(fields, [name for name, _ in module.named_parameters()], parts)
     with without_warnings():
         try:
             adapted = get_peft_model(module, LoraConfig(**fields))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError, re.error) as error:
             reason = str(error).partition("\n")[0].partition(". Please")[0]
             fix = 'name the modules to adapt, such as target_modules = ["q_proj", "v_proj"]'
             raise UsageError(f"lora {dict(settings)!r}: {reason}; {fix}") from error
@@ -92,6 +94,28 @@ def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
             "them"
         )
     return adapted
+
+
+def _check_names(fields: Mapping[str, Any], parameters: list[str], parts: list[Any]) -> None:
+    """Check that what is named is there, and can learn: peft leaves out the names that match nothing
+    as long as one does.
+
+    Raises:
+        UsageError: a name matches no module or parameter, or ``lora_alpha`` is 0.
+    """
+    if fields.get("lora_alpha") == 0:
+        raise UsageError(
+            "lora.lora_alpha is 0, so the adapters never change anything; leave it out"
+        )
+    for field, there in (
+        ("target_modules", [name for name, _ in parts]),
+        ("target_parameters", parameters),
+    ):
+        names = fields.get(field)
+        for name in names if isinstance(names, (list, tuple)) else ():
+            if not any(f".{one}".endswith(f".{name}") for one in there):
+                near = nearest(str(name), [one.rpartition(".")[2] for one in there])
+                raise UsageError(f"lora.{field}: the model has no {name!r}{suggestion(near)}")
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -21,6 +23,21 @@ def test_adapters_alone_train() -> None:
         "mlp.down_proj.lora_B.default.weight",
     }
     assert all(".lora_" in name for name in trained)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"target_modules": ["q_proj", "v_porj"]}, "no 'v_porj'; did you mean 'v_proj'"),
+        ({"target_parameters": ["experts.gate"]}, "target_parameters: the model has no"),
+        ({"target_modules": "("}, "unterminated subpattern"),
+        ({"lora_alpha": 0}, "never change anything"),
+    ],
+)
+def test_adapters_that_would_not_train_are_refused(settings: dict[str, object], words: str) -> None:
+    """peft leaves out each name that matches nothing as long as one does."""
+    with pytest.raises(UsageError, match=re.escape(words)):
+        lora.with_adapters(tiny_model("qwen3"), {"r": 2, **settings})
 
 
 def test_without_peft_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
