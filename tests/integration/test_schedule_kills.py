@@ -116,6 +116,62 @@ def test_killed_at_any_boundaries_it_trains_each_task_once(
     survives(scheduled(model, schedule, every, kind, **args), moments)
 
 
+def samples_of(place: Path) -> dict[tuple[int, int], tuple[str, int, tuple[int, ...]]]:
+    """Task, seed and tokens of each sample of a run, by group and number."""
+    folder = RunFolder(place, lock=False)
+    steps = range(1, len(folder.metrics()))
+    return {
+        (row["group"], row["sample"]): (row["task_id"], row["seed"], tuple(row["token_ids"]))
+        for step in steps
+        for row in folder.read_rollouts(step)
+    }
+
+
+def saved_before(place: Path) -> dict[str, bytes]:
+    """The rollouts and the lines of the metrics up to the last checkpoint of a run that was
+    killed.
+    """
+    steps = sorted(int(p.name[-6:]) for p in (place / "checkpoints").glob("step-*"))
+    last = steps[-1] if steps else -1
+    content = {
+        p.name: p.read_bytes()
+        for p in (place / "rollouts").glob("step-*.parquet")
+        if int(p.stem[-6:]) <= last
+    }
+    lines = (place / "metrics.jsonl").read_bytes().splitlines() if steps else []
+    return content | {f"line {i}": line for i, line in enumerate(lines[: last + 1])}
+
+
+@pytest.mark.keeps("areal-2")
+@pytest.mark.parametrize("deaths", [2, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("schedule", ["one_step_off", "areal"])
+def test_what_is_equal_after_kills(model: Path, tmp_path: Path, schedule: str, deaths: int) -> None:
+    """What was saved stays bit for bit. Every task is drawn in the order of a run without a kill,
+    and each of its samples has the same seed. So it has the same tokens under the same weights,
+    which a rate of 1e-30 keeps bit for bit, in whichever step it trains.
+    """
+    recipe = scheduled(model, schedule).replace(
+        {"learner.lr": 1e-30, "run.steps": STEPS + deaths // 4}
+    )
+    draw, place, calm = random.Random(schedule), tmp_path / "killed", tmp_path / "calm"
+    for _ in range(deaths):
+        died = run_once(place, recipe, draw.randint(60, MOST)).dead
+        saved = saved_before(place)
+        if not died:
+            break
+    run_once(place, recipe)
+    run_once(calm, recipe)
+    again = saved_before(place)
+    assert {name: again[name] for name in saved} == saved
+    limit = STALENESS[schedule]
+    assert check_history(place, limit)["steps"] == check_history(calm, limit)["steps"]
+
+    killed, whole = samples_of(place), samples_of(calm)
+    both = killed.keys() & whole.keys()  # the last groups differ: which end first
+    assert len(both) >= len(whole) - 2 * PROMPTS * (limit + 1)
+    assert {key: killed[key] for key in both} == {key: whole[key] for key in both}
+
+
 def tokens_of(group: AnyGroup) -> list[str]:
     """The rollouts of a group as text: token ids, log-probs, versions, scores and whatever else a
     record has.
