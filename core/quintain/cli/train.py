@@ -19,6 +19,7 @@ from ..errors import EnvironmentFault, NoTasksError, PluginError, QuintainError,
 from .options import CommandWithHints, Count, arg_option, quiet_option, set_option
 
 if TYPE_CHECKING:
+    from ..console.screen import Screen
     from ..recipe.tables import Recipe
     from ..store.run_folder import RunFolder
 
@@ -341,10 +342,12 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool, force: bool) -> None:
     with for_terminal(quiet=quiet) as screen:
         screen.note(f"run folder: {folder.shown}")
         saved_before = steps_in(folder.checkpoints)
+        for name in folder.lost_logs(saved_before[-1][1]) if saved_before else ():
+            screen.warn(f"{name} is missing: the run goes on without its lines")
         again = f"{program_name()} train --resume {shlex.quote(str(folder.shown))}"
         try:
             with sigterm_as_ctrl_c():
-                summary = None if force else _recorded(folder)
+                summary = None if force else _recorded(folder, screen)
                 if summary is None:
                     summary = run_training(recipe, folder, screen)
                 else:
@@ -369,7 +372,7 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool, force: bool) -> None:
         show(summary, folder)
 
 
-def _recorded(folder: RunFolder) -> dict[str, Any] | None:
+def _recorded(folder: RunFolder, screen: Screen) -> dict[str, Any] | None:
     """Return the summary of a run that has finished; ``None`` before, or if it is damaged.
 
     Raises:
@@ -379,8 +382,10 @@ def _recorded(folder: RunFolder) -> dict[str, Any] | None:
     from ..store.checkpoint import latest
 
     summary: dict[str, Any] = {}
-    with suppress(RunError):
+    try:
         summary = folder.summary() or {}
+    except RunError as e:
+        screen.warn(f"{e}. The run goes on from its last checkpoint and writes it again")
     if not {"steps", "stopped", "seconds", "held_out"} <= summary.keys():
         return None
     checkpoint = latest(folder)

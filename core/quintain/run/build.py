@@ -32,7 +32,8 @@ from ..registry.binding import bind, signature_of
 from ..rollouts.runner import Play, RolloutContext
 from ..services.manager import started_services
 from ..store.checkpoint import Checkpoint, CheckpointManager, latest
-from ..store.run_folder import RunFolder, as_current_run
+from ..store.digests import recipe_digest
+from ..store.run_folder import RECIPE_DIGEST, RunFolder, as_current_run
 from ..types.sampling import derived_seed
 from .collect import Collector
 from .episode_workers import played_elsewhere
@@ -121,7 +122,9 @@ async def _train_loaded(
                 screen.note(f"no checkpoint was saved: begins again, {repeated} steps are repeated")
             folder.truncate_after(-1)  # also the metrics of step 0
         # Once a checkpoint is restored, since a process that cannot continue leaves no trace.
-        folder.append(provenance(plan, model.module), folder.provenance_path)
+        record = provenance(plan, model.module)
+        record |= {RECIPE_DIGEST: recipe_digest(folder.recipe())}
+        folder.append(record, folder.provenance_path)
         # An engine of another process has memory of its own, and no slots here.
         slots = getattr(engine, "slots", 0)
         cache = 0

@@ -20,6 +20,7 @@ from ..recipe.on_cpu import LARGE, remark_on_cpu
 from ..recipe.plan import RunPlan
 from ..recipe.tables import Recipe
 from ..registry.lookup import current
+from ..store.checkpoint import latest
 from ..store.run_folder import RunFolder
 from ..store.storage import plain_data
 
@@ -90,8 +91,10 @@ def check_unchanged(folder: RunFolder, recipe: Recipe) -> None:
 
     Raises:
         UsageError: it differs; the message has each key as ``key: was -> is``.
-        RunError: a line of the record is damaged.
+        RunError: a line of the record is damaged, or the last checkpoint.
     """
+    if (checkpoint := latest(folder)) is not None:
+        folder.compare_logs(checkpoint.path, moved=True)
     processes = folder.processes()
     if not processes:
         return

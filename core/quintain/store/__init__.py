@@ -13,10 +13,13 @@ from .. import lazy_names
 if TYPE_CHECKING:
     from .best import checkpoint_note as checkpoint_note
     from .checkpoint import save_model as save_model
+    from .digests import fault_of as fault_of
+    from .rollout_table import read_table as read_table
     from .rollout_table import to_parquet as to_parquet
     from .run_folder import RunFolder as RunFolder
     from .run_folder import as_current_run as as_current_run
     from .run_folder import current_run as current_run
+    from .run_folder import is_run as is_run
     from .runs import find_run as find_run
     from .runs import free_name as free_name
     from .runs import model_named as model_named

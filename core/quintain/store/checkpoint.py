@@ -14,7 +14,7 @@
         state.pt          tensors of that state, if any
         checkpoint.json   step, whether it was the best so far and by what, what the evaluation of this step
                           found (null if there was none), version, name of the tokenizer, number and digest of
-                          the lines of metrics.jsonl up to the step
+                          the lines of each log of the run (`RunFolder.log_digests`)
         SHA256SUMS        digests of the other files, as `sha256sum -c` reads them
 
 A checkpoint is written under a temporary name, flushed to the disk and renamed: a folder with the
@@ -23,7 +23,6 @@ name of a step is complete.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -41,6 +40,7 @@ from .. import __version__
 from ..errors import RunError, StorageError, UsageError
 from ..interfaces.learner import PARTS, AnyLearner, PartSaver
 from ..models.hf import BASE_FILE
+from .digests import ABOUT, SUMS, digests, fault_of, read_whole
 from .run_folder import RunFolder
 from .storage import (
     free_bytes,
@@ -54,9 +54,7 @@ from .storage import (
 )
 
 FORMAT = 2
-SUMS = "SHA256SUMS"
 STATE = "learner.pt"
-_SUM = re.compile(r"[0-9a-f]{64}  .+")
 _SPARE = 8_000_000
 """Bytes reserved for tokenizer, configuration and state."""
 
@@ -82,14 +80,16 @@ class Checkpoint:
         Raises:
             RunError: it is damaged, or from a newer version of Quintain.
         """
-        with _read_whole(path, "checkpoint.json"):
-            description = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
+        with read_whole(path, ABOUT):
+            description = json.loads((path / ABOUT).read_text(encoding="utf-8"))
             step, best, form = (
                 int(description["step"]),
                 bool(description["best"]),
                 int(description["format"]),
             )
             tokenizer = str(description.get("tokenizer", ""))
+            if (step, path) not in steps_in(path.parent):
+                raise ValueError(f"it is of step {step}")
         if form > FORMAT:
             version = description.get("version")
             raise RunError(
@@ -99,29 +99,28 @@ class Checkpoint:
         return cls(path=path, step=step, best=best, tokenizer=tokenizer)
 
     def verify(self) -> None:
-        """Compare the files with their digests, which takes about 0.7 s per GB, and the metrics of
-        the run up to here with theirs.
+        """Compare the files with their digests, which takes about 0.7 s per GB, and the logs of the
+        run up to here with theirs.
 
         Raises:
             RunError: a file is missing, added or different; the message names the last earlier
                 checkpoint without such.
             RunError: it has no optimizer state, as the best one of a run after later ones.
-            RunError: lines of ``metrics.jsonl`` are missing or different.
+            RunError: lines of the run's logs are missing or different.
         """
-        if not (fault := self._fault()):
+        if not (fault := fault_of(self.path)):
             if not (self.path / STATE).exists():
                 kept = (
                     f"{self.path} is the best checkpoint of the run, kept without the optimizer to "
                     f"resume it"
                 )
                 raise RunError(f"{kept}; train its model in a new run: --model {self.model}")
-            self._compare_metrics()
+            folder = RunFolder(self.path.parent.parent, lock=False)
+            folder.compare_logs(self.path, moved=True)
             return
         earlier = (path for step, path in reversed(steps_in(self.path.parent)) if step < self.step)
         complete = (path for path in earlier if (path / STATE).exists())
-        undamaged = next(
-            (path.name for path in complete if not Checkpoint(path=path, step=0)._fault()), None
-        )
+        undamaged = next((path.name for path in complete if not fault_of(path)), None)
         fix = (
             f"continue from {undamaged}"
             if undamaged
@@ -130,62 +129,19 @@ class Checkpoint:
         raise RunError(f"checkpoint {self.path} is damaged ({fault}); remove the folder to {fix}")
 
     def verify_model(self) -> None:
-        """Compare the files of the model alone with their digests, if there are any.
+        """Compare the files of the model and what is said of it with their digests, if it is of a
+        checkpoint.
 
         Raises:
             RunError: a file is missing, added or different.
         """
-        if not (self.path / SUMS).exists():
+        if not any((self.path / name).exists() for name in (SUMS, ABOUT)):
             return
-        if fault := self._fault("model/"):
+        if fault := fault_of(self.path, "model/") or fault_of(self.path, ABOUT):
             raise RunError(
                 f"the model of checkpoint {self.path} is damaged ({fault}); take another checkpoint "
                 "of the run"
             )
-
-    def _compare_metrics(self) -> None:
-        """Compare the metrics of the run up to this step with those that it had. A run whose file
-        of metrics was moved away goes on without them.
-        """
-        folder = RunFolder(self.path.parent.parent, lock=False)
-        with _read_whole(self.path, "checkpoint.json"):
-            description = json.loads((self.path / "checkpoint.json").read_text(encoding="utf-8"))
-            saved = description.get("metrics")
-        if saved is None or not folder.metrics_path.exists():
-            return
-        current = folder.metrics_digest(self.step)
-        if current == saved:
-            return
-        lines = f"{current['lines']} of {saved['lines']} lines"
-        if current["lines"] == saved["lines"]:
-            lines = "other values"
-        raise RunError(
-            f"{folder.metrics_path} has {lines} up to step {self.step} of checkpoint {self.path}; "
-            "put the file back, or move it away to go on without these metrics"
-        )
-
-    def _fault(self, part: str = "") -> str:
-        """Return a file that is not as it was saved, and why; empty for none.
-
-        Args:
-            part: of the checkpoint, a folder such as ``model/``; empty for all.
-        """
-        try:
-            lines = (self.path / SUMS).read_text(encoding="utf-8").splitlines()
-            inside = _digests(self.path / part)
-        except (OSError, UnicodeDecodeError) as e:
-            return str(e)
-        current = {part + name: digest for name, digest in inside.items()}
-        if odd := next((i for i, line in enumerate(lines, 1) if not _SUM.fullmatch(line)), 0):
-            return f"line {odd} of {SUMS} is no digest with the name of a file"
-        entries = (line.partition("  ") for line in lines)
-        saved = {name: digest for digest, _, name in entries if name.startswith(part)}
-        for name in sorted(saved.keys() | current.keys()):
-            if name not in current or name not in saved:
-                return f"{name} is {'not in ' + SUMS if name in current else 'missing'}"
-            if saved[name] != current[name]:
-                return f"{name} differs from its SHA-256 in {SUMS}"
-        return ""
 
     @property
     def state(self) -> dict[str, Any]:
@@ -194,7 +150,7 @@ class Checkpoint:
         Raises:
             RunError: the checkpoint is damaged.
         """
-        with _read_whole(self.path):
+        with read_whole(self.path):
             content = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
             return dict(_put_back(content, self.path / "state.pt"))
 
@@ -208,7 +164,7 @@ class Checkpoint:
         import torch
 
         state = self.state
-        with _read_whole(self.path):
+        with read_whole(self.path):
             content = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
             learner_state, generators = dict(content["learner"]), dict(content["generators"])
             weights = {} if "module" in learner_state else dict(_tensors(self.model))
@@ -236,7 +192,7 @@ class Checkpoint:
             raise RunError(
                 f"checkpoint {self.path} does not fit the model of the recipe: {e}"
             ) from e
-        with _read_whole(self.path):
+        with read_whole(self.path):
             restore_random_states(generators)
         return state
 
@@ -368,9 +324,9 @@ class CheckpointManager:
                 "best": best,
                 "version": __version__,
                 "tokenizer": name,
-                "metrics": self.folder.metrics_digest(),
+                "logs": self.folder.log_digests(),
             }
-            _write_json(beside / "checkpoint.json", description)
+            _write_json(beside / ABOUT, description)
             self._begun = _Begun(
                 checkpoint=Checkpoint(path=final, step=step, best=best, tokenizer=name),
                 beside=beside,
@@ -396,8 +352,8 @@ class CheckpointManager:
             became = begun.saver.end_save(wait=wait) if begun.saver else "complete"
             if became == "complete":
                 known = begun.saver.digests if begun.saver else {}
-                digests = _digests(begun.beside, known)
-                sums = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
+                found = sorted(digests(begun.beside, known).items())
+                sums = "".join(f"{digest}  {name}\n" for name, digest in found)
                 (begun.beside / SUMS).write_text(sums, encoding="utf-8")
             elif became == "writing":
                 self._begun = replace(begun, written=written.pop_all())
@@ -474,27 +430,6 @@ def save_model(
         _write_model(beside, learner)
         _write_tokenizer(beside, tokenizer)
         _write_json(beside / "quintain.json", plain_data(description))
-
-
-@contextmanager
-def _read_whole(path: Path, file: str = "") -> Iterator[None]:
-    """Turn any error from reading the checkpoint at *path*, or a *file* of it, into one.
-
-    Raises:
-        RunError: the checkpoint is damaged.
-    """
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as e:  # json, pickle, zip, torch and safetensors each raise their own
-        reason = str(e).strip().split("\n")[0] or type(e).__name__
-        if file and file not in reason:
-            reason = f"{file}: {reason}"
-        raise RunError(
-            f"checkpoint {path} is damaged ({reason}); remove the folder to continue from an "
-            f"earlier one"
-        ) from e
 
 
 @contextmanager
@@ -720,21 +655,6 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value) + "\n", encoding="utf-8")
-
-
-def _digests(folder: Path, known: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """Return the SHA-256 of each file of a checkpoint but `SUMS`, by its path in *folder*; hidden
-    files do not count, and those that are *known* are not read.
-    """
-    digests = {}
-    for path in folder.rglob("[!.]*"):
-        name = path.relative_to(folder).as_posix()
-        if name in known:
-            digests[name] = known[name]
-        elif path.is_file() and path != folder / SUMS:
-            with open(path, "rb") as file:
-                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests
 
 
 def _sync_tree(folder: Path) -> None:

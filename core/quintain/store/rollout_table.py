@@ -6,12 +6,15 @@ The column ``rollout`` has the full record as JSON; the other columns are a conv
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, repeat
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_json
 
+from ..errors import RunError, UsageError
 from ..types.json_text import encodable
 from ..types.rollout import AnyGroup, Rollout, Score
 from ..types.transcript import Branch
@@ -67,6 +70,54 @@ def schema() -> pyarrow.Schema:
     return pa.schema(list(columns.items()))
 
 
+LATER = {"yardstick", "advantage", "advantages"}
+"""Columns that older files lack."""
+_STEP = re.compile(r"step-(\d+)\.parquet")
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
+    """Return the table of rollouts at *path*, whose pages are compared with their checksums.
+
+    Args:
+        columns: those alone.
+
+    Raises:
+        RunError: it is damaged, or has rollouts of another step than its name says.
+        UsageError: it lacks a column.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
+        names = file.schema_arrow.names
+        if lacking := sorted(set(columns or schema().names) - set(names) - LATER):
+            raise UsageError(
+                f"{path} has no column {lacking[0]!r}; expected a file of rollouts that Quintain "
+                "wrote"
+            )
+        wanted = None if columns is None else [name for name in columns if name in names]
+        table = file.read(columns=wanted)
+        table.validate(full=True)
+    except (OSError, ValueError, pa.ArrowException) as e:
+        raise RunError(f"{path} cannot be read: {e}; remove the file to see the others") from e
+    types = {field.name: field.type for field in schema()}
+    for field in table.schema:  # the checksums do not cover what the file says of its columns
+        if field.type != types.get(field.name, field.type):
+            raise RunError(
+                f"{path} is damaged: column {field.name!r} is {field.type}; remove the file to see "
+                "the others"
+            )
+    found = _STEP.fullmatch(path.name)
+    if found and "step" in table.column_names:
+        steps = set(table["step"].unique().to_pylist())
+        if other := sorted(steps - {int(found[1])}):
+            raise RunError(
+                f"{path} has rollouts of step {other[0]}; remove the file to see the others"
+            )
+    return table
+
+
 Advantages = Mapping[tuple[int, int], Sequence[float]]
 
 
@@ -85,7 +136,7 @@ def to_parquet(
     ]
     table = pa.Table.from_pylist(rows, schema=schema())
     sink = pa.BufferOutputStream()
-    pyarrow.parquet.write_table(table, sink, compression="zstd")
+    pyarrow.parquet.write_table(table, sink, compression="zstd", write_page_checksum=True)
     data: bytes = sink.getvalue().to_pybytes()
     return data
 

@@ -30,6 +30,7 @@ from typing import IO, Any, Literal, Self
 
 from ..errors import RunError, RunLockedError, StorageError, UnknownNameError, did_you_mean
 from ..types.rollout import Group
+from .digests import ABOUT, SUMS, description_of, log_digest, recipe_digest
 from .storage import (
     NO_ROOM,
     drop_leftovers,
@@ -46,6 +47,10 @@ from .storage import (
 )
 
 Record = dict[str, Any]
+NO_LINES = {"lines": 0}
+RECIPE_DIGEST = "recipe_sha256"
+"""Key of the record of a process: the `recipe_digest` of what it read."""
+REMOVE = "remove it, and `quintain train --resume` writes it again"
 _CURRENT: ContextVar[Path | None] = ContextVar("quintain_run", default=None)
 
 
@@ -84,6 +89,7 @@ class RunFolder:
         self.provenance_path, self.summary_path = path / "provenance.jsonl", path / "summary.json"
         self.checkpoints, self.rollouts = path / "checkpoints", path / "rollouts"
         self.replicas_path = path / "replicas.jsonl"
+        self._logs = self.metrics_path, self.provenance_path, self.replicas_path
         self._lock: IO[str] | None = None
         self._process = os.getpid()
         if not lock:
@@ -98,7 +104,7 @@ class RunFolder:
         try:
             with storage_errors(path):
                 drop_leftovers(path)
-                for file in (self.metrics_path, self.provenance_path, self.replicas_path):
+                for file in self._logs:
                     drop_partial_line(file)
         except BaseException:
             self.close()
@@ -124,6 +130,9 @@ class RunFolder:
                 f"--folder"
             ) from e
         folder = cls(path)
+        if is_run(path) and not folder.recipe_path.exists():
+            folder.close()
+            raise no_run(path.name, path.parent)
         if folder.recipe_path.exists():
             folder.close()
             again = f"continue it with --resume {path.name}, or choose another --name"
@@ -200,14 +209,18 @@ class RunFolder:
         """Return the text of the recipe.
 
         Raises:
-            RunError: it cannot be read.
+            RunError: it cannot be read; or it is another one than the last process of the run used,
+                and no process has the folder.
         """
-        try:
-            return self.recipe_path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
+        with _readable(self.recipe_path, "replace it by the recipe of the run"):
+            text = self.recipe_path.read_text(encoding="utf-8")
+        processes = [] if self._is_written() else self.processes()
+        if processes and processes[-1].get(RECIPE_DIGEST, digest := recipe_digest(text)) != digest:
             raise RunError(
-                f"{self.recipe_path} cannot be read: {e}; replace it by the recipe of the run"
-            ) from e
+                f"{self.recipe_path} is not as the run last used it; put it back, or continue the "
+                f"run with --resume {self.name}, which names the keys that differ"
+            )
+        return text
 
     def append(self, record: Mapping[str, Any], path: Path | None = None) -> None:
         """Add a line to *path*, by default the metrics of a step (key ``step``); it is on the disk
@@ -239,19 +252,29 @@ class RunFolder:
         """
         return [record for record, _ in self._lines(self.metrics_path)]
 
-    def metrics_digest(self, step: int | None = None) -> dict[str, Any]:
-        """Return number and SHA-256 of the lines of the metrics, of all or up to *step*; raises as
-        `metrics`.
+    def log_digests(self) -> dict[str, Any]:
+        """Return number and SHA-256 of the lines of each log, by its name, for a checkpoint."""
+        return {path.name: log_digest(path) for path in self._logs}
+
+    def compare_logs(self, checkpoint: Path, *, moved: bool = False) -> None:
+        """Compare the lines that each log had when *checkpoint* was saved with those that it has.
+
+        Args:
+            moved: whether a log may be missing: a run goes on without one that was moved away.
+
+        Raises:
+            RunError: lines are missing or different.
         """
-        if not self.metrics_path.exists():
-            lines: list[bytes] = []
-        elif step is None:  # not read as JSON, since each checkpoint asks for them
-            lines = self.metrics_path.read_bytes().splitlines(keepends=True)
-        else:
-            read = self._lines(self.metrics_path)
-            lines = [line for record, line in read if record["step"] <= step]
-        whole = [line for line in lines if line.endswith(b"\n")]
-        return {"lines": len(whole), "sha256": hashlib.sha256(b"".join(whole)).hexdigest()}
+        for path in self._logs:
+            if not moved or path.exists():
+                _compare(path, checkpoint)
+
+    def lost_logs(self, checkpoint: Path) -> list[str]:
+        """Return the names of the logs that had lines when *checkpoint* was saved and are gone."""
+        saved = description_of(checkpoint).get("logs", {})
+        return [
+            p.name for p in self._logs if saved.get(p.name, NO_LINES)["lines"] and not p.exists()
+        ]
 
     def processes(self) -> list[Record]:
         """Return the provenance of the processes so far; raises as `metrics`."""
@@ -270,14 +293,31 @@ class RunFolder:
         return [record for record, _ in self._lines(self.replicas_path)]
 
     def _lines(self, path: Path) -> Iterator[tuple[Record, bytes]]:
+        """Yield the whole lines of a log. While no process writes here they are those of the last
+        checkpoint, and lines that follow it.
+        """
+        saved = [] if self._is_written() else steps_in(self.checkpoints)
+        if saved and any((saved[-1][1] / name).exists() for name in (ABOUT, SUMS)):
+            _compare(path, saved[-1][1])
         if not path.exists():
             return
-        with open(path, "rb") as file:
+        before: Record | None = None
+        with _readable(path, "put the file back"), open(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     return
                 place = f"{path}, line {number},"
-                yield _record(line, place, "that line", step=path == self.metrics_path), line
+                record = _record(line, place, "that line", step=path == self.metrics_path)
+                if before is not None and record["step"] <= before["step"]:
+                    raise RunError(
+                        f"{place} is of step {record['step']} and follows step {before['step']}; put "
+                        "the file back"
+                    )
+                before = record if path == self.metrics_path else None
+                yield record, line
+
+    def _is_written(self) -> bool:
+        return self._lock is not None or bool(lock_owner(self.path / "run.lock"))
 
     def _rollouts_of(self, step: int) -> Path:
         return self.rollouts / f"step-{step:06d}.parquet"
@@ -305,9 +345,9 @@ class RunFolder:
         restores a rollout.
 
         Raises:
-            RunError: none are saved.
+            RunError: none are saved, or the file is damaged.
         """
-        import pyarrow.parquet
+        from .rollout_table import read_table
 
         path = self._rollouts_of(step)
         if not path.exists():
@@ -315,7 +355,7 @@ class RunFolder:
                 f"run {self.name!r} has no rollouts of step {step}; see [rollouts] keep in its "
                 f"recipe"
             )
-        rows: list[Record] = pyarrow.parquet.read_table(path).to_pylist()
+        rows: list[Record] = read_table(path).to_pylist()
         return rows
 
     def retain(self, keep: int | Literal["all", "none"], step: int) -> None:
@@ -357,7 +397,9 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Save the summary of the run."""
         self.check()
-        text = json.dumps(plain_data(summary), indent=2, allow_nan=False) + "\n"
+        record = plain_data(summary)
+        record |= {"sha256": _summary_digest(record)}
+        text = json.dumps(record, indent=2, allow_nan=False) + "\n"
         write_atomically(self.summary_path, text.encode())
         return self.summary_path
 
@@ -369,10 +411,51 @@ class RunFolder:
         """
         if not self.summary_path.exists():
             return None
-        try:
-            return _record(self.summary_path.read_bytes(), str(self.summary_path), "it")
-        except OSError as e:
-            raise RunError(f"{self.summary_path} cannot be read: {e}") from e
+        with _readable(self.summary_path, REMOVE):
+            record = _record(self.summary_path.read_bytes(), str(self.summary_path), "it")
+        if record.pop("sha256", digest := _summary_digest(record)) != digest:
+            raise RunError(f"{self.summary_path} is damaged: its SHA-256 is another one; {REMOVE}")
+        return record
+
+
+def _summary_digest(record: Record) -> str:
+    values = {key: value for key, value in record.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def _readable(path: Path, fix: str) -> Iterator[None]:
+    """Turn failures to read *path* into one error, with what to do.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as e:
+        raise RunError(f"{path} cannot be read: {e}; {fix}") from e
+
+
+def _compare(path: Path, checkpoint: Path) -> None:
+    """Compare the lines of the log at *path* with those that it had at *checkpoint*.
+
+    Raises:
+        RunError: some are missing or different.
+    """
+    saved = description_of(checkpoint).get("logs", {}).get(path.name, NO_LINES)
+    with _readable(path, "put the file back"):
+        current = log_digest(path, saved["lines"]) if saved["lines"] else saved
+    if current == saved:
+        return
+    fault = f"has {current['lines']} of the {saved['lines']} lines that it had"
+    if current["lines"] == saved["lines"]:
+        fault = f"has other values in the {saved['lines']} lines that it had"
+    if not path.exists():
+        fault = f"is missing and had {saved['lines']} lines"
+    raise RunError(
+        f"{path} {fault} at checkpoint {checkpoint.name}; put the file back, or move it away and "
+        "continue the run without its lines"
+    )
 
 
 def _record(text: bytes, place: str, remove: str, *, step: bool = False) -> Record:
@@ -394,7 +477,16 @@ def _record(text: bytes, place: str, remove: str, *, step: bool = False) -> Reco
     return record
 
 
+def is_run(path: Path) -> bool:
+    """Return whether the folder *path* has files of a run, with or without its recipe."""
+    results = (path / "metrics.jsonl", path / "provenance.jsonl", path / "checkpoints")
+    return any(os.path.exists(file) for file in (path / "recipe.toml", *results))
+
+
 def no_run(name: str, folder: Path) -> UnknownNameError:
+    if is_run(folder / name):
+        fault = "has the files of a run without recipe.toml; put it back"
+        return UnknownNameError(f"{folder / name} {fault}, or choose another name")
     names = [p.parent.name for p in folder.glob("*/recipe.toml")]
     return UnknownNameError(
         f"no run {name!r} in {folder}{did_you_mean(name, names)} (`quintain runs` lists them)"

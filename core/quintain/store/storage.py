@@ -59,15 +59,23 @@ def take_lock(path: Path) -> IO[str] | None:
 
 
 def lock_owner(path: Path) -> str:
-    """Return the owner of the lock at *path*; empty if it is not locked."""
+    """Return the owner of the lock at *path*; empty if it is not locked.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return file.read().strip() or "another process"
     except FileNotFoundError:
         pass
+    except OSError as e:
+        raise StorageError(
+            f"cannot read {path}, which says whether a process has the run: {e.strerror or e}"
+        ) from e
     return ""
 
 

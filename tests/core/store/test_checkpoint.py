@@ -378,9 +378,9 @@ def change_a_value(lines: list[bytes]) -> list[bytes]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (drop_a_line, "3 of 4 lines up to step 4"),
-        (drop_half, "2 of 4 lines up to step 4"),
-        (change_a_value, "other values up to step 4"),
+        (drop_a_line, "has other values in the 4 lines that it had"),
+        (drop_half, "has 2 of the 4 lines that it had"),
+        (change_a_value, "has other values in the 4 lines that it had"),
     ],
 )
 def test_metrics_that_are_not_those_of_the_checkpoint_are_named(
@@ -397,12 +397,17 @@ def test_metrics_that_are_not_those_of_the_checkpoint_are_named(
     lines = folder.metrics_path.read_bytes().splitlines(keepends=True)
     folder.metrics_path.write_bytes(b"".join(change(lines)))
 
-    with pytest.raises(
-        RunError, match=f"metrics.jsonl has {message} of checkpoint {path}; put the"
-    ):
+    match = f"metrics.jsonl {message} at checkpoint {path.name}; put the"
+    with pytest.raises(RunError, match=match):
         checkpoint.verify()
+    folder.close()
+    with pytest.raises(RunError, match=match):
+        RunFolder.open(folder.path, lock=False).metrics()
     folder.metrics_path.unlink()  # moved away on purpose
     checkpoint.verify()
+    assert folder.lost_logs(path) == ["metrics.jsonl"]
+    with pytest.raises(RunError, match=r"metrics.jsonl is missing and had 4 lines"):
+        RunFolder.open(folder.path, lock=False).metrics()
 
 
 def test_a_damaged_model_is_refused_wherever_it_is_named(folder: RunFolder) -> None:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from quintain.errors import QuintainError, RunError, RunLockedError, StorageError, UnknownNameError
 from quintain.store.checkpoint import latest
+from quintain.store.digests import digests
 from quintain.store.run_folder import RunFolder
 from quintain.store.runs import find_run, free_name, model_named
 from quintain.store.storage import plain_data, write_atomically
@@ -557,6 +558,8 @@ def test_the_model_that_a_name_means(tmp_path: Path) -> None:
             (path / "checkpoint.json").write_text(
                 json.dumps({"format": 1, "step": step, "best": best})
             )
+            sums = [f"{digest}  {name}" for name, digest in digests(path).items()]
+            (path / "SHA256SUMS").write_text("\n".join(sums))
     first = tmp_path / "run" / "checkpoints" / "step-000001"
     assert model_named("run", tmp_path) == (str(first / "model"), "Think.")
     assert model_named(str(first), tmp_path) == (str(first / "model"), "")

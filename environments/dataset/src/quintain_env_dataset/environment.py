@@ -353,7 +353,7 @@ def _read(
     return splits, columns, remarks
 
 
-def _cut(rows: RowFile) -> tuple[dict[str, list[int]], list[str]]:
+def _cut(rows: RowFile) -> tuple[dict[str, array[int]], list[str]]:
     """Return the numbers of different rows by split, and the splits that were cut from train."""
     twice: set[int] = set()
     for numbers in repeated(rows.ids):
@@ -362,13 +362,13 @@ def _cut(rows: RowFile) -> tuple[dict[str, list[int]], list[str]]:
             if rows.parts[i] in parts:
                 twice.add(i)
             parts.add(rows.parts[i])
-    splits: dict[str, list[int]] = {name: [] for name in PARTS}
+    splits = {name: array("Q") for name in PARTS}
     for i, part in enumerate(rows.parts):
         if i not in twice:
             splits[PARTS[part]].append(i)
     cut = [name for name in ("dev", "test") if not splits[name]]
     if cut:
-        given, splits["train"] = splits["train"], []
+        given, splits["train"] = splits["train"], array("Q")
         for i in given:
             name = {0: "dev", 1: "test"}.get(rows.prompts[i] % 10, "train")
             splits[name if name in cut else "train"].append(i)

@@ -20,6 +20,8 @@ from quintain.store import cache_folder
 T = TypeVar("T")
 FORMAT = 1
 """Of the files; those of another one are not read."""
+PARTS = 64
+"""In which keys are sorted."""
 _ROWS, _ABOUT = "rows.jsonl", "about.json"
 
 
@@ -61,12 +63,19 @@ class RowFile:
 
 
 def repeated(keys: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the numbers of equal *keys*, in their order, where there are several."""
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    for _, group in groupby(order, key=keys.__getitem__):
-        numbers = list(group)
-        if len(numbers) > 1:
-            yield numbers
+    """Yield the numbers of equal *keys*, in their order, where there are several.
+
+    A part of the keys after the other: millions of numbers are large as objects of Python.
+    """
+    parts = [array("Q") for _ in range(PARTS)]
+    for i, key in enumerate(keys):
+        parts[key % PARTS].append(i)
+    for part in parts:
+        order = sorted(part, key=keys.__getitem__)
+        for _, group in groupby(order, key=keys.__getitem__):
+            numbers = list(group)
+            if len(numbers) > 1:
+                yield numbers
 
 
 class RowsOnDisk(Sequence[T], Generic[T]):
@@ -178,7 +187,7 @@ def store(
     rows.file.flush()
     where = Path(rows.file.name).parent
     for name, numbers in splits.items():
-        places = array("Q", [x for i in numbers for x in (rows.starts[i], rows.ids[i])])
+        places = array("Q", (x for i in numbers for x in (rows.starts[i], rows.ids[i])))
         (where / f"{name}.places").write_bytes(places.tobytes())
     (where / _ABOUT).write_text(json.dumps({"splits": [*splits], "about": about}))
     stored = _opened(where)

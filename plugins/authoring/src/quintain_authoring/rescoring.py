@@ -189,13 +189,11 @@ def rows_of_file(path: Path) -> Iterator[tuple[int, Any]]:
                     yield 0, json_object(line, "a rollout of `quintain eval --out`")
         return
     try:
-        import pyarrow.parquet
+        from quintain.store import read_table
 
-        yield from (
-            (0, json.loads(text))
-            for text in pyarrow.parquet.read_table(path)["rollout"].to_pylist()
-        )
-    except (OSError, ValueError, KeyError) as e:
+        rows = read_table(path, ["rollout"])["rollout"].to_pylist()
+        yield from ((0, json.loads(text)) for text in rows)
+    except (RunError, ValueError) as e:
         raise UsageError(f"cannot read rollouts from {str(path)!r}: {e}") from e
 
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from quintain import Task
 from quintain.data import DataFaults, json_object, text_lines
-from quintain.errors import NoTasksError, UsageError
+from quintain.errors import NoTasksError, RunError, UsageError
 from quintain.interfaces import TaskReader
+from quintain.store import read_table
 from quintain.types import reaches
 
 from .pool import POOL
@@ -112,13 +113,10 @@ def count_rollouts(paths: Iterable[str | Path]) -> dict[str, PassRate]:
 
 
 def _of_parquet(file: Path) -> Iterator[PassRate]:
-    import pyarrow.parquet as parquet
-    from pyarrow.lib import ArrowException
-
     columns = ["task_id", "level", "environment", "outcome", "termination"]
     try:
-        rows = parquet.read_table(file, columns=columns).to_pylist()
-    except (OSError, ArrowException) as e:
+        rows = read_table(file, columns).to_pylist()
+    except RunError as e:
         raise UsageError(f"{file} has no rollouts: {e}") from e
     for row in rows:
         if row["termination"] in VALID and row["outcome"] is not None:

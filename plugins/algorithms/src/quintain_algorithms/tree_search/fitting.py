@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from quintain import Rollout
-from quintain.errors import UsageError
+from quintain.errors import RunError, UsageError
 from quintain.models import load_pretrained
-from quintain.store import RunFolder, find_run, steps_in
+from quintain.store import RunFolder, find_run, read_table, steps_in
 from quintain.types import reaches
 
 from .value import newline_of, padded, with_newline
@@ -67,12 +67,9 @@ def rollouts_of(source: str, *, folder: str = "runs") -> Iterator[Rollout[Any, A
         UsageError: the file holds no rollouts.
     """
     if Path(source).suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
-
         try:
-            rows = pyarrow.parquet.read_table(source, columns=["rollout"]).to_pylist()
-        except (OSError, pyarrow.ArrowException) as e:
+            rows = read_table(Path(source), ["rollout"]).to_pylist()
+        except RunError as e:
             raise UsageError(f"{source} holds no rollouts of `quintain eval --out`: {e}") from e
     else:
         run = RunFolder(find_run(source, folder), lock=False)

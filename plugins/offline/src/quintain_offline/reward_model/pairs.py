@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quintain import Message, Rollout
 from quintain.data import DataFaults, json_object, text_lines
-from quintain.errors import UsageError
+from quintain.errors import RunError, UsageError
 
 from ..messages import WrittenMessage
 from .conversations import conversation
@@ -234,9 +234,7 @@ def pairs_of_rollouts(
     Raises:
         UsageError: there is no such file or run, or no prompt has replies with different outcomes.
     """
-    import pyarrow.parquet
-
-    from quintain.store import find_run
+    from quintain.store import find_run, read_table
 
     file = Path(path).expanduser()
     files = (
@@ -248,10 +246,8 @@ def pairs_of_rollouts(
     prompts: dict[tuple[str, str], Any] = {}
     for each in files:
         try:
-            table = pyarrow.parquet.read_table(
-                each, columns=["environment", "task_id", "outcome", "rollout"]
-            )
-        except (OSError, ValueError) as error:
+            table = read_table(each, ["environment", "task_id", "outcome", "rollout"])
+        except RunError as error:
             raise UsageError(f"{each} holds no rollouts: {error}") from error
         for row in table.to_pylist():
             rollout: Rollout[Any, Any] = Rollout.from_json(json.loads(row["rollout"]))

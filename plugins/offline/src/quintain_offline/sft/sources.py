@@ -212,7 +212,7 @@ def _parquet(path: Path) -> Iterator[str]:
     import pyarrow.parquet
 
     try:
-        file = pyarrow.parquet.ParquetFile(path)
+        file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
         for batch in file.iter_batches(256, columns=["rollout"]):
             yield from (row["rollout"] for row in batch.to_pylist())
     except (pyarrow.ArrowException, KeyError, ValueError) as e:

@@ -109,6 +109,9 @@ def rollouts(
     if html is not None and as_json:
         raise click.UsageError("--html writes a page and --json prints objects; leave one out")
     store = StoredRollouts(run, folder)
+    if store.lost:
+        more = f" and {len(store.lost) - 1} more" if len(store.lost) > 1 else ""
+        click.echo(f"the file of step {store.lost[0]}{more} is missing", err=True)
     results = frozenset(
         n for n, chosen in (("right", right), ("wrong", wrong), ("failed", failed)) if chosen
     )

@@ -18,7 +18,7 @@ from quintain.cli import folder_option
 from quintain.console import clock_text, printable, program_name
 from quintain.errors import QuintainError, RunError, UsageError
 from quintain.registry import short_name
-from quintain.store import RunFolder, find_run, lock_owner, take_lock
+from quintain.store import RunFolder, find_run, is_run, lock_owner, take_lock
 from quintain.types import decoding
 
 __all__ = ["RunInfo", "list_runs", "run_info", "runs"]
@@ -71,7 +71,7 @@ def list_runs(folder: str | Path) -> list[RunInfo]:
     """Return the runs in *folder*, most recently changed first. A damaged run is a row with its
     fault.
     """
-    paths = [p.parent for p in Path(folder).glob("*/recipe.toml")]
+    paths = [path for path in Path(folder).glob("*") if is_run(path)]
     return sorted(map(run_info, paths), key=lambda r: (-r.changed, r.name))
 
 
@@ -81,7 +81,8 @@ def run_info(path: Path) -> RunInfo:
     started = changed = 0.0
     try:
         changed = max(p.lstat().st_mtime for p in path.iterdir())
-        started = (path / "recipe.toml").stat().st_mtime
+        if (path / "recipe.toml").exists():
+            started = (path / "recipe.toml").stat().st_mtime
         lock = path / "run.lock"
         if owner := lock_owner(lock):
             state = "preparing" if owner.endswith("\npreparing") else "running"

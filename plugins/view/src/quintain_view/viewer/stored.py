@@ -12,7 +12,7 @@ from typing import Any
 
 from quintain import Termination
 from quintain.errors import RunError, UsageError
-from quintain.store import RunFolder, find_run, steps_in
+from quintain.store import RunFolder, fault_of, find_run, read_table, steps_in
 from quintain.types import reaches
 
 __all__ = [
@@ -32,6 +32,8 @@ LIGHT = ("step", "environment", "group", "sample", "outcome", "shaping", "termin
 SOURCES = ("template", "prompt", "policy", "tool", "copy", "forced")
 """Names of the sources of tokens, by number."""
 POLICY = 2
+TOKENIZER = "model/tokenizer.json"
+"""Of a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,7 @@ class StoredRollouts:
 
     Attributes:
         files: the files by step, in order.
+        lost: the steps between them that have no file.
 
     Raises:
         UsageError: there is no such run or file, or it has no rollouts.
@@ -109,10 +112,13 @@ class StoredRollouts:
             if not Path(name).is_file():
                 raise UsageError(f"no file {name!r}")
             self.name, self.files, self.path = Path(name).name, [(0, Path(name))], None
+            self.lost = []
             return
         self.path = find_run(name, folder)
         run = RunFolder(self.path, lock=False)
         self.name, self.files = run.name, steps_in(run.rollouts)
+        steps = [step for step, _ in self.files]
+        self.lost = sorted(set(range(steps[0], steps[-1])) - set(steps)) if steps else []
         if not self.files:
             raise RunError(
                 f"run {run.name!r} has no rollouts yet; see [rollouts] keep in its recipe"
@@ -162,19 +168,8 @@ class StoredRollouts:
 def _read(
     path: Path, columns: Sequence[str] | None, numbers: Sequence[int] | None = None
 ) -> list[Row]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(path, columns=list(columns) if columns else None)
-        rows: list[Row] = (table if numbers is None else table.take(numbers)).to_pylist()
-    except (OSError, pyarrow.ArrowException) as e:
-        raise RunError(f"{path} cannot be read: {e}; remove the file to see the others") from e
-    if columns and (missing := set(columns) - set(table.column_names)):
-        raise UsageError(
-            f"{path} has no column {min(missing)!r}; expected a file of rollouts that Quintain "
-            f"wrote"
-        )
+    table = read_table(path, columns)
+    rows: list[Row] = (table if numbers is None else table.take(numbers)).to_pylist()
     return rows
 
 
@@ -353,7 +348,10 @@ class TokenText:
         self._tokenizer: Any = None
         self._texts: dict[int, str] = {}
         for _, checkpoint in reversed(steps_in(run / "checkpoints")) if run else ():
-            file = checkpoint / "model" / "tokenizer.json"
+            file = checkpoint / TOKENIZER
+            saved = (checkpoint / "SHA256SUMS").is_file()
+            if saved and (fault := fault_of(checkpoint, TOKENIZER)):
+                raise RunError(f"checkpoint {checkpoint} is damaged ({fault}); put the file back")
             if file.is_file():
                 from tokenizers import Tokenizer
 

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import pyarrow
 import pyarrow.compute
-import pyarrow.parquet
 
 from quintain import Termination
-from quintain.store import RunFolder, steps_in
+from quintain.store import RunFolder, read_table, steps_in
 
 from ..viewer.stored import TokenText, prompt_of, result_of, view_of
 
@@ -175,7 +174,7 @@ class RolloutIndex:
         """
         if step not in self._files or row < 0:
             return None
-        table = pyarrow.parquet.read_table(self._files[step][0])
+        table = read_table(self._files[step][0])
         if row >= table.num_rows:
             return None
         (stored,) = table.slice(row, 1).to_pylist()
@@ -193,7 +192,7 @@ class RolloutIndex:
         return view | {"texts": {str(token): decode(token) for token in sorted(used)}}
 
     def _rows_with(self, text: str, step: int) -> set[int]:
-        table = pyarrow.parquet.read_table(self._files[step][0], columns=list(TEXTS))
+        table = read_table(self._files[step][0], TEXTS)
         # the columns are JSON, in which some characters are escaped
         wanted = json.dumps(text, ensure_ascii=False)[1:-1]
         found: set[int] = set()
@@ -204,7 +203,7 @@ class RolloutIndex:
 
     def _excerpts_of(self, step: int) -> list[tuple[str, str]]:
         if step not in self._excerpts:
-            table = pyarrow.parquet.read_table(self._files[step][0], columns=["task", "reply"])
+            table = read_table(self._files[step][0], ["task", "reply"])
             self._excerpts[step] = [
                 (prompt_of(json.loads(task))[:EXCERPT], (reply or "")[:EXCERPT])
                 for task, reply in zip(
@@ -218,7 +217,7 @@ class RolloutIndex:
 
 
 def _entries_of(step: int, path: Path) -> list[RolloutRow]:
-    table = pyarrow.parquet.read_table(path, columns=list(COLUMNS))
+    table = read_table(path, COLUMNS)
     columns = [table[name].to_pylist() for name in COLUMNS]
     entries = []
     for number, values in enumerate(zip(*columns, strict=True)):

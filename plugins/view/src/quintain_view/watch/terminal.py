@@ -59,6 +59,8 @@ def drawn(folder: Path, state: Mapping[str, Any]) -> RenderableType:
     head = Text(f"{state['name']}: {state['state']}, step {state['step']} of {state['steps']}")
     head.stylize("bold")
     parts: list[RenderableType] = [head, curves(state["metrics"])]
+    if state["fault"]:
+        parts.insert(1, Text(state["fault"], style="red"))
     if (live := state["live"]) is not None:
         kinds = Counter(span["kind"] for span in live["open"])
         now = ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common())

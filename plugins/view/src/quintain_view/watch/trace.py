@@ -7,6 +7,7 @@ Names and attributes are those of OpenTelemetry's conventions for generative AI 
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -208,9 +209,9 @@ def write_trace(path: Path, timeline: TimelineFile) -> None:
                 },
             }
         )
-    origin = {"run": timeline.run, "step": timeline.step}
-    text = json.dumps({"traceEvents": events, "otherData": origin}, separators=(",", ":"))
-    write_whole(path, text)
+    text = _text(events)
+    origin = {"run": timeline.run, "step": timeline.step, "sha256": _digest(text)}
+    write_whole(path, f'{{"traceEvents":{text},"otherData":{_text(origin)}}}')
 
 
 def read_trace(folder: Path, step: int) -> TimelineFile:
@@ -223,6 +224,9 @@ def read_trace(folder: Path, step: int) -> TimelineFile:
     path = path_of(folder, step)
     try:
         content = json.loads(path.read_bytes())
+        events, origin = content["traceEvents"], content["otherData"]
+        if origin.get("sha256", digest := _digest(_text(events))) != digest:
+            raise ValueError("its SHA-256 is another one")
         spans = [
             Timed(
                 id=event["args"]["id"],
@@ -233,10 +237,12 @@ def read_trace(folder: Path, step: int) -> TimelineFile:
                 attributes=event["args"]["own"],
                 error=event["args"]["error"],
             )
-            for event in content["traceEvents"]
+            for event in events
             if event["ph"] == "X"
         ]
-        return TimelineFile(run=content["otherData"]["run"], step=step, spans=spans)
+        if origin["step"] != step:
+            raise ValueError(f"it is of step {origin['step']}")
+        return TimelineFile(run=origin["run"], step=step, spans=spans)
     except FileNotFoundError:
         known = steps_of(folder)
         which = f"it has {known[0]} to {known[-1]}" if known else "it has none"
@@ -244,8 +250,16 @@ def read_trace(folder: Path, step: int) -> TimelineFile:
             f"run {folder.name!r} has no timeline of step {step}; {which} "
             "(QUINTAIN_TIMELINE says how many are kept)"
         ) from None
-    except (ValueError, KeyError, TypeError) as e:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as e:
         raise RunError(f"{path} is damaged: {e!r}; remove it to see the others") from e
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def lanes_of(spans: Iterable[Timed]) -> dict[int, int]:
