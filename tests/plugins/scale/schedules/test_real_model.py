@@ -5,13 +5,16 @@ weights of its version give it, by a plain forward pass of the checkpoint.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from quintain import Rollout
 from quintain.cli import main
+from quintain.learning import TrainingSequence
 from quintain.models import load_model
 from quintain.store import RunFolder, find_run
 from quintain.store.storage import cache_folder
@@ -58,41 +61,43 @@ def test_recorded_log_probs_are_those_of_the_version_that_sampled(
     words = [word for setting in SETTINGS for word in ("--set", setting)]
     assert main(["train", "recipe.toml", "--name", "run", "--quiet", *words]) == 0
 
-    found = RunFolder(find_run("run", "runs"), lock=False)
-    sampled: dict[int, list[tuple[tuple[int, ...], int, float]]] = {}
-    stale = 0
-    for step in range(1, STEPS + 1):
-        for row in found.read_rollouts(step):
-            rollout = Rollout.from_json(json.loads(row["rollout"]))
-            (sequence,) = rollout.transcripts[""].sequences()
-            for k, on in enumerate(sequence.mask):
-                if on:
-                    version = sequence.versions[k]
-                    stale += version < step - 1
-                    place = (sequence.ids[: k + 1], k, sequence.logps[k])
-                    sampled.setdefault(version, []).append(place)
-    assert stale  # some tokens are of older weights than those that they trained
-    assert len(sampled) > 1
+    rows = [row for step in range(1, STEPS + 1) for row in rows_of(step)]
+    present = {version for row in rows for version, on in pairs(row) if on}
+    # some tokens are of older weights than those that they trained
+    assert any(min(v for v, on in pairs(row) if on) < STEPS - 1 for row in rows_of(STEPS))
+    assert len(present) > 1
+    for version in sorted(present):
+        apart = differences(rows, version)
+        assert apart[version] < 1e-3
+        assert apart.get(version - 1, 1.0) > 0.02
 
-    checkpoints = Path("runs/run/checkpoints")
-    apart: dict[tuple[int, int], float] = {}
-    for version, places in sampled.items():
-        for weights in (version, version + 1):
-            saved = checkpoints / f"step-{weights:06d}" / "model"
-            module = load_model(saved if weights else FOLDER, device="cpu", dtype="float32").module
-            apart[weights - version, version] = 0.0
-            longest = [ids for ids, *_ in places]
-            for ids in {
-                i for i in longest if not any(i != j and j[: len(i)] == i for j in longest)
-            }:
-                with torch.no_grad():
-                    logp = module(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-                for begun, k, recorded in places:
-                    if ids[: k + 1] == begun:
-                        off = abs(float(logp[k - 1, begun[k]]) - recorded)
-                        apart[weights - version, version] = max(
-                            apart[weights - version, version], off
-                        )
-    print({f"{v} at {v + d}": off for (d, v), off in sorted(apart.items())})
-    assert max(off for (d, _), off in apart.items() if not d) < 1e-3
-    assert min(off for (d, _), off in apart.items() if d) > 0.02
+
+def pairs(row: TrainingSequence) -> Iterator[tuple[int, bool]]:
+    return zip(row.versions, row.mask, strict=True)
+
+
+def rows_of(step: int) -> list[TrainingSequence]:
+    found = []
+    for record in RunFolder(find_run("run", "runs"), lock=False).read_rollouts(step):
+        rollout: Rollout[Any, Any] = Rollout.from_json(json.loads(record["rollout"]))
+        found += rollout.transcripts[""].sequences()
+    return found
+
+
+def differences(rows: list[TrainingSequence], version: int) -> dict[int, float]:
+    """How far recorded log-probs are from those of the weights *version*, at most, by the version of
+    the tokens: this one and the one before.
+    """
+    saved = Path("runs/run/checkpoints") / f"step-{version:06d}" / "model"
+    module: Any = load_model(saved if version else FOLDER, device="cpu", dtype="float32").module
+    apart: dict[int, float] = {}
+    for row in rows:
+        if not {version - 1, version} & set(row.versions):
+            continue
+        with torch.no_grad():
+            logp = module(input_ids=torch.tensor([row.ids])).logits[0].log_softmax(-1)
+        for k, (own, on) in enumerate(pairs(row)):
+            if on and own in (version - 1, version):
+                off = abs(float(logp[k - 1, row.ids[k]]) - row.logps[k])
+                apart[own] = max(apart.get(own, 0.0), off)
+    return apart
