@@ -173,6 +173,13 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
         return module
     options = {"dtype": dtype, "attn_implementation": attn, "output_loading_info": True}
     module, report = load_pretrained(AutoModelForCausalLM, path, **options)
+    saved_as = (getattr(module.config, "architectures", None) or [""])[0]
+    if saved_as.endswith("Classification"):
+        # Where embeddings and output layer are one tensor, nothing would be missing.
+        raise UsageError(
+            f"model {path!r} gives scores ({saved_as}), so it was not trained to write; name a "
+            "causal language model, such as the one that it was trained from"
+        )
     capped = getattr(module.config.get_text_config(), "attn_logit_softcapping", None)
     if capped and attn in (None, "sdpa"):
         # Earlier transformers (5.17) choose it for Gemma 2, and its kernels leave the soft cap out.

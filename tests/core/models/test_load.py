@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForSequenceClassification
 
 from quintain.errors import UsageError
 from quintain.interfaces.tools import ToolSpec
@@ -314,6 +315,17 @@ def test_saved_models_name_all_stop_tokens(folder: Path, tmp_path: Path) -> None
     saved = json.loads((tmp_path / "generation_config.json").read_text())
     assert saved["eos_token_id"] == [258, 257]
     assert loaded.tokenizer.stop_ids == (258, 257)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_a_reward_model_is_no_policy(tmp_path: Path, kind: str) -> None:
+    """Of qwen3 no weight is missing: its output layer is its embeddings."""
+    save_tiny(tmp_path / "base", kind)
+    scores = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1)
+    scores.save_pretrained(tmp_path / "scores")
+    byte_tokenizer().save_pretrained(tmp_path / "scores")
+    with pytest.raises(UsageError, match="gives scores"):
+        load_model(tmp_path / "scores")
 
 
 @pytest.mark.parametrize(
