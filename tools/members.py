@@ -51,6 +51,7 @@ HOSTS = {"pytest11": "pytest"}
 
 ELSEWHERE = {
     "quintain_bridges.peers.sides": "a virtual environment that has Inspect or verifiers",
+    "quintain_sandbox.remote.side": "a virtual environment that has harbor",
     "quintain_env_code.inside": "a sandbox, beside copies of its neighbours",
     "quintain_env_agent.harbor.score_main": "a container, beside a copy of its neighbour",
 }

@@ -15,6 +15,7 @@ from .landlock import Landlock
 from .opened import Box, Finish, open_streams
 from .program import Program, ProgramLimits, ProgramResult, Usage
 from .protocol import ProbedSandbox
+from .remote import RemoteSandbox
 from .rlimits import Rlimits
 from .running import LineTimeout, LineTooLong, ReadError, RunningProgram
 from .session import Interpreter, PythonOutcome, SandboxSession, SessionFileError
@@ -44,6 +45,7 @@ __all__ = [
     "ProgramResult",
     "PythonOutcome",
     "ReadError",
+    "RemoteSandbox",
     "Rlimits",
     "RunningProgram",
     "SandboxSession",

@@ -45,6 +45,7 @@ class Guarantee(StrEnum):
 
     ENFORCED = "enforced"
     BEST_EFFORT = "best effort"
+    UNKNOWN = "not known"
     ABSENT = "absent"
 
 

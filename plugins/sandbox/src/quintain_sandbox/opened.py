@@ -23,11 +23,13 @@ class Finish:
     Attributes:
         exit: exit status, 128 + n after signal n; ``None`` if the program was killed from outside.
         out_of_memory: the kernel killed a process of it for memory.
+        ended_by: the limit at which the provider itself ended it.
     """
 
     exit: int | None
     out_of_memory: bool
     usage: Usage
+    ended_by: Literal["timeout"] | None = None
 
 
 class Box(ABC):

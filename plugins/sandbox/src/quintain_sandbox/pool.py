@@ -9,11 +9,11 @@ import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
-from .container import Waiting
 from .program import ProgramLimits
 
 log = logging.getLogger("quintain.sandbox")
@@ -39,7 +39,18 @@ class Shape:
         return cls(limits.memory, limits.processes, limits.disk, limits.open_files)
 
 
-class ContainerPool:
+class Ready(Protocol):
+    """A container that waits."""
+
+    @property
+    def alive(self) -> bool:
+        """Return whether it still waits."""
+
+
+W = TypeVar("W", bound=Ready)
+
+
+class ContainerPool(Generic[W]):
     """Keeps containers ready, as many of each shape that was asked for lately.
 
     Args:
@@ -48,13 +59,11 @@ class ContainerPool:
         remove: has a container removed; neither blocks nor raises.
     """
 
-    def __init__(
-        self, size: int, make: Callable[[Shape], Waiting], remove: Callable[[Waiting], None]
-    ) -> None:
+    def __init__(self, size: int, make: Callable[[Shape], W], remove: Callable[[W], None]) -> None:
         self._size, self._make, self._remove = size, make, remove
         self._lately: OrderedDict[Shape, None] = OrderedDict()
         """The last shapes, the newest at the end."""
-        self._ready: dict[Shape, deque[Waiting]] = {}
+        self._ready: dict[Shape, deque[W]] = {}
         self._making: Counter[Shape] = Counter()
         self._urgent = 0
         self._state = "quiet"
@@ -81,7 +90,7 @@ class ContainerPool:
         with self._changed:
             return sum(map(len, self._ready.values()))
 
-    def take(self, shape: Shape) -> Waiting:
+    def take(self, shape: Shape) -> W:
         """Return a waiting container: one that is ready, else a new one, before which no others are
         started ahead.
 
@@ -100,11 +109,11 @@ class ContainerPool:
                 self._urgent -= 1
                 self._changed.notify_all()
 
-    def _pop(self, shape: Shape) -> Waiting | None:
+    def _pop(self, shape: Shape) -> W | None:
         """Take one that is ready; ``None`` counts as urgent."""
         with self._changed:
             if self._state == "closed":
-                raise UsageError("docker is not started")
+                raise UsageError("the sandbox is not started")
             self._lately[shape] = None
             self._lately.move_to_end(shape)
             if len(self._lately) > min(SHAPES, max(1, self._size)):

@@ -47,6 +47,8 @@ class ProbedSandbox(Sandbox):
     """Whether a program in a box can see and end all others of the box, as the supervisor of a
     session does.
     """
+    conversations: bool = True
+    """Whether a program can be written to while it runs."""
     loopback: bool = True
     """Whether programs of one box reach one another, and nobody else, at 127.0.0.1."""
     start_fix: ClassVar[str] = ""
@@ -65,7 +67,7 @@ class ProbedSandbox(Sandbox):
             self._programs = Programs(self.slots, self.open_box)
             await self._run_nothing()
             try:
-                self.guarantees = await measure(self.run)
+                self.guarantees = await self.probe()
             except OSError as e:
                 raise InfrastructureError(
                     f"the canaries of the sandbox cannot be prepared: {e}"
@@ -97,6 +99,10 @@ class ProbedSandbox(Sandbox):
         Raises:
             InfrastructureError: the machine lacks it; the message has the command that helps.
         """
+
+    async def probe(self) -> dict[str, Guarantee]:
+        """Return the guarantee of each axis, as the canaries measure it."""
+        return await measure(self.run)
 
     async def settle(self) -> None:
         """Start, and measure, what the provider has besides; called after the probe, before
@@ -173,6 +179,11 @@ class ProbedSandbox(Sandbox):
             UsageError: as `run`.
             InfrastructureError: as `run`; also at the end of the block.
         """
+        if not self.conversations:
+            raise UsageError(
+                f"{self.name} runs programs that have all of their input from the begin, and no "
+                "conversations with them; use docker or bubblewrap"
+            )
         program = Program(
             argv=argv,
             files=as_files(files),

@@ -270,6 +270,7 @@ class RunningProgram:
             box.kill()
             pump.drain()
         finish = box.finish(ended_by, bytes(pump.stderr))
+        ended_by = ended_by or finish.ended_by
         if ended_by == "stopped":
             raise InfrastructureError("the program was stopped")
         return ProgramResult(
