@@ -28,6 +28,10 @@ PATHS = {
 """What is served, with the method of each. The id of a model may have slashes."""
 
 
+EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+"""Headers of a stream."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ApiRequest:
     """A request whose sender is known to have the endpoint's key; *path* has no query."""
@@ -53,6 +57,27 @@ class ApiResponse:
         headers = {"Content-Type": "application/json; charset=utf-8", **error.headers}
         body = messages.error_of(error) if path.startswith("/v1/messages") else error.body
         return cls(status=error.status, headers=headers, body=json.dumps(body).encode())
+
+
+def streams(request: ApiRequest) -> bool:
+    """Return whether *request* asks for its answer as a stream, as far as it can be read."""
+    try:
+        body = parsed(request.body) if PATHS.get(request.path) == "POST" else {}
+    except ApiError:  # the answer tells
+        return False
+    return body.get("stream") is True
+
+
+def late_error(error: ApiError, path: str) -> ApiResponse:
+    """Return what tells of *error* in a stream whose status is sent, as the API at *path* does."""
+    told = dict(error.body)
+    if path.startswith("/v1/messages"):
+        told = messages.error_of(error)
+    elif path.startswith("/v1/responses"):
+        told |= {"type": "error", "code": error.code, "message": error.message}
+        told |= {"param": error.param, "sequence_number": 0}
+    named = "event: error\n" if "type" in told else ""
+    return ApiResponse(headers=EVENTS, events=iter([f"{named}data: {json.dumps(told)}\n\n"]))
 
 
 def route(method: str, path: str) -> tuple[str, str]:
@@ -166,9 +191,5 @@ def _json(value: Any) -> ApiResponse:
 
 
 def _stream(events: Iterator[str]) -> ApiResponse:
-    """Return a response of server-sent events. The turn is complete before the first one, so that a
-    failure still has its status.
-    """
-    return ApiResponse(
-        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}, events=events
-    )
+    """Return a response of server-sent events. The turn is complete before the first one."""
+    return ApiResponse(headers=EVENTS, events=events)

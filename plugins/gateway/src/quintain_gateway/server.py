@@ -7,9 +7,9 @@ import errno
 import hashlib
 import ipaddress
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -20,6 +20,10 @@ from . import api
 from .endpoint import Endpoint, over
 from .errors import ApiError, too_large
 
+ALIVE = b": keep-alive\n\n"
+"""A comment of a stream, which clients leave out."""
+ASKED = "asked"
+"""Where a request of HTTP has what it asks for, once it is read."""
 MOST_ENDED = 100_000
 """Keys of ended episodes that are remembered, for a clearer error."""
 
@@ -33,7 +37,13 @@ class Server:
         max_bytes: size of a request's body.
         models: names that ``GET /v1/models`` lists. Requests may name any model, for agents often
             fix one.
+
+    Attributes:
+        keep_alive: seconds of silence after which a stream says that it lives: below the read
+            timeouts of clients, of which httpx has 5 s by default and agents set 1 s.
     """
+
+    keep_alive = 0.5
 
     def __init__(
         self,
@@ -126,14 +136,17 @@ class Server:
         """Raise an `ApiError` for a request that must not be answered, whatever its key."""
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        kept = _KeptAlive(request, self.keep_alive)
         try:
-            response = await self.answer(request)
+            response = await kept.until(self.answer(request))
         except ApiError as e:
             response = api.ApiResponse.of(e, request.path)
+            if kept.begun:  # its status is sent
+                response = api.late_error(e, request.path)
         except web.HTTPRequestEntityTooLarge:
             response = api.ApiResponse.of(too_large(self._max_bytes), request.path)
         if response.events is not None:
-            return await _streamed(request, response)
+            return await kept.stream(response)
         return web.Response(body=response.body, status=response.status, headers=response.headers)
 
     async def answer(self, request: web.Request) -> api.ApiResponse:
@@ -147,10 +160,11 @@ class Server:
         await self.endpoint_for(key)  # an unknown key is refused before its request is read
         body = await request.read()
         endpoint = await self.endpoint_for(key)
-        api_request = api.ApiRequest(
+        asked = api.ApiRequest(
             method=method, path=request.path, content_type=request.content_type, body=body
         )
-        return await api.answer(endpoint, api_request, self.models)
+        request[ASKED] = asked
+        return await api.answer(endpoint, asked, self.models)
 
 
 def is_loopback(host: str) -> bool:
@@ -169,11 +183,55 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-async def _streamed(request: web.Request, response: api.ApiResponse) -> web.StreamResponse:
-    stream = web.StreamResponse(headers=response.headers)
-    await stream.prepare(request)
-    for event in response.events or ():
-        await stream.write(event.encode())
-    with suppress(ConnectionError, asyncio.IncompleteReadError):
-        await stream.write_eof()
-    return stream
+class _KeptAlive:
+    """The answer to one request: a stream says that it lives while the policy samples.
+
+    The status goes out with the first sign, so that whatever fails before has a status of its own.
+    """
+
+    def __init__(self, request: web.Request, seconds: float) -> None:
+        self._request, self._seconds = request, seconds
+        self._stream: web.StreamResponse | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Return whether the status is sent."""
+        return self._stream is not None
+
+    async def until(self, answer: Coroutine[Any, Any, api.ApiResponse]) -> api.ApiResponse:
+        """Return the answer; cancelling the call cancels it.
+
+        Raises:
+            ApiError: what the client is told instead.
+        """
+        task = asyncio.ensure_future(answer)
+        streams: bool | None = None
+        try:
+            while not (await asyncio.wait([task], timeout=self._seconds))[0]:
+                if streams is None and ASKED in self._request:
+                    streams = api.streams(self._request[ASKED])
+                if streams:
+                    await self._say(ALIVE)
+        except BaseException:  # the client has gone, or the server ends
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+        return task.result()
+
+    async def stream(self, response: api.ApiResponse) -> web.StreamResponse:
+        """Send the events of *response*, and end."""
+        for event in response.events or ():
+            await self._say(event.encode())
+        stream = await self._begun()
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await stream.write_eof()
+        return stream
+
+    async def _say(self, data: bytes) -> None:
+        await (await self._begun()).write(data)
+
+    async def _begun(self) -> web.StreamResponse:
+        if self._stream is None:
+            self._stream = web.StreamResponse(headers=api.EVENTS)
+            await self._stream.prepare(self._request)
+        return self._stream
