@@ -1,13 +1,14 @@
-"""Memory of each rank of the learner `fsdp`, against the estimate of ``--dry-run``: a model of 113
-million parameters with random weights, two updates on the CPU.
+"""Memory of the run and of each rank of the learner `fsdp`, against the estimate of ``--dry-run``:
+a model of 113 million parameters with random weights, and SmolLM2-135M-Instruct. They start, update
+twice on the CPU, give all weights to the run as a delivery to an engine does, and save a checkpoint.
 
-Each case runs in a process of its own. The memory of a rank is its anonymous resident memory above
-what the same process had after it trained a model of a few thousand parameters: so torch, gloo and
-their threads are left out (they are printed), and so are the weights in the memory that all ranks
-share. These count once, in the process of the run. It is read 200 times a second.
+Each case runs in processes of its own. The memory of a process is what it has above that after a
+model of a few thousand parameters: so torch, gloo and their threads are left out (they are kept as
+``baseline``). Pages that processes share count in parts, so that all together count once. Pages of
+files are left out. It is read 20 times a second.
 
     python -m studies.benchmarks.sharded_memory           needs 9 GB, one case at a time
-    python -m studies.benchmarks.sharded_memory --only "2 sharded"
+    python -m studies.benchmarks.sharded_memory --only "135m 2 sharded ranks"
     python -m studies.benchmarks.sharded_memory --quick
 """
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,7 +28,13 @@ from typing import Any
 from .common import RESULTS, Worker, arguments, serve, table, write
 
 AIM = 0.1
-CASES = [f"{n} {sharding}" for n in (2, 4) for sharding in ("sharded", "hybrid", "replicated")]
+CASES = [
+    f"{name} {n} sharded {weights}"
+    for name in ("112m", "135m")
+    for n in (1, 2, 4)
+    for weights in ("run", "ranks")
+]
+CASES += [f"112m {n} {kind} run" for n in (2, 4) for kind in ("hybrid", "replicated")]
 PROMPT, REPLY, GROUP, STEPS = 16, 16, 2, 2
 BUDGET = GROUP * (PROMPT + REPLY)
 
@@ -54,20 +63,23 @@ class Readings:
         self._thread.join()
 
     def _read(self) -> None:
-        while not self._ended.wait(0.005):
+        while not self._ended.wait(0.05):
             self._note()
 
     def _note(self) -> None:
         if phase := self._phase:
-            now = [anonymous(pid) for pid in self.pids]
+            now = [resident(pid) for pid in self.pids]
             before = self.peaks.get(phase, now)
             self.peaks[phase] = [max(pair) for pair in zip(now, before, strict=True)]
 
 
-def anonymous(pid: int) -> int:
-    """Return the resident bytes of process *pid* that are neither pages of files nor shared."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * int(status.partition("RssAnon:")[2].split()[0])
+def resident(pid: int) -> int:
+    """Return the resident bytes of process *pid* without pages of files; of pages that it shares
+    with others, its part.
+    """
+    status = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    sizes = (status.partition(name)[2].split()[0] for name in ("Pss_Anon:", "Pss_Shmem:"))
+    return 1024 * sum(map(int, sizes))
 
 
 def model(quick: bool) -> Any:
@@ -101,9 +113,10 @@ def plan(case: str, settings: dict[str, Any]) -> Any:
 
     from .gpu.memory import plan_of
 
-    ranks, sharding = case.split()
+    _, ranks, sharding, weights = case.split()
     plans.PROMPT_TOKENS = PROMPT - REPLY  # a sequence is planned for 2 * REPLY tokens and these
-    args = {"ranks": int(ranks), "sharding": sharding, **settings}
+    args = {"ranks": int(ranks), "sharding": sharding, "weights": weights, **settings}
+    args["checkpoint"] = "sharded"
     keys = ["learner.use=fsdp", "learner.precision=float32", "model.dtype=float32"]
     keys += [f"learner.args.{key}={json.dumps(value)}" for key, value in args.items()]
     return plan_of(
@@ -112,66 +125,119 @@ def plan(case: str, settings: dict[str, Any]) -> Any:
 
 
 def run(case: str, quick: bool, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train and return bytes of each rank by phase, beside the estimate."""
-    from quintain.recipe.memory import memory_of
+    """Train and return the bytes of each process by phase, that of the run first, beside the
+    estimate.
+    """
+    import tempfile
+
+    import torch
+
+    from quintain.recipe import memory_of
     from quintain_learners.fsdp import FsdpLearner
     from quintain_learners.fsdp.team import Team
 
     from .gpu.work import random_batch
 
+    name, _, _, weights = case.split()
     planned = plan(case, settings)
-    kind = planned.learner_kind
+    kind = planned.learner.kind
     options: dict[str, Any] = {
         "ranks": kind.ranks,
         "sharding": kind.sharding,
         "modes": kind.modes,
         "restarts": 0,
         "token_budget": BUDGET,
+        "checkpoint": "sharded",
     }
-    team = Team(kind.ranks, silence=300.0)
-    bare = FsdpLearner(model(True), planned.algorithm, team=team, **options)
     sizes = {"groups": kind.ranks, "group_size": GROUP, "prompt": PROMPT, "lengths": [REPLY]}
-    bare.step(random_batch(bare.module, **sizes))
-    baselines = [anonymous(pid) for pid in team.pids]
-    readings = Readings(team.pids)
-    module = model(quick)
-    estimate = memory_of(planned, module, free=None)
-    held = planned.learner_bytes
-    with readings.phase("start"):
-        learner = FsdpLearner(module, planned.algorithm, team=team, **options)
-    started = [anonymous(pid) for pid in team.pids]
-    batch = random_batch(module, **sizes)
-    for _ in range(STEPS):
-        with readings.phase("update"):
-            learner.step(batch)
-    updated = [anonymous(pid) for pid in team.pids]
-    with readings.phase("save"):
-        learner.state_dict(weights=False)
-    readings.end()
-    learner.close()
+    team = Team(kind.ranks, silence=300.0)
+    with tempfile.TemporaryDirectory() as place:
+        folder, tiny = Path(place, "model"), Path(place, "tiny")
+        model(True).save_pretrained(tiny)
+        if name == "135m":
+            folder = Path("~/.cache/quintain/models/smollm2-135m").expanduser()
+        else:
+            saving = multiprocessing.get_context("spawn").Process(target=save, args=(quick, folder))
+            saving.start()  # in a process of its own, whose memory is not that of the run
+            saving.join()
+        loaded = hollow if weights == "ranks" else whole
+        bare = FsdpLearner(loaded(tiny), planned.algorithm, team=team, **options)
+        bare.step(random_batch(bare.module, **sizes))
+        weights_of(bare)
+        pids = [os.getpid(), *team.pids]
+        baselines = [resident(pid) for pid in pids]
+        readings = Readings(pids)
+        with readings.phase("start"):
+            module = loaded(folder)
+            learner = FsdpLearner(module, planned.algorithm, team=team, **options)
+        batch = random_batch(module, **sizes)
+        estimate = memory_of(planned, module, free=None)
+        moments = {"started": [resident(pid) for pid in pids]}
+        for _ in range(STEPS):
+            with readings.phase("update"):
+                learner.step(batch)
+        moments["updated"] = [resident(pid) for pid in pids]
+        with readings.phase("sync"):
+            weights_of(learner)
+        with readings.phase("save"):
+            saved = Path(place, "saved")
+            saved.mkdir()
+            learner.begin_save(saved)
+            learner.end_save(wait=True)
+        readings.end()
+        learner.close()
     above = {
-        name: [n - base for n, base in zip(found, baselines, strict=True)]
-        for name, found in (("started", started), ("updated", updated), *readings.peaks.items())
+        moment: [n - base for n, base in zip(found, baselines, strict=True)]
+        for moment, found in (moments | readings.peaks).items()
     }
-    numbers = estimate.parameters
+    numbers, held = estimate.parameters, planned.learner.bytes
     parts = numbers * held.own, numbers * (held.own + held.gradients + held.moments)
     return {
         "parameters": numbers,
         "baseline": baselines,
         "bytes": above,
+        "threads": torch.get_num_threads(),
         "estimated": {
             "started": parts[0] / kind.ranks,
             "updated": parts[1] / kind.ranks,
             "update": estimate.each,
+            "run": estimate.parameters * 4 if weights == "run" else 0,
         },
     }
+
+
+def whole(folder: Path) -> Any:
+    """Return the model in *folder* in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def hollow(folder: Path) -> Any:
+    """Return the model in *folder* without weights."""
+    import torch
+
+    from quintain.models.paper import module_without_weights
+
+    return module_without_weights(str(folder), torch.float32, None).eval()
+
+
+def save(quick: bool, folder: Path) -> None:
+    """Save the model of 112M parameters."""
+    model(quick).save_pretrained(folder)
+
+
+def weights_of(learner: Any) -> int:
+    """Read all weights, as the delivery to an engine and its check do; return their bytes."""
+    return sum(tensor.nbytes for tensor in learner.weights().tensors().values())
 
 
 def compared(figures: dict[str, Any], name: str) -> tuple[str, str, str]:
     """Return what was measured of the largest rank in MB, what was estimated, and by how much they
     differ.
     """
-    measured, estimated = max(figures["bytes"][name]), figures["estimated"][name]
+    measured, estimated = max(figures["bytes"][name][1:]), figures["estimated"][name]
     share = f"{100 * (measured / estimated - 1):+.0f} %"
     return f"{measured / 1e6:,.0f}", f"{estimated / 1e6:,.0f}", share
 
@@ -195,13 +261,16 @@ def main() -> None:
         with Worker(case, [*command, "--threads", "1"], 1) as child:
             figures[case] = child.ask(case=case, quick=args.quick, settings=args.settings)
         print(json.dumps({case: figures[case]}), file=sys.stderr, flush=True)
-    head = ["ranks"]
+    head = ["model, ranks, who has the weights"]
     for moment in ("started", "after an update", "peak of an update"):
         head += [f"{moment}, MB", "estimate", ""]
-    rows = [
-        [case, *(x for name in ("started", "updated", "update") for x in compared(found, name))]
-        for case, found in figures.items()
-    ]
+    head += ["save"] + [f"run: {name}" for name in ("start", "update", "sync", "save")]
+    rows = []
+    for case, found in figures.items():
+        row = [x for name in ("started", "updated", "update") for x in compared(found, name)]
+        row.append(f"{max(found['bytes']['save'][1:]) / 1e6:,.0f}")
+        of_run = (found["bytes"][name][0] for name in ("start", "update", "sync", "save"))
+        rows.append([case, *row, *(f"{n / 1e6:,.0f}" for n in of_run)])
     print(table(head, rows))
     about = {"aim": AIM, "prompt": PROMPT, "reply": REPLY, "settings": args.settings}
     write("sharded_memory", figures, quick=args.quick, about=about)

@@ -24,7 +24,7 @@ from ..errors import InfrastructureError, LimitReached, UsageError
 from ..interfaces.engine import Pressure, TokenEngine, Weights
 from ..interfaces.tokenizer import ChatTokenizer
 from ..models.adapters import base_of
-from ..models.load import cache_bytes, context_of, load_model
+from ..models.load import as_device, cache_bytes, context_of, load_model
 from ..models.snapshot import Snapshot
 from ..models.transfers import on_gpu
 from ..rollouts.chat.stop_strings import StopStrings
@@ -178,6 +178,7 @@ class EmbeddedEngine(TokenEngine):
         reproducible: bool = True,
         patience: float = 120.0,
         copy: bool = False,
+        device: str | None = None,
         graphs: bool = True,
         merge: bool = True,
         router_replay: bool | None = None,
@@ -188,16 +189,24 @@ class EmbeddedEngine(TokenEngine):
         the version: nothing may sample while the learner steps. Otherwise, or with *copy*, the
         engine decodes a copy (cast, adapters merged), which `update` refreshes once per version;
         with *copy* sampling may overlap the learner's steps. Without *merge* a module with adapters
-        in the same *dtype* is decoded directly, too: no copy, but more products for each token.
+        in the same *dtype* is decoded directly, too: no copy, but more products for each token. With
+        a *device*, which is another than that of *module*, it decodes a copy there.
 
         Raises:
-            UsageError: a setting is out of range, a copy is needed without *merge*, or *router_replay*
-                is true and the experts of *module* cannot be recorded.
+            UsageError: a setting is out of range, a copy is needed without *merge*, *module* has no
+                weights, or *router_replay* is true and its experts cannot be recorded.
         """
+        if next(module.parameters()).is_meta:
+            raise UsageError(
+                "engine embedded: it decodes the weights of the run, which has none: they are in the "
+                'processes of the learner; set engine.use = "vllm-server", or leave out '
+                "learner.args.weights"
+            )
         engine = cls.__new__(cls)
         engine._configure(slots, context, reproducible, patience, graphs, router_replay)
-        if copy:
-            snapshot: Snapshot | None = Snapshot.apart(module, dtype)
+        if copy or device is not None:
+            place = None if device is None else as_device(device)
+            snapshot: Snapshot | None = Snapshot.apart(module, dtype, place)
         else:
             snapshot = Snapshot.needed(module, dtype, merge=merge)
         if snapshot is not None and not merge:

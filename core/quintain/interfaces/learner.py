@@ -178,7 +178,8 @@ class BytesPerParameter:
     for each parameter that trains. A learner with *weights* of 2 bytes gets a module in bfloat16.
     *own* are weights that processes of the learner hold beside those of the module. *processes* of
     it share the device; each has the activations of a micro-batch. *base* are the bytes of a weight
-    under adapters, if not *weights*, which it takes while the model is loaded.
+    under adapters, if not *weights*, which it takes while the model is loaded. *module* says where
+    the run has the weights of the module: beside a GPU they may be on the host, or nowhere.
     """
 
     weights: int = 4
@@ -188,6 +189,7 @@ class BytesPerParameter:
     host: float = 0
     processes: int = 1
     base: float | None = None
+    module: Literal["device", "host", "nowhere"] = "device"
 
 
 class LearnerKind(ABC):
@@ -201,6 +203,13 @@ class LearnerKind(ABC):
     @abstractmethod
     def __call__(self, module: Any, algorithm: Algorithm | None, **settings: Any) -> AnyLearner:
         """Make the learner; *settings* are those that `PolicyLearner` lists."""
+
+    def module_device(self, device: str) -> str:
+        """Return where a run has the module, if its recipe says *device*: there by default. A learner
+        whose processes have devices of their own may say ``cpu``, or ``meta`` for no weights at
+        all.
+        """
+        return device
 
     @property
     def rounds_base(self) -> bool:

@@ -173,6 +173,8 @@ class Forward:
                 f"layout 'shared' does not know {type(self.module).__name__}; use 'auto' or "
                 f"'bucketed'"
             )
+        if self.head_weight.is_meta:
+            return "bucketed"  # what has the weights chooses for itself
         packs = "flash" in str(getattr(cast(Any, self.module).config, "_attn_implementation", ""))
         candidates: list[Layout] = []  # the fastest first
         if setting != "auto":

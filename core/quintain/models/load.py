@@ -32,6 +32,7 @@ from .hf import (
 )
 from .layers import cache_shape, fuse_storage, steady_length
 from .lora import check_base, check_installed, merge_adapters, with_adapters
+from .paper import module_without_weights
 from .tokenizer import HFTokenizer
 
 DTYPES = {
@@ -96,7 +97,7 @@ def load_model(
     Args:
         dtype: ``float32``, ``bfloat16``, ``float16``, ``float64``, or ``auto`` for what the
             checkpoint was saved in.
-        device: ``auto`` is the GPU where there is one, else the CPU.
+        device: ``auto`` is the GPU where there is one, else the CPU; ``meta`` reads no weights.
         attn: attention implementation of the module's own forward (``sdpa``, ``eager``,
             ``flash_attention_2``); by default ``sdpa`` where the architecture has it, else
             ``eager``; always ``eager`` in place of ``sdpa`` where attention has a soft cap.
@@ -121,6 +122,13 @@ def load_model(
     else:  # the other would import the classes of models
         from transformers import PreTrainedTokenizerFast as Tokenizer
     tokenizer = load_pretrained(Tokenizer, path if has_tokenizer else base_named(path)[0])
+    hollow = device == "meta"
+    if hollow:
+        if lora is not None or has_adapters_alone(path):
+            raise UsageError(
+                f"model {path!r}: adapters need the weights under them; they cannot be left out"
+            )
+        module = module_without_weights(path, as_dtype(dtype), attn)
     if module is None:
         module = _module_of(path, "auto" if dtype == "auto" else as_dtype(dtype), attn)
     tokenizer = HFTokenizer(tokenizer, stop_ids=_generation_stops(module))
@@ -134,11 +142,12 @@ def load_model(
             "`model.resize_token_embeddings(len(tokenizer))` and save again"
         )
     without_dropout(module)
-    module.to(as_device(device))
+    if not hollow:
+        module.to(as_device(device))
     if lora is not None:
         module = with_adapters(module, lora)
     module.eval()
-    fused = lora is None and fuse_storage(module)
+    fused = lora is None and not hollow and fuse_storage(module)
     return LoadedModel(
         module=module,
         tokenizer=tokenizer,

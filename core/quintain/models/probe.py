@@ -25,7 +25,8 @@ def plain_log_probs(module: nn.Module, ids: Sequence[int]) -> Tensor:
 
 
 def _logits(module: nn.Module, ids: Sequence[int]) -> Tensor:
-    device = next(module.parameters()).device
+    first = next(module.parameters())
+    device = "cpu" if first.is_meta else first.device  # other processes may have the weights
     return cast(Any, module)(
         input_ids=torch.tensor([list(ids)], device=device), use_cache=False
     ).logits[0]
@@ -36,8 +37,11 @@ def logit_map_of(module: nn.Module) -> LogitMap:
     """Find what *module* does to the product of its output layer.
 
     The layer's output is replaced by known values, from tiny to huge, so that the result does not
-    depend on weights: a soft cap at 30 is invisible in the logits of a new model.
+    depend on weights: a soft cap at 30 is invisible in the logits of a new model. A module without
+    weights computes nothing, and has none.
     """
+    if next(module.parameters()).is_meta:
+        return LogitMap(scale=1.0, cap=inf)
     known = torch.tensor([1e-6, 1e30], dtype=torch.float64, device=next(module.parameters()).device)
     head = cast(Any, module).get_output_embeddings()
 

@@ -46,14 +46,18 @@ class Snapshot:
         return cls._copy(module, target)
 
     @classmethod
-    def apart(cls, module: nn.Module, dtype: str | None = None) -> Snapshot:
-        """Return a copy of *module* that only `refresh` changes, in its own type or in *dtype*."""
-        snapshot = cls._copy(module, _target_type(module, dtype))
+    def apart(
+        cls, module: nn.Module, dtype: str | None = None, device: torch.device | None = None
+    ) -> Snapshot:
+        """Return a copy of *module* that only `refresh` changes, in its own type or in *dtype*, on
+        its own device or on *device*.
+        """
+        snapshot = cls._copy(module, _target_type(module, dtype), device)
         snapshot.source = None
         return snapshot
 
     @classmethod
-    def _copy(cls, module: Any, dtype: torch.dtype) -> Snapshot:
+    def _copy(cls, module: Any, dtype: torch.dtype, device: torch.device | None = None) -> Snapshot:
         """Return a snapshot of *module* in *dtype*, its adapters merged.
 
         It is a new module of the same class and not a deep copy, which would hold the weights twice
@@ -65,13 +69,14 @@ class Snapshot:
         # `to` below would change. No checkpoint holds them, so `refresh` does not copy them.
         types = {name: buffer.dtype for name, buffer in blank.named_buffers()}
         blank.to(dtype)
-        blank.to_empty(device=next(base.parameters()).device)
+        device = device or next(base.parameters()).device
+        blank.to_empty(device=device)
         blank.tie_weights()  # separate after `to_empty`
         for name, buffer in base.named_buffers():
             # peft puts a layer with adapters under this name; the copy has the plain layer.
             plain_name = name.replace(".base_layer", "")
             owner, _, leaf = plain_name.rpartition(".")
-            value = buffer.detach().to(types[plain_name], copy=True)
+            value = buffer.detach().to(device, types[plain_name], copy=True)
             setattr(blank.get_submodule(owner), leaf, value)
         blank.eval()
         wide_parts = getattr(base, "_keep_in_fp32_modules_strict", None) or ()

@@ -84,7 +84,7 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
     dtype = plan.engine_dtype
     size = getattr(torch, dtype, torch.float32).itemsize
     merges = lora and plan.engine.args.get("merge", True)
-    copies = merges or dtype != plan.learner.dtype or plan.copies_weights
+    copies = merges or dtype != plan.learner.dtype or plan.copies_weights or plan.engine_elsewhere
     # On a CPU the engine keeps weights in the layout of its products, too.
     packed = (
         free is None
@@ -92,8 +92,10 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
         and packs("cpu", getattr(torch, dtype, torch.float32), size * parameters)
     )
     # adapters are float32 at least
-    loading = int((needed.weights + needed.own) * parameters)
-    loading += max(0, 4 - needed.weights) * trained if lora else 0
+    of_module = needed.weights * parameters
+    of_module += max(0, 4 - needed.weights) * trained if lora else 0
+    on_device = needed.module == "device" or (needed.module == "host" and free is None)
+    loading = int(needed.own * parameters) + of_module * on_device
     saved = 0 if needed.base is None else needed.weights - needed.base
     memory = MemoryPlan(
         parameters=parameters,
@@ -102,7 +104,9 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
         weights=loading - int(saved * weights_under_adapters(module)),
         gradients=int(needed.gradients * trained),
         moments=int((needed.moments + (needed.host if free is None else 0)) * trained),
-        host=0 if free is None else int(needed.host * trained),
+        host=0
+        if free is None
+        else int(needed.host * trained) + of_module * (needed.module == "host"),
         reference=int((needed.own or needed.weights) * parameters)
         if plan.algorithm.uses_reference and not lora
         else 0,
@@ -226,7 +230,11 @@ def memory_table(plan: RunPlan, memory: MemoryPlan, place: str, free: int) -> li
         ),
         ("together", memory.total, f"{free / 1e9:,.1f} GB are free on {place}"),
         ("each process", memory.each, f"of {memory.processes} of the learner on {place}"),
-        ("host memory", memory.host, "of AdamW"),
+        (
+            "host memory",
+            memory.host,
+            "of the run's weights and AdamW" if plan.learner.bytes.module == "host" else "of AdamW",
+        ),
     ]
     lines = [f"  {name:<12}{size / 1e9:>8,.2f} GB  {detail}" for name, size, detail in rows if size]
     return [

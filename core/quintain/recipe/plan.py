@@ -474,13 +474,19 @@ class RunPlan:
         return ModelRequest(
             name=self.model.name,
             seed=self.seed,
-            device=self.model.device,
+            device=self.module_device,
             dtype=dtype,
             lora=self.model.lora,
             specs=self.tasks.environments,
             services=services_for(self.tasks.environments, self.model.services),
             screen=screen,
         )
+
+    @property
+    def module_device(self) -> str:
+        """The device of the module in the process of the run; ``meta`` has no weights."""
+        kind, device = self.learner.kind, self.model.device
+        return kind.module_device(device) if isinstance(kind, LearnerKind) else device
 
     @property
     def engine_dtype(self) -> str:
@@ -509,6 +515,11 @@ class RunPlan:
     def copies_weights(self) -> bool:
         """Whether the engine samples with older weights than the learner has, hence with a copy."""
         return self.schedule.overlaps or self.algorithm.plan.staleness > 0
+
+    @property
+    def engine_elsewhere(self) -> bool:
+        """Whether an engine beside the learner has another device than the module, hence a copy."""
+        return self.engine.beside_learner and self.module_device != self.model.device
 
 
 def _max_sample_mismatch(recipe: Recipe) -> float | None:

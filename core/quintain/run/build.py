@@ -223,6 +223,8 @@ def engine_for(
         args.setdefault("dtype", plan.model.dtype)
         if plan.copies_weights:
             args.setdefault("copy", True)
+        if plan.engine_elsewhere:
+            args["device"] = plan.model.device
         if plan.engine.beside_learner and "slots" not in args:
             args["slots"] = slots_of(plan, model.module)
         engine = bind(kind.sharing, args, who="[engine]")(model.module, model.tokenizer)

@@ -60,7 +60,7 @@ def header(plan: RunPlan, module: Any, *, cache: int = 0) -> str:
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     parameters = sum(p.numel() for p in module.parameters())
     needed = plan.learner.bytes
-    size = int((needed.weights + needed.own) * parameters)
+    size = int((needed.weights * (needed.module != "nowhere") + needed.own) * parameters)
     size += int((needed.gradients + needed.moments + needed.host) * trained)
     # the engine has a copy
     if trained < parameters or plan.model.dtype in ("bfloat16", "float16"):

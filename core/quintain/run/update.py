@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ..interfaces.engine import TokenEngine
+from ..interfaces.engine import TokenEngine, Weights
 from ..interfaces.learner import AnyLearner
 from ..models.module_weights import ModuleWeights
 from ..models.sampler_mismatch import SamplerMismatch
@@ -64,7 +64,10 @@ class PolicyUpdate:
         temperature = self.collector.rollout_context.sampling.temperature
         limit = self.plan.learner.max_sample_mismatch
         if limit is not None:
-            live = ModuleWeights(self.learner.module, self.learner.version)
+            learner = self.learner
+            live: Weights = ModuleWeights(learner.module, learner.version)
+            if next(learner.module.parameters()).is_meta:  # its processes have the weights
+                live = learner.weights()
             await check_delivery(self.engine, self.weight_sync.published(live), live)
         self.advantages = advantages_of(groups, advantages)
         # An update waits for the files of the weights before it, which a rank that is lost in it

@@ -167,8 +167,10 @@ class Checkpoint:
         with read_whole(self.path):
             content = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
             learner_state, generators = dict(content["learner"]), dict(content["generators"])
-            weights = {} if "module" in learner_state else dict(_tensors(self.model))
-            if "module" not in learner_state and not weights:
+            hollow = next(learner.module.parameters()).is_meta  # its processes read the files
+            read = "module" not in learner_state and not hollow
+            weights = dict(_tensors(self.model)) if read else {}
+            if read and not weights:
                 raise FileNotFoundError(f"{self.model} has no weights")
         if (self.model / BASE_FILE).exists():
             from ..models.lora import check_base
@@ -178,7 +180,8 @@ class Checkpoint:
             except UsageError as e:
                 raise RunError(f"checkpoint {self.path} cannot be resumed: {e}") from e
         try:
-            _load_weights(learner.module, weights)
+            if read:
+                _load_weights(learner.module, weights)
             if not (self.path / PARTS).exists():
                 learner.load_state_dict(learner_state)
             elif isinstance(learner, PartSaver):
@@ -273,7 +276,12 @@ class CheckpointManager:
         if final.exists():  # a step has one state, which is saved already
             return final
         if bad := next(
-            (n for n, p in learner.module.named_parameters() if not p.isfinite().all()), None
+            (
+                n
+                for n, p in learner.module.named_parameters()
+                if not p.is_meta and not p.isfinite().all()
+            ),
+            None,
         ):
             raise RunError(
                 f"the weights after step {step} are not finite ({bad}), so no checkpoint is saved; "

@@ -277,6 +277,19 @@ def test_adapters_that_are_not_merged_are_decoded_from_the_learners_tensors(
     assert run(own.outdated(other)) != ""
 
 
+def test_an_engine_on_another_device_decodes_a_copy() -> None:
+    """Of a learner whose processes have the GPUs, and the run the weights on the host."""
+    module = tiny_model("qwen3")
+    engine = engine_of(module, device="cpu")
+    assert engine.snapshot is not None
+    other = ModuleWeights(tiny_model("qwen3", seed=5), 1)
+    assert run(engine.outdated(other)) != ""
+    assert run(engine.update(other)) == 1
+    assert run(engine.outdated(other)) == ""
+    with pytest.raises(UsageError, match="decodes the weights of the run, which has none"):
+        engine_of(copy.deepcopy(module).to("meta"))
+
+
 def test_adapters_are_merged_where_the_engine_needs_a_copy() -> None:
     """The error names what to change."""
     adapted = with_adapters(tiny_model("qwen3"), {"r": 4})

@@ -98,8 +98,9 @@ def simulated(setup: SimulationSetup, **fields: Any) -> Simulation:
 
 def test_a_rank_holds_its_share_whole_ends_activations_and_logits() -> None:
     """By hand for 0.6B (28 layers of 1,024 and 3,072, 16 and 8 heads of 128, tied embeddings): 16
-    bytes a parameter are divided, the embeddings are whole three times, and a micro-batch has
-    8,192 tokens, checkpointed.
+    bytes a parameter are divided, the root, which is embeddings and the last norm, is whole three
+    times, a head in half precision and its gradient are 4 bytes, and a micro-batch has 8,192 tokens,
+    checkpointed. The run has 4 bytes a parameter on the host.
     """
     found = planner(4, "0.6b", "learner.token_budget=8192")
     divided = 16 * found.shape.parameters
@@ -107,8 +108,18 @@ def test_a_rank_holds_its_share_whole_ends_activations_and_logits() -> None:
     activations = 8192 * (4 * 2 * 1024 + 4 * 1024 * 28 + layer)
     logits = 12 * min(CHUNK_ELEMENTS["gpu"], 8192 * 151_936)
     assert found.rank_bytes(4) == pytest.approx(
-        divided / 4 + 3 * 4 * 151_936 * 1024 + activations + logits
+        divided / 4 + 4 * (3 * (151_936 + 1) + 151_936) * 1024 + activations + logits
     )
+    assert found.memory_on(4).host == 4 * found.shape.parameters
+
+
+def test_settings_of_the_learner_count() -> None:
+    """Those of the recipe, for as many GPUs as are tried."""
+    usual = planner(4, "0.6b", "learner.use=fsdp")
+    eight = planner(4, "0.6b", "learner.use=fsdp", "learner.args.optimizer=adamw_8bit")
+    saved = usual.rank_bytes(4) - eight.rank_bytes(4)
+    assert saved == pytest.approx(6 * usual.shape.parameters / 4, rel=1e-6)
+    assert usual.rank_bytes(4) == planner(4, "0.6b").rank_bytes(4)
 
 
 def test_adapters_take_fewer_gpus() -> None:

@@ -109,6 +109,7 @@ def plan(
     money = "" if cost is None else f", {cost:,.0f} at {price:g} a GPU-hour"
     rows = [
         ("a learner's GPU", f"{memory.rank / 1e9:,.1f} GB of {planner.gpu.memory / 1e9:g} GB"),
+        *([("host memory", f"{memory.host / 1e9:,.1f} GB")] if memory.host else []),
         ("an engine's GPU", room),
         (f"{total:,} steps", f"{duration(seconds)}, {gpu_hours:,.1f} GPU-hours{money}"),
     ]

@@ -14,7 +14,8 @@ import torch
 from quintain.errors import UsageError
 from quintain.interfaces import Schedule
 from quintain.models import with_adapters
-from quintain.recipe import MemoryPlan, RunPlan, activations, logits_bytes, memory_of
+from quintain.recipe import MemoryPlan, RunPlan, memory_of
+from quintain.registry import current
 
 from .hardware import Gpu, ModelShape, gpu_named, module_for, shape_of
 from .roofline import BYTES, NO_CONFIGURATION, all_gpus, learner_gpus
@@ -36,11 +37,13 @@ class RankMemory:
     Attributes:
         rank: what a GPU of the learner holds: its share of weights, gradients and moments, and the
             activations of a micro-batch.
+        host: what the run and the ranks have in host memory together.
         engine: what a GPU of an engine holds of the weights.
         room: what it has for keys and values.
     """
 
     rank: float
+    host: float
     engine: float
     room: float
 
@@ -128,21 +131,27 @@ class ClusterPlanner:
         """The memory of a learner on one GPU, as ``--dry-run`` plans it."""
         return memory_of(self.plan, self.module, free=int(self.gpu.memory))
 
-    def rank_bytes(self, ranks: int) -> float:
-        """Return the bytes of each of *ranks* GPUs of the learner, by the formula of
-        docs/distributed.md: its share of what is divided, embeddings and output layer (three times
-        if they train), the activations of a micro-batch and its logits.
+    def memory_on(self, ranks: int) -> MemoryPlan:
+        """Return the memory of a learner on *ranks* GPUs, as ``--dry-run`` plans it: by the recipe's
+        own learner if it can take several, else by `fsdp`.
         """
-        memory = self.memory
-        divided = memory.weights + memory.gradients + memory.moments + memory.reference
-        if ranks == 1:
-            return divided + memory.activations
-        ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
-        # Tied ones are one. Those that train have a gradient, and a copy of it that is added up.
-        root = {id(end.weight): end.weight for end in ends}.values()
-        whole: int = sum(4 * weight.numel() * (3 if weight.requires_grad else 1) for weight in root)
-        logits = logits_bytes(self.plan, self.module, "gpu")
-        return divided / ranks + whole + activations(self.plan, self.module) + logits
+        learner = self.plan.learner
+        kind = learner.kind
+        if not hasattr(kind, "on_gpus"):
+            if ranks == 1:
+                return self.memory
+            kind = current().load("learner", "fsdp")()
+        kind = kind.on_gpus(ranks)
+        size = kind.bytes_per_parameter(adapters=self.plan.model.lora is not None)
+        plan = replace(self.plan, learner=replace(learner, kind=kind, bytes=size))
+        return memory_of(plan, self.module, free=int(self.gpu.memory))
+
+    def rank_bytes(self, ranks: int) -> float:
+        """Return the bytes of each of *ranks* GPUs of the learner: its share of weights, gradients
+        and moments, the root three times, and the activations and logits of a micro-batch.
+        """
+        memory = self.memory_on(ranks)
+        return memory.each or memory.fixed - memory.copy + memory.activations
 
     def holds(self, ranks: int) -> bool:
         """Return whether *ranks* GPUs hold the learner."""
@@ -266,7 +275,8 @@ class ClusterPlanner:
         each, ranks = setup.cluster.gpus_per_engine, learner_gpus(setup)
         weights = BYTES * self.shape.parameters / each
         room = chosen.simulation.costs.capacity * self.shape.cache_bytes / each
-        memory = RankMemory(rank=self.rank_bytes(ranks), engine=weights, room=room)
+        host = self.memory_on(ranks).host
+        memory = RankMemory(rank=self.rank_bytes(ranks), host=host, engine=weights, room=room)
         return Answer(chosen=chosen, memory=memory, neighbours=tuple(neighbours))
 
     def neighbours(

@@ -8,6 +8,7 @@ import asyncio
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 
 from quintain.learning import ModuleWeights
 from quintain.models import HFTokenizer
-from quintain_engines.vllm import CanaryError
+from quintain_engines.vllm import CanaryError, transports
 from quintain_engines.vllm.base import SyncedEngine, VLLMOutput
 from quintain_engines.vllm.canary import canary_ids, forward_log_probs
 from quintain_engines.vllm.settings import Settings
@@ -132,3 +133,25 @@ def test_input_embeddings_beyond_the_fixed_sequence_are_seen() -> None:
     asyncio.run(Plain(module, lambda model: model).update(ModuleWeights(module, 3)))
     with pytest.raises(CanaryError, match="weights of version 3 did not arrive"):
         asyncio.run(Plain(module, others_differ).update(ModuleWeights(module, 3)))
+
+
+def test_files_have_a_part_of_the_weights_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts of some bytes, each tensor once: tied ones together, and one that is larger alone."""
+    monkeypatch.setattr(transports, "BUCKET", 100)
+    tensors = {"a": torch.ones(10), "b": torch.ones(20), "c": torch.ones(50), "d": torch.ones(2)}
+    tensors["e"] = tensors["a"]
+    files: list[tuple[set[str], dict[str, str]]] = []
+
+    class Control:
+        async def update_weights(self, info: Mapping[str, Any]) -> None:
+            files.append((set(load_file(info["path"])), info["aliases"]))
+
+    asyncio.run(File(str(tmp_path)).send(Control(), tensors))
+    assert files == [({"a"}, {"e": "a"}), ({"b"}, {}), ({"c"}, {}), ({"d"}, {})]
+    files.clear()
+    lazily = MappingProxyType(tensors)  # no dict: its tensors are made when they are asked for
+    asyncio.run(File(str(tmp_path)).send(Control(), lazily))
+    assert [names for names, _ in files] == [{"a"}, {"b"}, {"c"}, {"d", "e"}]
+    assert not list(tmp_path.iterdir())

@@ -139,6 +139,20 @@ def test_an_engine_sleeps_before_the_ranks_compute(pair: Team) -> None:
 
 
 @pytest.mark.more
+def test_ranks_start_again_beside_an_engine_that_sleeps() -> None:
+    """The hook of an engine is on the module of the run, and is not sent to them."""
+    learner = FsdpLearner(copy.deepcopy(model("full")), GRPO, silence=300.0, layout="bucketed")
+    hook = LearnerHook(learner.module, lambda: None)
+    hook.start()
+    try:
+        os.kill(learner.team.pids[1], signal.SIGKILL)
+        assert learner.step(batch())["loss"]
+    finally:
+        hook.stop()
+        learner.close()
+
+
+@pytest.mark.more
 def test_ranks_notice_a_sampler_that_differs(pair: Team) -> None:
     """Log-probs of the engine that are not those of the weights end the step before an update."""
     settings: dict[str, Any] = {"layout": "bucketed", "max_sample_mismatch": 0.01}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from quintain.console.screen import Screen
 from quintain.models.lora import with_adapters
 from quintain.recipe.extends import bundled_text
 from quintain.recipe.memory import activations, logits_bytes, memory_of, memory_table
@@ -78,19 +79,39 @@ def test_each_rank_has_its_part_and_a_micro_batch(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, (4 / 4, 4 / 4, 8 / 4, 4)),
-        ({"optimizer": "adamw_8bit"}, (1, 1, 2 / 4, 4)),
-        ({"optimizer": "adamw_host"}, (1, 1, 0, 4 + 12)),
-        ({"offload": "all"}, (0, 0, 0, 4 + 16)),
-        ({"offload": "all", "optimizer": "adamw_8bit"}, (0, 0, 0, 4 + 10)),
-        ({"sharding": "replicated"}, (4, 4, 8, 4)),
+        ({}, (4 / 4, 4 / 4, 8 / 4, 0)),
+        ({"optimizer": "adamw_8bit"}, (1, 1, 2 / 4, 0)),
+        ({"optimizer": "adamw_host"}, (1, 1, 0, 12)),
+        ({"offload": "all"}, (0, 0, 0, 16)),
+        ({"offload": "all", "optimizer": "adamw_8bit"}, (0, 0, 0, 10)),
+        ({"sharding": "replicated"}, (4, 4, 8, 0)),
     ],
 )
 def test_bytes_by_mode_on_gpus(
     settings: dict[str, Any], expected: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each parameter: weights, gradients and moments of the first GPU, and host memory of all."""
+    """Of each parameter: weights, gradients and moments of a GPU, and host memory of all ranks. The
+    weights of the run are on the host.
+    """
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     found = Fsdp(ranks=4, **settings).bytes_per_parameter(adapters=False)
     assert (found.own, found.gradients, found.moments, found.host) == expected
-    assert found.processes == 1
+    assert (found.processes, found.module) == (1, "host")
+
+
+def test_no_gpu_has_the_weights_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in host memory, and an engine in the process of the run has a copy on its GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    module = tiny_model("qwen3")
+    numbers = sum(p.numel() for p in module.parameters())
+    planned = plan("learner.args.ranks=4")
+    assert planned.model.device == "auto"
+    assert planned.module_device == planned.model_request(Screen(quiet=True)).device == "cpu"
+    memory = memory_of(planned, module, free=10**9)
+    assert (memory.weights, memory.host, memory.copy) == (numbers, 4 * numbers, 4 * numbers)
+    elsewhere = plan("learner.args.ranks=4", "engine.use=vllm-server")
+    assert memory_of(elsewhere, module, free=10**9).copy == 0
+    lines = memory_table(planned, memory, "a GPU", 10**9)
+    assert any("host memory" in x and "of the run's weights" in x for x in lines)
+    on_host = plan("learner.args.ranks=4", "learner.args.device=cpu")
+    assert on_host.module_device == "auto"

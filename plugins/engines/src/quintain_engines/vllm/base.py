@@ -130,6 +130,11 @@ class SyncedEngine(TokenEngine):
         transport.dtype = self.dtype
         if module is not None and isinstance(transport, Device):
             transport.device = next(module.parameters()).device
+            if transport.device.type != "cuda":
+                raise UsageError(
+                    f"transport {transport.backend!r} carries weights from a GPU of the run, which "
+                    'has none there; set engine.args.transport = "file"'
+                )
         self._reference = Reference(module, folder)
         self.version, self.stalls = 0, 0
         self.differences: list[float] = []
@@ -325,13 +330,14 @@ class SyncedEngine(TokenEngine):
         module: Any = getattr(weights, "module", None) or self.module
         adapters = self.settings.adapters
         tensors = frozen_tensors(module) if adapters else weights.tensors()
-        if module is not None:
-            tensors = in_engine_layout(module, tensors)
-        if (name := differing(tensors, await self._rpc("quintain_weights"))) or not adapters:
+        arranged = tensors.items() if module is None else in_engine_layout(module, tensors)
+        if (name := differing(arranged, await self._rpc("quintain_weights"))) or not adapters:
             return name
         loaded = await self._rpc("quintain_adapters")
         factors = adapter_factors(module, self.dtype)
-        return next((n for n in factors if n not in loaded), "") or differing(factors, loaded)
+        return next((n for n in factors if n not in loaded), "") or differing(
+            factors.items(), loaded
+        )
 
     async def update(self, weights: Weights) -> int:
         """Load *weights*: pause, transfer, reset the prefix cache, resume, and compare with the

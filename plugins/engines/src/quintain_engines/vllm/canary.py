@@ -45,10 +45,11 @@ def tolerance_of(module: Any, ids: Sequence[int], log_probs: Tensor, dtype: str)
     first = next(module.parameters())
     if first.dtype not in (torch.float32, torch.float64):
         return HALF_TOLERANCE
-    with torch.autocast(first.device.type, getattr(torch, dtype)):
+    with torch.autocast(_place_of(module).type, getattr(torch, dtype)):
         rounded = forward_log_probs(module, ids)
     places = range(len(ids) - 1), list(ids[1:])
-    return ROUNDING * float((rounded - log_probs)[places].abs().max())
+    # Ranks that gather layers in half precision compute in it always.
+    return ROUNDING * float((rounded - log_probs)[places].abs().max()) or HALF_TOLERANCE
 
 
 def sampling_error(logps: Sequence[float], expected: Tensor) -> float:
@@ -145,9 +146,15 @@ def forward_log_probs(module: Any, ids: Sequence[int]) -> Tensor:
     """Return the log-probs of every token after each prefix of *ids* by a plain forward, [token,
     vocabulary].
     """
-    device = next(module.parameters()).device
-    logits: Tensor = module(input_ids=torch.tensor([list(ids)], device=device)).logits[0]
+    ids_1T = torch.tensor([list(ids)], device=_place_of(module))
+    logits: Tensor = module(input_ids=ids_1T).logits[0]
     return logits.float().log_softmax(-1).cpu()
+
+
+def _place_of(module: Any) -> torch.device:
+    """Return where *module* takes tokens: on the host, if other processes have its weights."""
+    device: torch.device = next(module.parameters()).device
+    return torch.device("cpu") if device.type == "meta" else device
 
 
 def layer_outputs(module: Any, ids: Sequence[int]) -> dict[str, Tensor]:

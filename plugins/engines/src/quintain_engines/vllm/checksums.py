@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -49,14 +49,14 @@ def _factors(first: int, count: int, stream: int, device: torch.device) -> Tenso
     return (mixed ^ (mixed >> 31)) | 1
 
 
-def differing(published: Mapping[str, Tensor], computed: Mapping[str, Any]) -> str:
+def differing(published: Iterable[tuple[str, Tensor]], computed: Mapping[str, Any]) -> str:
     """Return the first tensor of *published* whose checksum in the engine's type is another than in
     *computed*; empty if there is none. Names of either alone are not compared.
 
     Args:
         computed: by name, type and checksum of what the engine has, from `readback`.
     """
-    for name, tensor in published.items():
+    for name, tensor in published:
         if name in computed:
             kind, expected = computed[name]
             if checksum(tensor.to(getattr(torch, kind))) != expected:
@@ -64,20 +64,23 @@ def differing(published: Mapping[str, Tensor], computed: Mapping[str, Any]) -> s
     return ""
 
 
-def in_engine_layout(module: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return *tensors*, weights of *module* by name, as [outputs, inputs], and the output layer of
-    tied ones: the linear maps of GPT-2 have them the other way round.
+def in_engine_layout(module: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield *tensors*, weights of *module* by name, as [outputs, inputs], and the output layer of
+    tied ones: the linear maps of GPT-2 have them the other way round. One at a time: those of ranks
+    arrive so.
     """
     base = base_of(module)
     turned = {
         f"{name}.weight" for name, part in base.named_modules() if type(part).__name__ == "Conv1D"
     }
-    arranged = {name: t.t() if name in turned else t for name, t in tensors.items()}
-    if not unties_embeddings(module):
+    shared = ""
+    if not unties_embeddings(module) and "lm_head.weight" not in tensors:
         tied = base.get_input_embeddings().weight
-        name = next(name for name, parameter in base.named_parameters() if parameter is tied)
-        arranged.setdefault("lm_head.weight", arranged[name])
-    return arranged
+        shared = next(name for name, parameter in base.named_parameters() if parameter is tied)
+    for name, tensor in tensors.items():
+        yield name, tensor.t() if name in turned else tensor
+        if name == shared:
+            yield "lm_head.weight", tensor
 
 
 def frozen_tensors(module: Any) -> dict[str, Tensor]:

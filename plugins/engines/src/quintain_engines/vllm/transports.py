@@ -17,6 +17,8 @@ from quintain.errors import UsageError
 
 from .handover import handed
 
+BUCKET = 2**30
+"""Bytes of a file of weights, or those of the largest tensor."""
 BACKEND = "quintain"  # of `worker`, which only a process with vLLM imports
 
 
@@ -92,7 +94,8 @@ class Memory(Transport):
 
 
 class File(Transport):
-    """A safetensors file that both sides see, in shared memory where the machine has it.
+    """Files of safetensors that both sides see, one after the other, in shared memory where the
+    machine has it: so much of the weights is there at once.
 
     Args:
         folder: where to write; a folder of several machines serves a server elsewhere.
@@ -112,10 +115,13 @@ class File(Transport):
 
     async def send(self, control: Control, tensors: Mapping[str, Any]) -> None:
         path = self.folder / f"quintain-weights-{secrets.token_hex(8)}.safetensors"
+        buckets = in_buckets(tensors)
         try:
-            aliases = await asyncio.to_thread(_save, tensors, path, self.wire_type)
-            async with self._offered(path) as seen:
-                await control.update_weights({"path": seen, "aliases": aliases})
+            # in a thread: those that other processes have arrive as they are asked for
+            while bucket := await asyncio.to_thread(next, buckets, None):
+                aliases = await asyncio.to_thread(_save, bucket, path, self.wire_type)
+                async with self._offered(path) as seen:
+                    await control.update_weights({"path": seen, "aliases": aliases})
         finally:
             path.unlink(missing_ok=True)
 
@@ -143,6 +149,34 @@ class Upload(File):
         await self._put(None)
 
 
+def in_buckets(tensors: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield *tensors* in their order, in parts of `BUCKET` bytes or of a larger tensor; tied ones are
+    in the part of the first.
+    """
+    items = iter(tensors.items())
+    if isinstance(tensors, dict):  # others make them when they are asked for, and none twice
+        first: dict[Any, int] = {}
+        for number, tensor in enumerate(tensors.values()):
+            first.setdefault(_memory_of(tensor), number)
+        items = iter(sorted(tensors.items(), key=lambda item: first[_memory_of(item[1])]))
+    bucket: dict[str, Any] = {}
+    seen: dict[Any, int] = {}
+    for name, tensor in items:
+        memory = _memory_of(tensor)
+        if bucket and memory not in seen and sum(seen.values()) + tensor.nbytes > BUCKET:
+            yield bucket
+            bucket, seen = {}, {}
+        seen[memory] = tensor.nbytes
+        bucket[name] = tensor
+    if bucket:
+        yield bucket
+
+
+def _memory_of(tensor: Any) -> tuple[Any, ...]:
+    """Return what tied tensors have in common."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
 def _save(
     tensors: Mapping[str, Any], path: Path, wire_type: Callable[[Any], Any]
 ) -> dict[str, str]:
@@ -153,7 +187,7 @@ def _save(
     aliases: dict[str, str] = {}
     stored: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        key = _memory_of(tensor)
         if key in first:
             aliases[name] = first[key]
         else:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from quintain import Algorithm
-from quintain.errors import UsageError
+from quintain.errors import RunError, UsageError
 from quintain.interfaces import ProcessCluster
 from quintain.learning import (
     Advantages,
@@ -27,16 +27,30 @@ from quintain.learning import (
     FrozenPolicies,
     Learner,
     Prepared,
+    Ranks,
     Step,
     TrainingSequence,
 )
 from quintain.store import current_run
 
-from .model_files import ModelWriter, is_full, model_files
+from .held import RankWeights, computed_by
+from .model_files import is_full, model_files, model_names_differ
 from .placed_team import PlacedTeam
 from .recovery import Recovery
 from .remote_team import RemoteTeam
-from .setup import USUAL, CheckpointKind, Modes, Place, Setup, Sharding, mapped, packed, shared
+from .setup import (
+    USUAL,
+    CheckpointKind,
+    Modes,
+    Place,
+    RankDevice,
+    Setup,
+    Sharding,
+    mapped,
+    packed,
+    shared,
+)
+from .sources import sources_named
 from .team import Team
 from .wire import token_of
 
@@ -44,6 +58,12 @@ log = logging.getLogger(__name__)
 
 SHARED_MEMORY = "/dev/shm"
 FOR_ALL = "or leave out learner.args.checkpoint, so that the run writes all of it"
+
+
+class OnHost(Ranks):
+    """The process of the run, whose module has no weights and hence no device."""
+
+    device = torch.device("cpu")
 
 
 class FsdpLearner(Learner):
@@ -55,8 +75,8 @@ class FsdpLearner(Learner):
     learner. It holds neither gradients nor moments.
 
     Args:
-        ranks, sharding, group, silence, restarts, copy_every, checkpoint, rendezvous, token_file,
-            patience: see `Fsdp`.
+        ranks, sharding, group, device, silence, restarts, copy_every, checkpoint, rendezvous,
+            token_file, patience: see `Fsdp`.
         cluster: what starts the ranks, in place of this process.
         modes: the settings of `Fsdp` that say how ranks keep weights and moments.
         share_gpu: let ranks share the GPUs that there are, by gloo; to try things out.
@@ -81,6 +101,7 @@ class FsdpLearner(Learner):
         copy_every: int = 10,
         checkpoint: CheckpointKind = "whole",
         modes: Modes = USUAL,
+        device: RankDevice = "auto",
         rendezvous: str | None = None,
         token_file: str | None = None,
         patience: float = 600.0,
@@ -107,10 +128,14 @@ class FsdpLearner(Learner):
         # Without an algorithm, so that no copy is made for ref. Checkpointing is that of the ranks;
         # a critic asks for it. So are the schedules of settings.
         own_settings = settings | {"activation_checkpointing": False, "schedules": {}}
+        self._hollow = next(module.parameters()).is_meta
+        if self._hollow:
+            _check_hollow(module, algorithm, checkpoint)
+            own_settings["ranks"] = OnHost()
         super().__init__(module, None, **own_settings)
         self.forward.checkpointing = settings.get("activation_checkpointing", False)
         self.algorithm = algorithm
-        device = self.parameters[0].device.type
+        device = device_of(device)
         if cluster is not None and rendezvous is not None:
             raise UsageError(
                 "learner fsdp: [cluster] starts the ranks, and learner.args.rendezvous waits for "
@@ -124,6 +149,11 @@ class FsdpLearner(Learner):
                 f"{torch.cuda.device_count()}; lower learner.args.ranks"
             )
         self._image, self._ranks = _in_host_memory(self.module), ranks
+        sources = None
+        if self._hollow:
+            sources = sources_named(
+                dict(self.module.named_parameters()), self.module.config.name_or_path
+            )
         of_ranks = {k: v for k, v in settings.items() if k not in ("lora", "widen", "reference")}
         setup = Setup(
             module=self._image,
@@ -137,6 +167,7 @@ class FsdpLearner(Learner):
             device=device,
             modes=modes,
             saves_parts=checkpoint == "sharded",
+            sources=sources,
         )
         self.saves_parts = setup.saves_parts
         self.digests: dict[str, str] = {}
@@ -155,14 +186,14 @@ class FsdpLearner(Learner):
             restarts=restarts,
             every=copy_every,
         )
+        if self._hollow:
+            self.module.forward = computed_by(self.team.call)
         if algorithm is not None:
             for note in algorithm.notes():
                 log.warning("%s: %s", algorithm.name, note)
         self._last: Prepared | None = None
         self._saving: tuple[int, tuple[Any, ...]] = (-1, ())
         """Version and arguments of the last save that was begun."""
-        self._model: ModelWriter | None = None
-        """The file of the model in that save, if ranks elsewhere write the rest."""
         if self.saves_parts and (run := current_run()) is not None:
             try:
                 self._check_folder(run, FOR_ALL)
@@ -198,7 +229,7 @@ class FsdpLearner(Learner):
         if prepared is not self._last:
             raise UsageError("learner fsdp trains on the batch that was prepared last")
         self._last = None
-        self._await_model()
+        self._count_change()
         began = time.perf_counter() - prepared.seconds
         if advantages is None:
             advantages = asyncio.run(self.compute_advantages(prepared))
@@ -208,9 +239,21 @@ class FsdpLearner(Learner):
         return metrics | {"seconds": time.perf_counter() - began}
 
     def supervised_step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
-        self._await_model()
+        self._count_change()
         self._announce()
         return self._updated(self.team.call("supervised_step", tuple(sequences)))
+
+    def adamw(self, groups: list[dict[str, Any]], **settings: Any) -> torch.optim.Optimizer:
+        """Make an optimizer that only keeps settings: the ranks have the one that learns."""
+        return torch.optim.AdamW(groups, **settings)
+
+    def weights(self) -> Any:
+        """Return the live weights, see `Learner.weights`; those that the ranks alone have arrive when
+        they are asked for.
+        """
+        if self._hollow:
+            return RankWeights(self.module, self.version, self.team.call)
+        return super().weights()
 
     def state_dict(self, *, weights: bool = True) -> dict[str, Any]:
         """Return all that a bitwise resume needs, whole: another number of ranks, or another
@@ -244,21 +287,21 @@ class FsdpLearner(Learner):
         )
 
     def begin_save(self, folder: Path) -> dict[str, Any]:
-        """Let the ranks write into *folder*, see `quintain.interfaces.PartSaver`. The model is here
-        whole, so ranks elsewhere leave it to a thread.
+        """Let the ranks write into *folder*, see `quintain.interfaces.PartSaver`.
 
         Raises:
             UsageError: a rank does not see the folder.
+            RunError: the ranks alone have the weights, and one is not finite.
         """
         folder = folder.absolute()
         self._check_folder(folder, FOR_ALL)
-        files = model_files(self._image, folder / "model", 1 if self._elsewhere else self._ranks)
-        self._model = None
-        if self._elsewhere and files:
-            path, names = files[0]
-            weights = self._image.state_dict()
-            self._model = ModelWriter(Path(path), {name: weights[name] for name in names})
-            files = {}
+        if self._hollow and (bad := self.team.call("not_finite")):
+            raise RunError(
+                f"the weights of version {self.version} are not finite ({bad}), so no checkpoint is "
+                "saved; lower learner.lr or learner.max_grad_norm and continue from the checkpoint "
+                "before, or start again"
+            )
+        files = model_files(self._image, folder / "model", self._ranks)
         self._saving = self.version, (str(folder), files)
         rest = self.team.call("begin_save", *self._saving[1])
         state = super().state_dict(weights=False)
@@ -268,12 +311,6 @@ class FsdpLearner(Learner):
     def end_save(self, *, wait: bool) -> Literal["writing", "complete", "lost"]:
         """Return what became of the files, see `quintain.interfaces.PartSaver`."""
         found: list[tuple[str, dict[str, str]]] = self.team.call("end_save", wait)
-        if self._model is not None:
-            if wait:
-                self._model.wait()
-            path = self._model.path
-            name = f"{path.parent.name}/{path.name}"
-            found.append((self._model.became, {name: self._model.digest}))
         became = [word for word, _ in found]
         self.digests = {path: digest for _, files in found for path, digest in files.items()}
         if "writing" in became:
@@ -334,7 +371,7 @@ class FsdpLearner(Learner):
     @torch.no_grad()
     def _load_own(self, state: Mapping[str, Any]) -> None:
         """Restore what the driver has, and let the ranks see the weights."""
-        self._await_model()
+        self._count_change()
         own = super().state_dict(weights=False)["optimizer"]  # the driver has no moments
         super().load_state_dict({**state, "optimizer": own})
         for kept, live in zip(self._image.parameters(), self.module.parameters(), strict=True):
@@ -350,11 +387,10 @@ class FsdpLearner(Learner):
         embeddings = module.get_input_embeddings()
         embeddings(torch.empty(0, dtype=torch.long, device=self.parameters[0].device))
 
-    def _await_model(self) -> None:
-        """Wait until the weights of now are written, which are about to change."""
-        if self._model is not None:
-            self._model.wait()
-        # ranks write them from other processes, which nobody would see by the counters of tensors
+    def _count_change(self) -> None:
+        """Count a change of the weights: ranks write them from other processes, which nobody would
+        see by the counters of tensors.
+        """
         torch.autograd.graph.increment_version(list(self.module.parameters()))
 
     @torch.no_grad()
@@ -388,6 +424,35 @@ def _check(algorithm: Algorithm, sharding: Sharding) -> None:
             )
 
 
+def _check_hollow(module: Any, algorithm: Algorithm | None, checkpoint: CheckpointKind) -> None:
+    """Refuse what needs the weights in this process.
+
+    Raises:
+        UsageError: the message names what to set.
+    """
+    if checkpoint != "sharded":
+        raise UsageError(
+            "learner fsdp: this process has no weights to save; set learner.args.checkpoint = "
+            '"sharded"'
+        )
+    if hasattr(module, "disable_adapter"):
+        raise UsageError(
+            'learner fsdp: adapters need weights = "run", in whose process they are merged'
+        )
+    if algorithm is not None and algorithm.plan.staleness:
+        raise UsageError(
+            "learner fsdp: a simulated staleness keeps copies of all weights in this process; set "
+            'learner.args.weights = "run", or a schedule that samples ahead'
+        )
+    own = {id(parameter) for parameter in module.parameters()}
+    tables = any(id(t) not in own for t in module.state_dict(keep_vars=True).values())
+    if tables or model_names_differ(module):
+        raise UsageError(
+            f"learner fsdp: {type(module).__name__} has other tensors in its files than "
+            'parameters in memory; set learner.args.weights = "run"'
+        )
+
+
 def _check_modes(modes: Modes, sharding: Sharding, precision: str) -> None:
     """Refuse modes that do not go together.
 
@@ -406,6 +471,13 @@ def _check_modes(modes: Modes, sharding: Sharding, precision: str) -> None:
         )
 
 
+def device_of(setting: str) -> str:
+    """Return what ranks compute on, ``cpu`` or ``cuda``."""
+    if setting != "auto":
+        return setting
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def group_of(ranks: int, sharding: Sharding, group: int | None) -> int:
     """Return how many ranks have the whole model together."""
     if sharding != "hybrid":
@@ -414,13 +486,14 @@ def group_of(ranks: int, sharding: Sharding, group: int | None) -> int:
 
 
 def _in_host_memory(module: nn.Module) -> nn.Module:
-    """Return *module* with its weights in memory that processes share: itself, or a copy of a module
-    on a GPU.
+    """Return a module like *module* with its weights in memory that processes share: they are those
+    of *module* itself, or copies of those on a GPU. It has none of the hooks that come later, which
+    cannot be sent to ranks that start again.
 
     Raises:
         UsageError: there is not enough such memory.
     """
-    needed = sum(p.numel() * p.element_size() for p in module.parameters())
+    needed = sum(p.numel() * p.element_size() for p in module.parameters() if not p.is_meta)
     free = shutil.disk_usage(SHARED_MEMORY).free
     if needed > free:
         raise UsageError(
@@ -428,12 +501,12 @@ def _in_host_memory(module: nn.Module) -> nn.Module:
             f"{SHARED_MEMORY} has {free / 1e9:.1f} GB free; give it more, in a container with "
             "--shm-size"
         )
-    if any(p.is_cuda for p in module.parameters()):
-        on_host = {
-            id(p): nn.Parameter(p.detach().cpu(), p.requires_grad) for p in module.parameters()
-        }
-        module = copy.deepcopy(module, on_host).cpu()
-    return module.share_memory()
+    on_host = {
+        id(p): nn.Parameter(p.detach().cpu(), p.requires_grad) if p.is_cuda else p
+        for p in module.parameters()
+    }
+    image = copy.deepcopy(module, on_host)
+    return image.cpu().share_memory() if needed else image
 
 
 def _shared(value: Any) -> Any:

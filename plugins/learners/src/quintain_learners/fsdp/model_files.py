@@ -1,4 +1,4 @@
-"""The files of a model in Hugging Face format, of which each rank writes its own."""
+"""The files of a model in Hugging Face format, of which each rank writes its rows."""
 
 from __future__ import annotations
 
@@ -6,22 +6,34 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from .shards import is_writer, local, rows_of
 
 Files = Mapping[int, tuple[str, list[str]]]
 """By rank: the path of its file, and the names of the tensors in it."""
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.bool: "BOOL",
+}
+"""Names of types in files of safetensors."""
 
 
 def model_files(module: Any, folder: Path, ranks: int) -> Files:
-    """Write configuration and index of *module* into *folder*, and return which file each rank adds
-    to it. Nothing is written, and none returned, for adapters, or where the format has other names
+    """Write configuration and index of *module* into *folder*, and return which file each rank begins
+    and reads again. Nothing is written, and none returned, for adapters, or where the format has other names
     than the module.
     """
     tensors = _saved(module)
@@ -54,39 +66,50 @@ def model_files(module: Any, folder: Path, ranks: int) -> Files:
     return {rank: (str(folder / file), part) for rank, (file, part) in files.items()}
 
 
-class ModelWriter:
-    """Writes a file of a model in a thread. Nothing is copied: its *tensors* may change after `wait`
-    alone.
+def write_rows(
+    path: Path, names: Sequence[str], tensors: Mapping[str, Tensor], *, owns: bool
+) -> None:
+    """Write this rank's rows of the tensors *names* into the file of safetensors at *path*, down to
+    the disk; all ranks write into it.
 
-    Attributes:
-        became: ``writing``, ``complete``, or the error.
-        digest: SHA-256 of the file once it is complete.
+    Args:
+        tensors: by name, of which parts have the rows.
+        owns: whether this rank writes the header, and tensors that all have.
     """
-
-    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        self.path = path
-        self.became, self.digest = "writing", ""
-        self._thread = Thread(target=self._write, args=(tensors,), name="model")
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Wait until the file is written."""
-        self._thread.join()
-
-    def _write(self, tensors: Mapping[str, Tensor]) -> None:
-        try:
-            write_file(self.path, tensors)
-            self.digest = digest_of(self.path)
-            self.became = "complete"
-        except Exception as error:  # noqa: BLE001 - the driver raises it
-            self.became = f"{type(error).__name__}: {error}"
-
-
-def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write *tensors* as safetensors, down to the disk."""
-    save_file(dict(tensors), path, metadata={"format": "pt"})
-    with open(path, "rb") as file:
+    header, starts = _layout(names, tensors)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), "wb", buffering=0) as file:
+        if owns:
+            file.write(header)
+        for name in names:
+            tensor = tensors[name].detach()
+            writes, row = owns, 0
+            if isinstance(tensor, DTensor):
+                writes, row = is_writer(tensor), rows_of(tensor).start
+            part = local(tensor)
+            if writes and part.numel():
+                file.seek(starts[name] + row * part[:1].nbytes if part.ndim else starts[name])
+                data = memoryview(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+                while data:
+                    data = data[file.write(data) :]
         os.fsync(file.fileno())
+
+
+def _layout(names: Sequence[str], tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]:
+    """Return the header of a file of safetensors, and where each tensor begins in the file."""
+    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        tensor, begin = tensors[name], end
+        end += tensor.numel() * tensor.element_size()
+        described[name] = {
+            "dtype": TYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(described).encode()
+    text += b" " * (-len(text) % 8)  # so that numbers are aligned
+    starts = {name: 8 + len(text) + described[name]["data_offsets"][0] for name in names}
+    return struct.pack("<Q", len(text)) + text, starts
 
 
 def digest_of(path: Path) -> str:
@@ -103,14 +126,19 @@ def is_full(fault: str) -> bool:
 
 
 def _saved(module: Any) -> dict[str, Tensor]:
-    """Return the tensors that a file has, by name: those that share memory under the first alone."""
+    """Return the tensors that a file has, by name: tied ones under the first alone."""
     seen: set[int] = set()
     found = {}
-    for name, tensor in module.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
             found[name] = tensor
     return found
+
+
+def model_names_differ(module: Any) -> bool:
+    """Return whether the files of *module* have other names than its tensors."""
+    return not _same_names(module, _saved(module))
 
 
 def _same_names(module: Any, tensors: Mapping[str, Tensor]) -> bool:

@@ -36,8 +36,19 @@ from .optimizers import PartOptimizer, parts_of
 from .processes import ProcessRanks
 from .saver import Saver, flat, nested
 from .setup import Modes, Place, Setup, mapped
-from .shards import as_part, local, mesh_of, read, shard, sharded_parts, target_of
+from .shards import (
+    as_part,
+    local,
+    materialize,
+    mesh_of,
+    read,
+    rows_of,
+    shard,
+    sharded_parts,
+    target_of,
+)
 from .signs import BEAT, Sign, stacks
+from .sources import Source, sources_named
 from .spares import REFERENCE, Spare
 
 COLLECTIVE = timedelta(minutes=30)
@@ -136,6 +147,7 @@ class Worker:
             torch.set_num_threads(setup.threads)
         self._meet(rank, setup)
         self.rank, self._spare = rank, spare
+        self._sources = setup.sources
         sharded = setup.sharding != "replicated"
         algorithm: Algorithm | None = pickle.loads(setup.algorithm) if setup.algorithm else None
         module = self._module(setup)
@@ -145,11 +157,7 @@ class Worker:
             # MB. Blocks of their own cost page faults in each step.
             LIBC.mallopt(M_MMAP_THRESHOLD, 2**20)
         self._images = {name: p.data for name, p in module.named_parameters()}
-        self._wholes = (
-            {name: t.detach() for name, t in module.state_dict().items()}
-            if setup.saves_parts
-            else {}
-        )
+        tables = {n: t for n, t in module.state_dict().items() if n in dict(module.named_buffers())}
         reference = None
         if algorithm and algorithm.uses_reference and not hasattr(module, "disable_adapter"):
             shared = {id(p): nn.Parameter(p.data, p.requires_grad) for p in module.parameters()}
@@ -170,11 +178,12 @@ class Worker:
         for copied in copies:
             _move(copied, setup.device, parameters=modes.offload != "all")
         self._parameters = {name: module.get_parameter(name) for name in self._images}
+        self._saved: dict[str, Tensor] = {**self._parameters, **tables}
         # Found once: to ask DTensors takes longer than to copy small ones.
         self._targets: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             target = target_of(parameter, self._images[name], first=rank == 0)
-            if parameter.requires_grad and target is not None:
+            if parameter.requires_grad and target is not None and self._sources is None:
                 self._targets[name] = target
         self._reference = (
             {}
@@ -226,6 +235,34 @@ class Worker:
         """Read this rank's part of the weights into the model, and into the reference if there is
         one; *copies* of a model in shared memory have it already.
         """
+        if self._sources is None:
+            return
+        files = {source.path: source for source in self._sources.values()}
+        missing = "".join(path for path, source in files.items() if not source.is_here)[:1000]
+        absent: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(absent, missing)
+        for rank, path in enumerate(absent):
+            if path:
+                raise UsageError(
+                    f"learner fsdp: rank {rank} does not see {path} as the run does, and weights = "
+                    '"ranks" reads it there; let all machines mount one file system at this path'
+                )
+        generator = torch.Generator().manual_seed(0)
+        for copied in copies:
+            materialize(copied)
+            for name in self._images:
+                parameter = copied.get_parameter(name)
+                if self._sources:
+                    self._read_file(parameter, self._sources[name])
+                else:  # `restore` follows; numbers until then, to find out how to compute with
+                    local(parameter.detach()).normal_(0, 0.02, generator=generator)
+
+    @torch.no_grad()
+    def _read_file(self, parameter: Tensor, source: Source) -> None:
+        """Read this rank's part of a parameter."""
+        rows = rows_of(parameter)
+        if rows.start < rows.stop:
+            local(parameter).copy_(source.read(rows))
 
     def _image(self, name: str) -> Tensor:
         """Return the parameter *name* of the driver, whole."""
@@ -281,6 +318,33 @@ class Worker:
             assert parameter.grad is not None
             self._deliver(index, parameter.grad, wholes[index])
 
+    def give(self, names: Sequence[str], wholes: Sequence[Tensor]) -> None:
+        """Write this rank's parts of the weights *names* into *wholes*."""
+        for index, name in enumerate(names):
+            self._deliver(index, self._parameters[name].detach(), wholes[index])
+
+    @torch.no_grad()
+    def logits(self, ids: Sequence[int], half: torch.dtype | None) -> Tensor:
+        """Return the logits of a text of one sequence, [token, vocabulary], by the forward of the
+        model itself; *half* is the type of autocast.
+        """
+        learner = self.learner
+        device = learner.ranks.device
+        half = half or learner.ranks.half  # in which layers are gathered
+        with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
+            row = torch.tensor([list(ids)], device=device)
+            logits: Tensor = learner.module(input_ids=row, use_cache=False).logits[0]
+        self._reshard()
+        return logits.cpu()
+
+    def not_finite(self) -> str:
+        """Return the first parameter with a number that is not finite; empty if there is none."""
+        found = next(
+            (n for n, p in self._parameters.items() if not local(p.detach()).isfinite().all()), ""
+        )
+        names = [name for name in self.learner.ranks.gather(found) if name]
+        return min(names, key=list(self._parameters).index) if names else ""
+
     def describe(self) -> dict[str, Any]:
         """Return the optimizer's state and the reference, with a `Place` for each tensor that
         `fill` writes.
@@ -318,16 +382,14 @@ class Worker:
         return self.learner.ranks.gather("" if found else name)
 
     def begin_save(self, folder: str, files: Files) -> dict[str, Any]:
-        """Begin to write this rank's part of the optimizer's state and of the reference, and its
-        file of the model; return the rest of the optimizer's state.
+        """Begin to write this rank's part of the optimizer's state, of the reference and of the
+        model; return the rest of the optimizer's state.
         """
         assert self._saver is not None
         state = self.learner.state_dict(weights=False)["optimizer"]
         tensors, rest = flat(state["state"])
         reference = {f"{REFERENCE}/{name}": t for name, t in self._reference.items()}
-        path, names = files.get(self.rank, ("", []))
-        weights = {name: self._wholes[name] for name in names}
-        self._saver.begin(Path(folder), tensors | reference, (path, weights))
+        self._saver.begin(Path(folder), tensors | reference, files, self._saved)
         return {"rest": rest, "param_groups": state["param_groups"]}
 
     def end_save(self, wait: bool) -> list[tuple[str, dict[str, str]]]:
@@ -342,7 +404,13 @@ class Worker:
     def load_parts(self, folder: str, state: Mapping[str, Any]) -> None:
         """Take this rank's parts of the weights in shared memory and of the files in *folder*."""
         self._saver = self._saver or Saver()
-        self._read_weights()
+        if self._sources is None:
+            self._read_weights()
+        else:
+            self._reshard()
+            sources = sources_named(self._parameters, Path(folder).parent / "model")
+            for name, parameter in self._parameters.items():
+                self._read_file(parameter, sources[name])
         ordered = self._ordered()
 
         def like(name: str) -> Tensor:
@@ -389,7 +457,9 @@ class Worker:
         optimizer = self.learner.state_dict(weights=False)["optimizer"]["state"]
         state = {
             "weights": {
-                name: local(p.data) for name, p in self._parameters.items() if p.requires_grad
+                name: local(p.data)
+                for name, p in self._parameters.items()
+                if p.requires_grad or self._sources is not None
             },
             "moments": mapped(optimizer, _cut),
             "counters": {"version": self.learner.version, "updates": self.learner.updates},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from threading import RLock
 from typing import Any, TypeVar
 
 from .setup import Setup
@@ -47,6 +49,7 @@ class Recovery:
         self._changed = False
         """Whether weights in shared memory are others than those of the setup."""
         self._lost = False
+        self._lock = RLock()  # an engine may ask for weights in a thread while another one learns
         self._surviving(lambda: team.start(setup))
         self._surviving(lambda: self._copy(reference=True))
 
@@ -67,6 +70,10 @@ class Recovery:
             RanksLost: they were lost too often, or there is no copy to start from.
             Exception: the command raised it, on all ranks alike.
         """
+        with self._lock:
+            return self._called(command, arguments)
+
+    def _called(self, command: str, arguments: tuple[Any, ...]) -> Any:
         self._changed |= command in (*UPDATES, *LOADS)
         if command in LOADS:
             return self._surviving(lambda: self._load(command, arguments))
@@ -153,7 +160,10 @@ class Recovery:
 
     def _start_again(self) -> None:
         self._team.open()
-        self._team.start(self._setup)
+        setup = self._setup
+        if setup.sources is not None and self._slot is not None:
+            setup = replace(setup, sources={})  # the copy has all; the files may be gone by now
+        self._team.start(setup)
         if self._slot is not None:
             self._team.call("restore", self._slot)
         for command, arguments, failed in self._since:

@@ -49,7 +49,7 @@ class RemoteWorker(Worker):
         gpu: int,
     ) -> None:
         self._wire, self._host, self._gpu = wire, host, gpu
-        self._hollow, self._sources = hollow, sources
+        self._hollow, self._files = hollow, sources
         super().__init__(rank, setup, spare=spare)
         self._images = dict.fromkeys(self._images)  # type: ignore[assignment]
 
@@ -73,18 +73,21 @@ class RemoteWorker(Worker):
 
     @torch.no_grad()
     def _fill(self, copies: Sequence[nn.Module]) -> None:
+        if self._sources is not None:
+            super()._fill(copies)
+            return
         for copied in copies:
             materialize(copied)
         found: list[bool] = [False] * dist.get_world_size()
-        files = {source.path: source for source in self._sources.values()}
+        files = {source.path: source for source in self._files.values()}
         dist.all_gather_object(found, all(source.is_here for source in files.values()))
         for name in self._images:
             first, *others = (copied.get_parameter(name) for copied in copies)
             rows = rows_of(first)
-            if not all(found) or name not in self._sources:
+            if not all(found) or name not in self._files:
                 read(first, self._asked(name, first.shape, first.dtype))
             elif rows.start < rows.stop:
-                local(first).copy_(self._sources[name].read(rows))
+                local(first).copy_(self._files[name].read(rows))
             for other in others:
                 local(other).copy_(local(first))
 
@@ -115,6 +118,8 @@ class RemoteWorker(Worker):
             self._wire.send(("part", key, tensor.cpu()))
 
     def _publish(self) -> None:
+        if self._sources is not None:
+            return
         for name, parameter in self._parameters.items():
             if parameter.requires_grad:
                 self._deliver(name, parameter, None)

@@ -168,7 +168,8 @@ class RemoteTeam(Team):
 
     def start(self, setup: Setup) -> None:
         self._whole = {name: p.data for name, p in setup.module.named_parameters()}
-        self._sources, self._wanted = sources_of(setup.module), 0
+        self._sources = sources_of(setup.module) if setup.sources is None else setup.sources
+        self._wanted = 0
         super().start(setup)
         log.info(
             "learner fsdp: %d of %d tensors came from the run, and ranks read the others in the files "
@@ -180,10 +181,10 @@ class RemoteTeam(Team):
     def call(self, command: str, *arguments: Any) -> Any:
         if command == "load":
             arguments = (mapped(arguments[0], self._offered),)
-        elif command in ("fill", "gradients"):
-            for index, whole in enumerate(arguments[0]):
-                self._whole[index] = whole
-            arguments = ([None] * len(arguments[0]),)
+        elif command in ("fill", "gradients", "give"):
+            *before, wholes = arguments
+            self._whole |= dict(enumerate(wholes))
+            arguments = (*before, [None] * len(wholes))
         try:
             return super().call(command, *arguments)
         finally:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from quintain.interfaces import PARTS
 
-from .model_files import digest_of, write_file
+from .model_files import Files, digest_of, write_rows
 from .shards import as_part, rows_of
 
 
@@ -40,10 +40,11 @@ class Saver:
         self,
         folder: Path,
         tensors: Mapping[str, Tensor],
-        of_model: tuple[str, Mapping[str, Tensor]],
+        files: Files,
+        weights: Mapping[str, Tensor],
     ) -> None:
-        """Begin to write this rank's parts of *tensors* into the folder `PARTS` of *folder*, and a
-        file of the model, *of_model*: its path and tensors.
+        """Begin to write this rank's parts of *tensors* into the folder `PARTS` of *folder*, and its
+        rows of the *weights* into the *files* of the model.
         """
 
         def work() -> None:
@@ -51,10 +52,9 @@ class Saver:
                 parts = folder / PARTS
                 writer = FileSystemWriter(parts, sync_files=True)
                 save(dict(tensors), storage_writer=writer, process_group=self._group)
-                path, weights = of_model
-                if weights:
-                    write_file(Path(path), weights)
-                written = [*parts.glob(f"__{self._rank}_*"), *([Path(path)] if weights else [])]
+                self._write_model(files, weights)
+                own = [Path(files[self._rank][0])] if self._rank in files else []
+                written = [*parts.glob(f"__{self._rank}_*"), *own]
                 # Here, where nobody waits: it takes 0.7 s per GB.
                 self.digests = {p.relative_to(folder).as_posix(): digest_of(p) for p in written}
                 self._became = "complete"
@@ -67,6 +67,23 @@ class Saver:
         self._became = "writing"
         self._thread = threading.Thread(target=work, name="checkpoint")
         self._thread.start()
+
+    def _write_model(self, files: Files, weights: Mapping[str, Tensor]) -> None:
+        """Write this rank's rows, and wait until all ranks have written theirs.
+
+        Raises:
+            OSError: one of them could not.
+        """
+        fault = ""
+        try:
+            for rank, (path, names) in files.items():
+                write_rows(Path(path), names, weights, owns=rank == self._rank)
+        except OSError as error:
+            fault = str(error)
+        faults = [""] * dist.get_world_size()
+        dist.all_gather_object(faults, fault, group=self._group)
+        if any(faults):
+            raise OSError(next(filter(None, faults)))
 
     def wait(self) -> None:
         """Wait until all is written."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from quintain import Algorithm
 from quintain.errors import UsageError
 from quintain.interfaces import BytesPerParameter, LearnerKind, ProcessCluster
 
-from .learner import FsdpLearner, group_of
+from .learner import FsdpLearner, device_of, group_of
 from .memory import gathered_bytes
-from .setup import CheckpointKind, Gather, Modes, Moments, Offload, Sharding
+from .setup import CheckpointKind, Gather, Holder, Modes, Moments, Offload, RankDevice, Sharding
 from .wire import address_of
 
 
@@ -33,6 +31,12 @@ class Fsdp(LearnerKind):
             and moments in host memory, as those of the learner `lean`.
         offload: ``all`` keeps the parts of weights, gradients and moments in host memory; a layer
             is on the GPU while it computes. Not under ``replicated``.
+        weights: ``run``, the run has the weights in host memory, where an engine of its process can
+            decode them; ``ranks``, it has none: ranks read their parts in the files of the model,
+            and servers get them from the ranks, a bucket at a time. Needs ``checkpoint =
+            "sharded"``, and all weights to learn.
+        device: of the ranks: ``auto`` is a GPU each where the run sees one, else the CPU. Beside GPUs
+            the run itself has its weights in host memory.
         checkpoint: ``whole``, that of any learner; ``sharded``, each rank writes a part while the run
             goes on, and any number of ranks reads it.
         silence: seconds after which a rank that gives no sign of life, or that hangs, is given up.
@@ -57,6 +61,8 @@ class Fsdp(LearnerKind):
     gather: Gather = "auto"
     optimizer: Moments = "adamw"
     offload: Offload = "none"
+    weights: Holder = "run"
+    device: RankDevice = "auto"
     checkpoint: CheckpointKind = "whole"
     silence: float = 20.0
     restarts: int = 3
@@ -75,6 +81,11 @@ class Fsdp(LearnerKind):
             raise UsageError(
                 f"learner fsdp: restarts is {self.restarts} and copy_every {self.copy_every}; "
                 "expected at least 0 and 1"
+            )
+        if self.weights == "ranks" and self.checkpoint != "sharded":
+            raise UsageError(
+                'learner fsdp: weights = "ranks" leaves the run without a model to save; set '
+                'learner.args.checkpoint = "sharded"'
             )
         if self.rendezvous is not None and "$" not in self.rendezvous:
             address_of(self.rendezvous)
@@ -112,6 +123,7 @@ class Fsdp(LearnerKind):
             copy_every=self.copy_every,
             checkpoint=self.checkpoint,
             modes=self.modes,
+            device=self.device,
             rendezvous=self.rendezvous,
             token_file=self.token_file,
             patience=self.patience,
@@ -121,17 +133,15 @@ class Fsdp(LearnerKind):
 
     def bytes_per_parameter(self, *, adapters: bool) -> BytesPerParameter:
         """Return what the module and the ranks take: on a CPU all ranks, which share its memory, else
-        the first GPU.
+        a GPU of a rank, and the host.
         """
         group = group_of(self.ranks, self.sharding, self.group)
-        on_gpu = torch.cuda.is_available()
+        on_gpu = device_of(self.device) == "cuda"
         share = (1 if on_gpu else self.ranks) / group  # of the model, on one device
         on_host = self.ranks / group
         moments = {"adamw": 8.0, "adamw_8bit": 2.0, "adamw_host": 0.0}[self.optimizer]
         host = 12 * on_host if self.optimizer == "adamw_host" else 0
         own, gradients = 4 * share, 4 * share
-        if on_gpu:
-            host += 4  # the weights that the ranks share
         if on_gpu and self.offload == "all":
             host += (8 + moments) * on_host
             own = gradients = moments = 0
@@ -142,7 +152,20 @@ class Fsdp(LearnerKind):
             moments=moments * share,
             host=host,
             processes=1 if on_gpu else self.ranks,
+            module="nowhere" if self.weights == "ranks" else "host" if on_gpu else "device",
         )
+
+    def module_device(self, device: str) -> str:
+        """Return the host where ranks have GPUs, of which the weights of the run would take one; or
+        ``meta``, if it has none.
+        """
+        if self.weights == "ranks":
+            return "meta"
+        return "cpu" if device_of(self.device) == "cuda" else device
+
+    def on_gpus(self, ranks: int) -> Fsdp:
+        """Return these settings for as many GPUs, for a plan."""
+        return replace(self, ranks=ranks, group=None, device="cuda")
 
     def update_bytes(self, module: Any, *, precision: str) -> int | None:
         """Return what each rank takes for a time: whole layers, and the root."""

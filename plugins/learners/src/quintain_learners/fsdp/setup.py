@@ -15,13 +15,17 @@ from quintain import Algorithm, Piece
 from quintain.errors import UsageError
 from quintain.registry import current
 
+from .sources import Source
+
 Sharding = Literal["replicated", "sharded", "hybrid"]
 
 
 Gather = Literal["auto", "float32", "bfloat16"]
 Moments = Literal["adamw", "adamw_8bit", "adamw_host"]
 Offload = Literal["none", "all"]
+RankDevice = Literal["auto", "cpu", "cuda"]
 CheckpointKind = Literal["whole", "sharded"]
+Holder = Literal["run", "ranks"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,8 @@ class Setup:
         device: ``cpu`` or ``cuda``.
         modes: how the ranks keep weights and moments.
         saves_parts: whether the ranks write checkpoints.
+        sources: where the weights are in files, by name, if *module* has none; empty if they come
+            from a copy.
     """
 
     module: nn.Module
@@ -71,6 +77,7 @@ class Setup:
     device: str
     modes: Modes = USUAL
     saves_parts: bool = False
+    sources: Mapping[str, Source] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.utils import cached_file
 
+from quintain.errors import UsageError
 from quintain.models import base_of
 
 
@@ -70,6 +71,28 @@ def sources_of(module: nn.Module) -> Mapping[str, Source]:
                     found[names[parameter]] = Source(
                         path=str(path), name=name, file=identity_of(path)
                     )
+    return found
+
+
+def sources_named(parameters: Mapping[str, Tensor], model: str | Path) -> Mapping[str, Source]:
+    """Return where all *parameters*, by name, are in the files of *model*, a folder or a name in the
+    hub's cache. Their shapes count, they need no numbers.
+
+    Raises:
+        UsageError: some are in none.
+    """
+    found = {}
+    for path in _files_of(str(model)):
+        with safe_open(path, framework="pt") as file:
+            for name in parameters.keys() & set(file.keys()):
+                if tuple(file.get_slice(name).get_shape()) == tuple(parameters[name].shape):
+                    found[name] = Source(path=str(path), name=name, file=identity_of(path))
+    if missing := [name for name in parameters if name not in found]:
+        raise UsageError(
+            f"learner fsdp: ranks do not find {missing[0]!r} of {model}, one of {len(missing)} such "
+            "tensors, in its files of safetensors; leave out learner.args.weights, so that the run "
+            "loads the model"
+        )
     return found
 
 
