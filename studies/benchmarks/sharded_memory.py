@@ -218,7 +218,7 @@ def hollow(folder: Path) -> Any:
     """Return the model in *folder* without weights."""
     import torch
 
-    from quintain.models.paper import module_without_weights
+    from quintain.models.load import module_without_weights
 
     return module_without_weights(str(folder), torch.float32, None).eval()
 

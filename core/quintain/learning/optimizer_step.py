@@ -57,7 +57,7 @@ class OptimizerStep:
         for parameter in self.parameters:
             parameter.grad = None
         total = torch.zeros((), dtype=torch.float64, device=self.parameters[0].device)
-        for micro in self.parts:
+        for micro in self.ranks.in_turn(self.parts):
             part = self.evaluate(micro, True)
             scale(part).backward()
             total += part.detach().to(total.device)

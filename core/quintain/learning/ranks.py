@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import torch
@@ -31,6 +31,10 @@ class Ranks:
     rank = 0
     count = 1
     lockstep = False
+
+    def in_turn(self, parts: Sequence[T]) -> Iterable[T]:
+        """Yield the *parts* of a minibatch, each of which is followed by a backward pass."""
+        return parts
 
     def share(self, costs: Sequence[int]) -> list[list[int]]:
         """Return the indices of *costs* that each rank takes, by rank; all ranks return the same."""

@@ -32,7 +32,6 @@ from .hf import (
 )
 from .layers import cache_shape, fuse_storage, steady_length
 from .lora import check_base, check_installed, merge_adapters, with_adapters
-from .paper import module_without_weights
 from .tokenizer import HFTokenizer
 
 DTYPES = {
@@ -199,6 +198,41 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
             f"{type(module).__name__}, first {missing[0]!r}, which would be random; save or "
             "download it again, or name a causal language model"
         )
+    return module
+
+
+def module_without_weights(path: str, dtype: torch.dtype, attn: str | None) -> Any:
+    """Return the transformers module of *path* as it is loaded, with its parameters on the device
+    ``meta``: for processes that read their parts of the weights themselves.
+
+    Raises:
+        UsageError: there is no such model, or it has tables beside its parameters that its class
+            does not compute.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    config = load_pretrained(AutoConfig, path)
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attn)
+    for part in module.modules():
+        if names := [name for name, _ in part.named_buffers(recurse=False)]:
+            for name in names:
+                empty = torch.empty_like(getattr(part, name), device="cpu")
+                setattr(
+                    part, name, empty.fill_(float("nan")) if empty.is_floating_point() else empty
+                )
+            if not any(True for _ in part.parameters(recurse=False)):
+                module._init_weights(part)
+            made = [getattr(part, name) for name in names]
+            if not all(t.is_floating_point() and t.isfinite().all() for t in made):
+                raise UsageError(
+                    f"model {path!r} cannot be loaded without its weights: "
+                    f"{type(part).__name__} has tables of its own ({', '.join(names)})"
+                )
+    try:
+        module.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)
+    except OSError:  # transformers makes one of the configuration, too
+        module.generation_config = GenerationConfig.from_model_config(module.config)
     return module
 
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard import _fsdp_param as param
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group
 
 from quintain.errors import UsageError
 from quintain.learning import ALGORITHMS, Learner
 from quintain_learners.fsdp import Fsdp, FsdpLearner
+from quintain_learners.fsdp.processes import ProcessRanks
+from quintain_learners.fsdp.rank import RankLearner
 from quintain_learners.fsdp.setup import Modes
+from quintain_learners.fsdp.shards import mesh_of, root_of, shard
 from quintain_learners.fsdp.team import Team
 from quintain_learners.lean import LeanLearner
 
@@ -20,6 +29,7 @@ from ....core.models.tiny import tiny_model
 from .test_exact import Trained, assert_same, batch, gradients_of, model, trained
 
 GRPO = ALGORITHMS["grpo"]
+DR_GRPO = ALGORITHMS["dr_grpo"]
 SETTINGS: dict[str, Any] = {"layout": "bucketed", "token_budget": 25, "lr": 1e-3}
 
 
@@ -142,3 +152,67 @@ def test_modes_that_do_not_go_together_are_refused() -> None:
 def test_settings_reach_the_ranks() -> None:
     kind = Fsdp(gather="bfloat16", optimizer="adamw_8bit", offload="all")
     assert kind.modes == Modes(gather="bfloat16", optimizer="adamw_8bit", offload="all")
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """Make this process the only rank."""
+    where = f"file://{tmp_path / 'rendezvous'}"
+    dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_root_is_gathered_once_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many micro-batches it has, and its gradient is added up over ranks once. An update that
+    failed between two of them leaves nothing behind.
+    """
+    exchanged: list[str] = []
+    gather, reduce = param.FSDPParam.to_unsharded, group.foreach_reduce
+
+    def gathered(self: Any) -> None:
+        if "embed_tokens" in str(self._param_fqn):
+            exchanged.append("gathered")
+        gather(self)
+
+    def reduced(params: Any, *args: Any, **named: Any) -> Any:
+        if any("embed_tokens" in str(one._param_fqn) for one in params):
+            exchanged.append("reduced")
+        return reduce(params, *args, **named)
+
+    monkeypatch.setattr(param.FSDPParam, "to_unsharded", gathered)
+    monkeypatch.setattr(group, "foreach_reduce", reduced)
+    plain = tiny_model("qwen3", vocab=24, dtype=torch.float64)
+    one = Learner(copy.deepcopy(plain), DR_GRPO, **SETTINGS)
+    one.step(batch())
+    module = copy.deepcopy(plain)
+    shard(module, mesh_of("cpu", 1, 1))
+    cut = ProcessRanks(sharded=True, root=root_of(module))
+    learner = RankLearner(module, DR_GRPO, modes=Modes(), ranks=cut, **SETTINGS)
+    prepared = learner.prepare(batch())
+    advantages = asyncio.run(learner.compute_advantages(prepared))
+
+    def fails_after_one(parts: Any) -> Any:
+        for number, part in enumerate(in_turn(parts)):
+            if number == 1:
+                raise RuntimeError("of the second micro-batch")
+            yield part
+
+    in_turn = cut.in_turn
+    monkeypatch.setattr(cut, "in_turn", fails_after_one)
+    with pytest.raises(RuntimeError, match="second micro-batch"):
+        learner.step(prepared, advantages=advantages)
+    monkeypatch.setattr(cut, "in_turn", in_turn)
+    module.model.reshard()
+    exchanged.clear()
+    learner.step(prepared, advantages=advantages)
+    assert exchanged == ["gathered", "gathered", "reduced"]  # the first to forget what was left
+    for name, want in one.module.named_parameters():
+        got = module.get_parameter(name).full_tensor()
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+    prepared = learner.prepare(batch())
+    module.model.reshard()
+    exchanged.clear()
+    learner.step(prepared, advantages=advantages)
+    assert exchanged == ["gathered", "reduced"]

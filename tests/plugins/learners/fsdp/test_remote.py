@@ -25,6 +25,8 @@ from transformers import AutoModelForCausalLM
 from quintain.cli import main
 from quintain.errors import UsageError
 from quintain.learning import ALGORITHMS, Learner
+from quintain.models.load import module_without_weights
+from quintain.models.probe import plain_log_probs
 from quintain.store.checkpoint import Checkpoint
 from quintain.store.run_folder import RunFolder, as_current_run
 from quintain_learners.fsdp import FsdpLearner
@@ -162,6 +164,42 @@ def test_ranks_read_their_parts_in_the_files_of_the_model(
         assert f"1 of {len(list(module.parameters()))} tensors came from the run" in caplog.text
         assert_same(trained(many, "full"), expected, "full")
         many.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("secret")
+def test_ranks_elsewhere_may_have_the_weights_alone(saved: Path, tmp_path: Path) -> None:
+    """They read them in a shared folder, give them to the run a tensor at a time, compute the forward
+    of its module, and write all of a checkpoint.
+    """
+    settings: dict[str, Any] = {"layout": "bucketed", "token_budget": 25, "lr": 1e-3}
+    one = Learner(AutoModelForCausalLM.from_pretrained(saved), GRPO, **settings)
+    one.step(batch())
+    expected = dict(one.module.named_parameters())
+    address = f"127.0.0.1:{free_port()}"
+    with (
+        RunFolder.create(tmp_path / "run", RECIPE) as folder,
+        as_current_run(folder),
+        joined(address, 2),
+    ):
+        module = module_without_weights(str(saved), torch.float64, None)
+        remote: dict[str, Any] = {"rendezvous": address, "patience": 100.0}
+        learner = FsdpLearner(module, GRPO, checkpoint="sharded", **remote, **settings)
+        learner.step(batch())
+        for name, tensor in learner.weights().tensors().items():
+            torch.testing.assert_close(tensor, expected[name].detach(), rtol=0, atol=1e-10)
+        ids = [5, 9, 2, 7]
+        torch.testing.assert_close(
+            plain_log_probs(learner.module, ids),
+            plain_log_probs(one.module, ids).detach(),
+            rtol=0,
+            atol=1e-8,
+        )
+        path = manager(folder).save(1, learner=learner, state={"step": 1})
+        written = AutoModelForCausalLM.from_pretrained(path / "model")
+        for name, parameter in written.named_parameters():
+            torch.testing.assert_close(parameter, expected[name], rtol=0, atol=1e-10)
+        learner.close()
 
 
 def peak(pid: int) -> int:

@@ -13,8 +13,9 @@ def gathered_bytes(module: Any, *, gather: int, autocast: bool) -> int:
     """Return the bytes of gathered weights and of whole gradients at the peak of an update of
     *module*, which needs no weights.
 
-    The root, which has embeddings and output layer, stays gathered from its forward pass to the end
-    of the backward pass. Its gradient is whole then, and so is the copy of it that is added up.
+    The root, which has embeddings and output layer, stays gathered from the first forward pass to the
+    end of the last backward pass. Its gradient is whole then, and so is the copy of it that is added
+    up.
     Before that, a layer takes the same beside the next one, which is gathered already.
 
     Args:

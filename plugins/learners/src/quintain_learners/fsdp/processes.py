@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from quintain.learning import Ranks
@@ -25,11 +26,19 @@ class ProcessRanks(Ranks):
             in lockstep.
         device: what this rank computes on.
         half: type in which it gathers the weights of layers, if not in their own.
+        root: what is outside of the layers, which stays gathered for all parts of a minibatch; its
+            gradient is added up over ranks once.
     """
 
     def __init__(
-        self, *, sharded: bool, device: str = "cpu", half: torch.dtype | None = None
+        self,
+        *,
+        sharded: bool,
+        device: str = "cpu",
+        half: torch.dtype | None = None,
+        root: FSDPModule | None = None,
     ) -> None:
+        self._root, self._unsent = root, False
         self.device, self.half = torch.device(device), half
         self.rank, self.count, self.lockstep = dist.get_rank(), dist.get_world_size(), sharded
 
@@ -42,6 +51,23 @@ class ProcessRanks(Ranks):
             shares[least].append(index)
             loads[least] += costs[index]
         return shares
+
+    def in_turn(self, parts: Sequence[T]) -> Iterator[T]:
+        root = self._root
+        if root is None:
+            yield from parts
+            return
+        if self._unsent:  # an update that failed has left what it had added up
+            root.unshard()
+            for parameter in root.parameters():  # type: ignore[attr-defined]
+                parameter.grad = None
+            root.reshard()
+        for number, part in enumerate(parts, start=1):
+            last = number == len(parts)
+            self._unsent = not last
+            root.set_requires_gradient_sync(last, recurse=False)
+            root.set_reshard_after_backward(last, recurse=False)
+            yield part
 
     def sum(self, tensor: Tensor) -> Tensor:
         total = tensor.clone()

@@ -42,6 +42,7 @@ from .shards import (
     materialize,
     mesh_of,
     read,
+    root_of,
     rows_of,
     shard,
     sharded_parts,
@@ -195,7 +196,9 @@ class Worker:
             module,
             algorithm,
             modes=modes,
-            ranks=ProcessRanks(sharded=sharded, device=setup.device, half=half),
+            ranks=ProcessRanks(
+                sharded=sharded, device=setup.device, half=half, root=root_of(module)
+            ),
             reference=reference,
             **settings,
         )

@@ -91,6 +91,12 @@ def sharded_parts(module: nn.Module) -> list[FSDPModule]:
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
 
 
+def root_of(module: nn.Module) -> FSDPModule | None:
+    """Return the part of *module* that is outside of the layers; ``None`` if it is not sharded."""
+    body = body_of(module)
+    return body if isinstance(body, FSDPModule) else None
+
+
 def materialize(module: nn.Module) -> None:
     """Give the parameters of *module*, which have no memory, some on the host; their numbers are yet
     to come. Tied ones stay one.
