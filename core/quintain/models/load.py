@@ -188,10 +188,7 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
             f"model {path!r} gives scores ({saved_as}), so it was not trained to write; name a "
             "causal language model, such as the one that it was trained from"
         )
-    capped = getattr(module.config.get_text_config(), "attn_logit_softcapping", None)
-    if capped and attn in (None, "sdpa"):
-        # Earlier transformers (5.17) choose it for Gemma 2, and its kernels leave the soft cap out.
-        module.set_attn_implementation("eager")
+    _keep_soft_cap(module, attn)
     if missing := sorted(report["missing_keys"]):
         raise UsageError(
             f"model {path!r} has no weights for {len(missing)} of the tensors of "
@@ -199,6 +196,15 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
             "download it again, or name a causal language model"
         )
     return module
+
+
+def _keep_soft_cap(module: Any, attn: str | None) -> None:
+    """Compute attention with a soft cap without ``sdpa``, whose kernels leave it out: earlier
+    transformers (5.17) choose that for Gemma 2.
+    """
+    capped = getattr(module.config.get_text_config(), "attn_logit_softcapping", None)
+    if capped and attn in (None, "sdpa"):
+        module.set_attn_implementation("eager")
 
 
 def module_without_weights(path: str, dtype: torch.dtype, attn: str | None) -> Any:
@@ -214,20 +220,23 @@ def module_without_weights(path: str, dtype: torch.dtype, attn: str | None) -> A
     config = load_pretrained(AutoConfig, path)
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attn)
-    for part in module.modules():
-        if names := [name for name, _ in part.named_buffers(recurse=False)]:
-            for name in names:
-                empty = torch.empty_like(getattr(part, name), device="cpu")
-                setattr(
-                    part, name, empty.fill_(float("nan")) if empty.is_floating_point() else empty
-                )
-            if not any(True for _ in part.parameters(recurse=False)):
-                module._init_weights(part)
-            made = [getattr(part, name) for name in names]
-            if not all(t.is_floating_point() and t.isfinite().all() for t in made):
+    _keep_soft_cap(module, attn)
+    files_have = module.state_dict().keys()
+    for prefix, part in module.named_modules():
+        names = [name for name, _ in part.named_buffers(recurse=False)]
+        for name in names:
+            empty = torch.empty_like(getattr(part, name), device="cpu")
+            setattr(part, name, empty.fill_(float("nan")) if empty.is_floating_point() else empty)
+        if names:
+            module._init_weights(part)  # of its parameters, too, which have no numbers
+        for name in names:
+            table = getattr(part, name)
+            full_name = f"{prefix}.{name}" if prefix else name
+            computed = table.is_floating_point() and bool(table.isfinite().all())
+            if full_name in files_have or not computed:
                 raise UsageError(
-                    f"model {path!r} cannot be loaded without its weights: "
-                    f"{type(part).__name__} has tables of its own ({', '.join(names)})"
+                    f"model {path!r} cannot be loaded without its weights: {type(part).__name__} has "
+                    f"a table of its own ({full_name})"
                 )
     try:
         module.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)

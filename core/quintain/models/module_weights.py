@@ -34,3 +34,12 @@ class ModuleWeights:
         if (head := module.get_output_embeddings().weight) is module.get_input_embeddings().weight:
             tensors.setdefault("lm_head.weight", head.detach())
         return tensors
+
+
+def live_weights(learner: Any) -> Any:
+    """Return the weights of the module of *learner* as they are, whatever it publishes; its own if it
+    has processes that alone have them.
+    """
+    if next(learner.module.parameters()).is_meta:
+        return learner.weights()
+    return ModuleWeights(learner.module, learner.version)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ..interfaces.engine import TokenEngine, Weights
+from ..interfaces.engine import TokenEngine
 from ..interfaces.learner import AnyLearner
-from ..models.module_weights import ModuleWeights
+from ..models.module_weights import live_weights
 from ..models.sampler_mismatch import SamplerMismatch
 from ..process.threads import half_the_threads
 from ..recipe.plan import RunPlan
@@ -64,10 +64,7 @@ class PolicyUpdate:
         temperature = self.collector.rollout_context.sampling.temperature
         limit = self.plan.learner.max_sample_mismatch
         if limit is not None:
-            learner = self.learner
-            live: Weights = ModuleWeights(learner.module, learner.version)
-            if next(learner.module.parameters()).is_meta:  # its processes have the weights
-                live = learner.weights()
+            live = live_weights(self.learner)
             await check_delivery(self.engine, self.weight_sync.published(live), live)
         self.advantages = advantages_of(groups, advantages)
         # An update waits for the files of the weights before it, which a rank that is lost in it

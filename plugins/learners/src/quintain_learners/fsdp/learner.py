@@ -135,7 +135,7 @@ class FsdpLearner(Learner):
         super().__init__(module, None, **own_settings)
         self.forward.checkpointing = settings.get("activation_checkpointing", False)
         self.algorithm = algorithm
-        device = device_of(device)
+        place = device_of(device)
         if cluster is not None and rendezvous is not None:
             raise UsageError(
                 "learner fsdp: [cluster] starts the ranks, and learner.args.rendezvous waits for "
@@ -143,7 +143,7 @@ class FsdpLearner(Learner):
             )
         self._elsewhere = rendezvous is not None or cluster is not None
         own = not self._elsewhere and not share_gpu
-        if device == "cuda" and own and ranks > torch.cuda.device_count():
+        if place == "cuda" and own and ranks > torch.cuda.device_count():
             raise UsageError(
                 f"learner fsdp: {ranks} ranks need a GPU each, and torch sees "
                 f"{torch.cuda.device_count()}; lower learner.args.ranks"
@@ -151,9 +151,8 @@ class FsdpLearner(Learner):
         self._image, self._ranks = _in_host_memory(self.module), ranks
         sources = None
         if self._hollow:
-            sources = sources_named(
-                dict(self.module.named_parameters()), self.module.config.name_or_path
-            )
+            like: Any = self.module
+            sources = sources_named(dict(like.named_parameters()), like.config.name_or_path)
         of_ranks = {k: v for k, v in settings.items() if k not in ("lora", "widen", "reference")}
         setup = Setup(
             module=self._image,
@@ -164,7 +163,7 @@ class FsdpLearner(Learner):
             group=group_of(ranks, sharding, group),
             threads=max(1, torch.get_num_threads() // ranks),
             rendezvous="",
-            device=device,
+            device=place,
             modes=modes,
             saves_parts=checkpoint == "sharded",
             sources=sources,
@@ -173,7 +172,7 @@ class FsdpLearner(Learner):
         self.digests: dict[str, str] = {}
         if team is None and cluster is not None:
             team = PlacedTeam(
-                ranks, cluster, gpu=device == "cuda", silence=silence, patience=patience
+                ranks, cluster, gpu=place == "cuda", silence=silence, patience=patience
             )
         if team is None and rendezvous is not None:
             token = token_of(token_file)
@@ -181,7 +180,7 @@ class FsdpLearner(Learner):
                 ranks, os.path.expandvars(rendezvous), token, silence=silence, patience=patience
             )
         self.team = Recovery(
-            team or Team(ranks, silence=silence, gpu=device == "cuda"),
+            team or Team(ranks, silence=silence, gpu=place == "cuda"),
             setup,
             restarts=restarts,
             every=copy_every,

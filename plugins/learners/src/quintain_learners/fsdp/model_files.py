@@ -88,7 +88,8 @@ def write_rows(
             part = local(tensor)
             if writes and part.numel():
                 file.seek(starts[name] + row * part[:1].nbytes if part.ndim else starts[name])
-                data = memoryview(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+                numbers: Any = part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+                data = memoryview(numbers)
                 while data:
                     data = data[file.write(data) :]
         os.fsync(file.fileno())

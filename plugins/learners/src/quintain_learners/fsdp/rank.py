@@ -332,7 +332,7 @@ class Worker:
         model itself; *half* is the type of autocast.
         """
         learner = self.learner
-        device = learner.ranks.device
+        device = learner.forward.device
         half = half or learner.ranks.half  # in which layers are gathered
         with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
             row = torch.tensor([list(ids)], device=device)
