@@ -228,7 +228,7 @@ def module_without_weights(path: str, dtype: torch.dtype, attn: str | None) -> A
             empty = torch.empty_like(getattr(part, name), device="cpu")
             setattr(part, name, empty.fill_(float("nan")) if empty.is_floating_point() else empty)
         if names:
-            module._init_weights(part)  # of its parameters, too, which have no numbers
+            module._init_weights(part)  # its parameters, too, which have no numbers
         for name in names:
             table = getattr(part, name)
             full_name = f"{prefix}.{name}" if prefix else name
