@@ -55,8 +55,10 @@ def has_gradient(metrics: Mapping[str, Any]) -> bool:
 
 def why_no_gradient(metrics: Mapping[str, Any]) -> str:
     """Return why a step did not move the policy, in a few words; empty if they are not known."""
-    if metrics.get("zero_variance") == 1 or metrics.get("idle") == 1:
+    if metrics.get("zero_variance") == 1:
         return "the samples of each group earn the same"
+    if metrics.get("idle") == 1:
+        return "no sample has an advantage"
     if metrics.get("groups") and metrics.get("groups.rejected") == metrics["groups"]:
         return "no group was accepted"
     return ""

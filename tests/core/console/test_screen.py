@@ -257,7 +257,7 @@ GRADIENTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"updates": 1.0, "grad_norm": 0.0, "idle": 1.0},
-        "no gradient: the samples of each group earn",
+        "no gradient: no sample has an advantage",
     ),
     ({"groups": 4, "groups.rejected": 4}, "no gradient: no group was accepted"),
     ({"updates": 0.0, "updates.skipped": 1.0, "zero_variance": 0.5}, "no gradient"),
