@@ -7,7 +7,7 @@ import errno
 import hashlib
 import ipaddress
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
@@ -22,8 +22,6 @@ from .errors import ApiError, too_large
 
 ALIVE = b": keep-alive\n\n"
 """A comment of a stream, which clients leave out."""
-ASKED = "asked"
-"""Where a request of HTTP has what it asks for, once it is read."""
 MOST_ENDED = 100_000
 """Keys of ended episodes that are remembered, for a clearer error."""
 
@@ -67,6 +65,8 @@ class Server:
         self._by_key: dict[bytes, Endpoint] = {}
         self._ended: OrderedDict[bytes, None] = OrderedDict()
         self._runner: web.AppRunner | None = None
+        self._read: dict[int, api.ApiRequest] = {}
+        """What requests ask for that are read and not answered, by the `id` of the request."""
 
     @property
     def base_url(self) -> str:
@@ -136,7 +136,7 @@ class Server:
         """Raise an `ApiError` for a request that must not be answered, whatever its key."""
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        kept = _KeptAlive(request, self.keep_alive)
+        kept = _KeptAlive(request, self.keep_alive, self._read)
         try:
             response = await kept.until(self.answer(request))
         except ApiError as e:
@@ -145,6 +145,8 @@ class Server:
                 response = api.late_error(e, request.path)
         except web.HTTPRequestEntityTooLarge:
             response = api.ApiResponse.of(too_large(self._max_bytes), request.path)
+        finally:
+            self._read.pop(id(request), None)
         if response.events is not None:
             return await kept.stream(response)
         return web.Response(body=response.body, status=response.status, headers=response.headers)
@@ -163,7 +165,7 @@ class Server:
         asked = api.ApiRequest(
             method=method, path=request.path, content_type=request.content_type, body=body
         )
-        request[ASKED] = asked
+        self._read[id(request)] = asked
         return await api.answer(endpoint, asked, self.models)
 
 
@@ -189,8 +191,10 @@ class _KeptAlive:
     The status goes out with the first sign, so that whatever fails before has a status of its own.
     """
 
-    def __init__(self, request: web.Request, seconds: float) -> None:
-        self._request, self._seconds = request, seconds
+    def __init__(
+        self, request: web.Request, seconds: float, read: Mapping[int, api.ApiRequest]
+    ) -> None:
+        self._request, self._seconds, self._read = request, seconds, read
         self._stream: web.StreamResponse | None = None
 
     @property
@@ -208,8 +212,8 @@ class _KeptAlive:
         streams: bool | None = None
         try:
             while not (await asyncio.wait([task], timeout=self._seconds))[0]:
-                if streams is None and ASKED in self._request:
-                    streams = api.streams(self._request[ASKED])
+                if streams is None and id(self._request) in self._read:
+                    streams = api.streams(self._read[id(self._request)])
                 if streams:
                     await self._say(ALIVE)
         except BaseException:  # the client has gone, or the server ends
