@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import io
 import os
+import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from quintain.cli import main
+from quintain.errors import RunError
+from quintain.store import read_table
 
 from ..small_run import make_small_run, small_recipe
 
@@ -108,9 +111,12 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
     "line twice": with_first_line_twice,
     "line lost": without_a_line,
 }
+ROLLOUTS = "rollouts/step-000003.parquet"
 LINES = {
+    "garbage": tuple(file for file in READERS if file != ROLLOUTS),
+    "flipped": tuple(file for file in READERS if file != ROLLOUTS),
     "line twice": ("recipe.toml", "metrics.jsonl"),
-    "line lost": ("recipe.toml", "metrics.jsonl", f"{LAST}/SHA256SUMS"),
+    "line lost": ("metrics.jsonl", f"{LAST}/SHA256SUMS"),
 }
 """Files of which a line more or less says something else."""
 CASES = [
@@ -228,6 +234,21 @@ def test_a_damaged_file_is_named_by_each_command_that_reads_it(
     run: Path, file: str, damage: str
 ) -> None:
     assert faults(run, file, damage) == []
+
+
+def test_no_flipped_bit_of_rollouts_changes_what_is_read(run: Path) -> None:
+    """A flipped one is named, or lies in a header that no value depends on."""
+    path, draw = run / ROLLOUTS, random.Random(0)
+    data, rows = path.read_bytes(), read_table(run / ROLLOUTS).to_pylist()
+    end = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    named = 0
+    for place in [draw.randrange(4, end) for _ in range(60)]:
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        try:
+            assert read_table(path).to_pylist() == rows
+        except RunError:
+            named += 1
+    assert named > 15
 
 
 @pytest.mark.more

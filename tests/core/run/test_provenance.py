@@ -179,7 +179,7 @@ def test_force_is_for_edited_recipes_alone(runs: Path, capsys: pytest.CaptureFix
     assert "--force is for --resume" in capsys.readouterr().err
     (runs / "a" / "provenance.jsonl").write_text("5\n")
     assert resume(runs) == 1
-    assert "provenance.jsonl, line 1, is damaged" in capsys.readouterr().err
+    assert "provenance.jsonl has other values in the" in capsys.readouterr().err
     json.loads((runs / "a" / "summary.json").read_text())
 
 
@@ -218,8 +218,9 @@ def test_a_damaged_run_resumes_or_fails_with_one_line(
         path.mkdir() if content is None else path.write_bytes(content)
         status = resume(runs)
         error = capsys.readouterr().err
-        assert status == 0 or error.startswith("error: "), (content, error)
-        assert error.count("\n") <= 1 or file == "recipe.toml", (content, error)
+        assert status == 0 or "error: " in error, (content, error)
+        warned = error.count("warning: ")
+        assert error.count("\n") <= 1 + warned or file == "recipe.toml", (content, error)
         if file.startswith("checkpoints"):
             assert status == 1, content
         shutil.rmtree(runs / "a")
