@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from quintain.console.screen import Screen
+from quintain.learning import ALGORITHMS
+from quintain.models.load import module_without_weights
 from quintain.models.lora import with_adapters
 from quintain.recipe.extends import bundled_text
 from quintain.recipe.memory import activations, logits_bytes, memory_of, memory_table
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
-from quintain_learners.fsdp import Fsdp
+from quintain_learners.fsdp import Fsdp, FsdpLearner
 from quintain_learners.fsdp.memory import gathered_bytes
+from quintain_learners.fsdp.team import Team
 
+from ....core.learning import batches
 from ....core.models.tiny import tiny_model
 
 EMBEDDINGS = 260 * 32
@@ -115,3 +125,53 @@ def test_no_gpu_has_the_weights_of_the_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert any("host memory" in x and "of the run's weights" in x for x in lines)
     on_host = plan("learner.args.ranks=4", "learner.args.device=cpu")
     assert on_host.module_device == "auto"
+
+
+def resident(pid: int) -> int:
+    """Return the bytes of a process without pages of files; of pages that it shares, its part."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    sizes = (text.partition(name)[2].split()[0] for name in ("Pss_Anon:", "Pss_Shmem:"))
+    return 1024 * sum(map(int, sizes))
+
+
+SAVE = """
+import json, sys
+from tests.core.models.tiny import tiny_model
+tiny_model("qwen3", **json.loads(sys.argv[2])).save_pretrained(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_processes_take_what_is_estimated(tmp_path: Path) -> None:
+    """After an update and a delivery of all weights, each rank its part and the run none, whose
+    weights are in the ranks alone; above what the same processes take with a tiny model.
+    """
+    sizes = {"hidden": 768, "vocab": 16_384, "layers": 10}
+    settings: dict[str, Any] = {"ranks": 2, "checkpoint": "sharded", "restarts": 0}
+    team, found = Team(2, silence=300.0), []
+    pids = [os.getpid(), *team.pids]
+    made = batches.batch(groups=2, group_size=2, vocab=200, longest=7, rewards=[0.0, 1.0])
+    for name, small in (("tiny", True), ("large", False)):
+        saved = tmp_path / name
+        words = [sys.executable, "-c", SAVE, str(saved), json.dumps({} if small else sizes)]
+        subprocess.run(words, check=True, cwd=Path(__file__).parents[4])
+        module = module_without_weights(str(saved), torch.float32, None)
+        learner = FsdpLearner(module, ALGORITHMS["dr_grpo"], team=team, **settings)
+        learner.step(made)
+        read = sum(tensor.nbytes for tensor in learner.weights().tensors().values())
+        gc.collect()
+        found.append([resident(pid) for pid in pids])
+    numbers = sum(p.numel() for p in module.parameters())
+    assert read == 4 * numbers
+    kind = Fsdp(weights="ranks", checkpoint="sharded")
+    size = kind.bytes_per_parameter(adapters=False)
+    assert size.module == "nowhere"
+    part = (size.own + size.gradients + size.moments) / 2 * numbers  # of two ranks on this CPU
+    of_run, *of_ranks = (n - base for base, n in zip(*found, strict=True))
+    print(
+        f"run {of_run / 1e6:.0f} MB, ranks {[n / 1e6 for n in of_ranks]}, part {part / 1e6:.0f} MB"
+    )
+    for taken in of_ranks:
+        assert taken == pytest.approx(part, rel=0.15)
+    assert of_run < 0.15 * part
+    team.close()
