@@ -86,8 +86,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     chosen = parser.parse_args()
     compute = Compute(str(Path(chosen.model).expanduser()), slots=1)
-    turns(compute, chosen.tenants, chosen.rank, chosen.steps, chosen.tokens)
+    # Memory first: what passes free is used again, and would hide what adapters take.
     memory(compute, [int(count) for count in chosen.counts.split(",")], chosen.rank)
+    if chosen.tenants:
+        turns(compute, chosen.tenants, chosen.rank, chosen.steps, chosen.tokens)
 
 
 if __name__ == "__main__":
