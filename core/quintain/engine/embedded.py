@@ -196,14 +196,14 @@ class EmbeddedEngine(TokenEngine):
             UsageError: a setting is out of range, a copy is needed without *merge*, *module* has no
                 weights, or *router_replay* is true and its experts cannot be recorded.
         """
+        engine = cls.__new__(cls)
+        engine._configure(slots, context, reproducible, patience, graphs, router_replay)
         if next(module.parameters()).is_meta:
             raise UsageError(
                 "engine embedded: it decodes the weights of the run, which has none: they are in the "
                 'processes of the learner; set engine.use = "vllm-server", or leave out '
                 "learner.args.weights"
             )
-        engine = cls.__new__(cls)
-        engine._configure(slots, context, reproducible, patience, graphs, router_replay)
         if copy or device is not None:
             place = None if device is None else as_device(device)
             snapshot: Snapshot | None = Snapshot.apart(module, dtype, place)

@@ -398,6 +398,8 @@ def test_eval_of_a_model_folder_and_of_a_run(
         models.save_tiny(step, seed=seed)
         about = {"format": 1, "step": 2 + 8 * seed, "best": False}
         (step.parent / "checkpoint.json").write_text(json.dumps(about))
+        sums = digests(step.parent).items()
+        (step.parent / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in sums))
     (run / "recipe.toml").write_text('[[environments]]\nuse = "doubling"\nsystem = "Be right."\n')
     capsys.readouterr()
     rows = []
