@@ -21,11 +21,22 @@ from torch.nn import functional
 
 from quintain.models import base_of, body_of
 
-__all__ = ["Adapter", "AdapterSpec", "Bank"]
+from ..errors import invalid
+
+__all__ = ["Adapter", "AdapterSpec", "Bank", "settings_of"]
 
 ALPHA = 32.0
 """Numerator of the factor on each product: alpha / rank, as the API's adapters have it."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
+ADAM = {
+    "learning_rate": 1e-4,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-12,
+    "weight_decay": 0.0,
+    "grad_clip_norm": 0.0,
+}
+"""Defaults of the SDK's ``AdamParams``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +217,26 @@ class Bank:
             return spec.unembedding
         attends = any("attn" in word or "attention" in word for word in name.split("."))
         return spec.attention if attends else spec.feedforward
+
+
+def settings_of(given: Any) -> dict[str, float]:
+    """Return the settings of a step: those *given* by a client, and the defaults of the others.
+
+    Raises:
+        ApiError: 400, one is unknown, or would make weights that are not finite.
+    """
+    if not isinstance(given or {}, Mapping):
+        raise invalid("adam_params is no object", "adam_params")
+    settings = {**ADAM, **(given or {})}
+    for name, value in settings.items():
+        if name not in ADAM:
+            raise invalid(f"adam_params has no setting {name!r}", "adam_params")
+        low = -1e30 if name == "grad_clip_norm" else 0.0  # which clips nothing below 0
+        below = 1.0 if name.startswith("beta") else 1e30
+        number = type(value) in (int, float) and low <= value < below
+        if not number or (name == "eps" and value == 0):
+            raise invalid(f"{name} is {value!r}; expected a number in its range", "adam_params")
+    return settings
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, record: Any = None) -> int:

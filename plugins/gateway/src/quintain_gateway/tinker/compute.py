@@ -23,7 +23,7 @@ from quintain.types import derived_seed
 from ..errors import invalid, unsupported
 from .adapters import Adapter, Bank
 from .losses import check, loss_of
-from .requests import Datum, ForwardBackward, TensorData, ids_of
+from .requests import Datum, ForwardBackward, TensorData, ids_of, reading
 
 __all__ = ["Compute", "SampleRequest", "sample_request_of"]
 
@@ -88,7 +88,7 @@ class Compute:
         alone. A request that fails adds nothing.
 
         Raises:
-            ApiError: 400, a datum is wrong, or the loss is not finite.
+            ApiError: 400, a datum is wrong, or the loss or the gradient is not finite.
         """
         self.check(request)
         before = [(p, p.grad) for p in adapter.parameters()]
@@ -103,13 +103,16 @@ class Compute:
                 raise invalid(
                     f"the loss is {total}: a ratio of probabilities or an input is not finite"
                 )
+            for parameter, gradient in before:
+                if gradient is not None:
+                    parameter.grad = (
+                        gradient if parameter.grad is None else gradient + parameter.grad
+                    )
+            _check_gradient(adapter)
         except BaseException:
             for parameter, gradient in before:
                 parameter.grad = gradient
             raise
-        for parameter, gradient in before:
-            if gradient is not None:
-                parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
         kind = "ArrayRecord"
         return {
             "loss_fn_output_type": kind,
@@ -141,9 +144,10 @@ class Compute:
                         f"datum {number}: {name} has shape {list(tensor.shape)}, target_tokens "
                         f"{list(shape)}"
                     )
-            if any(not 0 <= t < self.vocabulary for t in datum.inputs["target_tokens"].values):
+            targets = datum.inputs["target_tokens"].values
+            if any(not (0 <= t < self.vocabulary and t == int(t)) for t in targets):
                 raise invalid(
-                    f"datum {number}: a target token is outside of 0 .. {self.vocabulary - 1}"
+                    f"datum {number}: a target token is no id of 0 .. {self.vocabulary - 1}"
                 )
 
     def sample(self, adapter: Adapter | None, request: SampleRequest) -> dict[str, Any]:
@@ -273,6 +277,11 @@ def sample_request_of(body: Mapping[str, Any], name: str, words: int) -> SampleR
     Raises:
         ApiError: 400, a setting is wrong or not served.
     """
+    with reading():
+        return _sample_request_of(body, name, words)
+
+
+def _sample_request_of(body: Mapping[str, Any], name: str, words: int) -> SampleRequest:
     for field in ("target_prompt_logprobs", "prompt_alt_tokens_k"):
         if body.get(field):
             raise unsupported(field, f"{field} is not served; ask for topk_prompt_logprobs")
@@ -286,12 +295,15 @@ def sample_request_of(body: Mapping[str, Any], name: str, words: int) -> SampleR
         raise invalid(f"num_samples is {count}; expected 1 to {MOST_SAMPLES}", "num_samples")
     if not all(0 <= k <= MOST_TOP for k in top):
         raise invalid(f"top-k log-probs are for 0 to {MOST_TOP} tokens, not {max(top)}")
+    last = body.get("prompt_logprobs_last_n")
+    if last is not None and int(last) < 0:
+        raise invalid(f"prompt_logprobs_last_n is {last}; expected 0 or more")
     return SampleRequest(
         ids=ids_of(body["prompt"]),
         count=count,
         sampling=_sampling_of(body["sampling_params"], derived_seed("tinker", name), words),
         prompt_logps=bool(body.get("prompt_logprobs")),
-        last=body.get("prompt_logprobs_last_n"),
+        last=None if last is None else int(last),
         top_prompt=top[0],
         top_sampled=top[1],
     )
@@ -304,20 +316,31 @@ def _sampling_of(params: Mapping[str, Any], seed: int, words: int) -> Sampling:
             "stop", "stop = [] is not served: the model's own end always ends a reply"
         )
     stops = [stop] if isinstance(stop, str) else list(stop or ())
-    given = params.get("seed")
+    if any(s == "" or type(s) not in (str, int) for s in stops):
+        raise invalid("stop has neither texts nor ids of tokens", "stop")
+    given, most = params.get("seed"), params.get("max_tokens")
     top_k = int(params.get("top_k", -1))
     try:
         return Sampling(
             temperature=float(params.get("temperature", 1.0)),
             top_p=float(params.get("top_p", 1.0)),
             top_k=0 if top_k < 0 or top_k >= words else top_k,
-            max_tokens=params.get("max_tokens"),
+            max_tokens=None if most is None else int(most),
             stop=tuple(s for s in stops if isinstance(s, str)),
             stop_ids=tuple(s for s in stops if not isinstance(s, str)),
             seed=seed if given is None else int(given),
         )
     except ValueError as e:
         raise invalid(str(e), "sampling_params") from e
+
+
+def _check_gradient(adapter: Adapter) -> None:
+    """Refuse what would make every weight NaN in the next step."""
+    gradients = [p.grad for p in adapter.parameters() if p.grad is not None]
+    if gradients and not math.isfinite(float(torch.nn.utils.get_total_norm(gradients))):
+        raise invalid(
+            "the gradient is not finite: a ratio of probabilities or an input is too large"
+        )
 
 
 def _batches(data: Sequence[Datum]) -> Iterator[list[Datum]]:

@@ -15,6 +15,7 @@ token, r = exp(p - q), and c(r) = r held within the thresholds:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -62,7 +63,7 @@ def check(loss: str, names: Mapping[str, object], config: Mapping[str, float | s
     if unread := sorted(set(config) - {*settings}):
         raise invalid(f"{loss} has no setting {', '.join(unread)}", "loss_fn_config")
     for name, value in config.items():
-        if isinstance(value, str):
+        if isinstance(value, str) or not math.isfinite(value):
             raise invalid(f"{name} is {value!r}; expected a number", "loss_fn_config")
 
 

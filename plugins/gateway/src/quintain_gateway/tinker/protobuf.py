@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ..errors import invalid
 
-__all__ = ["doubled", "fields", "number", "sized", "text"]
+__all__ = ["doubled", "fields", "number", "sized", "text", "varints"]
 
 _VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
 
@@ -39,6 +39,19 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             raise invalid("the body is no protobuf message: a field is longer than the rest")
         yield tag >> 3, message[at : at + size]
         at += size
+
+
+def varints(packed: bytes) -> list[int]:
+    """Return the whole numbers in a packed list.
+
+    Raises:
+        ApiError: 400, the last one has no end.
+    """
+    values, at = [], 0
+    while at < len(packed):
+        value, at = _varint(packed, at)
+        values.append(value)
+    return values
 
 
 def number(field: int, value: int) -> bytes:

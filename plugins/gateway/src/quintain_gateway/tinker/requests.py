@@ -6,21 +6,30 @@ Numbers of fields are those of ``tinker_public.proto`` in the SDK ``tinker`` 0.3
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import invalid
-from .protobuf import doubled, fields, number, sized, text
+from .protobuf import doubled, fields, number, sized, text, varints
 
-__all__ = ["Datum", "ForwardBackward", "TensorData", "forward_backward_of"]
+__all__ = ["WRONG", "Datum", "ForwardBackward", "TensorData", "forward_backward_of", "reading"]
 
 FLOAT32, INT64 = 1, 2
-MOST_CELLS = 1 << 26
-"""Cells of a tensor that is sent sparse; a dense one is bounded by the size of the body."""
+MOST_CELLS = 1 << 24
+"""Cells of all tensors of a request that are sent sparse; dense ones are bounded by the size of the
+body.
+"""
+MOST_FIELDS = 1 << 16
+"""Fields of a message whose head is read while other clients wait."""
+WRONG = (
+    AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError, struct.error,
+)  # fmt: skip
+"""What is raised where a body has another form."""
 EMPTY_TOKEN, EMPTY_LOGPROB = 0, -99999.0
 
 
@@ -52,6 +61,31 @@ class ForwardBackward:
     forward_only: bool = False
 
 
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Tell the client where its body is not of the form that the code inside reads.
+
+    Raises:
+        ApiError: 400.
+    """
+    try:
+        yield
+    except WRONG as e:
+        raise invalid(f"the body is not what this call takes: {type(e).__name__}: {e}") from e
+
+
+class _Room:
+    """How many more cells a request may have."""
+
+    def __init__(self) -> None:
+        self.left = MOST_CELLS
+
+    def take(self, cells: int) -> None:
+        self.left -= cells
+        if self.left < 0:
+            raise invalid(f"the sparse tensors of a request have more than {MOST_CELLS:,} cells")
+
+
 def forward_backward_of(
     body: bytes, content_type: str, parsed: Any = None, *, forward_only: bool = False
 ) -> ForwardBackward:
@@ -60,18 +94,24 @@ def forward_backward_of(
     Raises:
         ApiError: 400, something in it is wrong or not served.
     """
-    if "protobuf" in content_type:
-        return _from_protobuf(body)
+    with reading():
+        if "protobuf" in content_type:
+            return _from_protobuf(body)
+        return _from_json(parsed, forward_only=forward_only)
+
+
+def _from_json(parsed: Any, *, forward_only: bool) -> ForwardBackward:
     key = "forward_input" if forward_only else "forward_backward_input"
     given = parsed.get(key)
     if not isinstance(given, Mapping):
         raise invalid(f"{key} is missing", key)
+    room, config = _Room(), given.get("loss_fn_config") or {}
     return ForwardBackward(
         model_id=str(parsed.get("model_id")),
         seq_id=int(parsed.get("seq_id") or 0),
-        data=[_datum_of_json(datum) for datum in given.get("data", [])],
+        data=[_datum_of_json(datum, room) for datum in given.get("data", [])],
         loss=str(given.get("loss_fn")),
-        config=given.get("loss_fn_config") or {},
+        config={name: s if isinstance(s, str) else float(s) for name, s in config.items()},
         forward_only=forward_only,
     )
 
@@ -84,7 +124,9 @@ def head_of(body: bytes) -> tuple[str, int, bool]:
         ApiError: 400, it is no message.
     """
     model, seq, only = b"", 0, 0
-    for key, value in fields(body):
+    for count, (key, value) in enumerate(fields(body)):
+        if count >= MOST_FIELDS:
+            raise invalid(f"the message has more than {MOST_FIELDS:,} fields")
         if key == 1:
             model = _bytes(value)
         elif key == 2 and isinstance(value, int):
@@ -105,16 +147,20 @@ def ids_of(model_input: Any) -> list[int]:
         if chunk.get("type", "encoded_text") != "encoded_text":
             raise _no_text(chunk["type"])
         ids += chunk["tokens"]
+    if any(type(i) is not int for i in ids):
+        raise invalid("a token is no whole number")
     return ids
 
 
-def tensor_of_json(given: Any) -> TensorData:
+def tensor_of_json(given: Any, room: _Room) -> TensorData:
     """Return a ``TensorData`` in JSON, a sparse one filled with zeros."""
     values = given["data"]
+    if any(type(value) not in (int, float) for value in values):
+        raise invalid("a tensor has a value that is no number")
     shape = tuple(given.get("shape") or (len(values),))
     rows = given.get("sparse_crow_indices")
     if rows is not None:
-        return _filled(values, rows, given["sparse_col_indices"], shape)
+        return _filled(values, rows, given["sparse_col_indices"], shape, room)
     return _checked(values, shape)
 
 
@@ -161,6 +207,7 @@ def _from_protobuf(body: bytes) -> ForwardBackward:
     found: dict[str, Any] = {"model_id": "", "seq_id": 0, "loss": "", "forward_only": False}
     data: list[Datum] = []
     config: dict[str, float | str] = {}
+    room = _Room()
     for key, value in fields(body):
         if key == 2:
             found["seq_id"] = value
@@ -169,14 +216,14 @@ def _from_protobuf(body: bytes) -> ForwardBackward:
         elif key in (1, 4):
             found["model_id" if key == 1 else "loss"] = _bytes(value).decode()
         elif key == 3:
-            data.append(_datum_of(_bytes(value)))
+            data.append(_datum_of(_bytes(value), room))
         elif key in (5, 7):
             name, setting = _entry(value)
             config[name] = _config_value(setting) if key == 7 else struct.unpack("<d", setting)[0]
     return ForwardBackward(data=data, config=config, **found)
 
 
-def _datum_of(message: bytes) -> Datum:
+def _datum_of(message: bytes, room: _Room) -> Datum:
     ids: list[int] = []
     inputs: dict[str, TensorData] = {}
     for key, value in fields(message):
@@ -188,16 +235,16 @@ def _datum_of(message: bytes) -> Datum:
                 ids += _unpacked("i", _bytes(tokens))
         elif key == 2:
             name, tensor = _entry(value)
-            inputs[name] = _tensor_of(tensor)
+            inputs[name] = _tensor_of(tensor, room)
     return Datum(ids=ids, inputs=inputs)
 
 
-def _datum_of_json(given: Any) -> Datum:
-    inputs = {name: tensor_of_json(t) for name, t in given["loss_fn_inputs"].items()}
+def _datum_of_json(given: Any, room: _Room) -> Datum:
+    inputs = {name: tensor_of_json(t, room) for name, t in given["loss_fn_inputs"].items()}
     return Datum(ids=ids_of(given["model_input"]), inputs=inputs)
 
 
-def _tensor_of(message: bytes) -> TensorData:
+def _tensor_of(message: bytes, room: _Room) -> TensorData:
     kind, shape, content, sparse = 0, [], b"", b""
     for key, value in fields(message):
         if key == 1:
@@ -207,7 +254,7 @@ def _tensor_of(message: bytes) -> TensorData:
         elif key == 3 and isinstance(value, int):
             kind = value
         elif key == 4:
-            shape += [value] if isinstance(value, int) else _varints(value)
+            shape += [value] if isinstance(value, int) else varints(value)
     code = {FLOAT32: "f", INT64: "q"}.get(kind)
     if code is None:
         raise invalid(f"a tensor has type {kind}; expected 1 (float32) or 2 (int64)")
@@ -216,27 +263,41 @@ def _tensor_of(message: bytes) -> TensorData:
         return _checked(values, tuple(shape or (len(values),)))
     parts = {key: _bytes(value) for key, value in fields(sparse)}
     rows, columns = (_unpacked("q", parts.get(key, b"")) for key in (2, 3))
-    return _filled(_unpacked(code, parts.get(1, b"")), rows, columns, tuple(shape))
+    return _filled(_unpacked(code, parts.get(1, b"")), rows, columns, tuple(shape), room)
 
 
 def _checked(values: Sequence[float], shape: tuple[int, ...]) -> TensorData:
+    _check_shape(shape)
     if math.prod(shape) != len(values):
         raise invalid(f"a tensor of shape {list(shape)} has {len(values)} values")
     return TensorData(values=values, shape=shape)
 
 
+def _check_shape(shape: tuple[int, ...]) -> None:
+    """Check that a loss could read *shape* before anything is computed from it."""
+    if len(shape) > 2 or any(type(size) is not int or size < 0 for size in shape):
+        raise invalid("a tensor has another shape than [N] or [N, K]")
+
+
 def _filled(
-    values: Sequence[float], rows: Sequence[int], columns: Sequence[int], shape: tuple[int, ...]
+    values: Sequence[float],
+    rows: Sequence[int],
+    columns: Sequence[int],
+    shape: tuple[int, ...],
+    room: _Room,
 ) -> TensorData:
     """Return a matrix whose compressed sparse rows are given; all other cells are 0."""
+    _check_shape(shape)
     if len(shape) != 2 or len(rows) != shape[0] + 1 or len(columns) != len(values):
         raise invalid(f"a sparse tensor of shape {list(shape)} has parts that do not fit")
-    if math.prod(shape) > MOST_CELLS:
-        raise invalid(f"a sparse tensor has more than {MOST_CELLS:,} cells")
+    # Rows that overlap would be read once for each of them.
+    if [*rows] != sorted(rows) or (rows[0], rows[-1]) != (0, len(values)):
+        raise invalid("a sparse tensor has rows that do not follow each other")
+    room.take(math.prod(shape))
     cells: list[float] = [0] * math.prod(shape)
     for row in range(shape[0]):
         for place in range(rows[row], rows[row + 1]):
-            if not (0 <= place < len(values) and 0 <= columns[place] < shape[1]):
+            if not 0 <= columns[place] < shape[1]:
                 raise invalid("a sparse tensor has an index outside of its shape")
             cells[row * shape[1] + columns[place]] = values[place]
     return TensorData(values=cells, shape=shape)
@@ -252,18 +313,6 @@ def _config_value(message: bytes) -> float | str:
         content = _bytes(value)
         return content.decode() if key == 2 else float(struct.unpack("<d", content)[0])
     return 0.0
-
-
-def _varints(packed: bytes) -> list[int]:
-    # a packed list is the values of fields without their tags; give each one back
-    values, value, shift = [], 0, 0
-    for byte in packed:
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            values.append(value)
-            value = shift = 0
-    return values
 
 
 def _bytes(value: int | bytes) -> bytes:
