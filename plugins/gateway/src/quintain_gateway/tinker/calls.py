@@ -37,12 +37,14 @@ class KeyLimits:
         queue: requests that wait.
         idle: seconds after which an adapter without requests makes room for another one. It comes
             back from the disk with its next request.
+        bytes: of the bodies of these.
     """
 
     adapters: int = 64
     rank: int = 256
     queue: int = 4096
     idle: float = 600.0
+    bytes: int = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ class SdkCall:
         """
         try:
             parsed = json.loads(self.body or b"{}")
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise invalid(f"the body is not JSON: {e}") from e
         if not isinstance(parsed, dict):
             raise invalid("the body is no JSON object")
@@ -99,9 +101,7 @@ class Calls:
         return {"type": "create_session", "session_id": session}
 
     async def heartbeat(self, call: SdkCall) -> Any:
-        row = self._session(call, call.json().get("session_id"))
-        if row["finished"]:
-            raise ApiError(410, "session_over", "the session has finished")
+        row = self.open_session(call, call.json().get("session_id"))
         self._journal.forget(row["id"])
         return {"type": "session_heartbeat"}
 
@@ -109,8 +109,9 @@ class Calls:
         session = self._session(call, call.parts["session"])["id"]
         assert self.worker is not None
         self.worker.cancel(session)
+        why = call.body.decode(errors="replace") or "{}"
         effects: list[Effect] = [
-            ("UPDATE session SET finished = ? WHERE id = ?", (call.body.decode(), session)),
+            ("UPDATE session SET finished = ? WHERE id = ?", (why, session)),
             ("UPDATE model SET unloaded = 1 WHERE session = ?", (session,)),
             ("DELETE FROM request WHERE session = ?", (session,)),
         ]
@@ -129,7 +130,7 @@ class Calls:
 
     async def create_model(self, call: SdkCall) -> Any:
         body = call.json()
-        session = self._session(call, body.get("session_id"))["id"]
+        session = self.open_session(call, body.get("session_id"))["id"]
         model = f"{session}:train:{int(body.get('model_seq_id', 0))}"
         self._check_base(body.get("base_model"))
         _check_optimizer(body.get("optimizer_config"))
@@ -155,7 +156,7 @@ class Calls:
             raise unsupported("weights_access_token", "a published checkpoint needs no token here")
         if body.get("session_id") is None:
             return self._ordered(call, "load_weights", body)
-        session = self._session(call, body["session_id"])["id"]
+        session = self.open_session(call, body["session_id"])["id"]
         if body.get("base_model") is not None:
             self._check_base(body["base_model"])
         _check_optimizer(body.get("optimizer_config"))
@@ -192,10 +193,11 @@ class Calls:
 
     async def create_sampler(self, call: SdkCall) -> Any:
         body = call.json()
-        session = self._session(call, body.get("session_id"))["id"]
+        session = self.open_session(call, body.get("session_id"))["id"]
         sampler = f"{session}:sample:{int(body.get('sampling_session_seq_id', 0))}"
         path, file = body.get("model_path"), ""
         if path is not None:
+            path = str(path)
             file = self._models.checkpoint(path, call.owner)["file"]
         else:
             self._check_base(body.get("base_model"))
@@ -229,6 +231,10 @@ class Calls:
     async def cancel(self, call: SdkCall) -> Any:
         name = str(call.json().get("request_id"))
         row = self._request(call, name)
+        if row["model"]:
+            raise unsupported(
+                "request_id", "the requests of a model keep their order: none is cancelled"
+            )
         assert self.worker is not None
         for request in self.worker.cancel(row["session"], name):
             result = {"error": "the client cancelled the request", "category": "user"}
@@ -242,19 +248,12 @@ class Calls:
         """
         name = str(call.json().get("request_id"))
         if not self._request(call, name)["done"]:
-            event = asyncio.Event()
-            self._waiting.setdefault(name, []).append(event)
+            self._check_worker()
             try:
-                if not self._request(call, name)["done"]:
-                    async with asyncio.timeout(POLL_SECONDS):
-                        await event.wait()
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._done(call, name)
             except TimeoutError:
                 return {"type": "try_again", "request_id": name, "queue_state": "active"}
-            finally:
-                waiting = self._waiting.get(name, [])
-                self._waiting[name] = [other for other in waiting if other is not event]
-                if not self._waiting[name]:
-                    del self._waiting[name]
         row = self._request(call, name)
         result = json.loads(row["result"])
         if PROTOBUF in call.accepts and "error" not in result:
@@ -264,12 +263,24 @@ class Calls:
                 return output_in_protobuf(result)
         return result
 
+    async def _done(self, call: SdkCall, name: str) -> None:
+        event = asyncio.Event()
+        waiting = self._waiting.setdefault(name, [])
+        waiting.append(event)
+        try:
+            if not self._request(call, name)["done"]:
+                await event.wait()
+        finally:  # also where the client went away
+            waiting.remove(event)
+            if not waiting:
+                self._waiting.pop(name, None)
+
     def _new_model(self, call: SdkCall, session: str, model: str, kind: str, body: Any) -> Any:
         assert self.worker is not None
         known = self._journal.one("SELECT 1 FROM model WHERE id = ?", model)
         if not known:
             self._make_room(call.owner)
-        if not known and self._models.held(call.owner) >= self._limits.adapters:
+        if not known and len(self._models.held(call.owner)) >= self._limits.adapters:
             raise ApiError(
                 403,
                 "too_many_adapters",
@@ -287,7 +298,7 @@ class Calls:
 
     def _make_room(self, owner: str) -> None:
         """Where *owner* holds all the adapters it may, drop from memory what has been idle."""
-        if self._models.held(owner) < self._limits.adapters:
+        if len(self._models.held(owner)) < self._limits.adapters:
             return
         before = time.time() - self._limits.idle
         idle = "SELECT id FROM model WHERE owner = ? AND used < ?"
@@ -314,16 +325,21 @@ class Calls:
 
     def _accept(self, request: Accepted, effects: list[Effect] | None = None) -> None:
         assert self.worker is not None
-        if self.worker.failure:
-            raise ApiError(500, "stopped", f"the server computes no more: {self.worker.failure}")
-        full = self.worker.queued(request.owner) >= self._limits.queue
+        self._check_worker()
+        count, size = self.worker.queued(request.owner)
+        bytes_full = size + len(request.body) > self._limits.bytes
+        full = count >= self._limits.queue or bytes_full
         # The SDK sends the first part of a batch last: without it the others would wait for ever.
-        if full and not (request.model and self.worker.awaited(request)):
-            raise ApiError(
-                429, "queue_full", f"{self._limits.queue} requests of this key wait", retry=True
-            )
+        if full and not self.worker.next_of_model(request):
+            message = f"{count} requests of this key wait, with {size:,} bytes"
+            raise ApiError(429, "queue_full", message, retry=True)
         if self._journal.accept(request, effects or []):
             self.worker.add(request)
+
+    def _check_worker(self) -> None:
+        assert self.worker is not None
+        if self.worker.failure:
+            raise ApiError(500, "stopped", f"the server computes no more: {self.worker.failure}")
 
     def model(self, call: SdkCall, model: str) -> Any:
         """Return the row of *model*.
@@ -338,6 +354,12 @@ class Calls:
 
     def _models_of(self, session: str) -> list[Any]:
         return self._journal.all("SELECT * FROM model WHERE session = ?", session)
+
+    def open_session(self, call: SdkCall, session: Any) -> Any:
+        row = self._session(call, session)
+        if row["finished"]:
+            raise ApiError(410, "session_over", "the session has finished")
+        return row
 
     def _session(self, call: SdkCall, session: Any) -> Any:
         row = self._journal.one("SELECT * FROM session WHERE id = ?", str(session))

@@ -24,6 +24,8 @@ __all__ = ["Accepted", "Effect", "Journal"]
 Effect = tuple[str, tuple[Any, ...]]
 """A statement of SQL with its parameters."""
 
+REPLAYED = ("forward_backward", "optim_step", "load_weights")
+"""Kinds of requests that change an adapter: their bodies are kept until its weights are on disk."""
 KEPT = 20_000
 """Results of a session that are kept, for a client that asks again."""
 
@@ -144,21 +146,18 @@ class Journal:
         if request.model:
             values = (request.seq, time.time(), request.model)
             done.append(("UPDATE model SET applied = ?, used = ? WHERE id = ?", values))
-        else:
+        if request.kind not in REPLAYED or "error" in result:
             done.append(("UPDATE request SET body = NULL WHERE id = ?", (request.id,)))
         self.commit([*done, *effects])
 
     def forget(self, session: str) -> None:
         """Drop results of *session* that are too old to be asked for again."""
-        newest = self.one("SELECT max(number) AS n FROM request WHERE session = ?", session)["n"]
-        self.commit(
-            [
-                (
-                    "DELETE FROM request WHERE session = ? AND number < ? AND done = 1 AND body IS NULL",
-                    (session, (newest or 0) - KEPT),
-                )
-            ]
-        )
+        # counted are its own requests: those of others do not shorten the time of a result
+        old = "SELECT number FROM request WHERE session = ? ORDER BY number DESC LIMIT 1 OFFSET ?"
+        row = self.one(old, session, KEPT)
+        if row is not None:
+            gone = "session = ? AND number <= ? AND done = 1 AND body IS NULL"
+            self.commit([(f"DELETE FROM request WHERE {gone}", (session, row["number"]))])
 
     def waiting(self) -> list[Accepted]:
         """Return the requests without a result, in the order of their arrival."""
@@ -171,7 +170,7 @@ class Journal:
         """Return the finished requests of *model* after *seq* that changed it, in order."""
         rows = self.all(
             "SELECT * FROM request WHERE model = ? AND seq > ? AND done = 1 AND body IS NOT NULL"
-            " AND kind IN ('forward_backward', 'optim_step', 'load_weights')"
+            f" AND kind IN {REPLAYED}"
             " AND result NOT LIKE '{\"error\"%' ORDER BY seq",
             model,
             seq,

@@ -6,18 +6,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ApiError, invalid
-from .adapters import Adapter, AdapterSpec, peft_config, read_tensors, write_tensors, write_whole
+from .adapters import (
+    Adapter,
+    AdapterSpec,
+    peft_config,
+    read_tensors,
+    settings_of,
+    write_tensors,
+    write_whole,
+)
 from .compute import Compute
 from .journal import Accepted, Effect, Journal
 from .requests import ForwardBackward, forward_backward_of
 
-__all__ = ["Models", "digest"]
+__all__ = ["Models", "digest", "expiry"]
 
 SNAPSHOT_SHARE = 10.0
 """Seconds of work, per second that writing a file of weights takes, after which one is written."""
@@ -25,15 +34,6 @@ SAMPLERS = 4
 """Adapters of samplers that stay in memory."""
 KEPT_SAMPLERS = 32
 """Samplers of a session without a path of their own whose weights are kept."""
-ADAM = {
-    "learning_rate": 1e-4,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "eps": 1e-12,
-    "weight_decay": 0.0,
-    "grad_clip_norm": 0.0,
-}
-"""Defaults of the SDK's ``AdamParams``."""
 
 
 @dataclass
@@ -52,17 +52,23 @@ class Live:
 
 
 class Models:
-    """The adapters of all tenants; used by the thread that computes."""
+    """The adapters of all tenants; used by the thread that computes.
 
-    def __init__(self, compute: Compute, journal: Journal) -> None:
-        self._compute, self._journal = compute, journal
+    Args:
+        most: adapters of one owner in memory.
+    """
+
+    def __init__(self, compute: Compute, journal: Journal, most: int) -> None:
+        self._compute, self._journal, self._most = compute, journal, most
         self._live: dict[str, Live] = {}
         self._samplers: OrderedDict[str, Adapter] = OrderedDict()
         self._stale: list[str] = []
 
-    def held(self, owner: str) -> int:
-        """Return the number of adapters of *owner* in memory."""
-        return sum(live.owner == owner for live in [*self._live.values()])
+    def held(self, owner: str) -> set[str]:
+        """Return the adapters of *owner* in memory, and those that wait to be created."""
+        pending = "SELECT id FROM model WHERE owner = ? AND unloaded = 0 AND applied < 0"
+        names = {row["id"] for row in self._journal.all(pending, owner)}
+        return names | {name for name, live in [*self._live.items()] if live.owner == owner}
 
     def drop(self, model: str) -> None:
         """Free the memory of *model*; its next request brings it back from the disk."""
@@ -74,6 +80,16 @@ class Models:
         Raises:
             ApiError: it cannot be done.
         """
+        try:
+            return self._run(request)
+        except ApiError:
+            raise  # nothing was changed
+        except Exception:
+            # It may have been changed in part, as by a step after which the disk was full.
+            self.drop(request.model)
+            raise
+
+    def _run(self, request: Accepted) -> tuple[Any, list[Effect]]:
         if request.kind in ("create_model", "create_by_load"):
             return self._create(request)
         live = self._get(request.model)
@@ -102,6 +118,8 @@ class Models:
         """Return the adapter in *file*; an empty name is the base alone."""
         if not file:
             return None
+        if not (self._journal.folder / file).is_file():
+            self._samplers.pop(file, None)
         if file not in self._samplers:
             self._samplers[file] = self._read(file, optimizer=False)
         self._samplers.move_to_end(file)
@@ -128,6 +146,9 @@ class Models:
         for request in self._journal.since(model, row["covered"]):
             self._apply(live, request)
         self._live[model] = live
+        own = [name for name, other in [*self._live.items()] if other.owner == live.owner]
+        for name in own[: -self._most]:
+            self.drop(name)
         return live
 
     def _apply(self, live: Live, request: Accepted) -> Any:
@@ -136,7 +157,7 @@ class Models:
             return self._compute.forward_backward(live.adapter, self.forward(request))
         body = request.json()
         if request.kind == "optim_step":
-            settings = {**ADAM, **(body.get("adam_params") or {})}
+            settings = settings_of(body.get("adam_params"))
             return {"metrics": {"grad_norm:mean": live.adapter.step(settings)}}
         checkpoint = self.checkpoint(body["path"], request.owner)
         tensors, record = read_tensors(self._journal.folder / checkpoint["file"])
@@ -196,10 +217,21 @@ class Models:
             ),
         ]
 
-    def tidy(self) -> None:
-        """Remove the files that nothing names any more, now that the last result is written."""
+    def tidy(self, model: str) -> None:
+        """Free what nothing names any more, now that a result of *model* is written: files, and the
+        adapter of a session that finished meanwhile.
+        """
+        row = self._journal.one("SELECT unloaded FROM model WHERE id = ?", model)
+        if row is not None and row["unloaded"]:
+            self.drop(model)
         while self._stale:
-            (self._journal.folder / self._stale.pop()).unlink(missing_ok=True)
+            file = self._stale.pop()
+            self._samplers.pop(file, None)
+            path = self._journal.folder / file
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def _save(self, request: Accepted, live: Live) -> tuple[Any, list[Effect]]:
         body = request.json()
@@ -207,16 +239,19 @@ class Models:
         if not trains and body.get("path") is None:
             # for one sampler alone, which no list shows
             sampler = f"{request.session}:sample:{int(body['sampling_session_seq_id'])}"
-            file = f"samplers/{digest(sampler)}.safetensors"
+            file = f"samplers/{digest(f'{sampler} {request.seq}')}.safetensors"
             self._write(file, live.adapter, optimizer=False)
+            self._replaces("SELECT file FROM sampler WHERE id = ?", sampler, file)
             row = (sampler, request.owner, request.session, file, None)
             kept = ("INSERT OR REPLACE INTO sampler VALUES (?, ?, ?, ?, ?)", row)
             result = {"type": request.kind, "sampling_session_id": sampler}
             return result, [kept, *self._without_old(request.session)]
         path = self._free(request, body, "weights" if trains else "sampler_weights")
-        file = f"checkpoints/{digest(path)}.safetensors"
+        # Each write has a file of its own: a sampler of the former weights must not read these.
+        file = f"checkpoints/{digest(f'{path} {request.seq}')}.safetensors"
+        row = self._row(request, live, path, file)
         size = self._write(file, live.adapter, optimizer=trains)
-        return self._kept(request, body, path, file, size)
+        return self._kept(request, row, size)
 
     def _unload(self, request: Accepted) -> tuple[Any, list[Effect]]:
         row = self._journal.one("SELECT snapshot FROM model WHERE id = ?", request.model)
@@ -241,38 +276,47 @@ class Models:
         if body.get("age_encryption_recipients"):
             raise invalid("age_encryption_recipients: files are not encrypted here; leave it out")
         path = self._free(request, body, "external_weights")
-        folder = f"external/{digest(path)}"
+        folder = f"external/{digest(f'{path} {request.seq}')}"
+        row = self._row(request, live, path, folder)
         size = self._write(f"{folder}/adapter_model.safetensors", live.adapter, optimizer=False)
         config = json.dumps(peft_config(live.adapter, self._compute.path)).encode()
         write_whole(self._journal.folder / folder / "adapter_config.json", config)
-        return self._kept(request, body, path, folder, size + len(config))
+        return self._kept(request, row, size + len(config))
 
     def _free(self, request: Accepted, body: Any, kind: str) -> str:
         name = str(body.get("path"))
         if not name or "/" in name or len(name) > 200:
             raise invalid(f"path is {name!r}; expected a name without slashes", "path")
         path = f"tinker://{request.model}/{kind}/{name}"
-        taken = self._journal.one("SELECT 1 FROM checkpoint WHERE path = ?", path)
+        valid = "path = ? AND (expires IS NULL OR expires > ?)"
+        taken = self._journal.one(f"SELECT 1 FROM checkpoint WHERE {valid}", path, time.time())
         if taken and not body.get("overwrite"):
             raise ApiError(409, "exists", f"{path} exists; set overwrite, or take another name")
         return path
 
-    def _kept(
-        self, request: Accepted, body: Any, path: str, file: str, size: int
-    ) -> tuple[Any, list[Effect]]:
-        ttl = body.get("ttl_seconds")
-        now = time.time()
-        spec = self._live[request.model].adapter.spec.to_json()
-        about = json.dumps({"user": body.get("user_metadata"), "spec": spec})
-        kind = {"weights": "training", "sampler_weights": "sampler"}.get(
-            path.split("/")[3], "external"
-        )
+    def _row(self, request: Accepted, live: Live, path: str, file: str) -> tuple[Any, ...]:
+        """Return the row of a checkpoint, but for its bytes."""
+        body, now = request.json(), time.time()
+        about = {"user": body.get("user_metadata"), "spec": live.adapter.spec.to_json()}
+        part = path.split("/")[3]
+        kind = {"weights": "training", "sampler_weights": "sampler"}.get(part, "external")
         name = "/".join(path.split("/")[3:])
-        expires = None if ttl is None else now + ttl
-        row = (path, request.owner, request.model, name, kind, now, expires, size, 0, about, file)
-        places = ", ".join("?" * len(row))
-        kept = (f"INSERT OR REPLACE INTO checkpoint VALUES ({places})", row)
+        expires = expiry(body.get("ttl_seconds"))
+        first = (path, request.owner, request.model, name, kind, now, expires)
+        return (*first, 0, json.dumps(about), file)
+
+    def _kept(self, request: Accepted, row: tuple[Any, ...], size: int) -> tuple[Any, list[Effect]]:
+        path, file = row[0], row[-1]
+        self._replaces("SELECT file FROM checkpoint WHERE path = ?", path, file)
+        values = (*row[:7], size, *row[7:])
+        places = ", ".join("?" * len(values))
+        kept = (f"INSERT OR REPLACE INTO checkpoint VALUES ({places})", values)
         return {"type": request.kind, "path": path}, [kept]
+
+    def _replaces(self, sql: str, name: str, file: str) -> None:
+        """Remove, once the result is written, the file that *file* replaces."""
+        old = self._journal.one(sql, name)
+        self._stale += [old["file"]] if old and old["file"] not in ("", file) else []
 
     def _write(self, file: str, adapter: Adapter, *, optimizer: bool) -> int:
         record = {"spec": adapter.spec.to_json(), "base": self._compute.path}
@@ -296,3 +340,16 @@ def _shape(spec: Any) -> Any:
 def digest(name: str) -> str:
     """Return the name of a file for what has *name*."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def expiry(seconds: Any) -> float | None:
+    """Return the time at which what is kept for *seconds* ends; ``None`` is never.
+
+    Raises:
+        ApiError: 400, it is no time.
+    """
+    if seconds is None:
+        return None
+    if type(seconds) not in (int, float) or not abs(seconds) < 1e10:
+        raise invalid(f"ttl_seconds is {seconds!r}; expected seconds, or none", "ttl_seconds")
+    return time.time() + float(seconds)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import shutil
 import time
@@ -17,7 +19,7 @@ from ..errors import ApiError, invalid, unsupported
 from .adapters import write_whole
 from .calls import Calls, SdkCall
 from .journal import Journal
-from .models import Models, digest
+from .models import Models, expiry
 
 __all__ = ["Rest"]
 
@@ -38,6 +40,7 @@ class Rest:
     ) -> None:
         self._calls, self._journal, self._models = calls, journal, models
         self._about = about
+        self._copying = asyncio.Lock()
         self.base_url = ""
         secret = journal.folder / "secret"
         if not secret.is_file():
@@ -156,12 +159,14 @@ class Rest:
         return self._set(call, "public", 0)
 
     async def ttl(self, call: SdkCall) -> Any:
-        seconds = call.json().get("ttl_seconds")
-        return self._set(call, "expires", None if seconds is None else time.time() + seconds)
+        return self._set(call, "expires", expiry(call.json().get("ttl_seconds")))
 
     async def copy(self, call: SdkCall) -> Any:
         """Copy a checkpoint into a run of its own, once for each idempotency key."""
-        body = call.json()
+        async with self._copying:
+            return await self._copied(call, call.json())
+
+    async def _copied(self, call: SdkCall, body: Mapping[str, Any]) -> Any:
         key = f"{call.owner}:copy:{call.idempotency}"
         known = self._journal.one("SELECT body FROM reply WHERE key = ?", key)
         if call.idempotency and known:
@@ -169,17 +174,20 @@ class Rest:
         row = self._models.checkpoint(str(body.get("source_path")), call.owner)
         if row["kind"] == "external":
             raise unsupported("source_path", "an export is not copied; copy what it was made from")
-        session = body.get("session_id")
-        run = (
-            f"{session}:train:{body['model_seq_id']}" if session else f"copy-{secrets.token_hex(8)}"
-        )
+        run = f"copy-{secrets.token_hex(8)}"
+        if body.get("session_id") is not None:
+            session = self._calls.open_session(call, body["session_id"])["id"]
+            run = f"{session}:train:{int(body['model_seq_id'])}"
+        expires = expiry(body.get("ttl_seconds"))
         path = f"tinker://{run}/{row['name']}"
         if self._journal.one("SELECT 1 FROM checkpoint WHERE path = ?", path):
             raise invalid(f"{path} exists")
-        file = f"checkpoints/{digest(path)}.safetensors"
-        write_whole(self._journal.folder / file, (self._journal.folder / row["file"]).read_bytes())
-        now = time.time()
-        expires = None if body.get("ttl_seconds") is None else now + body["ttl_seconds"]
+        file = f"checkpoints/{secrets.token_hex(16)}.safetensors"
+        source = self._journal.folder / row["file"]
+        if not source.is_file():
+            raise ApiError(410, "gone", "the weights of this checkpoint were removed")
+        now, copy = time.time(), self._journal.folder / file
+        await asyncio.to_thread(lambda: write_whole(copy, source.read_bytes()))
         copied = (
             path, call.owner, run, row["name"], row["kind"], now, expires, row["bytes"], 0,
             row["about"], file,
@@ -195,6 +203,8 @@ class Rest:
     async def links(self, call: SdkCall) -> Any:
         """Return links to the files of an export, which need no key and hold for an hour."""
         row = self._own(call)
+        if row["kind"] != "external":
+            raise invalid(f"{row['path']} has no files to fetch: save_weights_external makes them")
         expires = int(time.time()) + LINK_SECONDS
         urls = {}
         for path in sorted((self._journal.folder / row["file"]).iterdir()):
@@ -209,9 +219,11 @@ class Rest:
         Raises:
             ApiError: 403, the link is not one of ours, or no longer.
         """
-        expires = int(query.get("expires", "0")) if query.get("expires", "0").isdigit() else 0
-        given = query.get("signature", "")
-        if not hmac.compare_digest(given, self._signature(place, expires)) or expires < time.time():
+        until = query.get("expires", "")
+        expires = int(until) if re.fullmatch("[0-9]{1,12}", until) else 0
+        given, right = query.get("signature", ""), self._signature(place, expires)
+        same = hmac.compare_digest(given.encode(errors="replace"), right.encode())
+        if not same or expires < time.time():
             raise ApiError(403, "link_over", "the link is not valid any more; ask for another one")
         path = self._journal.folder / "external" / place
         if not path.is_file():
@@ -219,7 +231,9 @@ class Rest:
         return path
 
     def _signature(self, place: str, expires: int) -> str:
-        return hmac.new(self._secret, f"{place} {expires}".encode(), hashlib.sha256).hexdigest()
+        return hmac.new(
+            self._secret, f"{place} {expires}".encode(errors="replace"), hashlib.sha256
+        ).hexdigest()
 
     def _own(self, call: SdkCall) -> Any:
         path = f"tinker://{call.parts['run']}/{call.parts['checkpoint']}"
@@ -243,7 +257,10 @@ class Rest:
         last = {}
         for key, kind in (("last_checkpoint", "training"), ("last_sampler_checkpoint", "sampler")):
             found = self._journal.one(
-                "SELECT * FROM checkpoint WHERE model = ? AND kind = ? ORDER BY created DESC",
+                f"SELECT * FROM checkpoint WHERE {VALID} AND model = ? AND kind = ?"
+                " ORDER BY created DESC",
+                row["owner"],
+                time.time(),
                 row["id"],
                 kind,
             )

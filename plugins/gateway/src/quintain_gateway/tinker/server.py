@@ -14,12 +14,13 @@ from urllib.parse import unquote, urlsplit
 from aiohttp import web
 
 from .. import api
-from ..errors import ApiError, invalid, unsupported
+from ..errors import ApiError, unsupported
 from ..server import Server, is_loopback
 from .calls import Calls, KeyLimits, SdkCall
 from .compute import Compute
 from .journal import Journal
 from .models import Models
+from .requests import reading
 from .rest import Rest
 from .turns import Turns
 
@@ -69,8 +70,9 @@ class TinkerServer(Server):
         self._keys = {_digest(key) for key in keys}
         self._journal = Journal(state)
         self.compute = Compute(path, slots=slots)
-        self._models = Models(self.compute, self._journal)
-        self._calls = Calls(name, self._journal, self._models, limits or KeyLimits())
+        limits = limits or KeyLimits()
+        self._models = Models(self.compute, self._journal, limits.adapters)
+        self._calls = Calls(name, self._journal, self._models, limits)
         tokenizer = str(Path(path).resolve()) if Path(path).is_dir() else path
         about = {
             "tokenizer": tokenizer,
@@ -131,11 +133,8 @@ class TinkerServer(Server):
             parts=parts,
             query=request.query,
         )
-        try:
-            answer = await handler(call)
-        except (KeyError, TypeError, ValueError) as e:
-            raise invalid(f"the body is not what this call takes: {type(e).__name__}: {e}") from e
-        return _response(answer)
+        with reading():
+            return _response(await handler(call))
 
     def _route(self, method: str, path: str) -> tuple[Handler, dict[str, str]]:
         asked = f"{method} {path.removeprefix('/api/v1')}"

@@ -1,4 +1,6 @@
-"""Who is next: sessions take turns, and the requests of a model run in the order of its client."""
+"""Who is next: keys take turns, then the sessions of a key, and the requests of a model run in the
+order of its client.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,7 @@ class Turns:
         self._changed = threading.Condition()
         self._queues: OrderedDict[str, OrderedDict[str, Accepted]] = OrderedDict()
         self._applied: dict[str, int] = {}
+        self._served: dict[str, int] = {}  # by owner, the number of its last turn
         self._ended = False
         for row in journal.all("SELECT id, applied FROM model"):
             self._applied[row["id"]] = row["applied"]
@@ -46,17 +49,17 @@ class Turns:
             self._queues.setdefault(request.session, OrderedDict())[request.id] = request
             self._changed.notify()
 
-    def queued(self, owner: str) -> int:
-        """Return the number of requests of *owner* that wait."""
+    def queued(self, owner: str) -> tuple[int, int]:
+        """Return the number of requests of *owner* that wait, and the bytes of their bodies."""
         with self._changed:
             queues = [*self._queues.values()]
-            return sum(request.owner == owner for queue in queues for request in queue.values())
+            sizes = [len(r.body) for queue in queues for r in queue.values() if r.owner == owner]
+        return len(sizes), sum(sizes)
 
-    def awaited(self, request: Accepted) -> bool:
-        """Return whether a request that waits comes after *request* in the order of its model."""
+    def next_of_model(self, request: Accepted) -> bool:
+        """Return whether *request* is the one that the others of its model wait for."""
         with self._changed:
-            queue = self._queues.get(request.session, OrderedDict())
-            return any(r.model == request.model and r.seq > request.seq for r in queue.values())
+            return bool(request.model) and self._ready(request)
 
     def cancel(self, session: str, request_id: str = "") -> list[Accepted]:
         """Take out of the queue what has not begun: of *session* one request, or all."""
@@ -96,7 +99,7 @@ class Turns:
                 result = {"error": f"{type(e).__name__}: {e}", "category": "server"}
                 effects = []
             self._journal.finish(request, result, effects)
-            self._models.tidy()
+            self._models.tidy(request.model)
             if request.model:
                 self._applied[request.model] = request.seq
             self._told(request.id)
@@ -104,17 +107,30 @@ class Turns:
     def _next(self) -> Accepted | None:
         with self._changed:
             while not self._ended:
+                first: dict[str, Accepted] = {}  # by owner
                 for session, queue in [*self._queues.items()]:
                     if not queue:
                         del self._queues[session]
                         continue
                     ready = next(filter(self._ready, queue.values()), None)
                     if ready is not None:
-                        del queue[ready.id]
-                        self._queues.move_to_end(session)  # all others come before its next one
-                        return ready
+                        first.setdefault(ready.owner, ready)
+                if first:
+                    return self._taken(min(first.values(), key=self._last_turn))
                 self._changed.wait()
         return None
+
+    def _last_turn(self, request: Accepted) -> int:
+        return self._served.get(request.owner, 0)
+
+    def _taken(self, request: Accepted) -> Accepted:
+        """Take *request* out of its queue: all other keys come before the next one of its key, and
+        all other sessions of that key before the next one of its session.
+        """
+        del self._queues[request.session][request.id]
+        self._queues.move_to_end(request.session)
+        self._served[request.owner] = max(self._served.values(), default=0) + 1
+        return request
 
     def _ready(self, request: Accepted) -> bool:
         return not request.model or request.seq == self._applied.get(request.model, -1) + 1
