@@ -21,6 +21,7 @@ from quintain.models import LoadedModel
 from quintain.recipe import ModelRequest, ModelSource
 from quintain.registry.lookup import Registry, isolated
 from quintain.store import model_named
+from quintain.store.digests import SUMS, digests
 from quintain.types.rollout import Rollout
 from quintain.types.task import Message, Task
 
