@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .load import load_model as load_model
     from .load import load_pretrained as load_pretrained
     from .load import name_stops as name_stops
+    from .lora import digest_of as digest_of
     from .lora import merge_adapters as merge_adapters
     from .lora import note_digest as note_digest
     from .lora import with_adapters as with_adapters

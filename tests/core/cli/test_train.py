@@ -138,7 +138,10 @@ MISTAKES = [
     (["--env", "onlytrain"], "--set evaluation.every=0"),
     (["--env", "onlytrain", "--set", "evaluation.every=0"], "--set evaluation.test.tasks=0"),
     (["--env", "doubling", "--set", "engine.args.slotz=3"], "did you mean 'slots'"),
-    (["--env", "doubling", "--set", "engine.args.slots=many"], "engine 'quintain/embedded': slots is 'many'"),
+    (
+        ["--env", "doubling", "--set", "engine.args.slots=many"],
+        "engine 'quintain/embedded': slots is 'many'",
+    ),
     (["--env", "doubling", "--set", "engine.use=textual"], "cannot train"),
     (["--env", "doubling", "--set", "engine={use='remote', args={ulr='x'}}"], "did you mean 'url'"),
     (["--env", "doubling", "--set", "model.device=gpu"], "device 'gpu': expected auto, cpu"),

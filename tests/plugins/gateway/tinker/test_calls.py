@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from quintain.errors import UsageError
 from quintain_gateway.tinker.calls import KeyLimits
 from quintain_gateway.tinker.protobuf import fields
 from quintain_gateway.tinker.server import REFUSED
@@ -62,6 +63,19 @@ def test_a_model_trains_is_saved_sampled_and_loaded(base: Path, tmp_path: Path) 
         assert (await client.post("get_info", {"model_id": other}))["lora_rank"] == 4
 
     run(base, tmp_path, program)
+
+
+def test_a_state_is_of_one_base(base: Path, tmp_path: Path) -> None:
+    """On another model of the same shapes its adapters would give other numbers without a word."""
+
+    async def nothing(_: Any, client: Client) -> None:
+        await client.open()
+
+    run(base, tmp_path / "state", nothing)
+    other = save_tiny(tmp_path / "other", seed=1)
+    with pytest.raises(UsageError, match="adapters of another model"):
+        run(other, tmp_path / "state", nothing)
+    run(base, tmp_path / "state", nothing)
 
 
 def test_requests_run_in_the_order_of_their_numbers(base: Path, tmp_path: Path) -> None:

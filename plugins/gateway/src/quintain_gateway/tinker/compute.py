@@ -17,7 +17,7 @@ from torch import Tensor
 from quintain import Sampling
 from quintain.engine import EmbeddedEngine
 from quintain.errors import LimitReached
-from quintain.models import Forward, TokenSequence, load_model, statistics
+from quintain.models import Forward, TokenSequence, digest_of, load_model, statistics
 from quintain.types import derived_seed
 
 from ..errors import invalid, unsupported
@@ -56,6 +56,7 @@ class Compute:
 
     Attributes:
         bank: makes adapters.
+        base: digest of the weights of the base.
         context: tokens of the longest sequence.
 
     Raises:
@@ -66,6 +67,7 @@ class Compute:
         loaded = load_model(path, dtype=dtype)
         self.path = loaded.path
         self.architecture = type(loaded.module).__name__
+        self.base = digest_of(loaded.module)
         self.tokenizer = loaded.tokenizer
         self.bank = Bank(loaded.module)
         self._forward = Forward(loaded.module)

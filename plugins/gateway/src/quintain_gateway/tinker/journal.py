@@ -45,6 +45,7 @@ CREATE INDEX IF NOT EXISTS by_session ON request (session, number);
 CREATE TABLE IF NOT EXISTS checkpoint (path TEXT PRIMARY KEY, owner TEXT, model TEXT, name TEXT,
     kind TEXT, created REAL, expires REAL, bytes INTEGER, public INTEGER DEFAULT 0, about TEXT,
     file TEXT);
+CREATE TABLE IF NOT EXISTS base (digest TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS reply (key TEXT PRIMARY KEY, body TEXT);
 """
 
@@ -95,6 +96,20 @@ class Journal:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.executescript(SCHEMA)
+
+    def belong_to(self, base: str) -> None:
+        """Let all that is here be of the model whose weights have the digest *base*.
+
+        Raises:
+            UsageError: it is of another one, on which its adapters would compute other numbers.
+        """
+        known = self.one("SELECT digest FROM base")
+        if known is not None and known["digest"] != base:
+            raise UsageError(
+                f"{self.folder} has adapters of another model: start the server with that one, or "
+                "name another folder with --state"
+            )
+        self.commit([("INSERT OR IGNORE INTO base VALUES (?)", (base,))])
 
     def close(self) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
@@ -52,7 +53,8 @@ class TinkerServer(Server):
             machine.
 
     Raises:
-        UsageError: the model cannot be served, or another server uses *state*.
+        UsageError: the model cannot be served, another server uses *state*, or it is of another
+            model.
     """
 
     def __init__(
@@ -69,7 +71,12 @@ class TinkerServer(Server):
         super().__init__(models=[name], **server)
         self._keys = {_digest(key) for key in keys}
         self._journal = Journal(state)
-        self.compute = Compute(path, slots=slots)
+        with ExitStack() as undo:
+            undo.callback(self._journal.close)
+            self.compute = Compute(path, slots=slots)
+            undo.callback(self.compute.close)
+            self._journal.belong_to(self.compute.base)
+            undo.pop_all()
         limits = limits or KeyLimits()
         self._models = Models(self.compute, self._journal, limits.adapters)
         self._calls = Calls(name, self._journal, self._models, limits)
