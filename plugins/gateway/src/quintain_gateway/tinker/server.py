@@ -7,12 +7,13 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
+
+from quintain.errors import UsageError
 
 from .. import api
 from ..errors import ApiError, unsupported
@@ -53,8 +54,7 @@ class TinkerServer(Server):
             machine.
 
     Raises:
-        UsageError: the model cannot be served, another server uses *state*, or it is of another
-            model.
+        UsageError: the model cannot be served, or another server uses *state*.
     """
 
     def __init__(
@@ -71,12 +71,7 @@ class TinkerServer(Server):
         super().__init__(models=[name], **server)
         self._keys = {_digest(key) for key in keys}
         self._journal = Journal(state)
-        with ExitStack() as undo:
-            undo.callback(self._journal.close)
-            self.compute = Compute(path, slots=slots)
-            undo.callback(self.compute.close)
-            self._journal.belong_to(self.compute.base)
-            undo.pop_all()
+        self.compute = Compute(path, slots=slots)
         limits = limits or KeyLimits()
         self._models = Models(self.compute, self._journal, limits.adapters)
         self._calls = Calls(name, self._journal, self._models, limits)
@@ -90,6 +85,16 @@ class TinkerServer(Server):
         self._routes = [(re.compile(p), h) for p, h in _routes(self._calls, self._rest).items()]
 
     async def __aenter__(self) -> Self:
+        """Start to listen.
+
+        Raises:
+            UsageError: *state* is of another model.
+        """
+        try:
+            self._journal.belong_to(self.compute.base)
+        except UsageError:
+            await self._close()
+            raise
         await super().__aenter__()
         self._rest.base_url = self.root_url
         loop = asyncio.get_running_loop()
@@ -104,6 +109,9 @@ class TinkerServer(Server):
         await super().__aexit__(*exc)
         if self._calls.worker is not None:
             await asyncio.to_thread(self._calls.worker.close)
+        await self._close()
+
+    async def _close(self) -> None:
         await asyncio.to_thread(self.compute.close)
         self._journal.close()
 
