@@ -162,8 +162,8 @@ def rollouts(size: int, place: Path) -> dict[str, float]:
 
 
 def steps(size: int, place: Path) -> dict[str, float]:
-    """Train *size* steps; also the mean seconds of the first and the last tenth of the steps, by
-    the clock, and the size of the metrics.
+    """Train *size* steps; also the median seconds of the first and the last tenth of the steps,
+    by the clock, and the size of the metrics.
     """
     recipe = RECIPE.format(
         steps=size, model=shapes.folder("0.1M"), environment="arithmetic", args="{}"
@@ -171,7 +171,9 @@ def steps(size: int, place: Path) -> dict[str, float]:
     (place / "recipe.toml").write_text(recipe)
     found = measured(["-m", "quintain", "train", "recipe.toml", "--quiet", "--name", "run"], place)
     metrics = place / "runs" / "run" / "metrics.jsonl"
-    seconds = [json.loads(line)["seconds"] for line in metrics.read_text().splitlines()[1:]]
+    records = [json.loads(line) for line in metrics.read_text().splitlines()[1:]]
+    phases = ("rollouts", "update", "sync")
+    seconds = [sum(record[f"seconds.{phase}"] for phase in phases) for record in records]
     tenth = max(1, size // 10)
     found |= {
         "first tenth, s a step": statistics.median(seconds[:tenth]),
