@@ -14,6 +14,7 @@ from .. import lazy_names
 if TYPE_CHECKING:
     from .interrupts import run_stoppable as run_stoppable
     from .interrupts import stop_on_signal as stop_on_signal
+    from .pauses import PausingLoop as PausingLoop
     from .peers import introduced as introduced
     from .peers import keep_alive as keep_alive
     from .peers import limit_waits as limit_waits

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from ..console.screen import Screen
 from ..tracebacks import describe_error
+from .pauses import PausingLoop
 from .watchdog import Watchdog, blocking_call, cancel_end, end_within, seconds_of
 
 A = TypeVar("A")
@@ -90,14 +91,14 @@ class _Threads(ThreadPoolExecutor):
 
 
 def run_coroutine(main: Coroutine[Any, Any, A]) -> A:
-    """Run a coroutine as `asyncio.run` does, for author's code: it leaves threads behind, and ends
-    a forked child that returns to the loop.
+    """Run a coroutine as `asyncio.run` does, for author's code: it leaves threads behind, ends a
+    forked child that returns to the loop, and no timer counts a pause of the process.
 
     Raises:
         KeyboardInterrupt: the task was cancelled.
     """
     global _loop
-    runner, stuck = asyncio.Runner(), False
+    runner, stuck = asyncio.Runner(loop_factory=PausingLoop), False
 
     async def started() -> A:
         global _loop

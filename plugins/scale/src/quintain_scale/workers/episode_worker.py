@@ -23,6 +23,7 @@ from typing import Any, TypeVarTuple, Unpack
 
 from quintain import Environment
 from quintain.errors import QuintainError, UsageError
+from quintain.process import PausingLoop
 from quintain.recipe import ComponentTable, EnvironmentSpec, EnvironmentTable
 from quintain.rollouts import RolloutContext, RolloutRequest, Span, record_spans, run_episode
 from quintain.services import needed_by, started_services
@@ -86,7 +87,7 @@ class Opening:
     run: str = ""
 
 
-class MarkedLoop(asyncio.SelectorEventLoop):
+class MarkedLoop(PausingLoop):
     """An event loop that notes in *memory*, before each step of a task, whose episode it is.
 
     So the run knows which episode's code ended the process, or keeps it from answering.
