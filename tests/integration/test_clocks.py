@@ -1,4 +1,4 @@
-"""Runs that are stopped for a while."""
+"""Runs that are stopped for a while, and runs whose wall clock jumps."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from .forks import ForkedRun, forked_runs
 
 HERE = Path(__file__).parent
 SCHEDULES = {"here": "", "processes": "[workers]\nepisodes = 1"}
+FAKETIME = [*Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")]
 LIMIT = 3.0
 """Seconds that an episode of `SlowLetters` may take."""
 
@@ -104,3 +105,34 @@ def test_time_in_which_code_blocks_the_run_is_the_policys(
     _, episodes = outcome(place / "runs" / "blocked")
     # the others wait for it, which is not their policy's time
     assert "policy_timeout" in {episode[3] for episode in episodes}
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(not FAKETIME, reason="needs libfaketime (apt-get install faketime)")
+def test_a_wall_clock_that_jumps_changes_nothing(place: Path, tmp_path: Path) -> None:
+    """A day forward and two back while episodes run, as a clock that is set."""
+    shift, begun = tmp_path / "shift", place / "waits"
+    shift.write_text("+0")
+    words = ("train", "here.toml", "--set", "run.steps=3", "--set", "checkpoint.every=1", "--name")
+    faked = {
+        "LD_PRELOAD": str(FAKETIME[0]),
+        "FAKETIME_TIMESTAMP_FILE": str(shift),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "PYTHONPATH": str(HERE),
+    }
+    with forked_runs(place, **faked) as start:
+        assert start(*words, "right").finish() == 0, (place / "errors.txt").read_text()
+        begun.unlink()
+        process = start(*words, "jumps")
+        for lines, days in ((1, "+1d"), (5, "-1d")):  # four episodes are a step
+            wait_for(begun, process)
+            while begun.read_text().count("\n") < lines:
+                assert process.runs, (place / "errors.txt").read_text()
+                time.sleep(0.01)
+            shift.write_text(days)
+        assert process.finish() == 0, (place / "errors.txt").read_text()
+    dates = [float(line) for line in begun.read_text().splitlines()]
+    begun.unlink()
+    assert max(dates) - min(dates) > 1.5 * 86_400
+    assert outcome(place / "runs" / "jumps") == outcome(place / "runs" / "right")
