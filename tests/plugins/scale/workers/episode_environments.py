@@ -87,6 +87,7 @@ class Deadly(OneTurn):
         folder: where an episode notes that it has begun, so that it knows a second time.
         kills: which tasks are deadly: every so many; 0 is none.
         how: what happens there.
+        group: the file that takes a process into a control group with little memory.
         always: also the second time.
     """
 
@@ -95,6 +96,7 @@ class Deadly(OneTurn):
     kills: int = 0
     how: str = "exit"
     always: bool = False
+    group: str = ""
 
     async def rollout(self, task: Task, agent: Agent) -> Text:
         agent.user(task.prompt)
@@ -121,6 +123,9 @@ class Deadly(OneTurn):
             print("a line before", flush=True)
             time.sleep(3600)  # noqa: ASYNC251 - this is the fault
         elif self.how == "leak":
+            KEPT.append(bytearray(os.urandom(1 << 20) * 300))
+        elif self.how == "memory":
+            Path(self.group).write_text(str(os.getpid()))  # noqa: ASYNC240 - a file of the kernel
             KEPT.append(bytearray(os.urandom(1 << 20) * 300))
 
 

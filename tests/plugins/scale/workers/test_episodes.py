@@ -342,6 +342,27 @@ def test_an_episode_that_always_ends_its_process_is_a_failure_of_its_environment
     assert all(r.outcome is not None and r.total == 1 for g in groups for r in g.valid)
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("always", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_episode_whose_process_the_kernel_ends_is_played_again_and_blamed_on_none(
+    always: bool, tmp_path: Path, small_memory: Path
+) -> None:
+    async def run() -> list[AnyGroup]:
+        args = {"folder": str(tmp_path), "kills": 10, "how": "memory", "group": str(small_memory)}
+        async with opened("Deadly", args | {"always": always}, processes=1) as played:
+            return await played.run(12, 1)
+
+    groups = asyncio.run(run())
+    assert {r.total for g in groups for r in g.valid} == {1.0}
+    failed = [r for g in groups for r in g.rollouts if not r.valid]
+    assert [r.group for r in failed] == ([0, 10] if always else [])
+    for rollout in failed:
+        assert rollout.termination.kind == "infrastructure_error"
+        assert rollout.termination.attempts == 2
+        assert "SIGKILL, as the kernel does when memory" in rollout.termination.reason
+        assert rollout.outcome is None
+
+
 @pytest.mark.slow
 def test_a_process_that_holds_too_much_memory_is_replaced(tmp_path: Path) -> None:
     async def run() -> tuple[list[int], list[int], list[AnyGroup]]:

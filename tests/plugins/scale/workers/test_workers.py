@@ -18,8 +18,11 @@ from typing import Any
 
 import pytest
 
+from quintain import Environment, Rollout, Task, reward
 from quintain.errors import InfrastructureError, UsageError
+from quintain.interfaces.reward import RewardContext
 from quintain.interfaces.service import Workers
+from quintain.rollouts.scoring import score_rollout
 from quintain_scale.workers import WorkerPool
 
 MODULE = """
@@ -73,6 +76,12 @@ def leaves_child(path):
 
 def eats(megabytes):
     return len(bytearray(megabytes << 20))
+
+def eats_in(group, megabytes):
+    if group:
+        with open(group, "w") as file:
+            file.write(str(os.getpid()))
+    return eats(megabytes)
 
 def last_words():
     print("it was the grader", file=sys.stderr, flush=True)
@@ -225,7 +234,7 @@ def test_the_functions_own_timeout_error_kills_nothing(module: str) -> None:
 @pytest.mark.parametrize(
     "function, arguments, said",
     [
-        ("os:_exit", (3,), "exit status 3"),
+        ("os:_exit", (3,), "ended with status 3"),
         ("os:abort", (), "SIGABRT"),
         ("ctypes:string_at", (0,), "SIGSEGV"),
     ],
@@ -272,8 +281,43 @@ def test_memory_limit(module: str) -> None:
     async def main() -> None:
         async with WorkerPool(size=1, memory=512) as pool:
             assert await pool.call(f"{module}:eats", 16) == 16 << 20
-            with pytest.raises(MemoryError):
+            with pytest.raises(InfrastructureError, match="ran out of memory .* 512 MiB"):
                 await pool.call(f"{module}:eats", 4096)
+            assert await pool.call(f"{module}:eats", 16) == 16 << 20
+
+
+def test_a_reward_whose_worker_the_kernel_ends_is_asked_again_and_never_zero(
+    module: str, small_memory: Path
+) -> None:
+    """The first call of each task has too little memory; the task that never has enough keeps no
+    score.
+    """
+
+    @reward(range=(0, 1))
+    async def graded(rollout: Rollout[Any, Any]) -> float:
+        first = rollout.task.id not in asked
+        asked.add(rollout.task.id)
+        little = str(small_memory) if first or rollout.task.id == "never" else ""
+        eaten: int = await pool.call(f"{module}:eats_in", little, 300, timeout=60)
+        return eaten / (300 << 20)
+
+    class Graded(Environment[Task, None]):
+        reward = graded
+
+    async def main() -> None:
+        async with pool:
+            for name in ("once", "never"):
+                rollout = Rollout(task=Task(id=name, prompt="?"), result=None)
+                scored[name] = await score_rollout(Graded(), rollout, RewardContext(), retries=1)
+
+    asked: set[str] = set()
+    scored: dict[str, Rollout[Any, Any]] = {}
+    pool = WorkerPool(size=1)
+    asyncio.run(main())
+    assert scored["once"].total == 1
+    assert scored["never"].outcome is None
+    assert scored["never"].termination.kind == "infrastructure_error"
+    assert "SIGKILL, as the kernel does when memory" in scored["never"].termination.reason
 
     asyncio.run(main())
 
@@ -356,7 +400,8 @@ def test_workers_die_with_their_parent(module: str, tmp_path: Path) -> None:
     script = textwrap.dedent(f"""
         import asyncio, sys
         sys.path.insert(0, {str(tmp_path)!r})
-        from quintain_scale.workers import WorkerPool
+        from quintain.rollouts.scoring import score_rollout
+from quintain_scale.workers import WorkerPool
         async def main():
             pool = WorkerPool(size=2)
             _, pid = await pool.call("{module}:count")

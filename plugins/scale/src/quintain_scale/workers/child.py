@@ -47,13 +47,20 @@ class End:
         if self.code is None:
             return self.why
         if self.code < 0:
-            return f"was ended by {signal.Signals(-self.code).name}"
+            often = ", as the kernel does when memory runs out" * (self.code == -signal.SIGKILL)
+            return f"was ended by {signal.Signals(-self.code).name}{often}"
         return f"ended with status {self.code}"
 
     @property
     def killed(self) -> bool:
         """Whether it was killed as from outside, or nobody saw its end."""
         return self.code in (None, -signal.SIGKILL, -signal.SIGTERM)
+
+
+def goes_before_the_run(pid: int) -> None:
+    """Let the kernel end the process *pid* before this one where memory runs out."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("500")
 
 
 class Child(Protocol):
@@ -137,8 +144,7 @@ class ChildProcess:
             env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
-        with contextlib.suppress(OSError):  # where memory ends, the run is the last to go
-            Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("500")
+        goes_before_the_run(self._process.pid)
 
     @property
     def pid(self) -> int:

@@ -26,6 +26,7 @@ from typing import Any, Self
 from quintain import InfrastructureError, Service
 from quintain.errors import UsageError
 
+from .child import End, goes_before_the_run
 from .worker import LENGTH, raised, unpacked
 
 LARGEST = 1 << 30
@@ -116,8 +117,8 @@ class WorkerPool(Service):
 
         Raises:
             TimeoutError: it took longer; the worker was killed.
-            InfrastructureError: the worker died (a crash of the interpreter, ``os._exit``, out of
-                memory).
+            InfrastructureError: the worker died (a crash of the interpreter, ``os._exit``, the
+                kernel when memory ran out), or the function raised `MemoryError`.
             UsageError: the function cannot be found from a fresh interpreter, the arguments cannot
                 be pickled, or calls of another event loop run.
             TypeError: the result is not plain data.
@@ -143,6 +144,11 @@ class WorkerPool(Service):
             self._give_back(worker)
         finally:
             self._next(line)
+        if isinstance(error, MemoryError):
+            limit = f", which may have {self.memory} MiB" if self.memory else ""
+            raise InfrastructureError(
+                f"{_shown(target)} ran out of memory in a worker{limit}"
+            ) from error
         if error is not None:
             raise error
         return value
@@ -294,6 +300,7 @@ class _Process:
                 env={**os.environ, "PYTHONHASHSEED": "0", MARK: self._mark.partition("=")[2]},
                 start_new_session=True,
             )
+        goes_before_the_run(self._process.pid)
 
     @property
     def alive(self) -> bool:
@@ -395,8 +402,7 @@ class _Process:
             return InfrastructureError("a worker closed its connection")
         if code == -signal.SIGXCPU:
             return TimeoutError()
-        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
-        return InfrastructureError(f"a worker died {how}{self._last_words()}")
+        return InfrastructureError(f"a worker {End(code=code).how}{self._last_words()}")
 
     def _last_words(self) -> str:
         size = os.fstat(self._errors.fileno()).st_size
