@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ LIMIT = 3.0
 """Seconds that an episode of `SlowLetters` may take."""
 
 
-def outcome(run: Path) -> tuple[list[Mapping[str, Any]], list[tuple[Any, ...]]]:
+def outcome(run: Path) -> tuple[list[dict[str, Any]], list[tuple[Any, ...]]]:
     """The metrics of a run without what a clock says, and its episodes."""
     folder = RunFolder.open(run, lock=False)
     records = folder.metrics()
