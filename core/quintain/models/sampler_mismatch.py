@@ -41,7 +41,7 @@ class SamplerMismatch(RunError):
         super().__init__(
             f"with the same weights, engine and learner give the tokens of a sample log-probs that "
             f"differ by "
-            f"{difference:.2g} nats, and rounding explains {limit:g}. At fault: {fault}."
+            f"{difference:.3g} nats, and rounding explains {limit:g}. At fault: {fault}."
             f"{samples and f' {samples}.'} Nothing "
             f"of this step is "
             'saved. Please report the architecture; run.max_sample_mismatch = "none" trains '

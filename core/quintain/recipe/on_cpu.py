@@ -32,7 +32,14 @@ MAX_TOKENS = range(16, 257)
 """Of a reply; the longest is for environments that show no reply."""
 EXAMPLES = 32
 USUAL_PROMPT = 96
-"""Tokens of a prompt, which the plan does not know."""
+"""Tokens of a prompt, at least: with the template, and where an environment shows none."""
+TRAINING = 480.0
+"""Seconds in which the steps are planned to be done, within the limits of `STEPS`."""
+STEPS = range(10, 51)
+HALF_FROM = 300_000_000
+"""Parameters from which half precision is worth its rounding: its log-probs of replies of two tokens
+differed by up to 0.1 nats with 135 million, which is the limit between engine and learner.
+"""
 CHARACTERS = 3.0
 """Of a token, mostly more in English."""
 UPDATE_SHARE, DECODING_SHARE = 0.7, 0.7
@@ -127,6 +134,7 @@ def remark_on_cpu(plan: RunPlan, parameters: int) -> str:
         group=rollouts.group_size,
         tokens=max(rollouts.max_tokens // 2, 1),
         half=plan.learner.precision == "bf16",
+        prompt_tokens=max(map(prompt_length, plan.tasks.environments)),
     )
     return (
         f"no GPU: products of {faster} are {ratio:.1f} times as fast as of {slower} here, a step is "
@@ -143,19 +151,24 @@ def begins_on_cpu(recipe: Recipe) -> bool:
 
 def changes_on_cpu(recipe: Recipe) -> list[str]:
     """Return what replaces the values of a GPU in *recipe*, as in ``--set``."""
-    half = processor().half
     tokens = longest_reply(recipe)
     parameters = _parameters(recipe)
-    prompts = PROMPTS[-1]
-    for count in PROMPTS:
+    half = processor().half and parameters >= HALF_FROM
+    prompt_tokens = max(map(prompt_length, map(EnvironmentSpec.of, recipe.environments)))
+    for prompts in PROMPTS:
         seconds = seconds_of_step(
-            parameters, prompts=count, group=GROUP, tokens=tokens // 2, half=half
+            parameters,
+            prompts=prompts,
+            group=GROUP,
+            tokens=tokens // 2,
+            half=half,
+            prompt_tokens=prompt_tokens,
         )
         if seconds <= SECONDS:
-            prompts = count
             break
+    steps = round(TRAINING / max(seconds, 1e-9))
     values: dict[str, Any] = {
-        "run.steps": 50,
+        "run.steps": min(max(steps, STEPS.start), STEPS.stop - 1),
         "model.dtype": "bfloat16" if half else "float32",
         "learner.precision": "bf16" if half else "float32",
         "learner.checkpoint_activations": False,
@@ -179,6 +192,27 @@ def longest_reply(recipe: Recipe) -> int:
     """
     longest = max(map(_longest_of, recipe.environments))
     return min(max(longest, MAX_TOKENS.start), MAX_TOKENS.stop - 1)
+
+
+def prompt_length(spec: EnvironmentSpec) -> int:
+    """Return the estimated tokens of a prompt, by the mean of the first tasks; `USUAL_PROMPT` at least,
+    also where it cannot be told without a service.
+    """
+    if spec.own_slots:
+        return USUAL_PROMPT
+    try:
+        tasks = list(islice(spec.make({}).tasks("train"), EXAMPLES))
+    except QuintainError:
+        return USUAL_PROMPT  # the checks of the recipe say what is wrong with it
+    texts = [
+        task.prompt if isinstance(task.prompt, str) else _joined(task.prompt) for task in tasks
+    ]
+    characters = sum(map(len, texts)) / max(1, len(texts))
+    return max(USUAL_PROMPT, round(characters / CHARACTERS))
+
+
+def _joined(messages: Any) -> str:
+    return "".join(str(message.content) for message in messages)
 
 
 def _longest_of(table: Any) -> int:

@@ -14,12 +14,15 @@ from quintain.recipe.on_cpu import (
     MAX_TOKENS,
     PROMPTS,
     SECONDS,
+    USUAL_PROMPT,
     Processor,
     changes_on_cpu,
     longest_reply,
     processor,
+    prompt_length,
     seconds_of_step,
 )
+from quintain.recipe.resolve import EnvironmentSpec
 from quintain.registry import current
 
 from ..models.tiny import save_tiny
@@ -96,12 +99,24 @@ def test_lengths_are_those_of_the_environment(kind: type[Shown], tokens: int) ->
 
 
 @pytest.mark.parametrize(
-    ("here", "dtype", "precision"), [(PLAIN, "float32", "float32"), (HALF, "bfloat16", "bf16")]
+    ("here", "millions", "dtype", "precision"),
+    [
+        (PLAIN, 600, "float32", "float32"),
+        (HALF, 600, "bfloat16", "bf16"),
+        (HALF, 135, "float32", "float32"),
+    ],
 )
 def test_the_precision_is_what_this_processor_multiplies_fast(
-    here: Processor, dtype: str, precision: str, model: str, monkeypatch: pytest.MonkeyPatch
+    here: Processor,
+    millions: int,
+    dtype: str,
+    precision: str,
+    model: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Of large models: half precision of small ones comes near what rounding explains."""
     monkeypatch.setattr(on_cpu, "processor", lambda: here)
+    monkeypatch.setattr(on_cpu, "_parameters", lambda recipe: millions * 10**6)
 
     recipe = recipe_for("extraction", [], model)
 
@@ -135,6 +150,29 @@ def test_the_batch_is_what_a_minute_suffices_for(
     changes = changes_on_cpu(recipe_of(Shown))
 
     assert f"batch.prompts={prompts}" in changes
+
+
+@pytest.mark.usefixtures("_plain")
+@pytest.mark.parametrize(("millions", "steps"), [(0.1, 50), (50, 13), (600, 10)])
+def test_the_steps_fit_some_minutes(
+    millions: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_cpu, "_parameters", lambda recipe: int(millions * 1e6))
+
+    assert f"run.steps={steps}" in changes_on_cpu(recipe_of(Shown))
+
+
+@pytest.mark.usefixtures("_plain")
+def test_prompts_of_the_environment_count() -> None:
+    """Rows that are shown make a prompt, and a step, long."""
+
+    class Longer(Shown):
+        def tasks(self, split: str) -> Iterable[Task]:
+            return [Task(prompt="word " * n, answer="yes") for n in (200, 400)]
+
+    spec = EnvironmentSpec.of(recipe_of(Longer).environments[0])
+    assert prompt_length(spec) == 500
+    assert prompt_length(EnvironmentSpec.of(recipe_of(Shown).environments[0])) == USUAL_PROMPT
 
 
 @pytest.mark.usefixtures("_plain")

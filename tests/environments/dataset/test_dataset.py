@@ -183,6 +183,22 @@ def test_rows_that_are_shown_have_different_answers_and_are_never_the_task(tmp_p
     assert [content for role, content in of_shown if role == "user"].count(first.prompt) == 1
 
 
+def test_no_answer_is_shown_more_often_than_the_others(tmp_path: Path) -> None:
+    """A file that begins with one answer would teach that answer."""
+    answers = ["red"] * 20 + ["blue"] * 5 + ["green"] * 5
+    rows = [
+        {"question": f"what colour has thing {i}?", "answer": answer, "split": "train"}
+        for i, answer in enumerate(answers)
+    ]
+    rows.append(rows[0] | {"question": "and the last one?", "split": "test"})
+    path = write(tmp_path / "things.jsonl", rows)
+    task = next(iter(Dataset(path=path).tasks("test")))
+
+    shown = [text for role, text in shown_before(path, task, 8) if role == "assistant"]
+
+    assert sorted(shown.count(answer) for answer in ("red", "blue", "green")) == [2, 3, 3]
+
+
 def test_shown_rows_leave_an_environment_of_one_turn(tmp_path: Path) -> None:
     """As `quintain chat` and the export to task folders take one."""
     assert Dataset.rollout is Environment.rollout

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,8 @@ class Dataset(AnswerControls, Environment[Row, None]):
             accepted, json, or with what rows leave open, as in ``"number, decimal comma"`` and
             ``"date, day first"``. Empty: found from all rows.
         shown: rows of train, at most 16, that stand as worked turns before each prompt, each with
-            another answer as far as there are others. They help a small model that would write
-            another form.
+            another answer as far as there are others, and then each answer again. They help a
+            small model that would write another form.
     """
 
     reward = same_answer
@@ -168,12 +168,12 @@ class Dataset(AnswerControls, Environment[Row, None]):
     def _candidates(self) -> Sequence[Row]:
         """The rows that are shown, and one more, for the task that is one of them."""
         rows = [row for row in islice(self._rows("train"), SEARCHED) if row.answer is not None]
-        first_with = dict[str, Row]()
+        by_answer = dict[str, list[Row]]()
         for row in rows:
-            first_with.setdefault(text_of(row.answer), row)
-        chosen_rows = list(first_with.values())[: self.shown + 1]
-        chosen_ids = {row.id for row in chosen_rows}
-        chosen_rows += [row for row in rows if row.id not in chosen_ids]
+            by_answer.setdefault(text_of(row.answer), []).append(row)
+        # One of each answer, then another one of each: none is shown more often than the others.
+        rounds = zip_longest(*by_answer.values())
+        chosen_rows = [row for one_round in rounds for row in one_round if row is not None]
         if len(chosen_rows) <= self.shown:
             raise UsageError(
                 f"dataset: shown is {self.shown}, and train has {len(chosen_rows)} rows with an "
