@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quintain.cli import main
-from quintain.cli.summary import next_commands
+from quintain.cli.summary import next_commands, own_commands
 from quintain.errors import UsageError
 from quintain.recipe import Recipe, check_recipe
 from quintain.recipe.extends import bundled_text
@@ -159,6 +159,18 @@ def test_the_next_commands_fit_a_terminal_and_exist(place: Path) -> None:
     (place / "runs/none/recipe.toml").write_text(RECIPE)
     (text,) = next_commands(RunFolder("runs/none", lock=False), "stop.minutes = 4")
     assert text == "nothing was trained: stop.minutes = 4"
+
+
+def test_a_run_on_a_file_goes_on_with_it() -> None:
+    recipe = Recipe.parse('model.name = "m"\nenvironments = [{use = "quintain/letters"}]')
+    assert [name for name, _ in own_commands(recipe)] == ["your own file", "your own reward"]
+    own = '[{use="quintain/dataset", args={path="my file.csv", shown=8}}]'
+
+    ((name, command),) = own_commands(Recipe.parse(recipe.to_toml(), [f"environments={own}"]))
+
+    assert name == "your own reward"
+    words = "train dataset --arg 'path=my file.csv' --arg shown=8 --model m --reward"
+    assert words in command
 
 
 def test_a_finished_run_shows_its_recorded_results(

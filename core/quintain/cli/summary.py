@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from ..store.storage import steps_in
 from ..types.sampling import decoding
 
 if TYPE_CHECKING:
+    from ..recipe.tables import Recipe
     from ..store.run_folder import RunFolder
 
 PHASES = {"model": "preparing the model", "record": "writing metrics"}
@@ -32,6 +34,8 @@ def show(summary: Mapping[str, Any], folder: RunFolder) -> None:
 
 def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]:
     """Return the rows of the table."""
+    from ..recipe.tables import Recipe
+
     seconds = dict(summary["seconds"])
     total = seconds.pop("total")
     spent = sorted(((k, v) for k, v in seconds.items() if v >= 0.05), key=lambda x: -x[1])
@@ -63,7 +67,7 @@ def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]
             ("" if i else "next", text)
             for i, text in enumerate(next_commands(folder, summary["stopped"]))
         ),
-        *own_commands(folder),
+        *([] if model_of(folder) == "none" else own_commands(Recipe.parse(folder.recipe()))),
     ]
 
 
@@ -79,23 +83,21 @@ def next_commands(folder: RunFolder, stopped: str) -> list[str]:
     return [f"{program_name()} {shlex.join(words)}" for words in commands]
 
 
-def own_commands(folder: RunFolder) -> list[tuple[str, str]]:
-    """Return the commands that train the same model on a file and with a reward of the user; none
-    where nothing was trained.
-    """
-    if model_of(folder) == "none":
-        return []
-    from ..recipe.tables import Recipe
-
-    model = Recipe.parse(folder.recipe()).model.name
+def own_commands(recipe: Recipe) -> list[tuple[str, str]]:
+    """Return the commands that train the model of *recipe* on a file and with a reward of the user."""
+    model = recipe.model.name
     name = short_name(model) if is_model_source(model) else model
-    words = ["train", "dataset", "--arg", "path=FILE.csv"]
+    # a run on such a file goes on with it
+    own = [
+        t.args for t in recipe.environments if short_name(t.use) == "dataset" and "path" in t.args
+    ]
+    words = ["train", "dataset"]
+    for key, value in (own[0] if own else {"path": "FILE.csv"}).items():
+        words += ["--arg", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     words += [] if name == "default" else ["--model", name]
     command = f"{program_name()} {shlex.join(words)}"
-    return [
-        ("your own file", command),
-        ("your own reward", f"{command} --reward FILE.py:FUNCTION"),
-    ]
+    reward = ("your own reward", f"{command} --reward FILE.py:FUNCTION")
+    return [reward] if own else [("your own file", command), reward]
 
 
 def held_out(

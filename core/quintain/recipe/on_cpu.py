@@ -138,7 +138,8 @@ def remark_on_cpu(plan: RunPlan, parameters: int) -> str:
     )
     return (
         f"no GPU: products of {faster} are {ratio:.1f} times as fast as of {slower} here, a step is "
-        f"estimated at {rough(seconds)}"
+        f"estimated at {rough(seconds)}, and {plan.stop.steps} steps at "
+        f"{rough(seconds * plan.stop.steps)}"
     )
 
 

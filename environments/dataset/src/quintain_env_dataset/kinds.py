@@ -21,7 +21,11 @@ from .spelling import LONGEST, plain
 KINDS: Mapping[str, tuple[str, str, str]] = {
     "number": ("number", "numbers", "by value"),
     "choice": ("choice", "choices", "by letter"),
-    "words": ("word or phrase", "words or phrases", "as text, without case and marks at the ends"),
+    "words": (
+        "word or phrase",
+        "words or phrases",
+        "as text, without case, a first article and marks at the ends",
+    ),
     "formula": ("formula", "formulas", "as mathematics (math_equal)"),
     "date": ("date, time or version", "dates, times or versions", "part by part"),
     "sequence": ("tuple, interval or set", "tuples, intervals or sets", "number by number"),
