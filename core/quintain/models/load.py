@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -33,6 +34,8 @@ from .hf import (
 from .layers import cache_shape, fuse_storage, steady_length
 from .lora import check_base, check_installed, merge_adapters, with_adapters
 from .tokenizer import HFTokenizer
+
+_log = logging.getLogger(__name__)
 
 DTYPES = {
     "float32": torch.float32,
@@ -181,19 +184,21 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
         return module
     options = {"dtype": dtype, "attn_implementation": attn, "output_loading_info": True}
     module, report = load_pretrained(AutoModelForCausalLM, path, **options)
-    saved_as = (getattr(module.config, "architectures", None) or [""])[0]
-    if saved_as.endswith("Classification"):
-        # Where embeddings and output layer are one tensor, nothing would be missing.
-        raise UsageError(
-            f"model {path!r} gives scores ({saved_as}), so it was not trained to write; name a "
-            "causal language model, such as the one that it was trained from"
-        )
     _keep_soft_cap(module, attn)
     if missing := sorted(report["missing_keys"]):
         raise UsageError(
             f"model {path!r} has no weights for {len(missing)} of the tensors of "
             f"{type(module).__name__}, first {missing[0]!r}, which would be random; save or "
             "download it again, or name a causal language model"
+        )
+    saved_as = (getattr(module.config, "architectures", None) or [""])[0]
+    if saved_as.endswith("Classification"):
+        # Where embeddings and output layer are one tensor, nothing is missing.
+        _log.warning(
+            "model %r gives scores (%s), so it was not trained to write: its output layer is that of "
+            "the model that it was trained from",
+            path,
+            saved_as,
         )
     return module
 

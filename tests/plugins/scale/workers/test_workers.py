@@ -400,8 +400,7 @@ def test_workers_die_with_their_parent(module: str, tmp_path: Path) -> None:
     script = textwrap.dedent(f"""
         import asyncio, sys
         sys.path.insert(0, {str(tmp_path)!r})
-        from quintain.rollouts.scoring import score_rollout
-from quintain_scale.workers import WorkerPool
+        from quintain_scale.workers import WorkerPool
         async def main():
             pool = WorkerPool(size=2)
             _, pid = await pool.call("{module}:count")
