@@ -77,6 +77,8 @@ class Door:
             task = self._loop.create_task(self._welcome(peer, str(origin[0])))
             self._work.add(task)
             task.add_done_callback(self._work.discard)
+            # Cancelled before its first step, it closes nothing itself.
+            task.add_done_callback(partial(_close_if_cancelled, peer))
 
     async def _welcome(self, peer: socket.socket, origin: str) -> None:
         try:
@@ -90,9 +92,6 @@ class Door:
             peer.close()
             reason = str(error) or "it does not speak as episode processes do"
             _log.warning("refused a connection from %s: %s", origin, reason)
-        except asyncio.CancelledError:
-            peer.close()
-            raise
 
     async def close(self) -> None:
         """Listen no more."""
@@ -101,6 +100,11 @@ class Door:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
         self._server.close()
+
+
+def _close_if_cancelled(peer: socket.socket, task: asyncio.Task[None]) -> None:
+    if task.cancelled():
+        peer.close()
 
 
 class Seat:
