@@ -99,6 +99,9 @@ def run_coroutine(main: Coroutine[Any, Any, A]) -> A:
     """
     global _loop
     runner, stuck = asyncio.Runner(loop_factory=PausingLoop), False
+    # As a runner does without a factory: else a loop with a task that never ends would be collected,
+    # and the end of that task waited for.
+    asyncio.set_event_loop(runner.get_loop())
 
     async def started() -> A:
         global _loop
@@ -133,6 +136,7 @@ def run_coroutine(main: Coroutine[Any, Any, A]) -> A:
         if not stuck:  # closing waits for every task, also for one that catches its cancellation
             with suppress(KeyboardInterrupt):  # of further tasks; the first is being raised
                 runner.close()
+            asyncio.set_event_loop(None)
         if task.done() and not task.cancelled():
             task.exception()  # has been seen: else its traceback is printed
         _loop = None
