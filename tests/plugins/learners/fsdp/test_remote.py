@@ -415,8 +415,9 @@ def test_two_machines_train_as_one_process(
     }
 
     def weights(name: str) -> dict[str, Any]:
-        (file,) = (folder / f"runs/{name}/checkpoints/step-000004/model").glob("*.safetensors")
-        return load_file(file)
+        model = folder / f"runs/{name}/checkpoints/step-000004/model"
+        files = [load_file(file) for file in model.glob("*.safetensors")]
+        return {key: tensor for file in files for key, tensor in file.items()}
 
     for name, words in (("one", ""), ("two", "--set learner.use=fsdp --set learner.args.ranks=2")):
         train = [sys.executable, "-m", "quintain", "train", "recipe.toml", "--name", name, "-q"]
