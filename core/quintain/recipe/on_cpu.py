@@ -17,6 +17,7 @@ from ..console.screen import rough
 from ..errors import QuintainError
 from ..models.paper import module_on_paper
 from ..store.runs import model_named
+from ..types.task import messages_of
 from .plan import RunPlan
 from .resolve import EnvironmentSpec, is_model_source
 from .tables import Recipe
@@ -205,15 +206,8 @@ def prompt_length(spec: EnvironmentSpec) -> int:
         tasks = list(islice(spec.make({}).tasks("train"), EXAMPLES))
     except QuintainError:
         return USUAL_PROMPT  # the checks of the recipe say what is wrong with it
-    texts = [
-        task.prompt if isinstance(task.prompt, str) else _joined(task.prompt) for task in tasks
-    ]
-    characters = sum(map(len, texts)) / max(1, len(texts))
-    return max(USUAL_PROMPT, round(characters / CHARACTERS))
-
-
-def _joined(messages: Any) -> str:
-    return "".join(str(message.content) for message in messages)
+    characters = sum(len(message.content) for task in tasks for message in messages_of(task.prompt))
+    return max(USUAL_PROMPT, round(characters / max(1, len(tasks)) / CHARACTERS))
 
 
 def _longest_of(table: Any) -> int:

@@ -265,9 +265,10 @@ class RunFolder:
         Raises:
             RunError: lines are missing or different.
         """
+        saved = description_of(checkpoint).get("logs", {})
         for path in self._logs:
             if not moved or path.exists():
-                _compare(path, checkpoint)
+                _compare(path, saved.get(path.name, NO_LINES), checkpoint.name)
 
     def lost_logs(self, checkpoint: Path) -> list[str]:
         """Return the names of the logs that had lines when *checkpoint* was saved and are gone."""
@@ -298,7 +299,8 @@ class RunFolder:
         """
         saved = [] if self._is_written() else steps_in(self.checkpoints)
         if saved and any((saved[-1][1] / name).exists() for name in (ABOUT, SUMS)):
-            _compare(path, saved[-1][1])
+            logs = description_of(saved[-1][1]).get("logs", {})
+            _compare(path, logs.get(path.name, NO_LINES), saved[-1][1].name)
         if not path.exists():
             return
         before: Record | None = None
@@ -436,13 +438,12 @@ def _readable(path: Path, fix: str) -> Iterator[None]:
         raise RunError(f"{path} cannot be read: {e}; {fix}") from e
 
 
-def _compare(path: Path, checkpoint: Path) -> None:
-    """Compare the lines of the log at *path* with those that it had at *checkpoint*.
+def _compare(path: Path, saved: Mapping[str, Any], checkpoint: str) -> None:
+    """Compare the lines of the log at *path* with those that were *saved* of it at *checkpoint*.
 
     Raises:
         RunError: some are missing or different.
     """
-    saved = description_of(checkpoint).get("logs", {}).get(path.name, NO_LINES)
     with _readable(path, "put the file back"):
         current = log_digest(path, saved["lines"]) if saved["lines"] else saved
     if current == saved:
@@ -453,7 +454,7 @@ def _compare(path: Path, checkpoint: Path) -> None:
     if not path.exists():
         fault = f"is missing and had {saved['lines']} lines"
     raise RunError(
-        f"{path} {fault} at checkpoint {checkpoint.name}; put the file back, or move it away and "
+        f"{path} {fault} at checkpoint {checkpoint}; put the file back, or move it away and "
         "continue the run without its lines"
     )
 

@@ -153,6 +153,14 @@ def default_model() -> str:
     return str(general_starter())
 
 
+def _stopped() -> asyncio.Event:
+    """Return what Ctrl-C and SIGTERM set from now on."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
 async def _serve_tinker(
     path: str, name: str, state: Path, held: dict[str, Any], settings: dict[str, Any]
 ) -> None:
@@ -169,11 +177,8 @@ async def _serve_tinker(
         remote=True,
         **settings,
     )
-    stop = asyncio.Event()
     async with server:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+        stop = _stopped()
         click.echo(f"serving {name} for training at {server.root_url}")
         key = "one of the keys of --key" if settings["keys"] else "tml-any"
         click.echo(f"set TINKER_BASE_URL={server.root_url} and TINKER_API_KEY={key}")
@@ -187,14 +192,11 @@ async def _serve(path: str, slots: int, sampling: Sampling, settings: dict[str, 
 
     click.echo(f"loading {path}", err=True)
     engine = EmbeddedEngine(path, slots=slots, reproducible=False)
-    stop = asyncio.Event()
     async with (
         engine,
         ModelServer(engine, sampling, max_bytes=MOST_BYTES, remote=True, **settings) as server,
     ):
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+        stop = _stopped()
         note = getattr(engine.tokenizer, "tool_note", "")
         if note:
             click.echo(note, err=True)

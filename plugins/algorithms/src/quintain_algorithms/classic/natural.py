@@ -316,17 +316,7 @@ def conjugate_gradients(
 
 def rows_of(batch: Batch) -> list[TokenSequence]:
     """Return every sequence that trains, longest first, with the places of its trained tokens."""
-    rows = [
-        TokenSequence(
-            sequence.ids,
-            [place for place, trains in enumerate(sequence.mask) if trains],
-            sequence.experts,
-        )
-        for sample in batch.samples
-        for sequence in sample.sequences
-        if any(sequence.mask)
-    ]
-    return sorted(rows, key=lambda row: -len(row.ids))
+    return sorted(batch.rows(range(len(batch.samples))), key=lambda row: -len(row.ids))
 
 
 def _parts(rows: Sequence[TokenSequence], budget: int) -> Iterator[list[TokenSequence]]:
