@@ -18,7 +18,6 @@ import shlex
 import signal
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from quintain import InfrastructureError
 
 from .cgroups import Counters
 from .launcher import write_all
-from .opened import Box, EndedBy, Finish
+from .opened import Box, EndedBy, Finish, mover_of
 from .program import HOME, Program, Usage
 
 if TYPE_CHECKING:
@@ -164,31 +163,16 @@ class DockerBox(Box):
             failure = FIRST_WORDS.get(word, "the container ended before it started")
             raise InfrastructureError(f"docker did not run {self._program.argv[0]!r}: {failure}")
         self.began = time.monotonic()
-        self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
-        self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
-        self.ended = os.eventfd(0, os.EFD_CLOEXEC)
-        descriptors = (stdout, stderr, os.dup(self.ended))
-        mover = threading.Thread(
-            target=self._move, args=descriptors, name="docker streams", daemon=True
-        )
-        self._stack.callback(mover.join)
-        for descriptor in (self.ended, self.stdout, self.stderr):
-            self._stack.callback(os.close, descriptor)  # ends the thread where it waits to write
+        mover = mover_of(self, self._stack, "docker streams", self._move)
         self._stack.callback(self._disconnect)
         mover.start()
 
-    def _move(self, stdout: int, stderr: int, ended: int) -> None:
+    def _move(self, stdout: int, stderr: int) -> None:
         """Move frames into pipes until the program or the connection ends."""
         sinks = {STDOUT: stdout, STDERR: stderr}
-        try:
-            with contextlib.suppress(OSError):  # the box was closed
-                for kind, data in self._frames:
-                    write_all(sinks[kind], data)
-        finally:
-            os.close(stdout)
-            os.close(stderr)
-            os.eventfd_write(ended, 1)
-            os.close(ended)
+        with contextlib.suppress(OSError):  # the box was closed
+            for kind, data in self._frames:
+                write_all(sinks[kind], data)
 
     def end_input(self) -> None:
         """Close the sending side of the connection, unless that is done; see `Box.end_input`."""

@@ -5,6 +5,7 @@ end.
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -111,3 +112,34 @@ def open_streams(
     if user is not None:
         for stream in (stdin, stdout, stderr):
             os.fchown(stream, user, user)
+
+
+def mover_of(
+    box: Box, stack: ExitStack, name: str, move: Callable[[int, int], None]
+) -> threading.Thread:
+    """Give *box* pipes for standard output and error and the descriptor `ended`, which *stack*
+    closes; return a thread, to be started, that fills them.
+
+    Args:
+        name: of the thread, which *stack* waits for.
+        move: writes to the other ends of both pipes; with its return the program has ended.
+    """
+    box.stdout, stdout = os.pipe2(os.O_CLOEXEC)
+    box.stderr, stderr = os.pipe2(os.O_CLOEXEC)
+    box.ended = os.eventfd(0, os.EFD_CLOEXEC)
+    ended = os.dup(box.ended)
+
+    def run() -> None:
+        try:
+            move(stdout, stderr)
+        finally:
+            os.close(stdout)
+            os.close(stderr)
+            os.eventfd_write(ended, 1)
+            os.close(ended)
+
+    mover = threading.Thread(target=run, name=name, daemon=True)
+    stack.callback(mover.join)
+    for descriptor in (box.ended, box.stdout, box.stderr):
+        stack.callback(os.close, descriptor)  # ends the thread where it waits to write
+    return mover

@@ -6,20 +6,18 @@ import contextlib
 import json
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt, ValidationError
 
 from quintain.errors import InfrastructureError, UsageError
 
 from ..launcher import write_all
-from ..opened import Box, EndedBy, Finish
+from ..opened import Box, EndedBy, Finish, mover_of
 from ..program import ENVIRONMENT, Program, Usage, process_limits
 from .helper import Helper
 
@@ -81,32 +79,21 @@ class RemoteBox(Box):
             # A program has all of its input from the begin, so what comes here goes nowhere.
             self.stdin = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             stack.callback(self.end_input)
-            self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
-            self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
-            self.ended = os.eventfd(0, os.EFD_CLOEXEC)
             seconds = program.limits.seconds + grace
             self._answer = helper.ask(
                 "run", name=name, source=SOURCE, job=str(folder / "job"),
                 result=str(self._result), seconds=seconds,
             )  # fmt: skip
             self.began = time.monotonic() + grace
-            mover = threading.Thread(
-                target=self._move,
-                args=(self._answer, stdout, stderr, os.dup(self.ended)),
-                name="remote streams",
-                daemon=True,
-            )
-            stack.callback(mover.join)
-            for descriptor in (self.ended, self.stdout, self.stderr):
-                stack.callback(os.close, descriptor)  # ends the thread where it waits to write
+            mover = mover_of(self, stack, "remote streams", self._move)
             stack.callback(self.kill)
             mover.start()
             self._stack = stack.pop_all()
 
-    def _move(self, answer: Future[dict[str, Any]], stdout: int, stderr: int, ended: int) -> None:
+    def _move(self, stdout: int, stderr: int) -> None:
         """Wait for the end, and move what was written into the pipes."""
         try:
-            told = answer.result()
+            told = self._answer.result()
             if told["status"]:
                 raise InfrastructureError(
                     f"remote: the sandbox did not run {self._program.argv[0]!r}: status "
@@ -118,11 +105,6 @@ class RemoteBox(Box):
                     write_all(descriptor, data)
         except (InfrastructureError, UsageError) as e:
             self._failure = e
-        finally:
-            os.close(stdout)
-            os.close(stderr)
-            os.eventfd_write(ended, 1)
-            os.close(ended)
 
     def kill(self) -> None:
         """End the sandbox; see `Box.kill`."""
