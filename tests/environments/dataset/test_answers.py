@@ -436,8 +436,8 @@ def test_a_reward_of_ones_own_has_no_mark_for_boxes() -> None:
         ([["a", "b"], ["c"]], "2 lists of accepted answers: compared with each of them"),
         ([{"a": 1}], "1 JSON value: compared as JSON"),
         (["x^2"], "1 formula: compared as mathematics (math_equal)"),
-        ([1, 2, 3, 4, 5, 6, 7, 8, 9, "n/a"], "1 word or phrase: compared as text, without case and "
-         "marks at the ends (first: qa.jsonl:10)"),
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9, "n/a"], "1 word or phrase: compared as text, without case, a "
+         "first article and marks at the ends (first: qa.jsonl:10)"),
         ([1, "so it is, " * 40], "1 long text: compared as text, which a reply hardly repeats (first: qa.jsonl:2)"),
         (["so\n#### 5"], "of 1 worked solutions what their mark has is compared"),
     ],
