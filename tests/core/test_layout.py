@@ -402,8 +402,12 @@ def test_code_behind_the_reading_order_counts(neighbour: str, planted: Planted) 
     assert all("quintain.run has most of them" in line for line in found)
 
 
-def test_a_large_kernel_names_the_folder_and_the_way_out(planted: Planted) -> None:
-    """One more line never fails; too many tokens name the largest folder and what to do."""
+def test_a_large_kernel_names_the_folder_and_the_way_out(
+    planted: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many tokens as the limit pass; more of them name the largest folder and what to do."""
+    here = layout.tokens(layout.kernel(planted.checkout))
+    monkeypatch.setattr(layout, "KERNEL_TOKENS", here + 30)
     planted.add("core/quintain/types/planted.py", "a = 1\n" * 10)
     assert not planted.new("large_kernel")
 
