@@ -54,6 +54,7 @@ class Watching(Screen):
     def __init__(self, at: int = -1, do: Any = None) -> None:
         super().__init__(quiet=True)
         self.phases: list[str] = []
+        self.totals: list[int | None] = []  # of the phases, in items
         self.notes: list[str] = []
         self.warnings: list[str] = []
         self.options: list[dict[str, Any]] = []  # of the line of each step
@@ -63,6 +64,7 @@ class Watching(Screen):
 
     def phase(self, name: str, total: int | None = None) -> None:
         self.phases.append(name)
+        self.totals.append(total)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -194,6 +196,21 @@ def test_resumed_anywhere_it_is_the_same_run(
 
     assert metrics(undisturbed) == metrics(place)
     assert weights(undisturbed) == weights(place)
+
+
+@pytest.mark.more
+def test_an_evaluation_counts_the_tasks_that_there_are(model: Path, tmp_path: Path) -> None:
+    """Where a split has fewer tasks than the limit, its progress ends at all of them."""
+    screen = Watching()
+    run(tmp_path / "run", recipe(model, {}, run__steps=1, evaluation__tasks=40), screen)
+
+    totals = [
+        total
+        for name, total in zip(screen.phases, screen.totals, strict=True)
+        if name.startswith("held-out tasks") and "(dev)" in name
+    ]
+    assert totals
+    assert set(totals) == {24}
 
 
 @pytest.mark.more

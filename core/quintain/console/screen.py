@@ -203,15 +203,16 @@ class Screen(AbstractContextManager["Screen"]):
     def evaluation(
         self, split: str, step: int, metrics: Mapping[str, Any], rollouts: Iterable[AnyRollout]
     ) -> None:
-        """Print the accuracy of an evaluation, and one right and one wrong answer of its
-        *rollouts*.
+        """Print the accuracy of an evaluation with its 95 % interval, and one right and one wrong
+        answer of its *rollouts*.
         """
         if metrics["accuracy"] is not None:
+            between = f"({100 * metrics['low']:.0f}-{100 * metrics['high']:.0f})"
             tasks = f"{metrics['tasks']:,} tasks"
             how = decoding(metrics["temperature"])
             yardstick = f"; yardstick {metrics['yardstick']:.3g}" if "yardstick" in metrics else ""
             self.note(
-                f"{split}, step {step}: {metrics['accuracy']:.1%} of {tasks} right, "
+                f"{split}, step {step}: {metrics['accuracy']:.1%} {between} of {tasks} right, "
                 f"{how}{yardstick}"
             )
         self.answers(split, step, rollouts)

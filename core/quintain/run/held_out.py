@@ -10,7 +10,7 @@ from typing import Any
 
 from ..console.metrics import evaluation_metrics, held_out_metrics
 from ..console.screen import Screen
-from ..evaluation.evaluation import Evaluation, evaluate
+from ..evaluation.evaluation import Evaluation, evaluate, tasks_of
 from ..interfaces.environment import Environment
 from ..interfaces.events import EvaluationEnd
 from ..interfaces.learner import AnyLearner
@@ -178,14 +178,15 @@ class HeldOutEvaluation:
         sampling: Sampling,
     ) -> Evaluation:
         samples = self.plan.samples
-        self.screen.phase(f"held-out tasks of {name} ({split})", tasks and tasks * samples)
+        drawn = tasks_of(environment, split, tasks, name=name)
+        self.screen.phase(f"held-out tasks of {name} ({split})", len(drawn) * samples)
         context = self.collector.rollout_context
         evaluation = await evaluate(
             environment,
             context.engine,
             name=name,
             split=split,
-            tasks=tasks,
+            tasks=drawn,
             samples=samples,
             sampling=sampling,
             services=context.services,

@@ -313,11 +313,13 @@ def test_estimates_are_rounded_up(seconds: float, text: str) -> None:
 
 def test_an_evaluation_says_how_it_was_decoded() -> None:
     out = io.StringIO()
-    Screen(out).evaluation("dev", 10, {"accuracy": 0.785, "tasks": 200, "temperature": 0.7}, ())
-    Screen(out).evaluation("test", 10, {"accuracy": 0.98, "tasks": 1319, "temperature": 0.0}, ())
+    dev = {"accuracy": 0.785, "low": 0.723, "high": 0.836, "tasks": 200, "temperature": 0.7}
+    test = {"accuracy": 0.98, "low": 0.971, "high": 0.986, "tasks": 1319, "temperature": 0.0}
+    Screen(out).evaluation("dev", 10, dev, ())
+    Screen(out).evaluation("test", 10, test, ())
     assert out.getvalue().splitlines() == [
-        "dev, step 10: 78.5% of 200 tasks right, sampled at T 0.7",
-        "test, step 10: 98.0% of 1,319 tasks right, greedy",
+        "dev, step 10: 78.5% (72-84) of 200 tasks right, sampled at T 0.7",
+        "test, step 10: 98.0% (97-99) of 1,319 tasks right, greedy",
     ]
 
 
