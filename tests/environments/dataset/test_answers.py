@@ -486,6 +486,16 @@ def test_all_rows_decide_what_one_leaves_open(answers: Sequence[Any], kinds: set
         ("5 km", "5", "words", 0.0),
         ("C", "C. Lima", "words", 0.0),
         ("x+1", "1+x", "words", 0.0),
+        ("cats", "cats", "exact", 1.0),
+        ("cats", "<answer> cats\n</answer>", "exact", 1.0),
+        ("cats", "So the answer is: cats", "exact", 1.0),
+        ("cats", "the cats", "exact", 0.0),
+        ("cats", "Cats", "exact", 0.0),
+        ("cats", "cats.", "exact", 0.0),
+        ("12", "12.0", "exact", 0.0),
+        ("caf\u00e9", "cafe\u0301", "exact", 1.0),
+        ("one\ntwo", "one\ntwo", "exact", 1.0),
+        ("one\ntwo", "two", "exact", 0.0),
     ],
 )
 def test_a_kind_that_is_named_decides(answer: str, reply: str, kind: str, score: float) -> None:

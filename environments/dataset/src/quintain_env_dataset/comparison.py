@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
+from unicodedata import normalize
 
 from quintain.errors import InfrastructureError, RewardFault, UsageError
 from quintain.evaluation import (
@@ -73,6 +74,9 @@ async def states(stated: Statement, answer: Any, kind: str) -> bool:
     if name in ("json", "accepted"):
         return _same_json(stated, reference)
     text = reference if isinstance(reference, str) else _written(reference)
+    if name == "exact":
+        wanted, *given = (normalize("NFC", t.strip()) for t in (text, stated.text, stated.rest))
+        return wanted in given
     if name == "number":
         return _same_number(stated, text, COMMA in kind)
     if name == "choice":

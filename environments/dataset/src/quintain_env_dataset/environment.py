@@ -103,7 +103,7 @@ class Dataset(AnswerControls, Environment[Row, None]):
         suffix: text after every prompt, such as "Put the final answer within \\boxed{}."
         subset: of a data set of the hub.
         kind: of the answers, for `same_answer`: number, choice, words, formula, date, sequence,
-            accepted, json, or with what rows leave open, as in ``"number, decimal comma"`` and
+            accepted, json, exact, or with what rows leave open, as in ``"number, decimal comma"`` and
             ``"date, day first"``. Empty: found from all rows.
         shown: rows of train, at most 16, that stand as worked turns before each prompt, each with
             another answer as far as there are others, and then each answer again. They help a

@@ -32,6 +32,7 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "accepted": ("list of accepted answers", "lists of accepted answers", "with each of them"),
     "json": ("JSON value", "JSON values", "as JSON"),
     "text": ("long text", "long texts", "as text, which a reply hardly repeats"),
+    "exact": ("text", "texts", "character by character"),
 }
 """By name: one, several, and how they are compared."""
 ORDERS = ("day first", "month first")
@@ -127,7 +128,7 @@ def fits(answer: Any, kind: str) -> bool:
     """Return whether an answer can be compared as *kind* says, which a user asks for."""
     name = kind.partition(",")[0]
     reference = reference_of(answer)
-    if name in ("words", "text", "formula"):
+    if name in ("words", "text", "formula", "exact"):
         return isinstance(reference, (str, int, float)) and bool(str(reference).strip())
     if name == "json":
         return not isinstance(reference, str) or json_value(reference) is not None
