@@ -924,3 +924,20 @@ def test_equal_prompts_in_two_forms_are_in_one_split_or_counted(
     with caplog.at_level(logging.INFO):
         Dataset(path=str(tmp_path)).tasks("train")
     assert "1 prompts are in more than one split" in caplog.text
+
+
+def test_held_out_prompts_that_are_nearly_those_of_train_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case, blanks and marks of a sentence make no other prompt; signs and points of numbers do."""
+    train = ["Capital of Peru?", "3 - 4", "1.5 km", "one"]
+    held_out = ["capital of  peru", "3 + 4", "15 km", "one", "two"]
+    write(tmp_path / "train.jsonl", [{"question": q, "answer": "a"} for q in train])
+    write(tmp_path / "dev.jsonl", [{"question": "four", "answer": "a"}])
+    write(tmp_path / "test.jsonl", [{"question": q, "answer": "b"} for q in held_out])
+    with caplog.at_level(logging.INFO):
+        Dataset(path=str(tmp_path)).tasks("train")
+
+    assert "1 prompts are in more than one split" in caplog.text
+    assert "; 1 held-out prompt differs from one of train in case" in caplog.text
+    assert "test.jsonl:1)" in caplog.text

@@ -75,8 +75,8 @@ async def states(stated: Statement, answer: Any, kind: str) -> bool:
         return _same_json(stated, reference)
     text = reference if isinstance(reference, str) else _written(reference)
     if name == "exact":
-        wanted, *given = (normalize("NFC", t.strip()) for t in (text, stated.text, stated.rest))
-        return wanted in given
+        expected, *given = (normalize("NFC", t.strip()) for t in (text, stated.text, stated.rest))
+        return expected in given
     if name == "number":
         return _same_number(stated, text, COMMA in kind)
     if name == "choice":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,6 +47,8 @@ SEARCHED = 1000
 MOST_SHOWN = 16
 LARGE = 1_000_000
 """Bytes of files from which on the next run finds the rows of such a data set on disk."""
+_LOOSE = re.compile(r"[\s!?;:'\"]+|[.,](?!\d)")
+"""What two prompts that ask the same may differ in; signs of sums and points of numbers are kept."""
 _log = logging.getLogger("quintain.env.dataset")
 
 
@@ -343,7 +346,8 @@ def _read(
                 with faults.row(record.where):
                     raise fault
     splits, cut = _cut(rows)
-    remarks = _remarks(splits, rows, cut) + "".join(oddities.remarks(rows)) + passed_over(path)
+    remarks = _remarks(splits, rows, cut) + "".join(oddities.remarks(rows))
+    remarks += _twins(splits, rows, oddities.loose) + passed_over(path)
     if kinds is not None and kinds.counts:
         if kinds.counts.get("formula") and needs_math():
             place = kinds.first["formula"][0]
@@ -389,6 +393,7 @@ class Oddities:
     """Notes what may be a mistake in the rows."""
 
     def __init__(self) -> None:
+        self.loose = array("q")  # a digest of each prompt without case, blanks and marks
         self._answers = array("q")  # a digest of each
         # of the rows that name an id: their numbers, and a digest of the name
         self._named, self._names = array("Q"), array("q")
@@ -396,6 +401,7 @@ class Oddities:
 
     def look(self, number: int, record: Record, task: Row) -> None:
         """Note row *number*."""
+        self.loose.append(hash(_LOOSE.sub("", str(task.prompt).casefold())))
         self._answers.append(_equality(task.answer))
         if (name := record.values.get("id")) is not None:
             self._named.append(number)
@@ -471,6 +477,30 @@ def _remarks(splits: Mapping[str, Sequence[int]], rows: RowFile, cut: Sequence[s
     if shared := sum(len({rows.parts[i] for i in n}) > 1 for n in repeated(rows.prompts)):
         remarks += f"; {shared} prompts are in more than one split, so held-out accuracy is too high for them"
     return remarks
+
+
+def _twins(splits: Mapping[str, Sequence[int]], rows: RowFile, loose: Sequence[int]) -> str:
+    """Return a remark on the held-out prompts that are not those of train, but alike."""
+    split_of = [""] * len(rows)  # rows that are left out have none
+    for name, numbers in splits.items():
+        for i in numbers:
+            split_of[i] = name
+    found: list[tuple[int, int]] = []
+    for alike in repeated(loose):
+        train = [i for i in alike if split_of[i] == "train"]
+        same = {rows.prompts[i] for i in train}
+        found += [
+            (i, train[0])
+            for i in alike
+            if train and split_of[i] in ("dev", "test") and rows.prompts[i] not in same
+        ]
+    if not found:
+        return ""
+    several = "prompt differs" if len(found) == 1 else "prompts differ"
+    return (
+        f"; {len(found)} held-out {several} from one of train in case, blanks or marks alone, "
+        f"so held-out accuracy is too high for them (first: {_both(rows, found)})"
+    )
 
 
 def _split_of(record: Record, columns: RoleColumns) -> str:
