@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Self, cast
 
 import torch
@@ -152,7 +153,7 @@ class Decoder:
 
         Adapters of peft take part: their modules are called.
         """
-        base = base_of(module)
+        base = language_of(base_of(module))
         return cls(base) if _is_plain(base) else None
 
     def pack(self) -> None:
@@ -317,9 +318,10 @@ def fuse_storage(module: nn.Module) -> bool:
     Returns:
         whether it was done; models with adapters and other architectures stay as they are.
     """
-    if has_adapters(module) or not _is_plain(module):
+    base = language_of(module)
+    if has_adapters(module) or not _is_plain(base):
         return False
-    for block in cast(Any, module).model.layers:
+    for block in base.model.layers:
         attention, feedforward = block.self_attn, block.mlp
         for parts in (
             (attention.q_proj, attention.k_proj, attention.v_proj),
@@ -341,7 +343,19 @@ def _rehome(parameters: list[nn.Parameter]) -> None:
         parameter.data = view
 
 
-def _is_plain(base: nn.Module) -> bool:
+def language_of(base: Any) -> Any:
+    """Return *base*, or of a model with a vision tower what `Decoder` reads of its language model."""
+    body = getattr(base, "model", None)
+    language = getattr(body, "language_model", None) or getattr(body, "text_model", None)
+    if language is None or not hasattr(base, "lm_head"):
+        return base
+    config = base.config.get_text_config()
+    return SimpleNamespace(
+        config=config, model=language, lm_head=base.lm_head, parameters=base.parameters
+    )
+
+
+def _is_plain(base: Any) -> bool:
     config: Any = getattr(base, "config", None)
     if getattr(config, "model_type", None) not in FAMILIES or not hasattr(base, "lm_head"):
         return False

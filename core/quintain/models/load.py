@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -11,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import shorten
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from ..errors import UsageError
+from ..registry.lookup import current
 from .adapters import named_tensors
 from .bare import bare_model
 from .hf import (
@@ -26,6 +28,7 @@ from .hf import (
     check_files,
     check_folder,
     check_reachable,
+    config_folder,
     has_adapters_alone,
     has_tokenizer_files,
     is_folder,
@@ -53,10 +56,26 @@ _CAUSES = {
         "model.safetensors"
     ),
     "not recognize this architecture": "the installed transformers does not have its model_type; upgrade transformers",
-    "unrecognized configuration": "its architecture is not a causal language model; see docs/models.md",
+    "unrecognized configuration": (
+        "its architecture is not a causal language model; see docs/models.md, or for one that sees "
+        "pictures docs/pictures.md (pip install quintain-pictures)"
+    ),
     "attention implementation|flashattention": "it does not have the attention asked for; leave attn out",
 }
 """Words of the library's errors, as patterns, and what they mean here."""
+
+
+class Family(Protocol):
+    """How a plugin reads a model that is more than a language model."""
+
+    kind: Any
+    """What has ``from_pretrained``, in place of ``AutoModelForCausalLM``."""
+
+    def tokenizer(self, hf: Any, stop_ids: Sequence[int]) -> HFTokenizer:
+        """Return the tokenizer of the model, over that of transformers."""
+
+    def adapters(self, module: nn.Module, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the fields of `peft.LoraConfig` for *module*: *settings*, and what they leave out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +150,13 @@ def load_model(
                 f"model {path!r}: adapters need the weights under them; they cannot be left out"
             )
         module = module_without_weights(path, as_dtype(dtype), attn)
+    family = family_of(path)
     if module is None:
-        module = _module_of(path, "auto" if dtype == "auto" else as_dtype(dtype), attn)
-    tokenizer = HFTokenizer(tokenizer, stop_ids=_generation_stops(module))
-    if set(tokenizer.stop_ids) > set(_generation_stops(module)):
+        module = _module_of(path, "auto" if dtype == "auto" else as_dtype(dtype), attn, family)
+    stops = _generation_stops(module)
+    wrap = family.tokenizer if family else HFTokenizer
+    tokenizer = wrap(tokenizer, stop_ids=stops)
+    if set(tokenizer.stop_ids) > set(stops):
         name_stops(module, tokenizer.stop_ids)
     embeddings = module.get_input_embeddings().weight.shape[0]
     if tokenizer.vocab_size > embeddings:
@@ -147,7 +169,7 @@ def load_model(
     if not hollow:
         module.to(as_device(device))
     if lora is not None:
-        module = with_adapters(module, lora)
+        module = with_adapters(module, family.adapters(module, lora) if family else lora)
     module.eval()
     fused = lora is None and not hollow and fuse_storage(module)
     return LoadedModel(
@@ -159,7 +181,26 @@ def load_model(
     )
 
 
-def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
+def family_of(path: str) -> Family | None:
+    """Return how to read model *path* if it sees pictures and an installed plugin knows its family;
+    ``None`` for a language model.
+    """
+    plugin = current().matching("pictures", "model")
+    if not plugin or not (folder := config_folder(path)):
+        return None
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # what loads it says what is wrong
+    if not isinstance(config, dict) or "vision_config" not in config:
+        return None
+    family: Family | None = current().resolve(plugin[0]).family(Path(folder), config)
+    return family
+
+
+def _module_of(
+    path: str, dtype: torch.dtype | str, attn: str | None, family: Family | None
+) -> Any:
     """Return the transformers module of *path*; that of adapters is their base with them, in the
     precision that they were trained on and added in float32 at least.
 
@@ -174,7 +215,7 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
         check_installed()
         wide = dtype if dtype == torch.float64 else torch.float32
         trained = DTYPES.get(base_record(Path(path)).get("dtype", ""), wide)
-        module = _module_of(os.path.expanduser(base_named(path)[0]), trained, attn)
+        module = _module_of(os.path.expanduser(base_named(path)[0]), trained, attn, family)
         check_base(module, Path(path))
         module = merge_adapters(module.to(wide), path)
         exact = getattr(module, "_keep_in_fp32_modules_strict", None) or ()
@@ -183,7 +224,8 @@ def _module_of(path: str, dtype: torch.dtype | str, attn: str | None) -> Any:
                 tensor.data = tensor.data.to(dtype)
         return module
     options = {"dtype": dtype, "attn_implementation": attn, "output_loading_info": True}
-    module, report = load_pretrained(AutoModelForCausalLM, path, **options)
+    kind = family.kind if family else AutoModelForCausalLM
+    module, report = load_pretrained(kind, path, **options)
     _keep_soft_cap(module, attn)
     if missing := sorted(report["missing_keys"]):
         raise UsageError(
@@ -286,8 +328,8 @@ def context_of(module: Any, tokenizer: HFTokenizer | None = None) -> int:
     """Return the longest sequence of *module*: its `steady_length`, else by config, tokenizer, or
     2,048 tokens.
     """
-    config = module.config
-    if steady := steady_length(config.get_text_config()):
+    config = module.config.get_text_config()
+    if steady := steady_length(config):
         return steady
     for field in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(config, field, None)
@@ -301,7 +343,8 @@ def cache_bytes(module: Any, tokens: int, dtype: str) -> int:
     """Return the bytes of the keys and values of *tokens* in *dtype*, or of the context if that is
     shorter.
     """
-    numbers = 2 * math.prod(cache_shape(module.config)) * min(tokens, context_of(module))
+    shape = cache_shape(module.config.get_text_config())
+    numbers = 2 * math.prod(shape) * min(tokens, context_of(module))
     return numbers * DTYPES.get(dtype, torch.float32).itemsize
 
 

@@ -36,6 +36,11 @@ def render_plain(messages: Sequence[Message], *, prompt: bool = True) -> str:
 
 PLAIN_STOPS = ("\n\nUser:", "\n\nTool:")
 
+PICTURE = "\ufdd1"
+"""Begins and ends the reference to a picture in the text of a message (`quintain-pictures`). It is no
+character of Unicode.
+"""
+
 _MARK = "\x02end\x03"
 
 _SAVED_FORMAT = "quintain_tool_format"
@@ -243,7 +248,13 @@ class HFTokenizer:
         return GrowingText(self)
 
     def marked(self, message: Message) -> Message:
-        """Return *message* with `LITERAL` in the control tokens that a user or a tool spells."""
+        """Return *message* with `LITERAL` in the control tokens that a user or a tool spells.
+
+        Raises:
+            UsageError: it holds a picture, and the model sees none.
+        """
+        if message.role != "assistant" and message.content.count(PICTURE) > 1:
+            self.check_picture(message)
         if message.role not in ("user", "tool"):
             return message
         texts = (message.content, message.name, message.call_id)
@@ -251,6 +262,13 @@ class HFTokenizer:
         if (content, name, call_id) == texts:
             return message
         return replace(message, content=content, name=name, call_id=call_id)
+
+    def check_picture(self, message: Message) -> None:
+        """Raise a `UsageError`: *message* holds a picture, which a model of text cannot see."""
+        raise UsageError(
+            f"a message of the {message.role} holds a picture, but {self.name} is the tokenizer of a "
+            "model of text; name a vision-language model of a family in docs/pictures.md"
+        )
 
     def apply_template(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-def schema() -> pyarrow.Schema:
+def schema(*, wide: bool = False) -> pyarrow.Schema:
     """Return the columns.
 
     ``task``, ``messages``, ``outcome_parts``, ``shaping_parts``, ``metrics`` and ``rollout`` are
@@ -61,7 +61,7 @@ def schema() -> pyarrow.Schema:
         "metrics": text,
         "seconds": number,
         "tokens": integer,
-        "token_ids": pa.list_(pa.int32()),
+        "token_ids": pa.list_(pa.int64() if wide else pa.int32()),
         "token_logps": pa.list_(number),
         "token_versions": pa.list_(pa.int32()),
         "token_sources": pa.list_(pa.int8()),
@@ -72,6 +72,7 @@ def schema() -> pyarrow.Schema:
 
 LATER = {"yardstick", "advantage", "advantages"}
 """Columns that older files lack."""
+_LARGEST = 2**31 - 1
 _STEP = re.compile(r"step-(\d+)\.parquet")
 
 
@@ -101,9 +102,9 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Tabl
         table.validate(full=True)
     except (OSError, ValueError, pa.ArrowException) as e:
         raise RunError(f"{path} cannot be read: {e}; remove the file to see the others") from e
-    types = {field.name: field.type for field in schema()}
+    types = [{field.name: field.type for field in schema(wide=wide)} for wide in (False, True)]
     for field in table.schema:  # the checksums do not cover what the file says of its columns
-        if field.type != types.get(field.name, field.type):
+        if field.type not in [kinds.get(field.name, field.type) for kinds in types]:
             raise RunError(
                 f"{path} is damaged: column {field.name!r} is {field.type}; remove the file to see "
                 "the others"
@@ -134,7 +135,8 @@ def to_parquet(
         row(step, rollout, (advantages or {}).get((rollout.group, rollout.sample)))
         for rollout in rollouts
     ]
-    table = pa.Table.from_pylist(rows, schema=schema())
+    wide = any(max(row["token_ids"], default=0) > _LARGEST for row in rows)
+    table = pa.Table.from_pylist(rows, schema=schema(wide=wide))
     sink = pa.BufferOutputStream()
     pyarrow.parquet.write_table(table, sink, compression="zstd", write_page_checksum=True)
     data: bytes = sink.getvalue().to_pybytes()

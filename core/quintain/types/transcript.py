@@ -211,7 +211,7 @@ class Transcript:
 class Recorder:
     """Builds a `Transcript` while an episode runs.
 
-    Thousands of episodes wait at once, so that numbers are kept in arrays: 17 bytes a token.
+    Thousands of episodes wait at once, so that numbers are kept in arrays: 21 bytes a token.
     """
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class Recorder:
         self._parent = -1
         self._fork = 0
         # of each token of the open branch, from the start of the conversation
-        self._path = array("i")
+        self._path = array("q")  # a token of a picture has more than 32 bits
         self._sources = bytearray()
         self._logps = array("d")
         self._versions = array("i")

@@ -1,0 +1,187 @@
+"""From bytes to the pixels that a model may see: limits first, then one way to decode."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import re
+import struct
+import warnings
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageOps
+
+from quintain.errors import UsageError
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+"""What is read."""
+ENDINGS = {"PNG": ".png", "JPEG": ".jpg", "MPO": ".jpg", "WEBP": ".webp"}
+"""Of file names, by the format that Pillow finds; MPO is the JPEG of some cameras."""
+_DATA_URL = re.compile(r"data:(?P<kind>[\w.+-]+/[\w.+-]+)?(?P<options>(;[\w.=+-]+)*),", re.ASCII)
+_BROKEN = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error, zlib.error)
+"""What Pillow raises for damaged files."""
+
+
+class PictureError(UsageError):
+    """A picture that is refused, broken or lost; the message says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureLimits:
+    """What a picture may be.
+
+    Attributes:
+        bytes: of its file.
+        pixels: of its width times its height, asked before anything is decoded.
+        count: pictures of a message.
+    """
+
+    bytes: int = 20_000_000
+    pixels: int = 40_000_000
+    count: int = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture as it is stored.
+
+    Attributes:
+        digest: the first 32 hexadecimal digits of SHA-256 over width, height and pixels.
+        width, height: in pixels, once it stands upright.
+        data: its file, as it came.
+        ending: of the name of its file.
+    """
+
+    digest: str
+    width: int
+    height: int
+    data: bytes
+    ending: str
+
+
+def read(source: bytes | str | Path, limits: PictureLimits) -> Picture:
+    """Return the picture in *source*: bytes, the path of a file, or a ``data:`` URL in base64.
+
+    Raises:
+        PictureError: *source* is none of these, or is over a limit, broken or animated.
+    """
+    data, name = _bytes_of(source, limits)
+    if not data:
+        raise PictureError(f"{name} is empty; expected a file of PNG, JPEG or WebP")
+    if len(data) > limits.bytes:
+        raise PictureError(_too_large(name, len(data), limits))
+    image, ending = decode(data, name, limits)
+    return Picture(
+        digest=digest_of(image), width=image.width, height=image.height, data=data, ending=ending
+    )
+
+
+def digest_of(image: Image.Image) -> str:
+    """Return the digest of the pixels of *image*, which is RGB."""
+    size = f"{image.width}x{image.height}:".encode()
+    return hashlib.sha256(size + image.tobytes()).hexdigest()[:32]
+
+
+def decode(
+    data: bytes, name: str, limits: PictureLimits | None = None
+) -> tuple[Image.Image, str]:
+    """Return the picture in *data*, upright, in RGB with 8 bits, on white where it is transparent;
+    and the ending of its file.
+
+    Raises:
+        PictureError: it is over a limit, broken or animated.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Its own limit is checked here for a size that Pillow would decode.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            _check_size(image, name, limits)
+            image.load()
+            return _upright_rgb(image), ENDINGS[str(image.format)]
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise PictureError(f"{name} has too many pixels: {error}; make it smaller") from error
+    except Image.UnidentifiedImageError as error:
+        raise PictureError(
+            f"{name} is no PNG, JPEG or WebP ({len(data):,} bytes); convert it"
+        ) from error
+    except _BROKEN as error:
+        raise PictureError(f"{name} is broken: {error}; save it again") from error
+
+
+def _check_size(image: Image.Image, name: str, limits: PictureLimits | None) -> None:
+    pixels = image.width * image.height
+    if limits is not None and pixels > limits.pixels:
+        raise PictureError(
+            f"{name} has {image.width} x {image.height} = {pixels:,} pixels; the limit is "
+            f"{limits.pixels:,}. Make it smaller, or raise PictureLimits.pixels"
+        )
+    # The further frames of an MPO are previews and the other eye.
+    if image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1:
+        raise PictureError(
+            f"{name} is animated ({getattr(image, 'n_frames', 0)} frames), and models see one; save "
+            "the frame that you mean"
+        )
+
+
+def _upright_rgb(image: Image.Image) -> Image.Image:
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16 bits: the upper 8, as Pillow keeps of 16-bit colours
+        # A plain conversion would clip all above 255 to white.
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
+        image = image.convert("RGBA")
+        ground = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(ground, image)
+    return image.convert("RGB")
+
+
+def _bytes_of(source: bytes | str | Path, limits: PictureLimits) -> tuple[bytes, str]:
+    """Return the content of *source*, and what errors call it."""
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return bytes(source), "the picture"
+    if isinstance(source, str) and source.startswith("data:"):
+        return _of_data_url(source, limits), "the picture of the data URL"
+    if isinstance(source, str) and re.match(r"\w+://", source):
+        raise PictureError(
+            f"{source:.80} is an address, and Quintain fetches nothing; download it and give the file"
+        )
+    if not isinstance(source, (str, Path)):
+        raise PictureError(
+            f"a picture is bytes, a path or a data URL, and not {type(source).__name__}; of an "
+            "image of Pillow, save it to bytes"
+        )
+    path = Path(source).expanduser()
+    try:
+        size = path.stat().st_size
+        if size > limits.bytes:
+            raise PictureError(_too_large(str(path), size, limits))
+        return path.read_bytes(), str(path)
+    except (OSError, ValueError) as error:
+        raise PictureError(f"picture {str(path)!r:.200} cannot be read: {error}") from error
+
+
+def _of_data_url(url: str, limits: PictureLimits) -> bytes:
+    head = _DATA_URL.match(url)
+    if head is None or not head["options"].endswith(";base64"):
+        raise PictureError(
+            f"{url[:40]!r} is no data URL in base64; expected data:image/png;base64,..."
+        )
+    text = url[head.end() :]
+    if len(text) * 3 // 4 > limits.bytes + 2:
+        raise PictureError(_too_large("the picture of the data URL", len(text) * 3 // 4, limits))
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise PictureError(f"the data URL is broken: {error}; encode the picture again") from error
+
+
+def _too_large(name: str, size: int, limits: PictureLimits) -> str:
+    return (
+        f"{name} has {size:,} bytes; the limit is {limits.bytes:,}. Make it smaller, or raise "
+        "PictureLimits.bytes"
+    )

@@ -1,0 +1,102 @@
+"""Vision-language models: how `quintain.models.load_model` reads them, and the model source
+``pictures`` with its settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from quintain.errors import UsageError
+from quintain.models import HFTokenizer, LoadedModel
+from quintain.recipe import ModelRequest, ModelSource
+
+from .module import LANGUAGE, seeing, tower_parts
+from .processor import FAMILIES, Processor
+from .tokenizer import PictureTokenizer
+
+_FROZEN = "quintain_frozen_tower"
+"""Key of ``config.json``: only the language model trains, also after the model was saved."""
+
+
+class PictureModel(ModelSource):
+    """A vision-language model of a folder or the hub, with what of it trains."""
+
+    def __init__(self, *, model: str, train: Literal["all", "language"] = "all") -> None:
+        """Choose the *model* and what trains.
+
+        Args:
+            model: a folder, or a name on the hub.
+            train: ``language`` freezes the vision tower and the projector. Their output is then
+                computed once for each picture.
+        """
+        self._model, self._train = model, train
+
+    def load(self, request: ModelRequest) -> LoadedModel:
+        loaded = request.load_model(self._model)
+        if not isinstance(loaded.tokenizer, PictureTokenizer):
+            raise UsageError(
+                f"model {self._model!r} is of no family that sees pictures here "
+                f"({', '.join(FAMILIES)}); see docs/pictures.md"
+            )
+        if self._train == "language":
+            freeze(loaded.module)
+        return loaded
+
+    @staticmethod
+    def family(folder: Path, config: Mapping[str, Any]) -> PictureFamily | None:
+        """Return how to read the model in *folder*; ``None`` for a family that is not known."""
+        if config.get("model_type") not in FAMILIES:
+            return None
+        return PictureFamily(folder, config)
+
+
+class PictureFamily:
+    """A `quintain.models.Family` of models that see pictures."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        self._processor = Processor(folder, config)
+        self.kind = _Reader(self._processor)
+
+    def tokenizer(self, hf: Any, stop_ids: Sequence[int]) -> HFTokenizer:
+        """Return the tokenizer of the model, over that of transformers."""
+        return PictureTokenizer(hf, self._processor, stop_ids=stop_ids)
+
+    def adapters(self, module: nn.Module, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return *settings*, with adapters in the language model alone unless they name modules."""
+        if settings.get("exclude_modules") or settings.get("target_modules"):
+            return settings
+        parts = tower_parts(module).values()
+        others = {id(inner) for part in parts for inner in part.modules()}
+        names = [name for name, part in module.named_modules() if id(part) in others]
+        return {**settings, "exclude_modules": names}
+
+
+def freeze(module: Any) -> None:
+    """Let the language model of *module* train alone, also when it has been saved and is loaded."""
+    for part in tower_parts(module).values():
+        part.requires_grad_(False)
+    setattr(module.config, _FROZEN, True)
+
+
+class _Reader:
+    """Reads modules as ``AutoModelForImageTextToText`` does, in a class that sees pictures."""
+
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
+
+    def from_pretrained(self, path: str, **options: Any) -> Any:
+        from transformers import AutoConfig, AutoModelForImageTextToText
+
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        kind = AutoModelForImageTextToText._model_mapping[type(config)]
+        found = seeing(kind, self._processor).from_pretrained(path, **options)
+        module = found[0] if isinstance(found, tuple) else found
+        if not any(hasattr(module.model, name) for name in LANGUAGE):
+            raise UsageError(f"{kind.__name__} has no language model under a name that is known")
+        if getattr(module.config, _FROZEN, False):
+            freeze(module)
+        return found

@@ -1,0 +1,181 @@
+"""A tokenizer whose prompts hold pictures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from quintain.errors import UsageError
+from quintain import Message, ToolSpec
+from quintain.interfaces import LITERAL, Offsets, Renderer
+from quintain.models import HFTokenizer
+
+from .messages import REFERENCE, SIGN, parts
+from .processor import Processor
+from .store import get
+from .tokens import digits_of, ids_of, runs
+
+_PROBE = "\x02text\x03"
+
+
+class PictureTokenizer(HFTokenizer):
+    """Renders pictures where the chat template has its placeholder, and encodes each as the ids of
+    its tokens.
+
+    The rendered text holds the reference of a picture in place of the placeholder. So a conversation
+    that grows compares references, and only what is new is encoded.
+    """
+
+    def __init__(self, tokenizer: Any, processor: Processor, *, stop_ids: Sequence[int]) -> None:
+        if not tokenizer.chat_template and processor.chat_template:
+            tokenizer.chat_template = processor.chat_template
+        self.processor = processor
+        self.placeholder = processor.token
+        self._lists = bool(tokenizer.chat_template) and not _reads_text(tokenizer)
+        super().__init__(tokenizer, stop_ids=stop_ids)
+        token = tokenizer.convert_tokens_to_ids(self.placeholder)
+        if not isinstance(token, int) or token == tokenizer.unk_token_id:
+            raise UsageError(
+                f"the tokenizer of the model has no token {self.placeholder!r}; save it again with "
+                "the processor of the model"
+            )
+        self._token = token
+
+    def check_picture(self, message: Message) -> None:
+        """Do nothing: this model sees pictures."""
+
+    def template_message(self, message: Message) -> dict[str, Any]:
+        fields = super().template_message(message)
+        if message.role == "assistant":
+            # What the policy writes is text, whatever it spells.
+            text = message.content.replace(SIGN, SIGN + LITERAL)
+            pieces: list[dict[str, Any]] = [{"type": "text", "text": self._spelled_out(text)}]
+        else:
+            pieces = [
+                {"type": "image"} if part["type"] == "image" else dict(part)
+                for part in parts(message.content)
+            ]
+        pictures = any(piece["type"] == "image" for piece in pieces)
+        fields["content"] = (
+            pieces if pictures or self._lists else "".join(piece["text"] for piece in pieces)
+        )
+        return fields
+
+    def apply_template(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True
+    ) -> str:
+        text = super().apply_template(messages, tools, prompt=prompt)
+        return self.with_references(text, messages) if self.has_template else text
+
+    def renderer(self) -> Renderer:
+        inner = super().renderer()
+
+        def render(messages: Sequence[Message], tools: Sequence[ToolSpec], known: str) -> str:
+            text = inner(messages, tools, REFERENCE.sub(self._placeholder_again, known))
+            # It renders anew, with references, what it cannot render as it grows.
+            return text if REFERENCE.search(text) else self.with_references(text, messages)
+
+        return render
+
+    def with_references(self, text: str, messages: Sequence[Message]) -> str:
+        """Return *text* with the references of the pictures of *messages* in place of the
+        placeholders.
+
+        Raises:
+            UsageError: the chat template has written more or fewer placeholders than pictures.
+        """
+        references = [
+            found[0]
+            for message in messages
+            if message.role != "assistant"
+            for found in REFERENCE.finditer(message.content)
+        ]
+        pieces = text.split(self.placeholder)
+        if len(pieces) - 1 != len(references):
+            raise UsageError(
+                f"the chat template of {self.name} has written {len(pieces) - 1} times "
+                f"{self.placeholder!r} for {len(references)} pictures; a role of it may take no "
+                "pictures: put them into messages of the user"
+            )
+        return "".join(
+            piece + reference for piece, reference in zip(pieces, [*references, ""], strict=True)
+        )
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
+        if not REFERENCE.search(text):
+            return super().encode_with_offsets(text)
+        expanded, regions, tokens = self._expanded(text)
+        ids, spans = super().encode_with_offsets(expanded)
+        places = [i for i, token in enumerate(ids) if token == self._token]
+        if len(places) != len(tokens):
+            raise UsageError(
+                f"a prompt has {len(places)} tokens {self.placeholder!r} for {len(tokens)} tokens of "
+                "pictures: the tokenizer does not read it as one token"
+            )
+        for place, token in zip(places, tokens, strict=True):
+            ids[place] = token
+        return ids, list(_moved(spans, regions))
+
+    def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
+        """Return the text of *ids*, with ``[image 64x48]`` for the tokens of a picture."""
+        pieces = []
+        for key, run in runs(ids):
+            if key:
+                image = get(digits_of(key))
+                pieces.append(f"[image {image.width}x{image.height}]")
+            else:
+                pieces.append(super().decode(run, special=special))
+        return "".join(pieces)
+
+    def _expanded(self, text: str) -> tuple[str, list[tuple[int, int, int]], list[int]]:
+        """Return *text* as the model reads it; where each picture begins and ends in it, without
+        `LITERAL`, with the length of its reference; and the ids of its tokens.
+        """
+        pieces: list[str] = []
+        regions: list[tuple[int, int, int]] = []
+        tokens: list[int] = []
+        end = length = 0
+        for found in REFERENCE.finditer(text):
+            before = text[end : found.start()]
+            written = self.processor.text(found[3])
+            pieces += (before, written)
+            length += len(before.replace(LITERAL, ""))
+            regions.append((length, length + len(written), len(found[0])))
+            length += len(written)
+            tokens += ids_of(found[3], written.count(self.placeholder))
+            end = found.end()
+        return "".join((*pieces, text[end:])), regions, tokens
+
+    def _placeholder_again(self, reference: re.Match[str]) -> str:
+        return self.placeholder
+
+    def _spelled_out(self, text: str) -> str:
+        """Return *text* with `LITERAL` in each placeholder that it spells."""
+        return text.replace(self.placeholder, self.placeholder[0] + LITERAL + self.placeholder[1:])
+
+
+def _reads_text(tokenizer: Any) -> bool:
+    """Return whether the chat template of *tokenizer* writes a content that is no list of parts."""
+    messages = [{"role": "user", "content": _PROBE}]
+    try:
+        return _PROBE in str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except Exception:  # noqa: BLE001 - a template raises its own refusals and any error of Python's
+        return False
+
+
+def _moved(spans: Offsets, regions: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield *spans* of the expanded text as spans of the text with references; a token of a picture
+    stands for all of its reference.
+    """
+    index = gone = 0  # characters more than in the text with references
+    for start, end in spans:
+        while index < len(regions) and start >= regions[index][1]:
+            begin, until, size = regions[index]
+            gone += until - begin - size
+            index += 1
+        if index < len(regions) and end > regions[index][0]:
+            begin, _, size = regions[index]
+            yield min(start, begin) - gone, begin - gone + size
+        else:
+            yield start - gone, end - gone

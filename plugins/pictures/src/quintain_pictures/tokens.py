@@ -1,0 +1,57 @@
+"""Ids of the tokens of pictures: the digest of the picture and the place of the token in it.
+
+Such an id is far above any vocabulary. Transcripts, caches of prefixes, groups and micro-batches
+compare and copy ids, so that the same picture is shared and two pictures never match, without
+knowing that there are pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .files import PictureError
+from .store import SHORT
+
+FIRST = 1 << 62
+"""The least of these ids."""
+PLACES = 14
+"""Bits for the place of a token in its picture; the 48 bits above are the first digits of its
+digest.
+"""
+
+
+def ids_of(digest: str, count: int) -> range:
+    """Return the ids of the *count* tokens of the picture *digest*.
+
+    Raises:
+        PictureError: it has more tokens than there are places.
+    """
+    if count > 1 << PLACES:
+        raise PictureError(
+            f"picture {digest} has {count:,} tokens; at most {1 << PLACES:,} have ids. Make it "
+            "smaller"
+        )
+    start = FIRST | int(digest[:SHORT], 16) << PLACES
+    return range(start, start + count)
+
+
+def key_of(token: int) -> int:
+    """Return what all tokens of one picture have in common, and those of no other."""
+    return token >> PLACES
+
+
+def digits_of(key: int) -> str:
+    """Return the first digits of the digest of the picture with *key*."""
+    return f"{key & ((1 << 4 * SHORT) - 1):0{SHORT}x}"
+
+
+def runs(ids: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """Split *ids* where text and pictures meet: the key of a picture, or 0 for text, and the ids."""
+    found: list[tuple[int, list[int]]] = []
+    for token in ids:
+        key = key_of(token) if token >= FIRST else 0
+        if found and found[-1][0] == key:
+            found[-1][1].append(token)
+        else:
+            found.append((key, [token]))
+    return found

@@ -1,0 +1,411 @@
+"""Tokens, log-probs and gradients of messages with pictures are those of transformers' own forward."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from quintain_pictures import message, picture
+from quintain_pictures.module import tower_parts
+from quintain_pictures.source import PictureModel
+from quintain_pictures.tokenizer import PictureTokenizer
+from quintain_pictures.tokens import FIRST, digits_of, key_of
+from torch import Tensor
+
+from quintain import Message, Sampling
+from quintain.engine import EmbeddedEngine
+from quintain.errors import UsageError
+from quintain.models import Forward, LoadedModel, TokenSequence, load_model
+from quintain.rollouts.chat.bridge import Conversation
+from quintain.types.transcript import TokenSource, Transcript
+
+from . import tiny
+
+FAMILIES = ["llava", "idefics3", "smolvlm"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def store(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUINTAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return cache(lambda family: tiny.save(tmp_path_factory.mktemp(family), family))
+
+
+def png(seed: int, width: int = 40, height: int = 28) -> bytes:
+    """A picture of noise."""
+    random = Random(seed)
+    image = Image.frombytes("RGB", (width, height), random.randbytes(3 * width * height))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def question(seed: int, text: str = "How many?") -> Message:
+    return message("user", [{"type": "image", "image": png(seed)}, {"type": "text", "text": text}])
+
+
+def plain_module(folder: Path) -> Any:
+    """The model as transformers loads it, without Quintain."""
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_pretrained(folder).eval()
+
+
+def plain_inputs(loaded: LoadedModel, ids: Sequence[int]) -> dict[str, Any]:
+    """What transformers' own forward gets for *ids*."""
+    tokenizer = loaded.tokenizer
+    assert isinstance(tokenizer, PictureTokenizer)
+    place = tokenizer.hf.convert_tokens_to_ids("<image>")
+    inputs = {"input_ids": torch.tensor([[place if i >= FIRST else i for i in ids]])}
+    keys = dict.fromkeys(key_of(i) for i in ids if i >= FIRST)
+    made = [tokenizer.processor.inputs(digits_of(key)) for key in keys]
+    # one row for each picture, but all pictures of a sequence in one row for Idefics3
+    dim = 0 if made and made[0]["pixel_values"].ndim == 4 else 1
+    for name in made[0] if made else ():
+        inputs[name] = torch.cat([one[name] for one in made], dim)
+    return inputs
+
+
+def plain_logps(module: Any, inputs: dict[str, Any], ids: Sequence[int]) -> Tensor:
+    """The log-prob of each of *ids* but the first; of pictures, of nothing."""
+    logits = module(**inputs, use_cache=False).logits[0, :-1]
+    targets = torch.tensor([0 if i >= FIRST else i for i in ids[1:]])
+    return logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+
+
+def conversation_of(loaded: LoadedModel, engine: EmbeddedEngine, seeds: Sequence[int]) -> Transcript:
+    """Sample a turn after a question about each picture of *seeds*; 0 is a question without one."""
+
+    async def play() -> Transcript:
+        talk = Conversation(loaded.tokenizer)
+        async with engine:
+            for turn, seed in enumerate(seeds):
+                talk.add(question(seed) if seed else Message("user", "Say something"))
+                sampling = Sampling(max_tokens=6, seed=turn)
+                talk.add_sampled(await engine.sample(talk.prompt_ids(), sampling))
+        return talk.transcript("policy", 1.0)
+
+    return asyncio.run(play())
+
+
+def references(*seeds: int) -> list[str]:
+    return [picture(png(seed)) for seed in seeds if seed]
+
+
+@pytest.mark.parametrize("family", ["llava", "idefics3"])
+def test_tokens_are_those_of_the_processor(family: str, folders: Any) -> None:
+    import transformers
+
+    loaded = load_model(folders(family))
+    words = tiny.tokenizer(family)
+    if family == "llava":
+        processor = transformers.LlavaProcessor.from_pretrained(folders(family), backend="pil")
+    else:
+        pil = transformers.Idefics3ImageProcessorPil.from_pretrained(folders(family))
+        processor = transformers.Idefics3Processor(pil, words, image_seq_len=4)
+    parts = [
+        {"type": "text", "text": "A "},
+        {"type": "image", "image": png(1)},
+        {"type": "text", "text": " and "},
+        {"type": "image", "image": png(2, 30, 60)},
+        {"type": "text", "text": " differ?"},
+    ]
+    text = loaded.tokenizer.render([message("user", parts)])
+    ids = loaded.tokenizer.encode(text)
+    spoken = [{"role": "user", "content": [{k: v for k, v in p.items() if k != "image"} for p in parts]}]
+    prompt = words.apply_chat_template(spoken, tokenize=False, add_generation_prompt=True)
+    images = [Image.open(io.BytesIO(png(1))), Image.open(io.BytesIO(png(2, 30, 60)))]
+    theirs = processor(
+        images=images if family == "llava" else [images], text=prompt, return_tensors="pt"
+    )
+    ours = plain_inputs(loaded, ids)
+    assert ours["input_ids"].tolist() == theirs["input_ids"].tolist()
+    for name in set(ours) - {"input_ids"}:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_pictures_never_match_and_one_is_shared(family: str, folders: Any) -> None:
+    tokenizer = load_model(folders(family)).tokenizer
+    first, again, other = (
+        tokenizer.encode(tokenizer.render([question(seed)])) for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert len(first) == len(other)
+    assert [a == b for a, b in zip(first, other, strict=True)] == [i < FIRST for i in first]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampled_log_probs_are_those_of_transformers(family: str, folders: Any) -> None:
+    loaded = load_model(folders(family))
+    engine = EmbeddedEngine.sharing(loaded.module, loaded.tokenizer)
+    assert engine.path.startswith("LayerForward")
+    transcript = conversation_of(loaded, engine, [0, 1, 2])
+    assert transcript.sampled == 18
+    plain = plain_module(folders(family))
+    for sequence in transcript.sequences():
+        with torch.no_grad():
+            logps = plain_logps(plain, plain_inputs(loaded, sequence.ids), sequence.ids)
+        sampled = [i for i, trains in enumerate(sequence.mask) if trains]
+        found = torch.tensor([sequence.logps[i] for i in sampled])
+        torch.testing.assert_close(found, logps[[i - 1 for i in sampled]], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tokens_of_a_picture_are_not_trained(family: str, folders: Any) -> None:
+    loaded = load_model(folders(family))
+    engine = EmbeddedEngine.sharing(loaded.module, loaded.tokenizer)
+    sequence = conversation_of(loaded, engine, [1, 2]).sequences()[-1]
+    assert sum(i >= FIRST for i in sequence.ids) == 2 * (16 if family == "llava" else 20)
+    assert not any(m for i, m in zip(sequence.ids, sequence.mask, strict=True) if i >= FIRST)
+
+
+def rows_of(loaded: LoadedModel, seeds: Sequence[int]) -> list[TokenSequence]:
+    """A group: a prompt with pictures, and replies of several lengths to it."""
+    parts: list[Any] = [{"type": "image", "image": png(seed)} for seed in seeds]
+    parts.append({"type": "text", "text": "How many?"})
+    prompt = loaded.tokenizer.encode(loaded.tokenizer.render([message("user", parts)]))
+    rows = []
+    for number, length in enumerate((5, 3, 7)):
+        reply = loaded.tokenizer.encode("threesome of four"[number : number + length])
+        ids = [*prompt, *reply]
+        rows.append(TokenSequence(ids, range(len(prompt), len(ids))))
+    return rows
+
+
+def gradients(module: Any) -> dict[str, Tensor]:
+    base = module.get_base_model() if hasattr(module, "get_base_model") else module
+    return {n: p.grad.clone() for n, p in base.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("layout", ["auto", "bucketed"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_and_gradients_are_those_of_transformers(
+    family: str, layout: Any, folders: Any
+) -> None:
+    loaded = load_model(folders(family))
+    groups = [rows_of(loaded, [1]), rows_of(loaded, [2, 1])]
+    forward = Forward(loaded.module, layout=layout)
+    assert forward.layout == ("shared" if layout == "auto" else "bucketed")
+    logp = forward.statistics(groups).logp
+    (logp * torch.arange(1, len(logp) + 1)).sum().backward()
+
+    plain = plain_module(folders(family))
+    rows = []
+    for group in groups:
+        for row in group:
+            inputs = plain_inputs(loaded, row.ids)
+            rows.append(plain_logps(plain, inputs, row.ids)[[p - 1 for p in row.positions]])
+    expected = torch.cat(rows)
+    (expected * torch.arange(1, len(expected) + 1)).sum().backward()
+    torch.testing.assert_close(logp, expected, rtol=0, atol=1e-4)
+    ours, theirs = gradients(loaded.module), gradients(plain)
+    assert ours.keys() == theirs.keys()
+    assert any("vision" in name for name in ours)
+    for name, gradient in theirs.items():
+        scale = float(gradient.abs().max()) + 1
+        torch.testing.assert_close(ours[name] / scale, gradient / scale, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_group_computes_its_picture_once(
+    family: str, folders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(folders(family))
+    tower: Any = next(iter(tower_parts(loaded.module).values()))
+    calls = []
+    tower.register_forward_hook(lambda *_: calls.append(1))
+    engine = EmbeddedEngine.sharing(loaded.module, loaded.tokenizer)
+    prompt = loaded.tokenizer.encode(loaded.tokenizer.render([question(3)]))
+
+    async def sample() -> list[Any]:
+        async with engine:
+            turns = [engine.sample(prompt, Sampling(max_tokens=4, seed=i)) for i in range(4)]
+            return await asyncio.gather(*turns)
+
+    asyncio.run(sample())
+    assert len(calls) == 1
+    forward = Forward(loaded.module)
+    rows = [TokenSequence([*prompt, i, i], [len(prompt)]) for i in range(4)]
+    with torch.no_grad():  # prox, from the cache
+        forward.statistics([rows])
+    assert len(calls) == 1
+    forward.statistics([rows]).logp.sum().backward()
+    assert len(calls) == 2
+
+
+def test_features_follow_the_weights(folders: Any) -> None:
+    loaded = load_model(folders("llava"))
+    table: Any = loaded.module.get_input_embeddings()
+    ids = torch.tensor(loaded.tokenizer.encode(loaded.tokenizer.render([question(1)])))
+    picture_rows = ids >= FIRST
+    with torch.inference_mode():
+        before = table(ids)
+        assert torch.equal(table(ids), before)
+        for part in tower_parts(loaded.module).values():
+            for parameter in part.parameters():
+                parameter.mul_(1.1)
+        after = table(ids)
+    assert torch.equal(after[~picture_rows], before[~picture_rows])
+    assert not torch.isclose(after[picture_rows], before[picture_rows]).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_are_those_of_the_language_model(family: str, folders: Any) -> None:
+    loaded = load_model(folders(family), lora={"r": 2, "lora_alpha": 4})
+    trained = [name for name, p in loaded.module.named_parameters() if p.requires_grad]
+    assert trained
+    assert all("language_model" in name or "text_model" in name for name in trained)
+    for name, parameter in loaded.module.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    engine = EmbeddedEngine.sharing(loaded.module, loaded.tokenizer)
+    assert not engine.shares
+    (branch,) = conversation_of(loaded, engine, [1]).branches
+    sampled = [i for i, source in enumerate(branch.sources) if source == TokenSource.MODEL]
+    forward = Forward(loaded.module)
+    logp = forward.statistics([[TokenSequence(branch.ids, sampled)]]).logp
+    found = torch.tensor([branch.logps[i] for i in sampled])
+    torch.testing.assert_close(found, logp.detach(), rtol=0, atol=1e-4)
+    logp.sum().backward()
+    assert all(
+        (p.grad is not None) == p.requires_grad for _, p in loaded.module.named_parameters()
+    )
+
+
+def request_for(folder: Path) -> Any:
+    from quintain.console import Screen
+    from quintain.recipe import ModelRequest
+
+    return ModelRequest(
+        name="pictures",
+        seed=0,
+        device="cpu",
+        dtype="float32",
+        lora=None,
+        specs=(),
+        services={},
+        screen=Screen(),
+    )
+
+
+def test_a_frozen_tower_stays_frozen_when_it_is_loaded_again(folders: Any, tmp_path: Path) -> None:
+    source = PictureModel(model=str(folders("llava")), train="language")
+    loaded = source.load(request_for(folders("llava")))
+    assert_frozen(loaded)
+    loaded.module.save_pretrained(tmp_path)
+    loaded.tokenizer.hf.save_pretrained(tmp_path)
+    again = load_model(tmp_path)
+    assert_frozen(again)
+    assert_same(loaded, again)
+    forward = Forward(loaded.module)
+    forward.statistics([rows_of(loaded, [1])]).logp.sum().backward()
+    names = gradients(loaded.module).keys()
+    assert names
+    assert all("language_model" in name or "lm_head" in name for name in names)
+
+
+def assert_frozen(loaded: LoadedModel) -> None:
+    for part in tower_parts(loaded.module).values():
+        assert not any(p.requires_grad for p in part.parameters())
+    assert loaded.module.get_input_embeddings().weight.requires_grad
+
+
+def assert_same(one: LoadedModel, other: LoadedModel) -> None:
+    ids = one.tokenizer.encode(one.tokenizer.render([question(1)]))
+    assert other.tokenizer.encode(other.tokenizer.render([question(1)])) == ids
+    rows = [[TokenSequence(ids, range(len(ids) - 3, len(ids)))]]
+    with torch.no_grad():
+        logps = [Forward(loaded.module).statistics(rows).logp for loaded in (one, other)]
+    assert torch.equal(*logps)
+
+
+def test_transformers_reads_what_was_saved(folders: Any, tmp_path: Path) -> None:
+    loaded = load_model(folders("smolvlm"))
+    loaded.module.save_pretrained(tmp_path)
+    loaded.tokenizer.hf.save_pretrained(tmp_path)
+    assert_same(loaded, load_model(tmp_path))
+    saved, original = plain_module(tmp_path), plain_module(folders("smolvlm"))
+    assert type(saved) is type(original)
+    assert saved.state_dict().keys() == original.state_dict().keys()
+    assert (tmp_path / "preprocessor_config.json").is_file()
+
+
+def test_a_copy_in_half_precision_sees_pictures(folders: Any) -> None:
+    loaded = load_model(folders("idefics3"))
+    engine = EmbeddedEngine.sharing(loaded.module, loaded.tokenizer, dtype="bfloat16")
+    (branch,) = conversation_of(loaded, engine, [1]).branches
+    inputs = plain_inputs(loaded, branch.ids)
+    with torch.no_grad():
+        logps = plain_logps(plain_module(folders("idefics3")), inputs, branch.ids)
+    sampled = [i for i, source in enumerate(branch.sources) if source == TokenSource.MODEL]
+    found = torch.tensor([branch.logps[i] for i in sampled])
+    torch.testing.assert_close(found, logps[[i - 1 for i in sampled]], rtol=0, atol=0.15)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_user_spells_is_no_picture(family: str, folders: Any) -> None:
+    tokenizer = load_model(folders(family)).tokenizer
+    ids = tokenizer.encode(tokenizer.render([question(1, "an <image> tag")]))
+    assert sum(i >= FIRST for i in ids) == (16 if family == "llava" else 20)
+    assert tokenizer.hf.convert_tokens_to_ids("<image>") not in ids
+    assert "an <image> tag" in tokenizer.decode(ids)
+
+
+def test_what_the_policy_spells_is_no_picture(folders: Any) -> None:
+    tokenizer = load_model(folders("smolvlm")).tokenizer
+    reference = picture(png(1))
+    talk = [question(2), Message("assistant", f"<image>{reference}"), Message("user", "And?")]
+    ids = tokenizer.encode(tokenizer.render(talk))
+    assert sum(i >= FIRST for i in ids) == 20
+
+
+def test_spans_of_tokens_are_those_of_the_text(folders: Any) -> None:
+    tokenizer = load_model(folders("smolvlm")).tokenizer
+    text = tokenizer.render([question(1, "What <image> and "), question(2, "again?")])
+    ids, spans = tokenizer.encode_with_offsets(text)
+    shown = text.replace("\ufdd0", "")
+    for token, (start, end) in zip(ids, spans, strict=True):
+        if token >= FIRST:
+            assert shown[start:end] in references(1, 2)
+        elif start < end and "\ufdd1" not in shown[start:end]:
+            assert shown[start:end] == tokenizer.hf.decode([token])
+    assert [start for start, _ in spans] == sorted(start for start, _ in spans)
+
+
+def test_a_conversation_that_grows_is_rendered_as_a_whole(folders: Any) -> None:
+    tokenizer = load_model(folders("smolvlm")).tokenizer
+    render, messages, known = tokenizer.renderer(), [], ""
+    for seed in (1, 0, 2):
+        messages.append(question(seed) if seed else Message("assistant", "four"))
+        if seed:
+            known = render(messages, (), known)
+            assert known == tokenizer.render(messages)
+
+
+def test_a_model_of_text_refuses_a_picture() -> None:
+    from quintain.models import HFTokenizer
+
+    with pytest.raises(UsageError, match=r"holds a picture.*docs/pictures\.md"):
+        HFTokenizer(tiny.tokenizer("llava")).render([question(1)])
+
+
+def test_a_text_model_is_no_model_of_pictures(tmp_path: Path) -> None:
+    from tests.core.models.tiny import save_tiny
+
+    source = PictureModel(model=str(save_tiny(tmp_path)))
+    with pytest.raises(UsageError, match="no family that sees pictures"):
+        source.load(request_for(tmp_path))
