@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from .kernels import kernels_of as kernels_of
     from .layers import cache_shape as cache_shape
     from .layers import fuse_storage as fuse_storage
-    from .load import Family as Family
     from .load import LoadedModel as LoadedModel
+    from .load import ModelFamily as ModelFamily
     from .load import as_device as as_device
     from .load import load_model as load_model
     from .load import load_pretrained as load_pretrained
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from .paper import module_on_paper as module_on_paper
     from .prefix_layout import TokenSequence as TokenSequence
     from .tokenizer import PICTURE as PICTURE
+    from .tokenizer import PICTURE_PLACES as PICTURE_PLACES
+    from .tokenizer import PICTURE_TOKENS as PICTURE_TOKENS
     from .tokenizer import HFTokenizer as HFTokenizer
     from .tool_calls import parse as parse
 

@@ -65,7 +65,7 @@ _CAUSES = {
 """Words of the library's errors, as patterns, and what they mean here."""
 
 
-class Family(Protocol):
+class ModelFamily(Protocol):
     """How a plugin reads a model that is more than a language model."""
 
     kind: Any
@@ -181,7 +181,7 @@ def load_model(
     )
 
 
-def family_of(path: str) -> Family | None:
+def family_of(path: str) -> ModelFamily | None:
     """Return how to read model *path* if it sees pictures and an installed plugin knows its family;
     ``None`` for a language model.
     """
@@ -194,12 +194,12 @@ def family_of(path: str) -> Family | None:
         return None  # what loads it says what is wrong
     if not isinstance(config, dict) or "vision_config" not in config:
         return None
-    family: Family | None = current().resolve(plugin[0]).family(Path(folder), config)
+    family: ModelFamily | None = current().resolve(plugin[0]).family(Path(folder), config)
     return family
 
 
 def _module_of(
-    path: str, dtype: torch.dtype | str, attn: str | None, family: Family | None
+    path: str, dtype: torch.dtype | str, attn: str | None, family: ModelFamily | None
 ) -> Any:
     """Return the transformers module of *path*; that of adapters is their base with them, in the
     precision that they were trained on and added in float32 at least.

@@ -41,6 +41,11 @@ PICTURE = "\ufdd1"
 character of Unicode.
 """
 
+PICTURE_TOKENS = 1 << 62
+"""The least id of a token of a picture, which is in no vocabulary."""
+PICTURE_PLACES = 1 << 14
+"""Number of ids of a picture: those of its tokens are a multiple of it and what follows."""
+
 _MARK = "\x02end\x03"
 
 _SAVED_FORMAT = "quintain_tool_format"

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from PIL import Image
+
+from quintain import Message, Task
 from quintain_pictures import PictureError, PictureLimits, message, picture, shown
 from quintain_pictures.files import Picture, read
 from quintain_pictures.messages import REFERENCE
 from quintain_pictures.store import folder, get
-
-from quintain import Message, Task
 
 LIMITS = PictureLimits()
 

@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from quintain_pictures import message, picture
-from quintain_pictures.module import tower_parts
-from quintain_pictures.source import PictureModel
-from quintain_pictures.tokenizer import PictureTokenizer
-from quintain_pictures.tokens import FIRST, digits_of, key_of
 from torch import Tensor
 
 from quintain import Message, Sampling
 from quintain.engine import EmbeddedEngine
 from quintain.errors import UsageError
-from quintain.models import Forward, LoadedModel, TokenSequence, load_model
+from quintain.models import PICTURE_TOKENS, Forward, LoadedModel, TokenSequence, load_model
 from quintain.rollouts.chat.bridge import Conversation
 from quintain.types.transcript import TokenSource, Transcript
+from quintain_pictures import message, picture
+from quintain_pictures.module import tower_parts
+from quintain_pictures.source import PictureModel
+from quintain_pictures.tokenizer import PictureTokenizer
+from quintain_pictures.tokens import digits_of, key_of
 
 from . import tiny
 
@@ -69,8 +69,8 @@ def plain_inputs(loaded: LoadedModel, ids: Sequence[int]) -> dict[str, Any]:
     tokenizer = loaded.tokenizer
     assert isinstance(tokenizer, PictureTokenizer)
     place = tokenizer.hf.convert_tokens_to_ids("<image>")
-    inputs = {"input_ids": torch.tensor([[place if i >= FIRST else i for i in ids]])}
-    keys = dict.fromkeys(key_of(i) for i in ids if i >= FIRST)
+    inputs = {"input_ids": torch.tensor([[place if i >= PICTURE_TOKENS else i for i in ids]])}
+    keys = dict.fromkeys(key_of(i) for i in ids if i >= PICTURE_TOKENS)
     made = [tokenizer.processor.inputs(digits_of(key)) for key in keys]
     # one row for each picture, but all pictures of a sequence in one row for Idefics3
     dim = 0 if made and made[0]["pixel_values"].ndim == 4 else 1
@@ -82,11 +82,13 @@ def plain_inputs(loaded: LoadedModel, ids: Sequence[int]) -> dict[str, Any]:
 def plain_logps(module: Any, inputs: dict[str, Any], ids: Sequence[int]) -> Tensor:
     """The log-prob of each of *ids* but the first; of pictures, of nothing."""
     logits = module(**inputs, use_cache=False).logits[0, :-1]
-    targets = torch.tensor([0 if i >= FIRST else i for i in ids[1:]])
+    targets = torch.tensor([0 if i >= PICTURE_TOKENS else i for i in ids[1:]])
     return logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
 
 
-def conversation_of(loaded: LoadedModel, engine: EmbeddedEngine, seeds: Sequence[int]) -> Transcript:
+def conversation_of(
+    loaded: LoadedModel, engine: EmbeddedEngine, seeds: Sequence[int]
+) -> Transcript:
     """Sample a turn after a question about each picture of *seeds*; 0 is a question without one."""
 
     async def play() -> Transcript:
@@ -125,7 +127,9 @@ def test_tokens_are_those_of_the_processor(family: str, folders: Any) -> None:
     ]
     text = loaded.tokenizer.render([message("user", parts)])
     ids = loaded.tokenizer.encode(text)
-    spoken = [{"role": "user", "content": [{k: v for k, v in p.items() if k != "image"} for p in parts]}]
+    spoken = [
+        {"role": "user", "content": [{k: v for k, v in p.items() if k != "image"} for p in parts]}
+    ]
     prompt = words.apply_chat_template(spoken, tokenize=False, add_generation_prompt=True)
     images = [Image.open(io.BytesIO(png(1))), Image.open(io.BytesIO(png(2, 30, 60)))]
     theirs = processor(
@@ -145,7 +149,9 @@ def test_two_pictures_never_match_and_one_is_shared(family: str, folders: Any) -
     )
     assert first == again
     assert len(first) == len(other)
-    assert [a == b for a, b in zip(first, other, strict=True)] == [i < FIRST for i in first]
+    assert [a == b for a, b in zip(first, other, strict=True)] == [
+        i < PICTURE_TOKENS for i in first
+    ]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -169,8 +175,10 @@ def test_the_tokens_of_a_picture_are_not_trained(family: str, folders: Any) -> N
     loaded = load_model(folders(family))
     engine = EmbeddedEngine.sharing(loaded.module, loaded.tokenizer)
     sequence = conversation_of(loaded, engine, [1, 2]).sequences()[-1]
-    assert sum(i >= FIRST for i in sequence.ids) == 2 * (16 if family == "llava" else 20)
-    assert not any(m for i, m in zip(sequence.ids, sequence.mask, strict=True) if i >= FIRST)
+    assert sum(i >= PICTURE_TOKENS for i in sequence.ids) == 2 * (16 if family == "llava" else 20)
+    assert not any(
+        m for i, m in zip(sequence.ids, sequence.mask, strict=True) if i >= PICTURE_TOKENS
+    )
 
 
 def rows_of(loaded: LoadedModel, seeds: Sequence[int]) -> list[TokenSequence]:
@@ -251,7 +259,7 @@ def test_features_follow_the_weights(folders: Any) -> None:
     loaded = load_model(folders("llava"))
     table: Any = loaded.module.get_input_embeddings()
     ids = torch.tensor(loaded.tokenizer.encode(loaded.tokenizer.render([question(1)])))
-    picture_rows = ids >= FIRST
+    picture_rows = ids >= PICTURE_TOKENS
     with torch.inference_mode():
         before = table(ids)
         assert torch.equal(table(ids), before)
@@ -281,9 +289,7 @@ def test_adapters_are_those_of_the_language_model(family: str, folders: Any) -> 
     found = torch.tensor([branch.logps[i] for i in sampled])
     torch.testing.assert_close(found, logp.detach(), rtol=0, atol=1e-4)
     logp.sum().backward()
-    assert all(
-        (p.grad is not None) == p.requires_grad for _, p in loaded.module.named_parameters()
-    )
+    assert all((p.grad is not None) == p.requires_grad for _, p in loaded.module.named_parameters())
 
 
 def request_for(folder: Path) -> Any:
@@ -360,7 +366,7 @@ def test_a_copy_in_half_precision_sees_pictures(folders: Any) -> None:
 def test_what_a_user_spells_is_no_picture(family: str, folders: Any) -> None:
     tokenizer = load_model(folders(family)).tokenizer
     ids = tokenizer.encode(tokenizer.render([question(1, "an <image> tag")]))
-    assert sum(i >= FIRST for i in ids) == (16 if family == "llava" else 20)
+    assert sum(i >= PICTURE_TOKENS for i in ids) == (16 if family == "llava" else 20)
     assert tokenizer.hf.convert_tokens_to_ids("<image>") not in ids
     assert "an <image> tag" in tokenizer.decode(ids)
 
@@ -370,7 +376,7 @@ def test_what_the_policy_spells_is_no_picture(folders: Any) -> None:
     reference = picture(png(1))
     talk = [question(2), Message("assistant", f"<image>{reference}"), Message("user", "And?")]
     ids = tokenizer.encode(tokenizer.render(talk))
-    assert sum(i >= FIRST for i in ids) == 20
+    assert sum(i >= PICTURE_TOKENS for i in ids) == 20
 
 
 def test_spans_of_tokens_are_those_of_the_text(folders: Any) -> None:
@@ -379,7 +385,7 @@ def test_spans_of_tokens_are_those_of_the_text(folders: Any) -> None:
     ids, spans = tokenizer.encode_with_offsets(text)
     shown = text.replace("\ufdd0", "")
     for token, (start, end) in zip(ids, spans, strict=True):
-        if token >= FIRST:
+        if token >= PICTURE_TOKENS:
             assert shown[start:end] in references(1, 2)
         elif start < end and "\ufdd1" not in shown[start:end]:
             assert shown[start:end] == tokenizer.hf.decode([token])

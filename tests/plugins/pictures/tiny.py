@@ -44,28 +44,28 @@ def save(folder: Path, family: str, *, hidden: int = 32, layers: int = 2, seed: 
 
     words = tokenizer(family)
     ends = words.convert_tokens_to_ids(["<|im_end|>"])
-    text: dict[str, Any] = dict(
-        vocab_size=-(-len(words) // 8) * 8,
-        hidden_size=hidden,
-        intermediate_size=2 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        initializer_range=0.2,
-        eos_token_id=ends[0],
-        pad_token_id=0,
-        bos_token_id=None,
-    )
-    tower: dict[str, Any] = dict(
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=32,
-        patch_size=8,
-        initializer_range=0.2,
-    )
+    text: dict[str, Any] = {
+        "vocab_size": -(-len(words) // 8) * 8,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.2,
+        "eos_token_id": ends[0],
+        "pad_token_id": 0,
+        "bos_token_id": None,
+    }
+    tower: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+        "initializer_range": 0.2,
+    }
     image = words.convert_tokens_to_ids("<image>")
     text_config = t.LlamaConfig(**text)
     torch.manual_seed(seed)

@@ -13,7 +13,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from quintain.errors import UsageError
 
@@ -86,9 +86,7 @@ def digest_of(image: Image.Image) -> str:
     return hashlib.sha256(size + image.tobytes()).hexdigest()[:32]
 
 
-def decode(
-    data: bytes, name: str, limits: PictureLimits | None = None
-) -> tuple[Image.Image, str]:
+def decode(data: bytes, name: str, limits: PictureLimits | None = None) -> tuple[Image.Image, str]:
     """Return the picture in *data*, upright, in RGB with 8 bits, on white where it is transparent;
     and the ending of its file.
 
@@ -105,7 +103,7 @@ def decode(
             return _upright_rgb(image), ENDINGS[str(image.format)]
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise PictureError(f"{name} has too many pixels: {error}; make it smaller") from error
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise PictureError(
             f"{name} is no PNG, JPEG or WebP ({len(data):,} bytes); convert it"
         ) from error

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from quintain import Message
+from quintain.models import PICTURE
 from quintain.types import Role
 
 from .files import PictureError, PictureLimits, read
 from .store import put
 
-SIGN = "\ufdd1"
-"""The character before and after a reference, `quintain.models.PICTURE`."""
-REFERENCE = re.compile(f"{SIGN}image ([0-9]+)x([0-9]+) ([0-9a-f]{{32}}){SIGN}", re.ASCII)
+REFERENCE = re.compile(f"{PICTURE}image ([0-9]+)x([0-9]+) ([0-9a-f]{{32}}){PICTURE}", re.ASCII)
 """Width, height and digest of a picture in a text."""
 
 
@@ -35,7 +34,7 @@ def picture(source: bytes | str | Path, *, limits: PictureLimits | None = None) 
     """
     found = read(source, limits or PictureLimits())
     put(found)
-    return f"{SIGN}image {found.width}x{found.height} {found.digest}{SIGN}"
+    return f"{PICTURE}image {found.width}x{found.height} {found.digest}{PICTURE}"
 
 
 def message(

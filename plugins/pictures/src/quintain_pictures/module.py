@@ -12,16 +12,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from quintain.models import body_of
+from quintain.interfaces import changes_of
+from quintain.models import PICTURE_PLACES, PICTURE_TOKENS, body_of
 
 from .files import PictureError
-from .processor import Processor
-from .tokens import FIRST, PLACES, digits_of
+from .processor import PictureProcessor
+from .tokens import digits_of, key_of
 
 CACHE_BYTES = 2**28
 """Memory for the features of pictures that are computed without a gradient."""
@@ -36,7 +38,7 @@ class SeesPictures:
         processor: of the model.
     """
 
-    processor: ClassVar[Processor]
+    processor: ClassVar[PictureProcessor]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -53,7 +55,7 @@ class SeesPictures:
         self.processor.save(Path(folder))
 
 
-def seeing(kind: type, processor: Processor) -> Any:
+def seeing(kind: type, processor: PictureProcessor) -> Any:
     """Return *kind*, a class of transformers, with `SeesPictures`; its name, which is saved, stays."""
     return type(
         kind.__name__, (SeesPictures, kind), {"processor": processor, "__module__": kind.__module__}
@@ -64,9 +66,7 @@ def tower_parts(module: nn.Module) -> Mapping[str, nn.Module]:
     """Return the parts of the body of *module* that are no language model, by their names: vision
     tower and projector.
     """
-    return {
-        name: part for name, part in body_of(module).named_children() if name not in LANGUAGE
-    }
+    return {name: part for name, part in body_of(module).named_children() if name not in LANGUAGE}
 
 
 class FeatureCache:
@@ -101,21 +101,22 @@ class _PictureTable:
 
     owner: Any
     cache: FeatureCache
+    weight: nn.Parameter
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return hidden states [T, D] of *ids*, text and pictures."""
         rows = cast(Any, super()).forward
         if ids.is_cuda and torch.cuda.is_current_stream_capturing():
             return cast(Tensor, rows(ids))  # steps of decoding, which append no picture
-        seen = ids >= FIRST
+        seen = ids >= PICTURE_TOKENS
         if not seen.any():
             return cast(Tensor, rows(ids))
         hidden: Tensor = rows(ids.masked_fill(seen, 0))
         places = ids[seen]
-        keys, which = (places >> PLACES).unique(return_inverse=True)
-        features = [self._features(key) for key in keys.tolist()]
+        firsts, which = torch.unique(places - places % PICTURE_PLACES, return_inverse=True)
+        features = [self._features(key_of(first)) for first in firsts.tolist()]
         begins = torch.tensor([0, *(len(part) for part in features)]).cumsum(0)[:-1]
-        index = begins.to(ids.device)[which] + (places & ((1 << PLACES) - 1))
+        index = begins.to(ids.device)[which] + places % PICTURE_PLACES
         chosen = torch.cat(features).to(hidden.dtype).index_select(0, index)
         return hidden.masked_scatter(seen.unsqueeze(-1), chosen)
 
@@ -123,14 +124,15 @@ class _PictureTable:
         """Return the features [N, D] of the picture with *key*: with a gradient if one is computed and
         the tower trains, else from the cache.
         """
-        parts = tower_parts(self.owner).values()
+        parts = [*tower_parts(self.owner).values()]
         parameters = [p for part in parts for p in part.parameters()]
         if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
             return self._computed(key)
         device = parameters[0].device.type
         autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
         # Weights change in place: an update adds to the version of each.
-        state = (autocast, *((id(p), p._version) for p in parameters))
+        counts = [changes_of(cast(Any, SimpleNamespace(module=part))) for part in parts]
+        state = (autocast, *map(id, parameters), *counts)
         features = self.cache.get(key, state)
         if features is None:
             # Made in inference mode, it could be part of no later pass with a gradient.
@@ -141,7 +143,7 @@ class _PictureTable:
 
     def _computed(self, key: int) -> Tensor:
         body = body_of(self.owner)
-        parameter = next(iter(tower_parts(self.owner).values())).parameters().__next__()
+        parameter = self.weight
         # Each picture alone: what is beside it would change the last digits.
         inputs = {
             name: value.to(parameter.device, parameter.dtype)

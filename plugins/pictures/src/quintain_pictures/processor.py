@@ -21,13 +21,18 @@ from quintain.models import load_pretrained
 from .files import PictureError
 from .store import SHORT, get
 
-FILES = ("preprocessor_config.json", "processor_config.json", "chat_template.jinja", "chat_template.json")
+FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 """Files of a processor, which a checkpoint needs beside the tokenizer."""
 CACHE_BYTES = 2**28
 """Memory for the inputs of pictures; further ones are processed again."""
 
 
-class Processor:
+class PictureProcessor:
     """The image processor of the model in *folder*, with the configuration *config*.
 
     Attributes:

@@ -15,7 +15,7 @@ from quintain.models import HFTokenizer, LoadedModel
 from quintain.recipe import ModelRequest, ModelSource
 
 from .module import LANGUAGE, seeing, tower_parts
-from .processor import FAMILIES, Processor
+from .processor import FAMILIES, PictureProcessor
 from .tokenizer import PictureTokenizer
 
 _FROZEN = "quintain_frozen_tower"
@@ -55,10 +55,10 @@ class PictureModel(ModelSource):
 
 
 class PictureFamily:
-    """A `quintain.models.Family` of models that see pictures."""
+    """A `quintain.models.ModelFamily` of models that see pictures."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        self._processor = Processor(folder, config)
+        self._processor = PictureProcessor(folder, config)
         self.kind = _Reader(self._processor)
 
     def tokenizer(self, hf: Any, stop_ids: Sequence[int]) -> HFTokenizer:
@@ -85,7 +85,7 @@ def freeze(module: Any) -> None:
 class _Reader:
     """Reads modules as ``AutoModelForImageTextToText`` does, in a class that sees pictures."""
 
-    def __init__(self, processor: Processor) -> None:
+    def __init__(self, processor: PictureProcessor) -> None:
         self._processor = processor
 
     def from_pretrained(self, path: str, **options: Any) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from PIL import Image
 
-from quintain.errors import StorageError
-from quintain.store import cache_folder, write_atomically
+from quintain.store import cache_folder
 
 from .files import Picture, PictureError, decode, digest_of
 
@@ -39,8 +40,12 @@ def put(picture: Picture) -> None:
     target = place / f"{picture.digest}{picture.ending}"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, picture.data)
-    except (OSError, StorageError) as error:
+        # Whole or not there, but not waited for until it is on the disk: thousands are written when a
+        # run begins, and a file is compared with its digest whenever it is read.
+        with NamedTemporaryFile(dir=place, prefix=".", delete=False) as file:
+            file.write(picture.data)
+        os.replace(file.name, target)
+    except OSError as error:
         raise PictureError(
             f"picture {target} cannot be stored: {error}; name a folder that can be written in "
             "QUINTAIN_CACHE"

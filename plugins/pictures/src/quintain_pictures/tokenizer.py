@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from quintain.errors import UsageError
 from quintain import Message, ToolSpec
+from quintain.errors import UsageError
 from quintain.interfaces import LITERAL, Offsets, Renderer
-from quintain.models import HFTokenizer
+from quintain.models import PICTURE, HFTokenizer
 
-from .messages import REFERENCE, SIGN, parts
-from .processor import Processor
+from .messages import REFERENCE, parts
+from .processor import PictureProcessor
 from .store import get
 from .tokens import digits_of, ids_of, runs
 
@@ -27,7 +27,9 @@ class PictureTokenizer(HFTokenizer):
     that grows compares references, and only what is new is encoded.
     """
 
-    def __init__(self, tokenizer: Any, processor: Processor, *, stop_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Any, processor: PictureProcessor, *, stop_ids: Sequence[int]
+    ) -> None:
         if not tokenizer.chat_template and processor.chat_template:
             tokenizer.chat_template = processor.chat_template
         self.processor = processor
@@ -49,7 +51,7 @@ class PictureTokenizer(HFTokenizer):
         fields = super().template_message(message)
         if message.role == "assistant":
             # What the policy writes is text, whatever it spells.
-            text = message.content.replace(SIGN, SIGN + LITERAL)
+            text = message.content.replace(PICTURE, PICTURE + LITERAL)
             pieces: list[dict[str, Any]] = [{"type": "text", "text": self._spelled_out(text)}]
         else:
             pieces = [

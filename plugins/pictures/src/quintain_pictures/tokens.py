@@ -9,15 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quintain.models import PICTURE_PLACES, PICTURE_TOKENS
+
 from .files import PictureError
 from .store import SHORT
-
-FIRST = 1 << 62
-"""The least of these ids."""
-PLACES = 14
-"""Bits for the place of a token in its picture; the 48 bits above are the first digits of its
-digest.
-"""
 
 
 def ids_of(digest: str, count: int) -> range:
@@ -26,30 +21,30 @@ def ids_of(digest: str, count: int) -> range:
     Raises:
         PictureError: it has more tokens than there are places.
     """
-    if count > 1 << PLACES:
+    if count > PICTURE_PLACES:
         raise PictureError(
-            f"picture {digest} has {count:,} tokens; at most {1 << PLACES:,} have ids. Make it "
+            f"picture {digest} has {count:,} tokens; at most {PICTURE_PLACES:,} have ids. Make it "
             "smaller"
         )
-    start = FIRST | int(digest[:SHORT], 16) << PLACES
+    start = PICTURE_TOKENS + int(digest[:SHORT], 16) * PICTURE_PLACES
     return range(start, start + count)
 
 
 def key_of(token: int) -> int:
     """Return what all tokens of one picture have in common, and those of no other."""
-    return token >> PLACES
+    return token // PICTURE_PLACES
 
 
 def digits_of(key: int) -> str:
     """Return the first digits of the digest of the picture with *key*."""
-    return f"{key & ((1 << 4 * SHORT) - 1):0{SHORT}x}"
+    return f"{key - PICTURE_TOKENS // PICTURE_PLACES:0{SHORT}x}"
 
 
 def runs(ids: Sequence[int]) -> list[tuple[int, list[int]]]:
     """Split *ids* where text and pictures meet: the key of a picture, or 0 for text, and the ids."""
     found: list[tuple[int, list[int]]] = []
     for token in ids:
-        key = key_of(token) if token >= FIRST else 0
+        key = key_of(token) if token >= PICTURE_TOKENS else 0
         if found and found[-1][0] == key:
             found[-1][1].append(token)
         else:

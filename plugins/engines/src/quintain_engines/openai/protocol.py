@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from quintain import Message, Reply, Sampling, ToolCall, ToolSpec
 from quintain.data import read_json
-from quintain.errors import InfrastructureError
+from quintain.errors import InfrastructureError, UsageError
+from quintain.models import PICTURE
 
 _FINISH: Mapping[str | None, Literal["stop", "length"]] = {
     None: "stop",  # some servers leave it out
@@ -79,7 +80,16 @@ def request_body(
 
 
 def message_json(message: Message) -> dict[str, Any]:
-    """Return one message. Reasoning is not sent back, as chat templates drop it."""
+    """Return one message. Reasoning is not sent back, as chat templates drop it.
+
+    Raises:
+        UsageError: it holds a picture.
+    """
+    if message.content.count(PICTURE) > 1:
+        raise UsageError(
+            "a message holds a picture, which is not sent to servers yet; use engine.use = "
+            '"embedded" (docs/pictures.md)'
+        )
     out: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.calls:
         out["content"] = message.content or None

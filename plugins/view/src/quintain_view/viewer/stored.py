@@ -12,6 +12,7 @@ from typing import Any
 
 from quintain import Termination
 from quintain.errors import RunError, UsageError
+from quintain.models import PICTURE_PLACES, PICTURE_TOKENS
 from quintain.store import RunFolder, fault_of, find_run, read_table, steps_in
 from quintain.types import reaches
 
@@ -360,11 +361,13 @@ class TokenText:
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of *tokens*, without the special ones of a chat template."""
-        if self._tokenizer is None:
-            return "".join(map(self, tokens))
+        if self._tokenizer is None or max(tokens, default=0) >= PICTURE_TOKENS:
+            return "".join(map(self, tokens)).strip()
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
     def __call__(self, token: int) -> str:
+        if token >= PICTURE_TOKENS:  # the picture as a whole, at its first token
+            return "" if token % PICTURE_PLACES else "[image]"
         if token not in self._texts:
             text = (
                 self._tokenizer.decode([token], skip_special_tokens=False)

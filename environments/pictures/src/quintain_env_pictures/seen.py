@@ -1,0 +1,115 @@
+"""What the environments have in common: a drawn picture, a question, a number as the answer."""
+
+from __future__ import annotations
+
+import io
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from PIL import Image
+
+from quintain import (
+    Demonstration,
+    Environment,
+    Message,
+    Rollout,
+    Task,
+    control,
+    reward,
+)
+from quintain.errors import UsageError
+from quintain.interfaces import SPLITS
+from quintain_pictures import picture
+
+COLOURS = {
+    "red": (214, 39, 40),
+    "green": (44, 160, 44),
+    "blue": (31, 119, 180),
+    "yellow": (240, 200, 30),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureTask(Task):
+    """A question about a picture.
+
+    Attributes:
+        answer: a whole number, as text.
+    """
+
+    answer: str
+
+
+@reward
+def right_number(rollout: Rollout[PictureTask, None]) -> float:
+    """Return 1 if the last number of the reply is the answer, else 0."""
+    numbers = re.findall(r"\d+", rollout.reply)
+    return float(bool(numbers) and int(numbers[-1]) == int(rollout.task.answer))
+
+
+class PictureEnvironment(Environment[PictureTask, None]):
+    """Generated pictures with a question each; subclasses draw.
+
+    The answer is drawn first, each as often, and the question apart from it. So nobody who does not
+    see the picture scores above chance, which is one divided by the number of answers.
+
+    Attributes:
+        size: width and height of the pictures, in pixels.
+        train, held_out: numbers of tasks: of the split ``train``, and of each of the others.
+        blind: leave the picture out, which measures what a model answers without it.
+    """
+
+    size: int = 64
+    train: int = 1000
+    held_out: int = 200
+    blind: bool = False
+    reward = right_number
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("size", self.size, 16),
+            ("train", self.train, 1),
+            ("held_out", self.held_out, 1),
+        ):
+            if value < least:
+                raise UsageError(f"{name} is {value}; expected a whole number from {least} up")
+
+    @property
+    @abstractmethod
+    def answers(self) -> range:
+        """The answers, each as often as any other."""
+
+    @abstractmethod
+    def draw(self, random: Random, answer: int) -> tuple[Image.Image, str]:
+        """Return a picture, and a question about it that has *answer*."""
+
+    def tasks(self, split: str) -> Iterator[PictureTask]:
+        if split not in SPLITS:
+            raise KeyError(split)
+        for number in range(self.train if split == "train" else self.held_out):
+            random = Random(f"{type(self).__name__}/{split}/{number}")
+            answer = random.choice(self.answers)
+            image, question = self.draw(random, answer)
+            prompt = [Message("user", f"{picture(_png(image))}\n{question}")]
+            task = PictureTask(prompt=prompt, answer=str(answer))
+            if self.blind:  # the same task, to compare with
+                task = replace(task, prompt=[Message("user", question)])
+            yield task
+
+    @control()
+    def blind_guess(self, task: PictureTask, messages: Sequence[Message]) -> str:
+        """Answer without the picture: any number, always the same for a task."""
+        return str(Random(task.id).choice(self.answers))
+
+    def demonstrations(self, split: str) -> Iterator[Demonstration]:
+        for task in self.tasks(split):
+            yield Demonstration(prompt=task.prompt, reply=task.answer)
+
+
+def _png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
