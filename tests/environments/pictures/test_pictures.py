@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from quintain.errors import UsageError
+from quintain_authoring import EnvironmentSuite
 from quintain_env_pictures import Bars, Counting, PictureEnvironment
 from quintain_env_pictures.seen import COLOURS
 from quintain_pictures.messages import REFERENCE
@@ -18,6 +19,16 @@ from quintain_pictures.messages import REFERENCE
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path))
+
+
+class TestCounting(EnvironmentSuite):
+    environment = Counting
+    args = {"train": 20, "held_out": 20}
+
+
+class TestBars(EnvironmentSuite):
+    environment = Bars
+    args = {"train": 20, "held_out": 20}
 
 
 def patches(image: Any, colour: str) -> int:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .bars import Bars
 from .counting import Counting
-from .seen import PictureTask, PictureEnvironment, right_number
+from .seen import PictureEnvironment, PictureTask, right_number
 
-__all__ = ["Bars", "Counting", "PictureTask", "PictureEnvironment", "right_number"]
+__all__ = ["Bars", "Counting", "PictureEnvironment", "PictureTask", "right_number"]

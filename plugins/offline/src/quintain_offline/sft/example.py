@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from quintain import Message, ToolSpec
 from quintain.learning import TrainingSequence
+from quintain.models import PICTURE_TOKENS
 from quintain.types import split_thought
 
 
@@ -21,7 +22,9 @@ class Tokens:
 
     @classmethod
     def of(cls, row: TrainingSequence) -> Tokens:
-        return cls(array("i", row.ids), bytes(row.mask))
+        # tokens of pictures have more than 32 bits
+        code = "q" if max(row.ids, default=0) >= PICTURE_TOKENS else "i"
+        return cls(array(code, row.ids), bytes(row.mask))
 
     def sequence(self) -> TrainingSequence:
         """Return the same for `Learner.supervised_step`, without log-probs and weight versions."""

@@ -162,14 +162,22 @@ def pickled(value: Any) -> bytes:
     return buffer.getvalue()
 
 
+_WIDE = b"q"
+
+
 def packed_ids(ids: Sequence[int]) -> bytes:
-    """Return token ids as a column of 32-bit numbers."""
-    return array("i", ids).tobytes()
+    """Return token ids as a column of 32-bit numbers; of 64 bits and a byte more where there are
+    pictures.
+    """
+    try:
+        return array("i", ids).tobytes()
+    except OverflowError:
+        return array("q", ids).tobytes() + _WIDE
 
 
 def unpacked_ids(data: bytes) -> array[int]:
     """Return the ids of `packed_ids`, as sessions give them to engines."""
-    return _column("i", data)
+    return _column("q", data[:-1]) if len(data) % 2 else _column("i", data)
 
 
 def _column(code: str, data: bytes) -> array[Any]:
