@@ -58,7 +58,8 @@ class PictureEnvironment(Environment[PictureTask, None]):
 
     Attributes:
         size: width and height of the pictures, in pixels.
-        train, held_out: numbers of tasks: of the split ``train``, and of each of the others.
+        train: number of tasks of the split ``train``.
+        held_out: number of tasks of ``dev``, and of ``test``.
         blind: leave the picture out, which measures what a model answers without it.
     """
 
