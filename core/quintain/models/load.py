@@ -58,7 +58,7 @@ _CAUSES = {
     "not recognize this architecture": "the installed transformers does not have its model_type; upgrade transformers",
     "unrecognized configuration": (
         "its architecture is not a causal language model; see docs/models.md, or for one that sees "
-        "pictures docs/pictures.md (pip install quintain-pictures)"
+        "pictures docs/pictures.md, which says what to install"
     ),
     "attention implementation|flashattention": "it does not have the attention asked for; leave attn out",
 }

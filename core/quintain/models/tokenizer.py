@@ -37,8 +37,8 @@ def render_plain(messages: Sequence[Message], *, prompt: bool = True) -> str:
 PLAIN_STOPS = ("\n\nUser:", "\n\nTool:")
 
 PICTURE = "\ufdd1"
-"""Begins and ends the reference to a picture in the text of a message (`quintain-pictures`). It is no
-character of Unicode.
+"""Begins and ends the reference to a picture in the text of a message. It is no character of
+Unicode.
 """
 
 PICTURE_TOKENS = 1 << 62
