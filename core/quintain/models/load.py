@@ -194,7 +194,9 @@ def family_of(path: str) -> ModelFamily | None:
         return None  # what loads it says what is wrong
     if not isinstance(config, dict) or "vision_config" not in config:
         return None
-    family: ModelFamily | None = current().resolve(plugin[0]).family(Path(folder), config)
+    name = base_named(path)[0] if has_adapters_alone(path) else path
+    find = current().resolve(plugin[0]).family
+    family: ModelFamily | None = find(os.path.expanduser(name), config)
     return family
 
 

@@ -292,6 +292,20 @@ def test_adapters_are_those_of_the_language_model(family: str, folders: Any) -> 
     assert all((p.grad is not None) == p.requires_grad for _, p in loaded.module.named_parameters())
 
 
+def test_adapters_alone_are_loaded_with_their_base(folders: Any, tmp_path: Path) -> None:
+    trained = load_model(folders("smolvlm"), lora={"r": 2, "lora_alpha": 4})
+    for name, parameter in trained.module.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    module: Any = trained.module
+    module.save_pretrained(tmp_path)
+    merged = load_model(tmp_path)
+    rows = [rows_of(merged, [1])]
+    with torch.no_grad():
+        logps = [Forward(one.module).statistics(rows).logp for one in (trained, merged)]
+    torch.testing.assert_close(*logps, rtol=0, atol=1e-4)
+
+
 def request_for(folder: Path) -> Any:
     from quintain.console import Screen
     from quintain.recipe import ModelRequest

@@ -33,20 +33,25 @@ CACHE_BYTES = 2**28
 
 
 class PictureProcessor:
-    """The image processor of the model in *folder*, with the configuration *config*.
+    """The image processor of the model *name*, a folder or one of the hub, with the configuration
+    *config*.
 
     Attributes:
         token: the text that a chat template writes for a picture.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         from transformers import AutoImageProcessor
+        from transformers.utils import cached_file
 
         # of torch would need torchvision, and differs from that of Pillow in the last bits
-        self._process = load_pretrained(AutoImageProcessor, str(folder), backend="pil")
-        self._files = {
-            name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()
+        self._process = load_pretrained(AutoImageProcessor, name, backend="pil")
+        lenient = {
+            "_raise_exceptions_for_missing_entries": False,
+            "_raise_exceptions_for_connection_errors": False,
         }
+        paths = {file: cached_file(name, file, **lenient) for file in FILES}
+        self._files = {file: Path(path).read_bytes() for file, path in paths.items() if path}
         saved = json.loads(self._files.get("processor_config.json", b"{}"))
         family = FAMILIES[str(config["model_type"])]
         self._settings = family(config, saved)

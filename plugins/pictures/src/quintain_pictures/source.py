@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
@@ -47,18 +46,20 @@ class PictureModel(ModelSource):
         return loaded
 
     @staticmethod
-    def family(folder: Path, config: Mapping[str, Any]) -> PictureFamily | None:
-        """Return how to read the model in *folder*; ``None`` for a family that is not known."""
+    def family(name: str, config: Mapping[str, Any]) -> PictureFamily | None:
+        """Return how to read the model *name*, a folder or one of the hub, with *config*; ``None`` for
+        a family that is not known.
+        """
         if config.get("model_type") not in FAMILIES:
             return None
-        return PictureFamily(folder, config)
+        return PictureFamily(name, config)
 
 
 class PictureFamily:
     """A `quintain.models.ModelFamily` of models that see pictures."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        self._processor = PictureProcessor(folder, config)
+    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+        self._processor = PictureProcessor(name, config)
         self.kind = _Reader(self._processor)
 
     def tokenizer(self, hf: Any, stop_ids: Sequence[int]) -> HFTokenizer:
