@@ -359,10 +359,15 @@ def answer(rollout: AnyRollout) -> str:
     return textwrap.indent("\n".join(["", *lines]), "  ")
 
 
+_PICTURE = re.compile("\ufdd1image ([0-9]+x[0-9]+) [0-9a-f]{32}\ufdd1")
+"""A reference to a picture, between two of `quintain.models.PICTURE`."""
+
+
 def printable(text: str) -> str:
     """Return *text* without control characters, which a terminal would obey; line breaks and tabs
-    stay.
+    stay. A picture is ``[image 64x48]``.
     """
+    text = _PICTURE.sub(r"[image \1]", text)
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from quintain import Message, Task
+from quintain.console import printable
 from quintain_pictures import PictureError, PictureLimits, message, picture, shown
 from quintain_pictures.files import Picture, read
 from quintain_pictures.messages import REFERENCE
@@ -181,7 +182,7 @@ def test_a_message_holds_text_and_pictures_in_their_order() -> None:
         ],
     )
     assert found == Message("user", f"Before {picture(data)} after")
-    assert shown(found.content) == "Before [image 4x2] after"
+    assert shown(found.content) == printable(found.content) == "Before [image 4x2] after"
     url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
     as_of_openai = message("user", [{"type": "image_url", "image_url": {"url": url}}])
     assert as_of_openai.content == picture(data)
