@@ -141,6 +141,7 @@ def test_tokens_are_those_of_the_processor(family: str, folders: Any) -> None:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=0)
 
 
+@pytest.mark.keeps("smolvlm")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_pictures_never_match_and_one_is_shared(family: str, folders: Any) -> None:
     tokenizer = load_model(folders(family)).tokenizer
@@ -154,6 +155,7 @@ def test_two_pictures_never_match_and_one_is_shared(family: str, folders: Any) -
     ]
 
 
+@pytest.mark.keeps("llava", "smolvlm")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sampled_log_probs_are_those_of_transformers(family: str, folders: Any) -> None:
     loaded = load_model(folders(family))
@@ -170,6 +172,7 @@ def test_sampled_log_probs_are_those_of_transformers(family: str, folders: Any) 
         torch.testing.assert_close(found, logps[[i - 1 for i in sampled]], rtol=0, atol=1e-4)
 
 
+@pytest.mark.keeps("smolvlm")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_tokens_of_a_picture_are_not_trained(family: str, folders: Any) -> None:
     loaded = load_model(folders(family))
@@ -199,6 +202,7 @@ def gradients(module: Any) -> dict[str, Tensor]:
     return {n: p.grad.clone() for n, p in base.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.keeps("llava-auto", "smolvlm-auto", "smolvlm-bucketed")
 @pytest.mark.parametrize("layout", ["auto", "bucketed"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_and_gradients_are_those_of_transformers(
@@ -228,6 +232,7 @@ def test_log_probs_and_gradients_are_those_of_transformers(
         torch.testing.assert_close(ours[name] / scale, gradient / scale, rtol=0, atol=1e-5)
 
 
+@pytest.mark.keeps("llava")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_group_computes_its_picture_once(
     family: str, folders: Any, monkeypatch: pytest.MonkeyPatch
@@ -271,6 +276,7 @@ def test_features_follow_the_weights(folders: Any) -> None:
     assert not torch.isclose(after[picture_rows], before[picture_rows]).all()
 
 
+@pytest.mark.keeps("smolvlm")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adapters_are_those_of_the_language_model(family: str, folders: Any) -> None:
     loaded = load_model(folders(family), lora={"r": 2, "lora_alpha": 4})
@@ -376,6 +382,7 @@ def test_a_copy_in_half_precision_sees_pictures(folders: Any) -> None:
     torch.testing.assert_close(found, logps[[i - 1 for i in sampled]], rtol=0, atol=0.15)
 
 
+@pytest.mark.keeps("llava")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_user_spells_is_no_picture(family: str, folders: Any) -> None:
     tokenizer = load_model(folders(family)).tokenizer
@@ -429,3 +436,11 @@ def test_a_text_model_is_no_model_of_pictures(tmp_path: Path) -> None:
     source = PictureModel(model=str(save_tiny(tmp_path)))
     with pytest.raises(UsageError, match="no family that sees pictures"):
         source.load(request_for(tmp_path))
+
+
+def test_families_that_are_not_known_are_left_to_core() -> None:
+    for config in (
+        {"model_type": "llava", "vision_config": {"model_type": "pixtral"}},
+        {"model_type": "qwen2_5_vl", "vision_config": {}},
+    ):
+        assert PictureModel.family("nowhere", config) is None

@@ -50,7 +50,9 @@ class PictureModel(ModelSource):
         """Return how to read the model *name*, a folder or one of the hub, with *config*; ``None`` for
         a family that is not known.
         """
-        if config.get("model_type") not in FAMILIES:
+        tower = config["vision_config"] or {}
+        # Pixtral is a LLaVA by its class, but writes a break after each row of a picture.
+        if config.get("model_type") not in FAMILIES or tower.get("model_type") == "pixtral":
             return None
         return PictureFamily(name, config)
 
