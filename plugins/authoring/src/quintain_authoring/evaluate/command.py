@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from quintain.cli import CommandWithHints, Count, arg_option, json_option, sigterm_as_ctrl_c
+from quintain.cli import CommandWithHints, Count, arg_option, json_option
 from quintain.console import for_terminal, printable
 from quintain.errors import UsageError
 
 from .. import arguments_of, service_options, services_of
+from .engines import engine_of, folder_of_model
 from .report import metrics_of, terminations_of, to_json
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from quintain.console import Screen
     from quintain.evaluation import Evaluation
     from quintain.recipe import EnvironmentSpec, EnvironmentTable
-    from quintain.registry import Signature
     from quintain.services import Choice
 
     from ..controls import ControlCheck
@@ -160,11 +160,9 @@ def evaluate(
     quintain eval gsm8k --engine http://127.0.0.1:8000 --samples 8 --k 1,4,8
     quintain eval ./mine.py:Mine --controls
     """
-    from quintain.models import check_folder
     from quintain.process import run_stoppable
-    from quintain.recipe import is_model_source
-    from quintain.registry import check_args, current, signature_of
-    from quintain.store import checkpoint_note, model_named, to_parquet, write_atomically
+    from quintain.registry import check_args
+    from quintain.store import to_parquet, write_atomically
 
     if like is not None and environment is not None:
         raise click.UsageError("--like names the environment of the run; leave out ENVIRONMENT")
@@ -178,23 +176,12 @@ def evaluate(
     settings = _settings(environment, like, measured)
     if not (model or controls or engine.startswith("@")):
         model = settings.model
-    if model and not _serves(engine):
-        if not is_model_source(model):
-            check_folder(model)  # before torch is imported
-        if not engine.startswith("@") and _takes_model(
-            signature_of(current().load("engine", engine))
-        ):
-            named = model
-            # By default the model of a run gets the system message that it was trained with.
-            model, trained_with = (
-                (_folder_of_source(model, settings.environment.use, like, measured["args"]), "")
-                if is_model_source(model)
-                else model_named(model)
-            )
-            if note := checkpoint_note(model):
-                click.echo(f"{named}: {note}", err=True)
-            if settings.environment.system is None:
-                settings = settings.with_environment(system=trained_with or None)
+    model, trained_with = folder_of_model(
+        engine, model, settings.environment.use, measured["args"], like
+    )
+    # By default the model of a run gets the system message that it was trained with.
+    if settings.environment.system is None:
+        settings = settings.with_environment(system=trained_with or None)
     spec = _spec(settings.environment, measured, whole_file=like is None)
     services = services_of(measured["services"], measured["service_args"], settings.services)
     if engine in spec.component.controls():
@@ -215,7 +202,7 @@ def evaluate(
     if controls:
         how["count"] = settings.tasks or CONTROL_TASKS
         return _show_controls(run_stoppable(_controls(spec, services, how)), as_json)
-    client = None if engine.startswith("@") else _engine(engine, model, engine_args)
+    client = None if engine.startswith("@") else engine_of(engine, model, engine_args)
     try:
         with for_terminal() as screen:
             result = run_stoppable(
@@ -385,70 +372,6 @@ def _ks(text: str) -> tuple[int, ...]:
     if not all(p.isdecimal() and len(p) < 10 for p in parts):
         raise UsageError(f"--k {text[:100]!r}: expected whole numbers with commas, such as 1,4,8")
     return tuple(map(int, parts))
-
-
-def _serves(engine: str) -> bool:
-    """Return whether *engine* is a server, which has its own names of models."""
-    return engine == "openai" or engine.startswith(("http://", "https://"))
-
-
-def _folder_of_source(name: str, environment: str, like: str | None, args: Sequence[str]) -> str:
-    """Return the folder of the model that `quintain train` begins with where ``model.name`` is
-    *name*, a model source.
-
-    It depends on the environment: that of the run *like*, or *environment* with *args*.
-
-    Raises:
-        UsageError: the source has no folder.
-    """
-    from quintain.cli import recipe_for
-    from quintain.recipe import ModelRequest, ModelSource, Recipe
-    from quintain.store import RunFolder, find_run
-
-    if like is None:
-        recipe = recipe_for(environment, [f"environments.0.args.{pair}" for pair in args], name)
-    else:
-        recipe = Recipe.parse(RunFolder(find_run(like), lock=False).recipe())
-        recipe = recipe.replace({"model.name": name})
-    with for_terminal() as screen, sigterm_as_ctrl_c():
-        folder = ModelSource.of(recipe).folder(ModelRequest.of(recipe, screen))
-    if folder is None:
-        raise UsageError(f"the model source {name!r} saves no folder that can be evaluated")
-    return str(folder)
-
-
-def _takes_model(signature: Signature) -> bool:
-    return "model" in {field.name for field in signature.fields}
-
-
-def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
-    """Return the engine *name*, not started."""
-    from quintain import Engine
-    from quintain.registry import bind, current, short_name, signature_of
-
-    url = name if name.startswith(("http://", "https://")) else ""
-    component = current().load("engine", "openai" if url else name)
-    args = arguments_of(pairs, component, "--engine-arg")
-    if url:
-        path = url.partition("//")[2].partition("/")[2]
-        args["base_url"] = url if path.strip("/") else url.rstrip("/") + "/v1"
-    takes_model = _takes_model(signature_of(component))
-    if model and not takes_model:
-        raise UsageError(f"the engine {name!r} takes no model")
-    if model:
-        args["model"] = model
-    elif takes_model and not _serves(name) and "model" not in args:
-        raise UsageError(
-            f"the engine {short_name(name)!r} needs a model: --model FOLDER, RUN or a Hugging Face "
-            f"id"
-        )
-    shown = "openai" if url else short_name(name)  # a URL may have a password
-    client = bind(component, args, {}, who=f"engine {shown!r}")
-    if not isinstance(client, Engine):
-        raise UsageError(
-            f"{shown!r} is a {type(client).__name__}; expected an engine (`quintain list engines`)"
-        )
-    return client
 
 
 def _show(result: Evaluation, as_json: bool, out: Path | None) -> None:

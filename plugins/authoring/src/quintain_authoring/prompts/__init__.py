@@ -1,0 +1,1 @@
+"""Optimises the system message of an environment with GEPA: `quintain prompt`."""

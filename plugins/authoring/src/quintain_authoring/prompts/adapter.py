@@ -1,0 +1,212 @@
+"""An environment as GEPA's adapter: candidates are system messages, scores are rewards."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from quintain import Engine, Environment, InfrastructureError, Message, Sampling, Task, TokenEngine
+from quintain.errors import UsageError
+from quintain.evaluation import Evaluation, evaluate
+from quintain.rollouts import Conversation, sample_turn, stops
+from quintain.store import write_atomically
+from quintain.types import messages_of
+
+SYSTEM = "system"
+"""The component of a candidate that is optimised."""
+SHOWN = 1200
+"""Characters of a prompt and of a reply that the reflecting model reads."""
+
+Candidate = Mapping[str, str]
+Await = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+class EnvironmentAdapter:
+    """Plays tasks of *environment* with a candidate's system message, as `gepa.core.adapter`
+    demands (Agrawal et al. 2025, arXiv 2507.19457).
+
+    A rollout that failed through no doing of the policy has no score. GEPA needs a number for each
+    task of a batch, and gets the mean of the others, which changes no mean. `PairedImprovement`
+    leaves such a task out of a comparison, and no reflection reads it.
+
+    Args:
+        first: the system message that the search begins with.
+        settings: further arguments of `quintain.evaluation.evaluate`.
+        wait: runs a coroutine in the event loop of the engine, and returns its result. GEPA calls
+            the adapter from another thread.
+        memory: file of the first evaluation. GEPA asks for it again when it resumes a search, and
+            then gets what the file has.
+
+    Attributes:
+        failures: why rollouts have no score, and how many.
+        propose_new_texts: none, so that GEPA writes its own prompt for the reflecting model.
+    """
+
+    propose_new_texts = None
+
+    def __init__(
+        self,
+        environment: Environment[Any, Any],
+        engine: Engine,
+        *,
+        first: str,
+        settings: Mapping[str, Any],
+        wait: Await,
+        memory: Path,
+    ) -> None:
+        self._environment, self._engine, self._first = environment, engine, first
+        self._settings, self._wait, self._memory = settings, wait, memory
+        self._evaluations = 0
+        self.failures: Counter[str] = Counter()
+
+    def evaluate(
+        self, batch: list[Task], candidate: Candidate, capture_traces: bool = False
+    ) -> Any:
+        """Return GEPA's `EvaluationBatch` of one rollout for each task of *batch*.
+
+        Raises:
+            InfrastructureError: no rollout has a score.
+        """
+        from gepa.core.adapter import EvaluationBatch
+
+        system = candidate[SYSTEM]
+        if not system.strip() and system != self._first:
+            # An empty proposal: it would play with the message of the environment.
+            empty = [{"score": None, "feedback": "the proposal is empty"} for _ in batch]
+            return EvaluationBatch(
+                outputs=empty, scores=[0.0] * len(batch), trajectories=empty, num_metric_calls=0
+            )
+        self._evaluations += 1
+        records = self._records(batch, system, first=self._evaluations == 1)
+        scores = [r["score"] for r in records if r["score"] is not None]
+        if not scores:
+            reason = next(iter(self.failures), "")
+            raise InfrastructureError(
+                f"all {len(records)} rollouts failed, so that a system message has no score: "
+                f"{reason}"
+            )
+        mean = fmean(scores)
+        return EvaluationBatch(
+            outputs=records,
+            scores=[mean if r["score"] is None else r["score"] for r in records],
+            trajectories=records if capture_traces else None,
+        )
+
+    def _records(self, batch: list[Task], system: str, *, first: bool) -> list[dict[str, Any]]:
+        """Return the records of one rollout for each task of *batch*."""
+        if first and self._memory.is_file():
+            remembered: list[dict[str, Any]] = json.loads(self._memory.read_text("utf-8"))
+            return remembered
+        played: Evaluation = self._wait(
+            evaluate(self._environment, self._engine, tasks=batch, system=system, **self._settings)
+        )
+        self.failures.update(played.reasons)
+        records = [record_of(rollout) for rollout in played.rollouts]
+        if first and any(r["score"] is not None for r in records):
+            write_atomically(self._memory, json.dumps(records).encode())
+        return records
+
+    def make_reflective_dataset(
+        self, candidate: Candidate, eval_batch: Any, components_to_update: list[str]
+    ) -> dict[str, list[dict[str, str]]]:
+        """Return what the reflecting model reads of each rollout that has a score."""
+        records = [r for r in eval_batch.trajectories or () if r["score"] is not None]
+        examples = [
+            {"Inputs": r["prompt"], "Generated Outputs": r["reply"], "Feedback": r["feedback"]}
+            for r in records
+        ]
+        return dict.fromkeys(components_to_update, examples)
+
+
+class PairedImprovement:
+    """Accepts a candidate whose sum of rewards on a minibatch is greater than its parent's, over
+    the tasks on which both have a score.
+    """
+
+    def should_accept(self, proposal: Any, state: Any) -> bool:
+        """Return whether *proposal* is better than its parent."""
+        before, after = (
+            [r["score"] for r in e.outputs] for e in (proposal.eval_before, proposal.eval_after)
+        )
+        pairs = [
+            (a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None
+        ]
+        return sum(b for _, b in pairs) > sum(a for a, _ in pairs)
+
+
+def record_of(rollout: Any) -> dict[str, Any]:
+    """Return what GEPA keeps of a rollout, as plain data; ``score`` is ``None`` if it failed
+    through no doing of the policy.
+    """
+    prompt = "\n".join(m.content for m in messages_of(rollout.task.prompt))
+    turns = [turn.text for turn in rollout.turns if not turn.player]
+    return {
+        "task": rollout.task.id,
+        "prompt": _short(prompt),
+        "reply": _short("\n".join(turns)) or "(nothing)",
+        "score": rollout.total if rollout.valid else None,
+        "feedback": feedback(rollout),
+    }
+
+
+def feedback(rollout: Any) -> str:
+    """Return score, reasons, parts, termination and expected answer of a rollout in words."""
+    lines = []
+    if rollout.valid:
+        lines.append(f"Score {rollout.total:.4g}.")
+    if rollout.outcome is not None:
+        if rollout.outcome.reason:
+            lines.append(rollout.outcome.reason)
+        if len(rollout.outcome.parts) > 1:
+            parts = (f"{name} {value:.4g}" for name, value in rollout.outcome.parts.items())
+            lines.append(f"Parts: {', '.join(parts)}.")
+    ended = rollout.termination
+    if ended.kind.value != "finished":
+        lines.append(f"The episode ended with {ended.kind.value}: {ended.reason}.")
+    answer = getattr(rollout.task, "answer", None)
+    if answer is not None:
+        text = answer if isinstance(answer, str) else json.dumps(answer, default=str)
+        lines.append(f"Expected: {_short(text)}")
+    return "\n".join(lines)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} ... {text[-SHOWN // 2 :]}"
+
+
+def check_tasks(tasks: Sequence[Task]) -> None:
+    """Refuse *tasks* whose system message a candidate would not replace.
+
+    Raises:
+        UsageError: a task brings a system message of its own, which stays.
+    """
+    for task in tasks:
+        if any(m.role == "system" for m in messages_of(task.prompt)):
+            raise UsageError(
+                f"task {task.id!r} brings a system message of its own, which stays: there is "
+                "nothing to optimise. Give the message to the class of the environment (`system = "
+                "...`) instead"
+            )
+
+
+async def written(engine: Engine, prompt: str, sampling: Sampling) -> str:
+    """Return what *engine* answers to *prompt*, without its reasoning.
+
+    Raises:
+        LimitReached: the prompt is longer than the context of the engine.
+        InfrastructureError: the engine failed.
+    """
+    message = Message("user", prompt)
+    if not isinstance(engine, TokenEngine):
+        return (await engine.reply([message], (), sampling)).text
+    conversation = Conversation(engine.tokenizer)
+    conversation.add(message)
+    sampled = await sample_turn(
+        engine, conversation.prompt_ids(), stops(engine.tokenizer, sampling)
+    )
+    text = conversation.add_sampled(sampled)
+    return engine.tokenizer.parse(text, (), finish=sampled.finish).reply

@@ -1,0 +1,262 @@
+"""``quintain prompt``: optimise the system message of an environment with GEPA."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import shlex
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quintain.cli import Count, arg_option, json_option, sigterm_as_ctrl_c
+from quintain.console import for_terminal, printable
+from quintain.errors import UsageError
+
+from .. import arguments_of, service_options, services_of
+from ..evaluate.engines import engine_of, folder_of_model
+
+if TYPE_CHECKING:
+    from quintain import Engine
+    from quintain.console import Screen
+    from quintain.recipe import EnvironmentSpec
+    from quintain.services import Choice
+
+    from .search import Found
+
+EPILOG = """
+\b
+Examples:
+  quintain prompt arithmetic --model default --budget 200
+  quintain prompt mine.py:Mine -m Qwen/Qwen3-0.6B --reflect https://host/v1 --reflect-model NAME
+  quintain prompt gsm8k --engine http://127.0.0.1:8000 --model NAME --budget 500
+
+\b
+The result is a file, which both take:
+  quintain eval arithmetic --model default --system "$(cat prompts/arithmetic/system.txt)"
+  quintain train arithmetic --set environments.0.system="$(cat prompts/arithmetic/system.txt)"
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("environment")
+@click.option(
+    "--model", "-m", default="", help="The policy: folder, Hugging Face id, run, default."
+)
+@click.option(
+    "--engine", default="quintain/embedded", show_default=True, help="Engine, or URL (OpenAI API)."
+)
+@click.option(
+    "--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="Its setting."
+)
+@click.option("--reflect", default="", help="Engine or URL that reflects.  [default: the policy's]")
+@click.option("--reflect-model", default="", metavar="NAME", help="The model that reflects.")
+@click.option("--budget", type=Count(1), default=200, show_default=True, help="Rollouts.")
+@click.option("--tasks", type=Count(1), default=32, show_default=True, help="Tasks of train.")
+@click.option(
+    "--held-out",
+    type=Count(1),
+    default=16,
+    show_default=True,
+    help="Tasks of dev, which choose the best message.",
+)
+@click.option(
+    "--minibatch", type=Count(1), default=3, show_default=True, help="Tasks of a reflection."
+)
+@click.option(
+    "--system", metavar="TEXT", help="First system message (default: that of the environment)."
+)
+@click.option(
+    "--temperature",
+    "-t",
+    type=click.FloatRange(0, 2),
+    default=0.0,
+    show_default=True,
+    help="Of the policy.",
+)
+@click.option(
+    "--max-tokens", type=Count(1), default=1024, show_default=True, help="New tokens per turn."
+)
+@click.option("--reward", metavar="EXPR", help="As of `quintain eval` (default: its own).")
+@arg_option
+@service_options
+@click.option("--seed", type=Count(0), default=0, show_default=True, help="Random seed.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="State and result; a state is resumed.  [default: prompts/ENVIRONMENT]",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be searched; sample nothing.")
+@json_option
+def prompt(
+    environment: str, out: Path | None, dry_run: bool, as_json: bool, **options: Any
+) -> None:
+    """Optimise the system message of ENVIRONMENT with GEPA, without training.
+
+    A language model reads rollouts with their rewards and reasons, and proposes a message. One that
+    is better on a few tasks of train is measured on tasks of dev. The best one is written to
+    FOLDER/system.txt. The tasks of test are not looked at.
+
+    Needs `pip install 'quintain-authoring[gepa]'`. The same command resumes a search that was
+    stopped; a larger --budget continues one that has ended.
+    """
+    from quintain.process import run_stoppable
+
+    if importlib.util.find_spec("gepa") is None:
+        raise UsageError("quintain prompt needs gepa: pip install 'quintain-authoring[gepa]'")
+    spec = _spec(environment, options)
+    services = services_of(options["services"], options["service_args"])
+    folder = out or Path("prompts") / spec.name
+    if dry_run:
+        click.echo(_planned(spec, folder, options))
+        return
+    engines = _engines(environment, options)
+    with for_terminal() as screen:
+        try:
+            with sigterm_as_ctrl_c():
+                found = run_stoppable(
+                    _searched(spec, services, engines, folder, options, screen), screen
+                )
+        except KeyboardInterrupt as e:
+            raise click.Abort(f"stopped; the same command resumes it from {folder}") from e
+    _show(found, folder, environment, options["model"], as_json)
+
+
+def _spec(environment: str, options: dict[str, Any]) -> EnvironmentSpec:
+    from dataclasses import replace
+
+    from quintain.recipe import EnvironmentSpec, EnvironmentTable, as_expression
+
+    reward = as_expression(options["reward"]) if options["reward"] else None
+    table = EnvironmentTable.model_construct(use=environment, reward=reward)
+    spec = EnvironmentSpec.of(table)
+    return replace(spec, args=arguments_of(options["args"], spec.component, "--arg"))
+
+
+def _first(spec: EnvironmentSpec, options: dict[str, Any]) -> str:
+    return spec.component.system if options["system"] is None else options["system"]
+
+
+def _planned(spec: EnvironmentSpec, folder: Path, options: dict[str, Any]) -> str:
+    """Return in words what a search would do."""
+    return (
+        f"environment {spec.name}: at most {options['tasks']} tasks of train, "
+        f"{options['held_out']} of dev\n"
+        f"budget {options['budget']} rollouts: {options['held_out']} for the first message, then "
+        f"{2 * options['minibatch']} for each proposal and {options['held_out']} more for one that "
+        f"is better\n"
+        f"reflecting model: {options['reflect_model'] or options['model'] or 'of the engine'}\n"
+        f"folder {folder}\nfirst system message: {_first(spec, options)!r}"
+    )
+
+
+def _engines(environment: str, options: dict[str, Any]) -> tuple[Engine, Engine | None]:
+    """Return the engine of the policy, and that of the reflecting model if it is another one."""
+    path, _ = folder_of_model(options["engine"], options["model"], environment, options["args"])
+    policy = engine_of(options["engine"], path, options["engine_args"])
+    if not (options["reflect"] or options["reflect_model"]):
+        return policy, None
+    name = options["reflect"] or "quintain/embedded"
+    model, _ = folder_of_model(name, options["reflect_model"], environment, options["args"])
+    return policy, engine_of(name, model, ())
+
+
+async def _searched(
+    spec: EnvironmentSpec,
+    choices: dict[str, Choice],
+    engines: Sequence[Engine | None],
+    folder: Path,
+    options: dict[str, Any],
+    screen: Screen,
+) -> Found:
+    from quintain import Sampling
+    from quintain.evaluation import tasks_of
+    from quintain.services import BY_OPTION, started_services
+
+    from .adapter import EnvironmentAdapter, check_tasks
+    from .search import FIRST, Looped, Reflecting, Search
+
+    policy, other = engines
+    assert policy is not None
+    async with AsyncExitStack() as stack:
+        services = await stack.enter_async_context(
+            started_services(choices, spec.slots, {}, fix=BY_OPTION)
+        )
+        environment = spec.make(services)
+        train, held_out = (
+            tasks_of(environment, split, options[count], name=spec.name)
+            for split, count in (("train", "tasks"), ("dev", "held_out"))
+        )
+        check_tasks([*train, *held_out])
+        first = _first(spec, options)
+        search = Search(
+            folder=folder,
+            train=train,
+            held_out=held_out,
+            budget=options["budget"],
+            minibatch=options["minibatch"],
+            seed=options["seed"],
+            settings=_settings(spec, first, options),
+        )
+        search.check()
+        for engine in filter(None, engines):
+            await stack.enter_async_context(engine)
+        sampling = Sampling(temperature=options["temperature"], max_tokens=options["max_tokens"])
+        loop = Looped(asyncio.get_running_loop())
+        adapter = EnvironmentAdapter(
+            environment,
+            policy,
+            first=first,
+            settings={
+                "sampling": sampling,
+                "seed": options["seed"],
+                "name": spec.name,
+                "services": services,
+                "progress": screen.advance,
+            },
+            wait=loop,
+            memory=folder / FIRST,
+        )
+        reflect = Reflecting(
+            other or policy, Sampling(temperature=1.0, max_tokens=1024), options["seed"], loop
+        )
+        screen.phase(f"{spec.name}: rollouts of the search", options["budget"])
+        return await search.run(adapter, first, reflect)
+
+
+def _settings(spec: EnvironmentSpec, first: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Return what a search must keep when it is resumed."""
+    names = "model engine tasks held_out temperature max_tokens reward seed".split()
+    args = {name: str(value) for name, value in spec.args.items()}
+    return {"environment": spec.name, "args": args, "first": first} | {
+        name: options[name] for name in names
+    }
+
+
+def _show(found: Found, folder: Path, environment: str, model: str, as_json: bool) -> None:
+    from .search import RESULT
+
+    place = folder / RESULT
+    if as_json:
+        click.echo(json.dumps(asdict(found) | {"file": str(place)}))
+        return
+    click.echo(
+        f"held out: {found.first_score:.4g} -> {found.score:.4g} in {found.rollouts} rollouts, "
+        f"{found.candidates} messages measured"
+    )
+    if found.system == found.first:
+        click.echo("no message was better than the first one")
+    click.echo(printable(found.system))
+    for reason, number in found.failures.items():
+        click.echo(printable(f"failed, without a score: {number} x {reason}"), err=True)
+    click.echo(f"system message: {place}")
+    named = f" --model {shlex.quote(model)}" if model else ""
+    file = f'"$(cat {shlex.quote(str(place))})"'
+    click.echo(f"next: quintain eval {environment}{named} --system {file}")
+    click.echo(f"  or: quintain train {environment}{named} --set environments.0.system={file}")

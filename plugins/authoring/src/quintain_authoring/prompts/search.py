@@ -1,0 +1,198 @@
+"""The search for a system message: GEPA in a thread, rollouts in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from quintain import Engine, LimitReached, Sampling, Task
+from quintain.errors import UsageError
+from quintain.store import write_atomically
+from quintain.types import derived_seed
+
+from .adapter import SYSTEM, EnvironmentAdapter, PairedImprovement, written
+
+SETTINGS, FIRST, RESULT, LOG = "settings.json", "first.json", "system.txt", "gepa.log"
+STATE = "gepa_state.bin"
+"""GEPA's own file, from which it resumes."""
+STOP_SECONDS = 5.0
+"""That GEPA gets to end when a search is stopped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        system, first: the best system message, and the one that the search began with.
+        score, first_score: their mean rewards on the held-out tasks.
+        candidates: number of messages that were measured on the held-out tasks.
+        rollouts: spent by now, as GEPA counts them.
+        failures: why rollouts of this call have no score, and how many.
+    """
+
+    system: str
+    first: str
+    score: float
+    first_score: float
+    candidates: int
+    rollouts: int
+    failures: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """A search for a better system message.
+
+    Attributes:
+        folder: state, log and result; one that has a state is resumed.
+        train, held_out: the tasks that reflections read, and those that decide which message is the
+            best.
+        budget: rollouts. GEPA ends after the iteration that reaches it.
+        minibatch: tasks of a reflection.
+        settings: what must be the same when it is resumed, as plain data.
+    """
+
+    folder: Path
+    train: Sequence[Task]
+    held_out: Sequence[Task]
+    budget: int
+    minibatch: int
+    seed: int
+    settings: Mapping[str, Any]
+
+    def check(self) -> bool:
+        """Return whether the folder has a state to resume.
+
+        Raises:
+            UsageError: it was begun with other settings, or is not a folder of a search.
+        """
+        place = self.folder / SETTINGS
+        if not place.is_file():
+            if self.folder.is_dir() and any(self.folder.iterdir()):
+                raise UsageError(
+                    f"{str(self.folder)!r} has files of something else; take another --out"
+                )
+            return False
+        before = json.loads(place.read_text(encoding="utf-8"))
+        now = json.loads(json.dumps(self.settings))
+        for name in sorted(before.keys() | now.keys()):
+            if before.get(name) != now.get(name):
+                raise UsageError(
+                    f"{str(self.folder)!r} was begun with {name} {before.get(name)!r}, not "
+                    f"{now.get(name)!r}; take another --out, or the same options"
+                )
+        return (self.folder / STATE).is_file()
+
+    async def run(self, adapter: EnvironmentAdapter, first: str, reflect: Reflecting) -> Found:
+        """Search until the budget is spent; a cancelled search can be resumed.
+
+        Raises:
+            InfrastructureError: a batch has no rollout with a score, or the reflecting model
+                failed. The state before the iteration is saved.
+            UsageError: a reflection is longer than the context of the reflecting model.
+        """
+        self.check()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(
+            self.folder / SETTINGS, json.dumps(self.settings, indent=2).encode() + b"\n"
+        )
+        stop = threading.Event()
+        ended = asyncio.ensure_future(
+            asyncio.to_thread(self._optimise, adapter, first, reflect, stop)
+        )
+        try:
+            result = await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            stop.set()
+            reflect.loop.cancel()  # what the thread waits for
+            await asyncio.wait([ended], timeout=STOP_SECONDS)
+            raise
+        best = result.best_candidate[SYSTEM]
+        write_atomically(self.folder / RESULT, best.encode("utf-8"))
+        return Found(
+            system=best,
+            first=first,
+            score=result.val_aggregate_scores[result.best_idx],
+            first_score=result.val_aggregate_scores[0],
+            candidates=result.num_candidates,
+            rollouts=result.total_metric_calls,
+            failures=dict(adapter.failures.most_common()),
+        )
+
+    def _optimise(
+        self, adapter: EnvironmentAdapter, first: str, reflect: Reflecting, stop: threading.Event
+    ) -> Any:
+        import gepa
+
+        with open(self.folder / LOG, "a", encoding="utf-8") as log:
+            return gepa.optimize(
+                seed_candidate={SYSTEM: first},
+                trainset=[*self.train],
+                valset=[*self.held_out],
+                adapter=adapter,
+                reflection_lm=reflect,
+                reflection_minibatch_size=min(self.minibatch, len(self.train)),
+                acceptance_criterion=PairedImprovement(),
+                max_metric_calls=self.budget,
+                stop_callbacks=lambda state: stop.is_set(),
+                logger=_Log(log),
+                run_dir=str(self.folder),
+                track_best_outputs=False,
+                seed=self.seed,
+            )
+
+
+class Reflecting:
+    """The reflecting model as GEPA calls it: a prompt in, a text out."""
+
+    def __init__(self, engine: Engine, sampling: Sampling, seed: int, loop: Looped) -> None:
+        self._engine, self._sampling, self._seed, self.loop = engine, sampling, seed, loop
+        self._calls = count()
+
+    def __call__(self, prompt: str | Sequence[Mapping[str, Any]]) -> str:
+        text = prompt if isinstance(prompt, str) else "\n".join(str(m["content"]) for m in prompt)
+        seed = derived_seed(self._seed, text, next(self._calls))
+        try:
+            answer: str = self.loop(written(self._engine, text, self._sampling.replace(seed=seed)))
+        except LimitReached as e:
+            raise UsageError(
+                f"the reflecting model cannot read its prompt: {e}. Take a smaller --minibatch, or "
+                "a model with a longer context with --reflect URL --reflect-model NAME"
+            ) from e
+        return answer
+
+
+class Looped:
+    """Runs coroutines in an event loop, for a caller in another thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._awaited: Future[Any] | None = None
+
+    def __call__(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        self._awaited = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return self._awaited.result()
+
+    def cancel(self) -> None:
+        """Cancel what the caller waits for."""
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+
+class _Log:
+    """Writes what GEPA logs, in place of standard output."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def log(self, message: str) -> None:
+        self._file.write(f"{message}\n")
+        self._file.flush()

@@ -1,0 +1,221 @@
+"""`quintain prompt` with the real GEPA: it finds the better message, resumes, and leaves out failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from quintain import Environment, InfrastructureError, Message, Task, reward
+from quintain.cli import main
+from quintain.registry.lookup import Registry, isolated
+from quintain.types.rollout import Rollout
+from quintain_authoring import ScriptedEngine
+from quintain_authoring.prompts.adapter import SYSTEM, EnvironmentAdapter, PairedImprovement
+from quintain_authoring.prompts.search import FIRST, Looped
+
+from ....lanes import needs
+
+pytestmark = needs("gepa", "GEPA is not installed")
+REFLECTION = "I provided an assistant with the following instructions"
+PROMPTS: list[str] = []
+HELD_OUT: list[str] = []
+"""System messages under which tasks of dev were answered."""
+
+
+@reward
+def shouted(rollout: Rollout) -> float:
+    return float(rollout.reply.isupper())
+
+
+class Shout(Environment[Task, None]):
+    """A reply has to be in capitals, which no task says."""
+
+    reward = shouted
+    system = "Answer."
+    broken: str = ""
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return [Task(prompt=f"{split} {n}", id=f"{split}-{n}") for n in range(8)]
+
+    async def rollout(self, task: Task, agent: Any) -> None:
+        if task.id == self.broken:
+            raise InfrastructureError("the server of this task is down")
+        agent.user(task.prompt)
+        await agent.turn()
+
+
+class Told(Shout):
+    """Its tasks have system messages of their own."""
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return [Task(prompt=[Message("system", "Mine."), Message("user", "?")])]
+
+
+class Obedient(ScriptedEngine):
+    """Shouts if the system message says so; as the reflecting model it proposes a bad message, then
+    the good one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(replies=self._answered)
+
+    def _answered(self, messages: Sequence[Message], rng: Random) -> str:
+        text = messages[-1].content
+        if text.startswith(REFLECTION):
+            PROMPTS.append(text)
+            return "```\nWhisper.\n```" if len(PROMPTS) == 1 else "```\nShout.\n```"
+        if text.startswith("dev"):
+            HELD_OUT.append(messages[0].content)
+        return "YES" if messages[0].content == "Shout." else "yes"
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Registry]:
+    PROMPTS.clear()
+    HELD_OUT.clear()
+    monkeypatch.chdir(tmp_path)
+    with isolated(keep=["quintain", "quintain-authoring"]) as registry:
+        registry.add("environment", "shout", Shout)
+        registry.add("environment", "told", Told)
+        registry.add("engine", "obedient", Obedient)
+        yield registry
+
+
+OPTIONS = ("--engine", "obedient", "--tasks", "6", "--held-out", "4", "--budget", "40")
+
+
+def prompted(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = main(["prompt", words[0], *OPTIONS, *words[1:]])
+    out = capsys.readouterr()
+    return status, out.out, out.err
+
+
+@pytest.mark.usefixtures("plugins")
+def test_the_better_message_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = prompted(capsys, "shout", "--json")
+    found = json.loads(out)
+    assert status == 0, err
+    assert found["first"] == "Answer."
+    assert found["first_score"] == 0
+    assert found["system"] == "Shout."
+    assert found["score"] == 1
+    assert Path(found["file"]).read_text() == "Shout."
+    assert found["candidates"] == 2, "the bad proposal was not measured on held-out tasks"
+    assert "Score 0." in PROMPTS[0]
+    assert "yes" in PROMPTS[0]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_search_is_resumed_without_a_second_measurement(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, out, _ = prompted(capsys, "shout", "--json", "--budget", "10")
+    first = json.loads(out)
+    status, out, err = prompted(capsys, "shout", "--json", "--budget", "30")
+    again = json.loads(out)
+    assert status == 0, err
+    assert first["rollouts"] < again["rollouts"]
+    assert again["system"] == "Shout."
+    assert HELD_OUT.count("Answer.") == 4, "one measurement of four tasks"
+
+
+@pytest.mark.usefixtures("plugins")
+def test_another_setting_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert prompted(capsys, "shout", "--budget", "4")[0] == 0
+    status, _, err = prompted(capsys, "shout", "--seed", "7")
+    assert status != 0
+    assert "begun with seed 0, not 7" in err
+
+
+@pytest.mark.usefixtures("plugins")
+def test_tasks_with_a_message_of_their_own_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = prompted(capsys, "told")
+    assert status != 0
+    assert "a system message of its own" in err
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_dry_run_samples_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = prompted(capsys, "shout", "--dry-run")
+    assert status == 0
+    assert "first system message: 'Answer.'" in out
+    assert not Path("prompts").exists()
+
+
+@pytest.mark.usefixtures("plugins")
+def test_failures_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = prompted(capsys, "shout", "--json", "--arg", "broken=dev-1")
+    found = json.loads(out)
+    assert status == 0
+    assert found["score"] == 1, "the failure is no zero"
+    assert any("server of this task is down" in reason for reason in found["failures"])
+
+
+def evaluated(broken: str, tasks: Sequence[int], place: Path) -> Any:
+    """Evaluate a candidate that succeeds on some tasks of train."""
+    environment, engine = Shout(broken=broken), ScriptedEngine(replies="YES")
+
+    async def main() -> Any:
+        loop = Looped(asyncio.get_running_loop())
+        adapter = EnvironmentAdapter(
+            environment, engine, first="Answer.", settings={}, wait=loop, memory=place / FIRST
+        )
+        batch = [Task(prompt=f"train {n}", id=f"train-{n}") for n in tasks]
+        result = await asyncio.to_thread(adapter.evaluate, batch, {SYSTEM: "Any."}, True)
+        return result, adapter.make_reflective_dataset({}, result, [SYSTEM])
+
+    async def started() -> Any:
+        async with engine:
+            return await main()
+
+    return asyncio.run(started())
+
+
+def test_a_failed_rollout_changes_no_mean_and_is_not_reflected_on(tmp_path: Path) -> None:
+    result, examples = evaluated("train-1", (0, 1, 2), tmp_path)
+    assert result.scores == [1.0, 1.0, 1.0]
+    assert result.outputs[1]["score"] is None
+    assert len(examples[SYSTEM]) == 2
+
+
+def test_a_batch_without_a_score_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureError, match="all 1 rollouts failed"):
+        evaluated("train-1", (1,), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "before, after, accepted",
+    [
+        ([0.0, 1.0], [1.0, 1.0], True),
+        ([0.0, 1.0], [0.0, 1.0], False),
+        ([0.0, 1.0], [0.5, None], True),
+        ([0.5, 0.0], [0.5, None], False),
+        ([None, 0.0], [1.0, 0.0], False),
+    ],
+)
+def test_only_tasks_with_both_scores_are_compared(
+    before: list[float | None], after: list[float | None], accepted: bool
+) -> None:
+    class Evaluated:
+        def __init__(self, scores: list[float | None]) -> None:
+            self.outputs = [{"score": score} for score in scores]
+
+    class Proposal:
+        eval_before, eval_after = Evaluated(before), Evaluated(after)
+
+    assert PairedImprovement().should_accept(Proposal(), None) is accepted
+
+
+def test_without_gepa_the_error_names_the_extra(
+    plugins: Registry, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    status, _, err = prompted(capsys, "shout")
+    assert status != 0
+    assert "quintain-authoring[gepa]" in err
