@@ -101,7 +101,7 @@ def test_any_key_has_a_session_of_its_own_and_records_are_exact(tmp_path: Path) 
             assert server.sessions == 2
 
     asyncio.run(run())
-    records = [json.loads(p.read_text()) for p in sorted((tmp_path / "rec").iterdir())]
+    records = [json.loads(p.read_text()) for p in sorted((tmp_path / "rec").glob("*.json"))]
     assert len({r["session"] for r in records}) == 2
     assert all("one" not in json.dumps(r["session"]) for r in records)
     first = next(r for r in records if len(r["turns"]) == 3)

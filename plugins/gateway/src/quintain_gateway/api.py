@@ -22,6 +22,7 @@ PATHS = {
     "/v1/messages/count_tokens": "POST",
     "/v1/responses": "POST",
     "/v1/responses/{id}": "GET",
+    "/v1/feedback": "POST",
     "/v1/models": "GET",
     "/v1/models/{id}": "GET",
 }
@@ -144,6 +145,8 @@ async def answer(
             415, "unsupported_media_type", "send the body as Content-Type: application/json"
         )
     body = parsed(request.body)
+    if path == "/v1/feedback":
+        return _json(endpoint.rated(body))
     if path == "/v1/messages/count_tokens":
         return _json({"input_tokens": endpoint.prompt_tokens(messages.request_of(body))})
     served = {"/v1/chat/completions": _chat, "/v1/messages": _messages, "/v1/responses": _responses}
@@ -154,6 +157,7 @@ async def _chat(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:
     request = chat.request_of(body, endpoint.read)
     answers = await endpoint.submit(request)
     whole = chat.response(request, answers, secrets.token_hex(12))
+    endpoint.answered(whole["id"], body, answers)
     return (
         _stream(chat.stream(whole, with_usage=request.stream_usage))
         if request.stream
@@ -165,6 +169,7 @@ async def _messages(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:
     request = messages.request_of(body)
     (reply,) = await endpoint.submit(request)
     whole = messages.response(request, reply, secrets.token_hex(12))
+    endpoint.answered(whole["id"], body, [reply])
     return _stream(messages.stream(whole, reply)) if request.stream else _json(whole)
 
 
@@ -174,6 +179,7 @@ async def _responses(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse
     response_id = f"resp_{secrets.token_hex(12)}"
     whole = responses.response(body, request, reply, response_id)
     responses.remember(endpoint.histories, request, reply, whole)
+    endpoint.answered(response_id, body, [reply])
     return _stream(responses.stream(whole)) if request.stream else _json(whole)
 
 

@@ -39,7 +39,10 @@ EXAMPLE = "Write stone backwards."
     "--record",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Write each session to FOLDER.",
+    help="Write each session, reply and rating to FOLDER.",
+)
+@click.option(
+    "--follow", is_flag=True, help="Serve what `quintain traffic` accepts in FOLDER of --record."
 )
 @click.option(
     "--temperature",
@@ -87,6 +90,7 @@ def serve(
     port: int,
     key: str,
     record: Path | None,
+    follow: bool,
     temperature: float,
     max_tokens: int,
     idle: float,
@@ -97,13 +101,16 @@ def serve(
     folder: str,
 ) -> None:
     """Serve MODEL (a run, a folder with a model, or a Hugging Face id; by default the default
-    model).
+       model).
 
-    Chat completions, responses and messages, as docs/gateway.md says. Each key has a session of its own;
+       Chat completions, responses and messages, as docs/gateway.md says. Each key has a session of its own;
     without --key any is accepted, on the loopback interface only. Ctrl-C ends it.
 
+    With --record: POST /v1/feedback rates a reply by its id, and `quintain traffic` trains on the
+    ratings, as docs/traffic.md says.
+
     With --tinker: programs of Tinker's SDK train adapters on MODEL and sample from them, as
-    docs/tinker.md says. --key takes several keys, separated by commas.
+       docs/tinker.md says. --key takes several keys, separated by commas.
     """
     from quintain.store import model_named
 
@@ -112,6 +119,8 @@ def serve(
             f"--host {host} is reachable from other machines: give a key with --key or "
             f"QUINTAIN_SERVE_KEY"
         )
+    if follow and record is None:
+        raise UsageError("--follow needs the FOLDER that it follows: add --record FOLDER")
     path = default_model() if model == DEFAULT else model_named(model, folder).path
     with sigterm_as_ctrl_c():
         if tinker:
@@ -131,6 +140,7 @@ def serve(
                     "port": port,
                     "key": key,
                     "record": record,
+                    "follow": follow,
                     "idle": idle,
                     "models": [model],
                 },
@@ -189,9 +199,11 @@ async def _serve(path: str, slots: int, sampling: Sampling, settings: dict[str, 
     from quintain.engine import EmbeddedEngine
 
     from .serving import ModelServer
+    from .traffic import version_of
 
     click.echo(f"loading {path}", err=True)
     engine = EmbeddedEngine(path, slots=slots, reproducible=False)
+    engine.version = version_of(path)
     async with (
         engine,
         ModelServer(engine, sampling, max_bytes=MOST_BYTES, remote=True, **settings) as server,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from operator import eq, is_
+from typing import Any
 
 from quintain import InfrastructureError, LimitReached, Message, TokenEngine, ToolCall, Turn
 from quintain.errors import EnvironmentFault, UsageError
@@ -22,6 +23,7 @@ from .recent import Recent
 from .request import Policy, PolicyTurn, TurnRequest
 from .responses import ResponseHistory
 from .threads import Thread, Threads
+from .traffic import TrafficJournal, user_of
 
 _LIMITS = {
     "context": (
@@ -46,6 +48,7 @@ class Endpoint:
             that the agent went on, and clears it.
         requests, turns: requests so far; turns that the policy took.
         models: names by which it was asked, in the order of their first requests.
+        traffic: where replies and their ratings are written; ``None`` refuses ratings.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Endpoint:
         self.limit: LimitReached | None = None
         self.requests = self.turns = 0
         self.closed = False
+        self.traffic: TrafficJournal | None = None
         self.last_used = asyncio.get_running_loop().time()
         self.histories: dict[str, ResponseHistory] = {}  # by the id of a response (Responses API)
         self.read = Recent(eq, texts_alone)  # messages of requests (chat API), as sent and as read
@@ -99,6 +103,26 @@ class Endpoint:
             "OPENAI_API_BASE": self.base_url,
             "OPENAI_API_KEY": self.api_key,
         }
+
+    def answered(
+        self, response_id: str, body: Mapping[str, Any], answers: Sequence[PolicyTurn]
+    ) -> None:
+        """Write the replies to the request *body*, if this endpoint records."""
+        if self.traffic is not None:
+            self.traffic.answered(response_id, self.api_key, user_of(body), answers)
+
+    def rated(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a rating and return what its sender is told.
+
+        Raises:
+            ApiError: 400 for a rating that is none, 404 for an unknown response or without a
+                record.
+        """
+        if self.traffic is None:
+            raise ApiError(
+                404, "no_record", "ratings need a record: start the server with --record FOLDER"
+            )
+        return self.traffic.rated(body, self.api_key)
 
     @property
     def failure(self) -> BaseException | None:

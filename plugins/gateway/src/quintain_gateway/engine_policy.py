@@ -12,7 +12,7 @@ from quintain import LimitReached, Message, Sampled, Sampling, TokenEngine, Tran
 from quintain.rollouts import Conversation, sample_turn, stops
 from quintain.types import derived_seed
 
-from .request import PolicyTurn, Token, TurnRequest
+from .request import ExactTurn, PolicyTurn, Token, TurnRequest
 
 __all__ = ["EngineConversation", "EnginePolicy", "Observer"]
 
@@ -78,6 +78,7 @@ class EngineConversation:
         parsed = engine.tokenizer.parse(text, request.tools, finish=sampled.finish)
         turn = replace(parsed, tokens=sampled.tokens)
         self._turns += 1
+        recorded = self._policy.observe is not None
         wanted = request.logprobs or request.token_ids
         pairs = zip(sampled.ids, sampled.logps, strict=True) if wanted else ()
         return PolicyTurn(
@@ -90,6 +91,9 @@ class EngineConversation:
             prompt_ids=tuple(ids) if request.token_ids else (),
             stop=sampled.stop if isinstance(sampled.stop, str) else "",
             version=sampled.versions[-1] if sampled.versions else engine.version,
+            exact=ExactTurn(prompt=tuple(ids), sampled=sampled, sampling=sampling)
+            if recorded
+            else None,
         )
 
     def fork(self, name: str, turns: int) -> EngineConversation:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from quintain import Engine, Message, ToolCall, ToolSpec, Turn
+from quintain import Engine, Message, Sampled, Sampling, ToolCall, ToolSpec, Turn
 from quintain.types import derived_seed
 
 __all__ = [
     "ANY_TOOL",
+    "ExactTurn",
     "Policy",
     "PolicyConversation",
     "PolicyTurn",
@@ -102,6 +103,15 @@ class Token:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExactTurn:
+    """The exact tokens of a turn: those before it, those that were sampled, and how."""
+
+    prompt: tuple[int, ...]
+    sampled: Sampled
+    sampling: Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
 class PolicyTurn:
     """A turn of the policy.
 
@@ -114,6 +124,7 @@ class PolicyTurn:
         stop: the stop string that ended the turn; empty if another thing did.
         version: of the weights that sampled the last token; ``None`` where the engine keeps no
             tokens.
+        exact: what a record keeps; ``None`` where nothing is recorded.
     """
 
     turn: Turn
@@ -123,6 +134,7 @@ class PolicyTurn:
     prompt_ids: tuple[int, ...] = ()
     stop: str = ""
     version: int | None = None
+    exact: ExactTurn | None = None
 
     @property
     def text(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -18,18 +19,23 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from quintain import Sampled, Sampling, TokenEngine
+from quintain.errors import QuintainError
 
 from .endpoint import Endpoint
 from .engine_policy import EnginePolicy
 from .errors import ApiError
 from .server import Server, is_loopback
+from .traffic import TrafficJournal, served_version
 
+_log = logging.getLogger(__name__)
 MOST_SESSIONS = 1024
 MOST_CONVERSATIONS = 4096
 """Of a session; then the key begins another one, and the old one ends with its last request."""
 RETIRED_SECONDS = 1.0
 """Between two looks at a session that waits for its last request."""
 CONCURRENCY, QUEUE = 64, 1024
+FOLLOW_SECONDS = 2.0
+"""Between two looks for new weights."""
 
 
 @dataclass(eq=False)
@@ -59,7 +65,9 @@ class ModelServer(Server):
     Args:
         key: the only one that is accepted; empty accepts any, each with a session of its own, from
             this machine.
-        record: folder that each session is written to when it ends; ``None`` records nothing.
+        record: folder that each session is written to when it ends, and each reply and rating as it
+            comes; ``None`` records nothing.
+        follow: take the weights that `quintain traffic` accepts in *record*, while the server runs.
         idle: seconds after which an unused session ends.
     """
 
@@ -70,31 +78,64 @@ class ModelServer(Server):
         *,
         key: str = "",
         record: Path | None = None,
+        follow: bool = False,
         idle: float = 600.0,
         **server: Any,
     ) -> None:
         super().__init__(**server)
         self._engine, self._sampling = engine, sampling
         self._key, self._record, self._idle = key, record, idle
+        self._follow = follow
+        self._follower: asyncio.Task[None] | None = None
+        self._traffic: TrafficJournal | None = None
         self._sessions: dict[str, KeySession] = {}
         self._written = 0
         self._reaper: asyncio.Task[None] | None = None
         self._retired: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
+        if self._record is not None:
+            self._traffic = TrafficJournal(self._record)
+        if self._follow:
+            await self._take_served()
         await super().__aenter__()
+        if self._follow:
+            self._follower = asyncio.create_task(self._following(), name="quintain-gateway-follow")
         self._reaper = asyncio.create_task(self._reap(), name="quintain-gateway-reaper")
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         if self._reaper is not None:
             self._reaper.cancel()
+        if self._follower is not None:
+            self._follower.cancel()
         for key in [*self._sessions]:
             await self._end(key, self._sessions.pop(key))
         for task in self._retired:
             task.cancel()  # which ends its session
         await asyncio.gather(*self._retired, return_exceptions=True)
         await super().__aexit__(*exc)
+        if self._traffic is not None:
+            self._traffic.close()
+
+    async def _following(self) -> None:
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            await self._take_served()
+
+    async def _take_served(self) -> None:
+        """Load the weights that were accepted last; requests in flight continue under them."""
+        assert self._record is not None
+        served = await asyncio.to_thread(served_version, self._record)
+        if served is None or served[0] == self._engine.version:
+            return
+        version, path = served
+        try:
+            await self._engine.update(await asyncio.to_thread(_weights, path, version))
+        except (QuintainError, OSError):
+            _log.exception("version %d was not loaded from %s", version, path)
+        else:
+            _log.warning("serving version %d from %s", version, path)
 
     @property
     def sessions(self) -> int:
@@ -155,6 +196,7 @@ class ModelServer(Server):
     def _session(self, key: str) -> KeySession:
         policy = EnginePolicy(self._engine, self._sampling)
         endpoint = Endpoint(policy, self.base_url, key, concurrency=CONCURRENCY, queue=QUEUE)
+        endpoint.traffic = self._traffic
         session = KeySession(endpoint, policy)
         policy.observe = session.observe if self._record is not None else None
         return session
@@ -191,6 +233,14 @@ def _write(folder: Path, key: str, session: KeySession, number: int) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(record), encoding="utf-8")
     os.replace(temporary, path)
+
+
+def _weights(path: str, version: int) -> Any:
+    """Return the weights of a folder."""
+    from quintain.learning import ModuleWeights
+    from quintain.models import load_model
+
+    return ModuleWeights(load_model(path).module, version)
 
 
 def _plain(transcript: Any) -> dict[str, Any]:
