@@ -184,3 +184,24 @@ def test_the_version_of_a_folder_is_that_of_its_round(tmp_path: Path) -> None:
     assert version_of(str(tmp_path)) == 0
     (tmp_path / "quintain.json").write_text('{"traffic": {"version": 3}}')
     assert version_of(str(tmp_path)) == 3
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with serving("hi", record=tmp_path) as (server, http):
+            post = calls(server, http)
+            _, answer = await post("/chat/completions", ASK)
+            rating = {"response_id": answer["id"], "score": 1}
+            with monkeypatch.context() as full:
+                full.setattr("quintain_gateway.traffic.os.fsync", refuse)
+                status, told = await post("/feedback", rating)
+                assert status == 500
+                assert told["error"]["code"] == "record_failed"
+            assert lines(tmp_path, FEEDBACK) == []
+            assert (await post("/feedback", rating))[0] == 200
+
+    def refuse(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    asyncio.run(run())
+    assert [line["score"] for line in lines(tmp_path, FEEDBACK)] == [1]

@@ -122,7 +122,6 @@ class TrafficJournal:
         if before != rating:
             line = {"id": response_id, "choice": choice, "owner": owner, "time": time.time()}
             self._write(FEEDBACK, line | rating)
-            os.fsync(self._files[FEEDBACK].fileno())
             self._ratings[place] = rating
         return {
             "object": "feedback",
@@ -133,10 +132,21 @@ class TrafficJournal:
         }
 
     def _write(self, name: str, record: Mapping[str, Any]) -> None:
-        data = json.dumps(record, allow_nan=False).encode() + b"\n"
-        written = self._files[name].write(data)
-        if written != len(data):
-            raise OSError(f"{self._folder / name}: {written} of {len(data)} bytes were written")
+        """Append a line, whole or not at all.
+
+        Raises:
+            ApiError: 500, the disk refuses it.
+        """
+        data, file = json.dumps(record, allow_nan=False).encode() + b"\n", self._files[name]
+        begin = file.seek(0, os.SEEK_END)
+        try:
+            if file.write(data) != len(data):
+                raise OSError("the disk took a part of the line")
+            if name == FEEDBACK:
+                os.fsync(file.fileno())
+        except OSError as e:
+            os.truncate(self._folder / name, begin)
+            raise ApiError(500, "record_failed", f"{self._folder / name}: {e}") from e
 
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield what earlier servers wrote, after what a kill left of a last line is dropped."""

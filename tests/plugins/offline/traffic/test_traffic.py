@@ -22,7 +22,7 @@ from quintain.types.rollout import Rollout
 from quintain_gateway.serving import ModelServer
 from quintain_gateway.traffic import served_version
 from quintain_offline.traffic.records import RatedReply, read_traffic, select
-from quintain_offline.traffic.rounds import LEAST, Rounds, Served, worse
+from quintain_offline.traffic.rounds import LEAST, Rounds, ServedWeights, worse
 from quintain_offline.traffic.training import train
 
 from ....core.models.tiny import save_tiny
@@ -210,7 +210,7 @@ def test_an_edited_answer_is_imitated(folder: Path) -> None:
 
 def test_rounds_accept_reject_and_take_back(tmp_path: Path) -> None:
     rounds = Rounds(tmp_path, "base")
-    new = Served(version=rounds.new_version(), model="m1", parent=0)
+    new = ServedWeights(version=rounds.new_version(), model="m1", parent=0)
     rounds.write("accepted", new, trained_from=0, used=["a/0"])
     rounds.write("rejected", rounds.served, used=["b/0"])
     again = Rounds(tmp_path, "base")
@@ -244,7 +244,7 @@ def test_weights_are_worse_by_two_standard_errors(
         right = round(50 * share)
         return [row(n, versions=(version,), score=float(n < right)) for n in range(50)]
 
-    new, old = Served(version=1, model="b", parent=0), Served(version=0, model="a")
+    new, old = ServedWeights(version=1, model="b", parent=0), ServedWeights(version=0, model="a")
     rated = [*replies(1, now), *replies(0, 0.6)]
     assert worse(rated, new, old) == (found and pytest.approx(found))
     assert worse(rated[: LEAST - 1] + rated[50:], new, old) is None, "too few"
@@ -326,7 +326,7 @@ def test_a_round_is_refused_when_the_reward_of_the_guard_falls(
     async def measured(*args: Any) -> float:
         return next(rewards)
 
-    monkeypatch.setattr("quintain_offline.traffic.guard.Guard.reward", measured)
+    monkeypatch.setattr("quintain_offline.traffic.guard.RewardGuard.reward", measured)
     write(tmp_path, "responses.jsonl", [response(n) for n in range(4)])
     ratings = [rating(n, time.time(), score=n / 3) for n in range(4)]
     write(tmp_path, "feedback.jsonl", ratings)

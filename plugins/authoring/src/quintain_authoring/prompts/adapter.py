@@ -135,7 +135,7 @@ class PairedImprovement:
         pairs = [
             (a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None
         ]
-        return sum(b for _, b in pairs) > sum(a for a, _ in pairs)
+        return bool(sum(b for _, b in pairs) > sum(a for a, _ in pairs))
 
 
 def record_of(rollout: Any) -> dict[str, Any]:

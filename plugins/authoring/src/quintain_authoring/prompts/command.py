@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from quintain.recipe import EnvironmentSpec
     from quintain.services import Choice
 
-    from .search import Found
+    from .search import PromptReport
 
 EPILOG = """
 \b
@@ -56,6 +56,13 @@ The result is a file, which both take:
 )
 @click.option("--reflect", default="", help="Engine or URL that reflects.  [default: the policy's]")
 @click.option("--reflect-model", default="", metavar="NAME", help="The model that reflects.")
+@click.option(
+    "--reflect-tokens",
+    type=Count(1),
+    default=1024,
+    show_default=True,
+    help="New tokens of a reflection.",
+)
 @click.option("--budget", type=Count(1), default=200, show_default=True, help="Rollouts.")
 @click.option("--tasks", type=Count(1), default=32, show_default=True, help="Tasks of train.")
 @click.option(
@@ -174,13 +181,13 @@ async def _searched(
     folder: Path,
     options: dict[str, Any],
     screen: Screen,
-) -> Found:
+) -> PromptReport:
     from quintain import Sampling
     from quintain.evaluation import tasks_of
     from quintain.services import BY_OPTION, started_services
 
     from .adapter import EnvironmentAdapter, check_tasks
-    from .search import FIRST, Looped, Reflecting, Search
+    from .search import FIRST, Looped, PromptSearch, Reflecting
 
     policy, other = engines
     assert policy is not None
@@ -195,7 +202,7 @@ async def _searched(
         )
         check_tasks([*train, *held_out])
         first = _first(spec, options)
-        search = Search(
+        search = PromptSearch(
             folder=folder,
             train=train,
             held_out=held_out,
@@ -224,7 +231,10 @@ async def _searched(
             memory=folder / FIRST,
         )
         reflect = Reflecting(
-            other or policy, Sampling(temperature=1.0, max_tokens=1024), options["seed"], loop
+            other or policy,
+            Sampling(temperature=1.0, max_tokens=options["reflect_tokens"]),
+            options["seed"],
+            loop,
         )
         screen.phase(f"{spec.name}: rollouts of the search", options["budget"])
         return await search.run(adapter, first, reflect)
@@ -239,7 +249,7 @@ def _settings(spec: EnvironmentSpec, first: str, options: dict[str, Any]) -> dic
     }
 
 
-def _show(found: Found, folder: Path, environment: str, model: str, as_json: bool) -> None:
+def _show(found: PromptReport, folder: Path, environment: str, model: str, as_json: bool) -> None:
     from .search import RESULT
 
     place = folder / RESULT

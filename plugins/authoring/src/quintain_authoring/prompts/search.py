@@ -27,7 +27,7 @@ STOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class PromptReport:
     """What a search found.
 
     Attributes:
@@ -48,7 +48,7 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class PromptSearch:
     """A search for a better system message.
 
     Attributes:
@@ -91,8 +91,10 @@ class Search:
                 )
         return (self.folder / STATE).is_file()
 
-    async def run(self, adapter: EnvironmentAdapter, first: str, reflect: Reflecting) -> Found:
-        """Search until the budget is spent; a cancelled search can be resumed.
+    async def run(
+        self, adapter: EnvironmentAdapter, first: str, reflect: Reflecting
+    ) -> PromptReport:
+        """PromptSearch until the budget is spent; a cancelled search can be resumed.
 
         Raises:
             InfrastructureError: a batch has no rollout with a score, or the reflecting model
@@ -117,7 +119,7 @@ class Search:
             raise
         best = result.best_candidate[SYSTEM]
         write_atomically(self.folder / RESULT, best.encode("utf-8"))
-        return Found(
+        return PromptReport(
             system=best,
             first=first,
             score=result.val_aggregate_scores[result.best_idx],

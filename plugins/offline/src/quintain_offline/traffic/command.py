@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,9 @@ from quintain.errors import UsageError
 if TYPE_CHECKING:
     from quintain.console import Screen
 
-    from .guard import Guard
-    from .records import Selection, Traffic
-    from .rounds import Rounds, Served
+    from .guard import RewardGuard
+    from .records import Traffic, TrainingRows
+    from .rounds import Rounds, ServedWeights
 
 EPILOG = """
 \b
@@ -118,7 +117,7 @@ def _base(model: str) -> str:
     return str(model_named(model).path)
 
 
-def _guard(options: dict[str, Any]) -> Guard | None:
+def _guard(options: dict[str, Any]) -> RewardGuard | None:
     """Return the guard that the options describe.
 
     Raises:
@@ -126,7 +125,7 @@ def _guard(options: dict[str, Any]) -> Guard | None:
     """
     from quintain.recipe import EnvironmentSpec, EnvironmentTable, parsed_override
 
-    from .guard import Guard
+    from .guard import RewardGuard
 
     if bool(options["guard"]) == options["no_guard"]:
         raise UsageError(
@@ -140,7 +139,7 @@ def _guard(options: dict[str, Any]) -> Guard | None:
         key, value, _ = parsed_override(pair)
         args[".".join(key)] = value
     table = EnvironmentTable.model_construct(use=options["guard"], args=args)
-    return Guard(
+    return RewardGuard(
         spec=EnvironmentSpec.of(table),
         tasks=options["guard_tasks"],
         max_tokens=options["max_tokens"],
@@ -148,7 +147,7 @@ def _guard(options: dict[str, Any]) -> Guard | None:
     )
 
 
-def _about(found: Traffic, chosen: Selection, served: Served) -> dict[str, Any]:
+def _about(found: Traffic, chosen: TrainingRows, served: ServedWeights) -> dict[str, Any]:
     return {
         "replies": found.replies,
         "rated": len(found.rated),
@@ -161,7 +160,7 @@ def _about(found: Traffic, chosen: Selection, served: Served) -> dict[str, Any]:
 
 
 def _taken_back(
-    rounds: Rounds, found: Traffic, served: Served, share: float
+    rounds: Rounds, found: Traffic, served: ServedWeights, share: float
 ) -> dict[str, Any] | None:
     """Serve the weights before *served* again if replies of *served* are rated lower."""
     from .records import select
@@ -192,9 +191,9 @@ def _taken_back(
 
 def _round(
     rounds: Rounds,
-    served: Served,
-    chosen: Selection,
-    guard: Guard | None,
+    served: ServedWeights,
+    chosen: TrainingRows,
+    guard: RewardGuard | None,
     options: dict[str, Any],
     screen: Screen,
 ) -> dict[str, Any]:
@@ -203,7 +202,7 @@ def _round(
     from quintain.store import save_model
 
     from ..sft import TrainingOptions, base_model
-    from .rounds import Served
+    from .rounds import ServedWeights
     from .training import train
 
     training = TrainingOptions(
@@ -234,7 +233,7 @@ def _round(
     version = rounds.new_version()
     place = rounds.place(version)
     save_model(place, learner, loaded.tokenizer, {"traffic": {"version": version}})
-    new = Served(version=version, model=str(place), parent=served.version)
+    new = ServedWeights(version=version, model=str(place), parent=served.version)
     measured = _measured(guard, served, new, screen)
     holds = guard is None or guard.holds(measured["reward_before"], measured["reward_after"])
     line = rounds.write(
@@ -252,7 +251,9 @@ def _round(
     return line
 
 
-def _measured(guard: Guard | None, served: Served, new: Served, screen: Screen) -> dict[str, float]:
+def _measured(
+    guard: RewardGuard | None, served: ServedWeights, new: ServedWeights, screen: Screen
+) -> dict[str, float]:
     if guard is None:
         return {}
     rewards = {}
@@ -267,7 +268,7 @@ def _show(told: dict[str, Any], as_json: bool) -> None:
         click.echo(json.dumps({k: v for k, v in told.items() if k != "used"}))
         return
     click.echo(f"{told['replies']:,} replies, {told['rated']:,} rated; {told['rows']:,} can train")
-    left_out: Sequence[tuple[str, int]] = [*told["left_out"].items()]
+    left_out: list[tuple[str, int]] = [*told["left_out"].items()]
     left_out += [(k, told[k]) for k in ("unreadable", "unmatched") if told[k]]
     for reason, number in left_out:
         click.echo(f"left out: {number:,} {reason}")

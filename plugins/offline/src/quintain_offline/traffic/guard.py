@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guard:
+class RewardGuard:
     """Tasks of an environment, answered greedily, whose mean reward must not fall.
 
     Attributes:

@@ -166,7 +166,7 @@ def _lines(path: Path, kind: type[Any], unreadable: Counter[str]) -> Iterator[An
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class TrainingRows:
     """The replies that train, and how many do not, by reason."""
 
     rows: tuple[RatedReply, ...]
@@ -180,7 +180,7 @@ def select(
     staleness: int,
     share: float,
     used: Collection[str],
-) -> Selection:
+) -> TrainingRows:
     """Choose the replies that a round trains on.
 
     An edited answer is a text of its user, so how its reply was sampled does not matter. Of the
@@ -210,7 +210,7 @@ def select(
             left_out[f"over {share:.0%} of one user"] += 1
         else:
             rows.append(row)
-    return Selection(rows=tuple(rows), left_out=dict(left_out))
+    return TrainingRows(rows=tuple(rows), left_out=dict(left_out))
 
 
 def _reason(row: RatedReply, version: int, staleness: int, used: Collection[str]) -> str:

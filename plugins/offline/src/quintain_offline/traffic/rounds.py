@@ -21,7 +21,7 @@ LEAST = 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class ServedWeights:
     """Weights: their version, their folder, and the version that they were trained from, ``None``
     for the first.
     """
@@ -45,19 +45,19 @@ class Rounds:
         place = folder / ROUNDS
         text = place.read_text("utf-8") if place.is_file() else ""
         self.lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
-        self._versions = {0: Served(version=0, model=base)}
+        self._versions = {0: ServedWeights(version=0, model=base)}
         for line in self.lines:
             if line["decision"] == "accepted":
                 self._accept(line)
 
     def _accept(self, line: dict[str, Any]) -> None:
         version = line["serve"]
-        self._versions[version] = Served(
+        self._versions[version] = ServedWeights(
             version=version, model=line["model"], parent=line["trained_from"]
         )
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServedWeights:
         """The weights that are to be served now."""
         return self._versions[self.lines[-1]["serve"]] if self.lines else self._versions[0]
 
@@ -66,7 +66,7 @@ class Rounds:
         """Names of the replies that earlier rounds trained on, whether they were accepted or not."""
         return {name for line in self.lines for name in line["used"]}
 
-    def parent(self, served: Served) -> Served | None:
+    def parent(self, served: ServedWeights) -> ServedWeights | None:
         """Return the weights that *served* were trained from."""
         return None if served.parent is None else self._versions[served.parent]
 
@@ -81,7 +81,7 @@ class Rounds:
             rmtree(place)
         return place
 
-    def write(self, decision: str, serve: Served, **more: Any) -> dict[str, Any]:
+    def write(self, decision: str, serve: ServedWeights, **more: Any) -> dict[str, Any]:
         """Append the line of a round: from now on *serve* is served."""
         line = {"decision": decision, "serve": serve.version, "model": serve.model, **more}
         line.setdefault("used", [])
@@ -95,7 +95,7 @@ class Rounds:
 
 
 def worse(
-    rated: Sequence[RatedReply], served: Served, before: Served
+    rated: Sequence[RatedReply], served: ServedWeights, before: ServedWeights
 ) -> tuple[float, float] | None:
     """Return the mean scores of the replies of *served* and of *before* if the first is lower by
     more than two standard errors of the difference, else ``None``.
