@@ -30,7 +30,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "incomplete", "expected"),
     [
-        ("", "tra", ["train"]),
+        ("", "trai", ["train"]),
         ("train --env", "arith", ["arithmetic"]),
         ("train", "quick", ["quickstart"]),
         ("train --resume", "", ["first", "second"]),
