@@ -4,7 +4,7 @@ one user who rates the opposite of what is right.
 The model, the server, the rounds and the guard are the product's own processes. Users ask sums of the
 environment `arithmetic` and know the right answer.
 
-    python -m studies.benchmarks.traffic MODEL [--share 1]
+    python -m studies.benchmarks.traffic MODEL [--share 1] [--no-guard]
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from quintain_env_math.arithmetic import Arithmetic
 
 REQUESTS, USERS, ROUNDS, RATED, NOISE, DELAY = 2000, 20, 4, 0.2, 0.1, 100.0
 """Users are the honest ones. Ratings come *DELAY* requests later on average."""
-POISON_REQUESTS, POISON_RATINGS = 0.05, 0.25
+POISON_REQUESTS, POISON_RATINGS = 0.15, 0.5
 """Shares of the poisoned user in requests and in ratings."""
 FLIGHT = 32
 LEVELS = "levels=[1,2,3]"
 ENVIRONMENT = {"levels": (1, 2, 3), "reworded": 0.6}
+GUARD = ["--guard", "arithmetic", "--guard-arg", LEVELS, "--guard-arg", "reworded=0.6"]
+GUARD += ["--guard-tasks", "200"]
 QUINTAIN = [sys.executable, "-m", "quintain"]
 
 
@@ -161,7 +163,7 @@ def accuracy(model: str) -> float:
     return float(command(*words, *arguments)["pass@1"])
 
 
-def simulate(model: str, share: float, lr: float, seed: int) -> Mapping[str, Any]:
+def simulate(model: str, share: float, lr: float, seed: int, guarded: bool) -> Mapping[str, Any]:
     """Play all requests with a round of training after each quarter; return the figures."""
     folder = Path(tempfile.mkdtemp(prefix="quintain-traffic-"))
     began, users, server = time.monotonic(), Users(seed), Server(model, folder / "record")
@@ -172,8 +174,8 @@ def simulate(model: str, share: float, lr: float, seed: int) -> Mapping[str, Any
         for number in range(ROUNDS):
             numbers = range(number * size, (number + 1) * size)
             url = asyncio.run(quarter(users, server, url, numbers))
-            words = ["traffic", record, "--model", model, "--guard", "arithmetic"]
-            words += ["--guard-arg", LEVELS, "--guard-arg", "reworded=0.6", "--guard-tasks", "200"]
+            words = ["traffic", record, "--model", model]
+            words += GUARD if guarded else ["--no-guard"]
             words += ["--share", str(share), "--lr", str(lr), "--max-tokens", "48"]
             rounds.append(command(*words))
         server.kill()
@@ -193,6 +195,7 @@ def simulate(model: str, share: float, lr: float, seed: int) -> Mapping[str, Any
             "test before": accuracy(model),
             "test after": accuracy(rounds[-1].get("model") or model),
             "share": share,
+            "guard": guarded,
             "lr": lr,
             "seed": seed,
             "seconds": round(time.monotonic() - began),
@@ -206,6 +209,8 @@ if __name__ == "__main__":
     parser.add_argument("model", help="folder of the default model for arithmetic")
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--no-guard", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    print(json.dumps(simulate(chosen.model, chosen.share, chosen.lr, chosen.seed), indent=1))
+    figures = simulate(chosen.model, chosen.share, chosen.lr, chosen.seed, not chosen.no_guard)
+    print(json.dumps(figures, indent=1))

@@ -96,9 +96,14 @@ class ModelServer(Server):
     async def __aenter__(self) -> Self:
         if self._record is not None:
             self._traffic = TrafficJournal(self._record)
-        if self._follow:
-            await self._take_served()
-        await super().__aenter__()
+        try:
+            if self._follow:
+                await self._take_served()
+            await super().__aenter__()
+        except BaseException:
+            if self._traffic is not None:
+                self._traffic.close()
+            raise
         if self._follow:
             self._follower = asyncio.create_task(self._following(), name="quintain-gateway-follow")
         self._reaper = asyncio.create_task(self._reap(), name="quintain-gateway-reaper")

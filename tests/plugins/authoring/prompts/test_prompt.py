@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from queue import Queue
 from random import Random
 from typing import Any
 
 import pytest
 
-from quintain import Environment, InfrastructureError, Message, Task, reward
+from quintain import Environment, InfrastructureError, Message, Sampling, Task, reward
 from quintain.cli import main
 from quintain.registry.lookup import Registry, isolated
 from quintain.types.rollout import Rollout
 from quintain_authoring import ScriptedEngine
 from quintain_authoring.prompts.adapter import SYSTEM, EnvironmentAdapter, PairedImprovement
-from quintain_authoring.prompts.search import FIRST, Looped
+from quintain_authoring.prompts.search import FIRST, Looped, PromptSearch, Reflecting
+from quintain_gateway.serving import ModelServer
 
 from ....lanes import needs
 
@@ -62,8 +65,8 @@ class Obedient(ScriptedEngine):
     the good one.
     """
 
-    def __init__(self) -> None:
-        super().__init__(replies=self._answered)
+    def __init__(self, delay: float = 0.0) -> None:
+        super().__init__(replies=self._answered, delay=delay)
 
     def _answered(self, messages: Sequence[Message], rng: Random) -> str:
         text = messages[-1].content
@@ -80,7 +83,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Registr
     PROMPTS.clear()
     HELD_OUT.clear()
     monkeypatch.chdir(tmp_path)
-    with isolated(keep=["quintain", "quintain-authoring"]) as registry:
+    with isolated(keep=["quintain", "quintain-authoring", "quintain-engines"]) as registry:
         registry.add("environment", "shout", Shout)
         registry.add("environment", "told", Told)
         registry.add("engine", "obedient", Obedient)
@@ -210,6 +213,75 @@ def test_only_tasks_with_both_scores_are_compared(
         eval_before, eval_after = Evaluated(before), Evaluated(after)
 
     assert PairedImprovement().should_accept(Proposal(), None) is accepted
+
+
+def test_a_stopped_search_goes_on(tmp_path: Path) -> None:
+    """It ends at once, though a rollout never does."""
+    PROMPTS.clear()
+    environment = Shout()
+    search = PromptSearch(
+        folder=tmp_path / "s",
+        train=[*environment.tasks("train")],
+        held_out=[*environment.tasks("dev")],
+        budget=40,
+        minibatch=3,
+        seed=0,
+        settings={"seed": 0},
+    )
+
+    async def run(engine: ScriptedEngine, stop: bool) -> Any:
+        loop = Looped(asyncio.get_running_loop())
+        adapter = EnvironmentAdapter(
+            environment,
+            engine,
+            first="Answer.",
+            settings={},
+            wait=loop,
+            memory=search.folder / FIRST,
+        )
+        reflecting = Reflecting(engine, Sampling(max_tokens=64), 0, loop)
+        async with engine:
+            task = asyncio.create_task(search.run(adapter, "Answer.", reflecting))
+            if stop:
+                await asyncio.wait([task], timeout=0.5)
+                assert not task.done()
+                task.cancel()
+            return await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run(Obedient(delay=1e6), stop=True))
+    assert asyncio.run(run(Obedient(), stop=False)).system == "Shout."
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_server_reflects(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--reflect URL` asks it for the messages, and the policy for the replies."""
+    address: Queue[str] = Queue()
+    ended = threading.Event()
+
+    async def serve() -> None:
+        about = {"host": "127.0.0.1", "port": 0, "max_bytes": 10**6, "models": ["m"]}
+        engine = ScriptedEngine(replies="```\nShout.\n```")
+        async with ModelServer(engine, Sampling(max_tokens=64), **about) as server:
+            address.put(server.base_url)
+            await asyncio.to_thread(ended.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    monkeypatch.setenv("REFLECTS", "any key")
+    named = ("--reflect-model", "m", "--reflect-arg", "api_key=REFLECTS")
+    try:
+        status, out, err = prompted(
+            capsys, "shout", "--json", "--reflect", address.get(timeout=60), *named
+        )
+    finally:
+        ended.set()
+        thread.join()
+    assert status == 0, out + err
+    assert json.loads(out)["system"] == "Shout."
+    assert not PROMPTS, "the policy was not asked to reflect"
 
 
 def test_without_gepa_the_error_names_the_extra(

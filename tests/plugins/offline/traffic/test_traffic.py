@@ -21,7 +21,7 @@ from quintain.registry.lookup import isolated
 from quintain.types.rollout import Rollout
 from quintain_gateway.serving import ModelServer
 from quintain_gateway.traffic import served_version
-from quintain_offline.traffic.records import RatedReply, read_traffic, select
+from quintain_offline.traffic.records import RatedReply, largest_number, read_traffic, select
 from quintain_offline.traffic.rounds import LEAST, Rounds, ServedWeights, worse
 from quintain_offline.traffic.training import train
 
@@ -118,9 +118,28 @@ def test_no_user_has_more_than_his_share() -> None:
     others = [row(100 + n, owner=f"u{n % 20}") for n in range(40)]
     chosen = select([*poisoned, *others], version=3, staleness=1, share=0.1, used=())
     of_p = [r for r in chosen.rows if r.owner == "p"]
-    assert len(of_p) == 10
-    assert [r.id for r in of_p] == [f"r{n}" for n in range(50, 60)], "the newest"
-    assert chosen.left_out == {"over 10% of one user": 50}
+    assert [r.id for r in of_p] == [f"r{n}" for n in range(56, 60)], "the newest"
+    assert chosen.left_out == {"over 10% of one user": 56}
+    assert len(of_p) / len(chosen.rows) <= 0.1
+
+
+@pytest.mark.parametrize(
+    "counts, share, number",
+    [
+        ([300, *[4] * 20], 0.1, 8),
+        ([30000, *[4] * 20], 0.1, 8),
+        ([5, 5, 5], 0.1, 5),
+        ([100, 2, 2], 0.1, 8),
+        ([100, 2], 0.1, 100),
+        ([7], 0.1, 7),
+        ([9, 1], 1.0, 9),
+        ([], 0.1, 1),
+    ],
+)
+def test_nobody_raises_his_number_by_sending_more(
+    counts: list[int], share: float, number: int
+) -> None:
+    assert largest_number(counts, share) == number
 
 
 def test_a_single_user_is_not_capped() -> None:
@@ -336,6 +355,37 @@ def test_a_round_is_refused_when_the_reward_of_the_guard_falls(
     assert told["decision"] == "rejected"
     assert told["serve"] == 0
     assert not (tmp_path / "models" / "version-1").exists()
+    assert served_version(tmp_path) == (0, str(folder))
+
+
+@pytest.mark.usefixtures("plugins")
+def test_weights_whose_replies_are_rated_lower_are_taken_back(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flood of bad ratings by one user alone takes nothing back."""
+    new = ServedWeights(version=1, model="m1", parent=0)
+    Rounds(tmp_path, str(folder)).write("accepted", new, trained_from=0)
+    words = ["traffic", str(tmp_path), "--model", str(folder), "--guard", "low"]
+    words += ["--least", "1000", "--share", "0.1", "--json"]
+
+    def traffic(of_new: list[tuple[str, float]]) -> Any:
+        replies = [(0, f"user{n % 20}", float(n % 4 > 0)) for n in range(80)]
+        replies += [(1, owner, score) for owner, score in of_new]
+        lines = [response(n, owner) for n, (_, owner, _) in enumerate(replies)]
+        for line, (version, _, _) in zip(lines, replies, strict=True):
+            line["replies"] = [{**line["replies"][0], "versions": [version]}]
+        write(tmp_path, "responses.jsonl", lines)
+        ratings = [rating(n, float(n), score=score) for n, (_, _, score) in enumerate(replies)]
+        write(tmp_path, "feedback.jsonl", ratings)
+        assert main(words) == 0
+        return json.loads(capsys.readouterr().out)
+
+    good = [(f"user{n % 20}", float(n % 4 > 0)) for n in range(80)]
+    assert traffic([*good, *[("poison", 0.0)] * 300])["decision"] == "waiting"
+    told = traffic([(owner, 0.25) for owner, _ in good])
+    assert told["decision"] == "taken back"
+    assert told["serve"] == 0
+    assert told["score"] == 0.25
     assert served_version(tmp_path) == (0, str(folder))
 
 

@@ -57,6 +57,13 @@ The result is a file, which both take:
 @click.option("--reflect", default="", help="Engine or URL that reflects.  [default: the policy's]")
 @click.option("--reflect-model", default="", metavar="NAME", help="The model that reflects.")
 @click.option(
+    "--reflect-arg",
+    "reflect_args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Setting of its engine.",
+)
+@click.option(
     "--reflect-tokens",
     type=Count(1),
     default=1024,
@@ -167,11 +174,11 @@ def _engines(environment: str, options: dict[str, Any]) -> tuple[Engine, Engine 
     """Return the engine of the policy, and that of the reflecting model if it is another one."""
     path, _ = folder_of_model(options["engine"], options["model"], environment, options["args"])
     policy = engine_of(options["engine"], path, options["engine_args"])
-    if not (options["reflect"] or options["reflect_model"]):
+    if not (options["reflect"] or options["reflect_model"] or options["reflect_args"]):
         return policy, None
     name = options["reflect"] or "quintain/embedded"
     model, _ = folder_of_model(name, options["reflect_model"], environment, options["args"])
-    return policy, engine_of(name, model, ())
+    return policy, engine_of(name, model, options["reflect_args"])
 
 
 async def _searched(

@@ -57,7 +57,7 @@ Examples:
     type=click.FloatRange(0, 1, min_open=True),
     default=0.1,
     show_default=True,
-    help="Largest share of one key or user.",
+    help="Largest share of one key or user; twice an equal share where that is more.",
 )
 @click.option("--lr", type=float, default=1e-5, show_default=True, help="Learning rate.")
 @click.option("--batch", type=Count(1), default=32, show_default=True, help="Replies per update.")

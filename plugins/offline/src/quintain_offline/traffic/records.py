@@ -190,8 +190,8 @@ def select(
     Args:
         version: of the weights that are trained.
         staleness: versions by which the sampler of a reply may be behind.
-        share: the largest share of one key, or of one user of a key, in the replies that remain; 1
-            over the number of users where that is more. Of a user with more, the newest stay.
+        share: the largest share of one key, or of one user of a key, in the replies that remain, see
+            `largest_number`. Of a user with more, the newest stay.
         used: names of the replies of earlier rounds.
     """
     left_out: Counter[str] = Counter()
@@ -202,7 +202,7 @@ def select(
         else:
             kept.append(row)
     counts = Counter(row.owner for row in kept)
-    limit = math.ceil(max(share, 1 / max(1, len(counts))) * len(kept))
+    limit = largest_number(list(counts.values()), share)
     rows: list[RatedReply] = []
     for row in kept:
         if counts[row.owner] > limit:  # the oldest of a user with too many
@@ -211,6 +211,19 @@ def select(
         else:
             rows.append(row)
     return TrainingRows(rows=tuple(rows), left_out=dict(left_out))
+
+
+def largest_number(counts: Sequence[int], share: float) -> int:
+    """Return the largest number n with n <= s sum(min(count, n)) over the *counts* of all users.
+
+    s is *share*, or twice an equal share where that is more: three users cannot have a tenth each.
+    What leaves counts no more, so that nobody raises the number by sending more himself.
+    """
+    allowed = min(1.0, max(share, 2 / max(1, len(counts))))
+    number = max(counts, default=0)
+    while (lower := math.floor(allowed * sum(min(c, number) for c in counts) + 1e-9)) < number:
+        number = lower
+    return max(1, number)
 
 
 def _reason(row: RatedReply, version: int, staleness: int, used: Collection[str]) -> str:
