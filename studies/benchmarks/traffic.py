@@ -4,7 +4,7 @@ one user who rates the opposite of what is right.
 The model, the server, the rounds and the guard are the product's own processes. Users ask sums of the
 environment `arithmetic` and know the right answer.
 
-    python -m studies.benchmarks.traffic MODEL [--share 1] [--no-guard]
+    python -m studies.benchmarks.traffic MODEL [--share 1] [--no-guard] [--no-kills]
 """
 
 from __future__ import annotations
@@ -126,8 +126,10 @@ class Users:
                 self.due.append((when, name, body))
 
 
-async def quarter(users: Users, server: Server, url: str, numbers: Sequence[int]) -> str:
-    """Play the requests *numbers*, with a kill of the server in their middle; return the address
+async def quarter(
+    users: Users, server: Server, url: str, numbers: Sequence[int], kills: bool
+) -> str:
+    """Play the requests *numbers*, perhaps with a kill of the server in their middle; return the address
     of the server that runs at the end.
     """
     middle = numbers[len(numbers) // 2]
@@ -135,7 +137,7 @@ async def quarter(users: Users, server: Server, url: str, numbers: Sequence[int]
         for begin in range(numbers[0], numbers[-1] + 1, FLIGHT):
             part = [n for n in range(begin, begin + FLIGHT) if n <= numbers[-1]]
             asked = asyncio.gather(*(users.ask(http, url, n) for n in part))
-            if middle in part:
+            if kills and middle in part:
                 await asyncio.sleep(0.05)  # some requests are in flight
                 server.kill()
                 await asked
@@ -163,7 +165,9 @@ def accuracy(model: str) -> float:
     return float(command(*words, *arguments)["pass@1"])
 
 
-def simulate(model: str, share: float, lr: float, seed: int, guarded: bool) -> Mapping[str, Any]:
+def simulate(
+    model: str, share: float, lr: float, seed: int, *, guarded: bool, kills: bool
+) -> Mapping[str, Any]:
     """Play all requests with a round of training after each quarter; return the figures."""
     folder = Path(tempfile.mkdtemp(prefix="quintain-traffic-"))
     began, users, server = time.monotonic(), Users(seed), Server(model, folder / "record")
@@ -173,7 +177,7 @@ def simulate(model: str, share: float, lr: float, seed: int, guarded: bool) -> M
         url = server.start()
         for number in range(ROUNDS):
             numbers = range(number * size, (number + 1) * size)
-            url = asyncio.run(quarter(users, server, url, numbers))
+            url = asyncio.run(quarter(users, server, url, numbers, kills))
             words = ["traffic", record, "--model", model]
             words += GUARD if guarded else ["--no-guard"]
             words += ["--share", str(share), "--lr", str(lr), "--max-tokens", "48"]
@@ -196,6 +200,7 @@ def simulate(model: str, share: float, lr: float, seed: int, guarded: bool) -> M
             "test after": accuracy(rounds[-1].get("model") or model),
             "share": share,
             "guard": guarded,
+            "kills": ROUNDS * kills,
             "lr": lr,
             "seed": seed,
             "seconds": round(time.monotonic() - began),
@@ -210,7 +215,15 @@ if __name__ == "__main__":
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--no-guard", action="store_true")
+    parser.add_argument("--no-kills", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    figures = simulate(chosen.model, chosen.share, chosen.lr, chosen.seed, not chosen.no_guard)
+    figures = simulate(
+        chosen.model,
+        chosen.share,
+        chosen.lr,
+        chosen.seed,
+        guarded=not chosen.no_guard,
+        kills=not chosen.no_kills,
+    )
     print(json.dumps(figures, indent=1))
