@@ -83,7 +83,9 @@ The result is a file, which both take:
     "--minibatch", type=Count(1), default=3, show_default=True, help="Tasks of a reflection."
 )
 @click.option(
-    "--system", metavar="TEXT", help="First system message (default: that of the environment)."
+    "--system",
+    metavar="TEXT",
+    help="First system message (default: that of the environment or the run).",
 )
 @click.option(
     "--temperature",
@@ -171,8 +173,16 @@ def _planned(spec: EnvironmentSpec, folder: Path, options: dict[str, Any]) -> st
 
 
 def _engines(environment: str, options: dict[str, Any]) -> tuple[Engine, Engine | None]:
-    """Return the engine of the policy, and that of the reflecting model if it is another one."""
-    path, _ = folder_of_model(options["engine"], options["model"], environment, options["args"])
+    """Return the engine of the policy, and that of the reflecting model if it is another one.
+
+    A run begins with the system message that it was trained with, as in `quintain eval`; *options*
+    get it.
+    """
+    path, trained_with = folder_of_model(
+        options["engine"], options["model"], environment, options["args"]
+    )
+    if options["system"] is None:
+        options["system"] = trained_with or None
     policy = engine_of(options["engine"], path, options["engine_args"])
     if not (options["reflect"] or options["reflect_model"] or options["reflect_args"]):
         return policy, None
